@@ -1,0 +1,1 @@
+"""Penstock: plan, predict and run the training of an unmodified PyTorch model."""

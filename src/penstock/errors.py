@@ -1,0 +1,50 @@
+"""Errors: one per noun, each with the values at fault and one hint."""
+
+
+class PenstockError(Exception):
+    """An error that a user can act on: what is wrong, with the values, and one thing to do."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ClusterError(PenstockError):
+    """A cluster that cannot be, or a question about a link that it does not have."""
+
+
+class JobError(PenstockError):
+    """A job that cannot be found, built or used."""
+
+
+class GraphError(PenstockError):
+    """A step that cannot be traced, a batch that does not fit, or a cut that is not there."""
+
+
+class ProfileError(PenstockError):
+    """A profile of another graph, or one that cannot be measured."""
+
+
+class ScheduleError(PenstockError):
+    """An order of actions that is incomplete or can never finish."""
+
+
+class PlanError(PenstockError):
+    """Decisions that contradict each other, the graph or the cluster."""
+
+
+class ProgramError(PenstockError):
+    """Instructions that would hang, mix up messages or overwrite what is still in use."""
+
+
+class TimelineError(PenstockError):
+    """A timeline file that cannot be read."""
+
+
+class CheckpointError(PenstockError):
+    """A checkpoint that is missing, damaged or of another model."""
+
+
+class RunError(PenstockError):
+    """A rank that failed while training."""
