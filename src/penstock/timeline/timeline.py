@@ -1,0 +1,179 @@
+"""Timeline: who did what, from when to when, and the bytes held over time; simulated or measured.
+
+Five lanes per rank:
+
+    compute     F, B, I, W: the rank's own work
+    update      U(stage, step); shares the computing thread with "compute"
+    send        from when a message has the wire until its last byte is on it
+    receive     from when a message has the wire until its last byte is here
+    collective  reduce (stage -1 where the bucket is no stage's; micro_batch = step) and unshard (micro_batch -1)
+
+The file is Chrome trace-event JSON, so that Perfetto opens it as it is (schema: docs/timeline.md).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import TimelineError
+from penstock.files import write_text
+from penstock.timeline.chrome import Parts, from_text, to_text
+from penstock.timeline.spans import (
+    LANES,
+    NOT_SUMMED,
+    SPAN_COLUMNS,
+    SPAN_KINDS,
+    Held,
+    Lane,
+    MemoryCurve,
+    Span,
+    SpanKind,
+    Spans,
+    Totals,
+)
+from penstock.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Spans and held bytes of all ranks, with their totals (worked out when not given).
+
+    `meta` is free text by key: where the timeline comes from.
+    Raises:   TimelineError: a rank that is not there, a span that ends before it starts,
+              columns of different lengths, a code without a name.
+    """
+
+    num_ranks: int
+    spans: Spans
+    memory: MemoryCurve = field(default_factory=MemoryCurve.of)
+    meta: tuple[tuple[str, str], ...] = ()
+    totals: Totals = NOT_SUMMED
+
+    def __post_init__(self) -> None:
+        for what, ranks in (("a span", self.spans.ranks), ("a memory entry", self.memory.ranks)):
+            wrong = ranks[(ranks < 0) | (ranks >= self.num_ranks)]
+            if len(wrong):
+                raise TimelineError(f"{what} of rank {wrong[0]} in a timeline of {self.num_ranks} ranks")
+        if self.totals == NOT_SUMMED:
+            object.__setattr__(self, "totals", _totals(self.num_ranks, self.spans, self.memory))
+        counts = len(self.totals.busy_s), len(self.totals.peak_bytes)
+        if counts != (self.num_ranks, self.num_ranks):
+            raise TimelineError(f"totals of {counts[0]} and {counts[1]} ranks in a timeline of {self.num_ranks}")
+
+    @classmethod
+    def of(
+        cls,
+        num_ranks: int,
+        spans: Iterable[Span],
+        memory: Iterable[Held] = (),
+        *,
+        meta: tuple[tuple[str, str], ...] = (),
+    ) -> "Timeline":
+        """Return the timeline of a few spans given one by one."""
+        return cls(num_ranks, Spans.of(spans), MemoryCurve.of(memory), meta)
+
+    def __str__(self) -> str:
+        """Return one line: "2 ranks, 12 spans, 9.00 s, bubble 33.3 %, peak 1.20 MiB"."""
+        return (
+            f"{self.num_ranks} ranks, {len(self.spans)} spans, {format_seconds(step_s(self))},"
+            f" bubble {100 * bubble_fraction(self):.1f} %, peak {format_bytes(max(peak_bytes(self), default=0))}"
+        )
+
+    def save(self, path: Path | str) -> None:
+        """Write the timeline to `path` as Chrome trace-event JSON, whole or not at all."""
+        write_text(path, to_text(Parts(self.num_ranks, self.spans, self.memory, self.meta, self.totals)))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Timeline":
+        """Return the timeline that `save` wrote to `path`; equal to the saved one, bit for bit.
+
+        Raises:   TimelineError: no such file, damaged, or not written by `save`.
+        """
+        try:
+            content = Path(path).read_bytes()
+        except OSError as problem:
+            hint = "check the path of the timeline"
+            raise TimelineError(f"cannot read timeline {path}: {problem.strerror}", hint=hint) from problem
+        try:
+            return cls(*from_text(content))
+        except TimelineError as problem:
+            hint = "the file is damaged or no timeline; make it again"
+            raise TimelineError(f"timeline {path}: {problem}", hint=hint) from problem
+
+
+def step_s(timeline: Timeline) -> float:
+    """Return the seconds from the first start to the last end on any lane of any rank.
+
+    That is one step, or the whole window of an asynchronous schedule; 0.0 without spans.
+    """
+    return timeline.totals.step_s
+
+
+def busy_s(timeline: Timeline, rank: int) -> float:
+    """Return the seconds that `rank` spent in computes and updates.
+
+    Ignores:  messages and collectives, also the time they cost the computing thread.
+    """
+    return timeline.totals.busy_s[rank]
+
+
+def peak_bytes(timeline: Timeline) -> tuple[int, ...]:
+    """Return for every rank the most bytes it held at once; 0 where nothing was recorded."""
+    return timeline.totals.peak_bytes
+
+
+def bubble_fraction(timeline: Timeline) -> float:
+    """Return 1 - sum of busy_s / (num_ranks * step_s): the part of all ranks' time without compute or update.
+
+    0.0 for an empty timeline.
+    """
+    whole_s = timeline.num_ranks * timeline.totals.step_s
+    return 1.0 - sum(timeline.totals.busy_s) / whole_s if whole_s > 0 else 0.0
+
+
+def kind_s(timeline: Timeline, kind: SpanKind, *, lane: Lane = "compute") -> tuple[float, ...]:
+    """Return for every rank the seconds that `lane` spent on spans of `kind`."""
+    spans = timeline.spans
+    chosen = (spans.kinds == SPAN_KINDS.index(kind)) & (spans.lanes == LANES.index(lane))
+    seconds = spans.ends_s[chosen] - spans.starts_s[chosen]
+    return tuple(np.bincount(spans.ranks[chosen], seconds, timeline.num_ranks).tolist())
+
+
+def align(timelines: Sequence[Timeline], offsets_s: Sequence[float]) -> Timeline:
+    """Return one timeline of what several measured, each by its own clock; the first start is at 0 s.
+
+    `offsets_s[k]` is added to every time of `timelines[k]`: the seconds by which its clock is behind.
+    Of a meta key that several have, the first one's value stays.
+    Raises:   ValueError: none, or not one offset for each.
+              TimelineError: they disagree on the number of ranks.
+    """
+    if not timelines or len(timelines) != len(offsets_s):
+        raise ValueError(f"{len(timelines)} timelines, {len(offsets_s)} offsets; each of at least one needs one")
+    counts = {timeline.num_ranks for timeline in timelines}
+    if len(counts) > 1:
+        raise TimelineError(f"timelines of {' and of '.join(map(str, sorted(counts)))} ranks cannot be one")
+    pairs = list(zip(timelines, offsets_s, strict=True))
+    starts_s = np.concatenate([one.spans.starts_s + offset for one, offset in pairs])
+    ends_s = np.concatenate([one.spans.ends_s + offset for one, offset in pairs])
+    times_s = np.concatenate([one.memory.times_s + offset for one, offset in pairs])
+    zero_s = float(min((column.min() for column in (starts_s, times_s) if len(column)), default=0.0))
+    spans = Spans(
+        *(np.concatenate([getattr(one.spans, name) for one in timelines]) for name in SPAN_COLUMNS[:5]),
+        starts_s=starts_s - zero_s,
+        ends_s=ends_s - zero_s,
+    )
+    ranks = np.concatenate([one.memory.ranks for one in timelines])
+    memory = MemoryCurve(ranks, times_s - zero_s, np.concatenate([one.memory.sizes_bytes for one in timelines]))
+    meta = {key: value for one in reversed(timelines) for key, value in one.meta}
+    return Timeline(counts.pop(), spans, memory, tuple(sorted(meta.items())))
+
+
+def _totals(num_ranks: int, spans: Spans, memory: MemoryCurve) -> Totals:
+    own = (spans.lanes == LANES.index("compute")) | (spans.lanes == LANES.index("update"))
+    busy = np.bincount(spans.ranks[own], (spans.ends_s - spans.starts_s)[own], num_ranks)
+    peak = np.zeros(num_ranks, np.int64)
+    np.maximum.at(peak, memory.ranks, memory.sizes_bytes)
+    whole_s = float(spans.ends_s.max() - spans.starts_s.min()) if len(spans) else 0.0
+    return Totals(whole_s, tuple(busy.tolist()), tuple(peak.tolist()))
