@@ -1,0 +1,43 @@
+# make train   sets up what is missing, then trains the byte-level GPT of examples/gpt.py
+# make test    sets up what is missing, then runs the tests
+# make check   the same, after format, lint and types; what CI runs
+
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.complete
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
+
+.PHONY: setup train test check format lint types clean
+
+setup: $(STAMP)
+
+# torch first and by its exact pin: an open range takes a build with several GB of CUDA packages.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python is %d.%d; it must be 3.11 or later\nhint: make PYTHON=python3.11 setup" % sys.version_info[:2])'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+train: setup
+	$(VENV)/bin/penstock train examples/gpt.py --out runs/gpt
+
+test: setup
+	$(VENV)/bin/python -m pytest
+
+check: lint types test
+
+format: setup
+	$(VENV)/bin/ruff check --fix --quiet
+	$(VENV)/bin/ruff format --quiet
+
+lint: setup
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+
+types: setup
+	$(VENV)/bin/pyright
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

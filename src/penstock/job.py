@@ -1,0 +1,284 @@
+"""Job: what to train, as five functions and a few numbers; and how text becomes one.
+
+A job knows nothing of ranks, stages or schedules.  A step's gradient is the mean over its
+micro-batches; micro-batch i of step s is number s * micro_batches + i of `data`.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import math
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from penstock.errors import JobError, PenstockError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+Batch: TypeAlias = "Any"  # any pytree of tensors; Any because only the job's own loss looks inside
+Autocast = Literal["bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one training run needs to know about the model, and nothing about the machines.
+
+    model          builds the module; it may be called on the meta device
+    loss           the mean loss of one micro-batch, a scalar
+    data           micro-batches from index `start` on, all of the same shapes; equal indices must
+                   give equal micro-batches, or a resumed run differs from an unbroken one
+    optimizer      the optimizer of some parameters; each stage calls it for its own
+    micro_batches  per step, over all replicas
+    num_steps      optimizer steps
+    clip_norm      greatest norm of the whole model's gradient; None: no clipping
+    validation     the micro-batches that val_loss is the mean of
+    learning_rate  step -> factor on the optimizer's own rate
+    facts          figures of the job itself, for summary.json
+    seed           of the first weights and of dropout
+    autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
+
+    Raises:   JobError: a field that is no function, or a number out of its range.
+    """
+
+    model: "Callable[[], nn.Module]"
+    loss: "Callable[[nn.Module, Batch], Tensor]"
+    data: Callable[[int], Iterator[Batch]]
+    optimizer: "Callable[[Iterable[nn.Parameter]], Optimizer]"
+    _: KW_ONLY
+    micro_batches: int = 8
+    num_steps: int = 100
+    clip_norm: float | None = None
+    validation: Callable[[], Iterable[Batch]] | None = None
+    learning_rate: Callable[[int], float] | None = None
+    facts: Callable[[], Mapping[str, float]] | None = None
+    seed: int = 0
+    autocast: Autocast | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "data", "optimizer"):
+            _check_function(name, getattr(self, name))
+        for name in ("validation", "learning_rate", "facts"):
+            if getattr(self, name) is not None:
+                _check_function(name, getattr(self, name))
+        _check_whole("micro_batches", self.micro_batches, at_least=1)
+        _check_whole("num_steps", self.num_steps, at_least=1)
+        _check_whole("seed", self.seed, at_least=0)
+        _check_clip_norm(self.clip_norm)
+        _check_autocast(self.autocast)
+
+
+_HINTS = {
+    "model": "pass the class, or a function that builds the module: model=lambda: GPT(width=256)",
+    "loss": "pass a function: loss=lambda model, batch: model(**batch).loss",
+    "data": "pass a function that yields micro-batches from an index on: def data(start): ...",
+    "optimizer": "pass a function: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)",
+    "validation": "pass a function that returns the micro-batches: validation=lambda: batches",
+    "learning_rate": "pass a function: learning_rate=lambda step: min(1.0, (step + 1) / 100)",
+    "facts": 'pass a function: facts=lambda: {"entropy_nats": 3.1}',
+}
+
+
+def _check_function(name: str, value: object) -> None:
+    built = hasattr(value, "named_parameters") and not isinstance(value, type)  # an nn.Module
+    if not callable(value) or built:
+        found = f"{type(value).__name__} {_short(value)}"
+        raise JobError(f"Job.{name} is the {found}, not a function", hint=_HINTS[name])
+
+
+def _check_whole(name: str, value: object, *, at_least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        message = f"Job.{name} is {_short(value)}, not a whole number of {at_least} or more"
+        raise JobError(message, hint=f"set {name} to {at_least} or more")
+
+
+def _check_clip_norm(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        message = f"Job.clip_norm is {_short(value)}, not a positive number"
+        raise JobError(message, hint="set the greatest norm of the gradient, or None for no limit")
+
+
+def _check_autocast(value: object) -> None:
+    if value is not None and value not in get_args(Autocast):
+        names = " or ".join(f'"{name}"' for name in get_args(Autocast))
+        message = f"Job.autocast is {_short(value)}, not the name of a dtype of torch.autocast"
+        raise JobError(message, hint=f"set {names}, or None for no autocast")
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def load_job(text: str) -> Job:
+    """Return the job that `text` names: `path/to/file.py[:name]` or `package.module[:name]`.
+
+    The name is that of a function that returns a Job.  Without one it is the function called
+    `job` or `main_job`; else the only one that is annotated `-> Job` or called `..._job`.
+    As under `python path/to/file.py`, modules beside the file can be imported by it.
+
+    Raises:   JobError: there is no such file, module or function, it raises, or what it returns
+              is no Job; where Python knows it, with the line.
+    """
+    place, name = _split(text)
+    module = _load_file(Path(place)) if _is_file(place) else _load_module(place)
+    function = _named(module, place, name) if name else _only(module, place)
+    where = f"{place}:{getattr(function, '__name__', name)}"
+    job = function if isinstance(function, Job) else _run(function, where)
+    if not isinstance(job, Job):
+        message = f"{where} returns the {type(job).__name__} {_short(job)}, not a Job"
+        raise JobError(message, hint="end the function with: return penstock.Job(model=..., ...)")
+    return job
+
+
+def _split(text: str) -> tuple[str, str]:
+    place, colon, name = text.rpartition(":")
+    if not colon:
+        return text, ""
+    if not place or not name.isidentifier():
+        hint = "write path/to/file.py, path/to/file.py:name or package.module:name"
+        raise JobError(f'"{text}" names no job', hint=hint)
+    return place, name
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or "/" in place or Path(place).exists()
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise JobError(f"the file {path} {problem}", hint=_neighbours(path))
+    name = f"penstock_job_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise JobError(f"{path} is no Python file", hint="a job is a file that ends in .py")
+    _search_in(path.parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as problem:
+        del sys.modules[name]
+        raise _failed(problem, str(path)) from problem
+    return module
+
+
+def _neighbours(path: Path) -> str:
+    folder = path if path.is_dir() else path.parent
+    names = sorted(file.name for file in folder.glob("*.py"))
+    if not names:
+        return f"there is no .py file in {folder}" if folder.is_dir() else f"nor does {folder}"
+    near = difflib.get_close_matches(path.name, names, n=1)
+    if near:
+        return f"did you mean {folder / near[0]}?"
+    return f"in {folder} there are: {', '.join(names[:8])}"
+
+
+def _load_module(place: str) -> ModuleType:
+    _search_in(Path.cwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as problem:
+        missing = problem.name or place
+        if place != missing and not place.startswith(f"{missing}."):
+            raise _failed(problem, place) from problem
+        hint = f'a file is written with its ending, as in "{place}.py"'
+        raise JobError(f'there is no module "{missing}"', hint=hint) from problem
+    except (Exception, SystemExit) as problem:
+        raise _failed(problem, place) from problem
+
+
+def _search_in(folder: Path) -> None:
+    if (entry := str(folder.resolve())) not in sys.path:
+        sys.path.insert(0, entry)
+
+
+def _public_functions(module: ModuleType) -> dict[str, FunctionType]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    }
+
+
+def _named(module: ModuleType, place: str, name: str) -> Callable[[], object] | Job:
+    value = getattr(module, name, None)
+    if isinstance(value, Job) or callable(value):
+        return value
+    problem = f"has no function {name}" if value is None else f"has no function, but a value {name}"
+    names = list(_public_functions(module))
+    near = difflib.get_close_matches(name, names, n=1)
+    listed = f"its functions: {', '.join(names) or 'none'}"
+    hint = f"did you mean {place}:{near[0]}?" if near else listed
+    raise JobError(f"{place} {problem}", hint=hint)
+
+
+def _only(module: ModuleType, place: str) -> FunctionType:
+    functions = _public_functions(module)
+    called_job = [name for name in functions if name in ("job", "main_job")]
+    jobs = [name for name in functions if name.endswith("_job") or _returns_job(functions[name])]
+    for names in (called_job, jobs):
+        if len(names) == 1:
+            return functions[names[0]]
+    if jobs or called_job:
+        listed = ", ".join(dict.fromkeys(called_job + jobs))
+        message = f"{place} has several jobs: {listed}"
+        raise JobError(message, hint=f"name one: {place}:{(called_job or jobs)[0]}")
+    message = f"{place} has no function called job, and none annotated -> Job"
+    listed = f"name the function that returns the Job, as in {place}:name"
+    if functions:
+        listed += f"; its functions: {', '.join(functions)}"
+    raise JobError(message, hint=listed)
+
+
+def _returns_job(function: FunctionType) -> bool:
+    annotation = function.__annotations__.get("return")
+    return annotation is Job or (
+        isinstance(annotation, str) and annotation.rpartition(".")[2] == "Job"
+    )
+
+
+def _run(function: Callable[[], object], where: str) -> object:
+    try:
+        return function()
+    except (Exception, SystemExit) as problem:
+        raise _failed(problem, where) from problem
+
+
+def _failed(problem: BaseException, where: str) -> JobError:
+    """Return the JobError for what the user's code raised, with the last line of that code."""
+    if isinstance(problem, SyntaxError) and problem.filename:
+        where, found = f"{problem.filename}:{problem.lineno}", problem.msg
+    else:
+        lines = [f"{at.filename}:{at.lineno}" for at in _frames(problem) if _is_users(at.filename)]
+        where, found = (lines or [where])[-1], str(problem)
+    if isinstance(problem, PenstockError):
+        return JobError(f"{where}: {problem.message}", hint=problem.hint)
+    found = " ".join(found.split()) or "no message"
+    hint = "correct that line" if where.rpartition(":")[2].isdecimal() else _CALLED
+    return JobError(f"{where}: {type(problem).__name__}: {found}", hint=hint)
+
+
+_CALLED = "it is called without arguments; give its parameters defaults"
+
+
+def _frames(problem: BaseException) -> traceback.StackSummary:
+    return traceback.extract_tb(problem.__traceback__)
+
+
+def _is_users(filename: str) -> bool:
+    """Return whether a file is neither Python's nor installed nor Penstock's."""
+    others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
+    return "site-packages" not in filename and not filename.startswith(others)

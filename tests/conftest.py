@@ -1,0 +1,24 @@
+"""What all tests share: one thread, no downloads, the same random examples every time."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are imported: they read it once
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import shutil
+
+import pytest
+from hypothesis import settings
+
+# `pytest --hypothesis-profile default` looks for new counterexamples instead.
+settings.register_profile("penstock", derandomize=True, deadline=None)
+settings.load_profile("penstock")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Return the path of a Chromium for tests that look at a page; without one they skip."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    return path

@@ -1,0 +1,150 @@
+"""The layout of STYLE.md section 2: who may import whom, where torch is, how long a function is."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+SRC = Path(penstock.__file__).parent
+
+# Reading order = import order: a room imports only rooms to its left.
+ROOMS = (
+    "units",
+    "errors",
+    "files",
+    "_compat",
+    "job",
+    "cluster",
+    "graph",
+    "profile",
+    "schedule",
+    "plan",
+    "program",
+    "timeline",
+    "simulate",
+    "search",
+    "runtime",
+    "fleet",
+    "report",
+    "cli",
+)
+
+# Where torch may be imported; everything else plans and simulates without it.
+TORCH_ROOMS = {"_compat", "runtime", "report", "cli"}
+TORCH_FILES = {"graph/trace.py", "graph/flop.py", "profile/measure.py"}
+
+MODULES = {
+    path.relative_to(SRC).as_posix(): ast.parse(path.read_text()) for path in SRC.rglob("*.py")
+}
+ROOM_MODULES = sorted(MODULES.keys() - {"__init__.py"})
+
+
+def room_of(file: str) -> str:
+    return file.split("/")[0].removesuffix(".py")
+
+
+def dotted(file: str) -> str:
+    return ("penstock/" + file).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Return the dotted names that running a module imports, also inside its functions."""
+    names: set[str] = set()
+    for node in _runs(tree):
+        match node:
+            case ast.Import(aliases):
+                names |= {alias.name for alias in aliases}
+            case ast.ImportFrom(str(module), aliases):
+                names |= {f"{module}.{alias.name}" for alias in aliases}
+            case _:
+                pass
+    return names
+
+
+def _runs(tree: ast.AST):
+    """Yield the nodes of a tree that are run; what TYPE_CHECKING guards is not."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield from _runs(other)
+        else:
+            yield from _runs(child)
+
+
+def rooms_imported(tree: ast.AST) -> set[str]:
+    parts = (name.split(".") for name in imports(tree))
+    return {part[1] for part in parts if part[0] == "penstock" and len(part) > 1}
+
+
+@pytest.mark.parametrize("file", ROOM_MODULES)
+def test_module_imports_only_rooms_above_its_own(file: str) -> None:
+    room = room_of(file)
+    assert room in ROOMS, f"{file} is in no room of STYLE.md section 2"
+    allowed = {room, *ROOMS[: ROOMS.index(room)]}
+    assert rooms_imported(MODULES[file]) <= allowed
+
+
+@pytest.mark.parametrize("file", ROOM_MODULES)
+def test_no_module_imports_relatively(file: str) -> None:
+    froms = (node for node in ast.walk(MODULES[file]) if isinstance(node, ast.ImportFrom))
+    assert [node.lineno for node in froms if node.level] == []
+
+
+def test_importing_what_plans_and_simulates_loads_no_torch() -> None:
+    names = ["penstock"] + [
+        dotted(file)
+        for file in ROOM_MODULES
+        if room_of(file) not in TORCH_ROOMS and file not in TORCH_FILES
+    ]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {names!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules:\n"
+        "        sys.exit(f'importing {name} loads torch')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_penstock_configures_no_logging() -> None:
+    program = "import penstock, logging, sys; sys.exit(len(logging.getLogger().handlers))"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function from `def` to its end, without its docstring."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None and first.end_lineno is not None:
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+@pytest.mark.parametrize("file", ROOM_MODULES)
+def test_function_has_at_most_40_lines(file: str) -> None:
+    """A longer one says why, in a comment `# long: ...` on its first line."""
+    source = (SRC / file).read_text().splitlines()
+    long = [
+        f"{file}:{function.lineno} {function.name}: {lines_of_code(function)} lines"
+        for function in functions(MODULES[file])
+        if lines_of_code(function) > 40 and "# long:" not in source[function.lineno - 1]
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("file", ["__init__.py", *ROOM_MODULES])
+def test_source_is_ascii(file: str) -> None:
+    assert (SRC / file).read_text().isascii()
