@@ -17,7 +17,7 @@ _EXACT = Context(prec=2000)  # no sum or difference of two floats' texts needs m
 _LANE_OF: dict[str, Lane] = {lane: lane for lane in LANES}
 _KIND_OF: dict[str, SpanKind] = {kind: kind for kind in SPAN_KINDS}
 
-Value: TypeAlias = "None | bool | int | Decimal | str | list[Value] | dict[str, Value]"
+Value: TypeAlias = "bool | int | Decimal | str | list[Value] | dict[str, Value] | None"
 
 
 class Parts(NamedTuple):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.timeline.spans import LANES, Spans
+from penstock.timeline.spans import Spans
 from penstock.timeline.timeline import Timeline, step_s
 
 MAX_COLUMNS = 400
@@ -25,8 +25,7 @@ def draw(timeline: Timeline, *, unit_s: float | None = None) -> str:
     if unit_s is not None and not unit_s > 0:
         raise ValueError(f"unit_s is {unit_s} s; a column needs a positive one")
     spans = timeline.spans
-    own = (spans.lanes == LANES.index("compute")) | (spans.lanes == LANES.index("update"))
-    drawn = spans[own & (spans.ends_s > spans.starts_s)]
+    drawn = spans.where(spans.working() & (spans.ends_s > spans.starts_s))
     if unit_s is None:
         shortest_s = float((drawn.ends_s - drawn.starts_s).min()) if len(drawn) else 1.0
         unit_s = max(shortest_s, step_s(timeline) / MAX_COLUMNS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,20 +80,22 @@ class Spans:
     def __len__(self) -> int:
         return len(self.ranks)
 
-    @overload
-    def __getitem__(self, at: int) -> Span: ...
-    @overload
-    def __getitem__(self, at: "slice | NDArray[np.bool_] | NDArray[np.intp]") -> "Spans": ...
-    def __getitem__(self, at: "int | slice | NDArray[np.bool_] | NDArray[np.intp]") -> "Span | Spans":
-        if isinstance(at, int):
-            lane, kind = LANES[self.lanes[at]], SPAN_KINDS[self.kinds[at]]
-            where = int(self.stages[at]), int(self.micro_batches[at])
-            return Span(int(self.ranks[at]), lane, kind, *where, float(self.starts_s[at]), float(self.ends_s[at]))
-        return Spans(*(getattr(self, name)[at] for name in SPAN_COLUMNS))
+    def __getitem__(self, at: int) -> Span:
+        lane, kind = LANES[int(self.lanes[at])], SPAN_KINDS[int(self.kinds[at])]
+        where = int(self.stages[at]), int(self.micro_batches[at])
+        return Span(int(self.ranks[at]), lane, kind, *where, float(self.starts_s[at]), float(self.ends_s[at]))
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Spans":
+        """Return the spans where `chosen` is true."""
+        return Spans(*(getattr(self, name)[chosen] for name in SPAN_COLUMNS))
+
+    def working(self) -> NDArray[np.bool_]:
+        """Return for each span whether the computing thread is at it: a compute or an update."""
+        return (self.lanes == LANES.index("compute")) | (self.lanes == LANES.index("update"))
 
     def __iter__(self) -> Iterator[Span]:
-        lanes = [LANES[code] for code in self.lanes.tolist()]
-        kinds = [SPAN_KINDS[code] for code in self.kinds.tolist()]
+        lanes = list(map(LANES.__getitem__, self.lanes.tolist()))
+        kinds = list(map(SPAN_KINDS.__getitem__, self.kinds.tolist()))
         rest = (self.stages.tolist(), self.micro_batches.tolist(), self.starts_s.tolist(), self.ends_s.tolist())
         return (Span(*row) for row in zip(self.ranks.tolist(), lanes, kinds, *rest, strict=True))
 

@@ -171,7 +171,7 @@ def align(timelines: Sequence[Timeline], offsets_s: Sequence[float]) -> Timeline
 
 
 def _totals(num_ranks: int, spans: Spans, memory: MemoryCurve) -> Totals:
-    own = (spans.lanes == LANES.index("compute")) | (spans.lanes == LANES.index("update"))
+    own = spans.working()
     busy = np.bincount(spans.ranks[own], (spans.ends_s - spans.starts_s)[own], num_ranks)
     peak = np.zeros(num_ranks, np.int64)
     np.maximum.at(peak, memory.ranks, memory.sizes_bytes)

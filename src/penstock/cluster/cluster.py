@@ -1,0 +1,318 @@
+"""Cluster: device kinds, hosts, and links by level: inside a host, between hosts, across regions.
+
+Ranks are numbered host by host, one per device.  Every question about time on a link is asked here.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from penstock.cluster import toml
+from penstock.cluster.machine import Machine, detect
+from penstock.errors import ClusterError
+from penstock.files import write_text
+from penstock.units import GB, TFLOP, format_bytes, format_seconds
+
+LEVELS = ("inside", "between", "across")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A kind of device that runs one rank.
+
+    `notice_s`: seconds that the cloud warns before it takes a preemptible device.
+    Raises:   ClusterError: a number that cannot be, or a name that is empty or not printable.
+    """
+
+    name: str
+    memory_bytes: int
+    flop_per_s: tuple[tuple[str, float], ...]  # by dtype name: ("float32", 19.5e12)
+    memory_bytes_per_s: float
+    usd_per_hour: float = 0.0
+    preemptible: bool = False
+    notice_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = f'device "{self.name}"'
+        _check_names(where, (self.name, *(dtype for dtype, _ in self.flop_per_s)))
+        rates = ((f"flop_per_s of {dtype}", rate) for dtype, rate in self.flop_per_s)
+        for name, number in (
+            ("memory_bytes", self.memory_bytes),
+            ("memory_bytes_per_s", self.memory_bytes_per_s),
+            *rates,
+        ):
+            _check(where, name, number, positive=True)
+        _check(where, "usd_per_hour", self.usd_per_hour)
+        _check(where, "notice_s", self.notice_s)
+
+    def peak_flop_per_s(self, dtype: str) -> float:
+        """Return the most FLOP/s for `dtype`, a name like "bfloat16".
+
+        Raises:   ClusterError: the rate for this dtype is not known.
+        """
+        for name, rate in self.flop_per_s:
+            if name == dtype:
+                return rate
+        known = ", ".join(name for name, _ in self.flop_per_s) or "none"
+        hint = f"add {dtype} to flop_per_s of the device"
+        raise ClusterError(f'device "{self.name}" has no FLOP/s for {dtype}; known: {known}', hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine with some devices of one kind, named by `device`."""
+
+    name: str
+    device: str
+    num_devices: int
+    region: str = "here"
+
+    def __post_init__(self) -> None:
+        _check_names(f'host "{self.name}"', (self.name, self.device, self.region))
+        if self.num_devices < 1:
+            raise ClusterError(f'host "{self.name}" has {self.num_devices} devices', hint="a host has at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a message costs between two ranks; both directions can be busy at once.
+
+    overhead_s        seconds of computing that each end loses per message
+    copy_bytes_per_s  at which each end's computing thread copies the message itself; inf where a helper does
+    slowdown          fraction by which a compute takes longer while a message of its rank is on the link
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    overhead_s: float = 0.0
+    copy_bytes_per_s: float = math.inf
+    slowdown: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("latency_s", "overhead_s", "slowdown"):
+            _check("link", name, getattr(self, name))
+        for name in ("bytes_per_s", "copy_bytes_per_s"):
+            _check("link", name, getattr(self, name), positive=True, finite=False)
+
+    def end_s(self, size_bytes: int) -> float:
+        """Return overhead_s + size_bytes / copy_bytes_per_s: seconds of computing that each end loses for a message."""
+        return self.overhead_s + size_bytes / self.copy_bytes_per_s
+
+    def __str__(self) -> str:
+        """Return one line: "5.00 us + 300 GB/s, each end 2.00 us"."""
+        copy = f" + {self.copy_bytes_per_s / GB:.3g} GB/s" if math.isfinite(self.copy_bytes_per_s) else ""
+        end = f", each end {format_seconds(self.overhead_s)}{copy}" if self.overhead_s or copy else ""
+        slow = f", slows computes by {100 * self.slowdown:.3g} %" if self.slowdown else ""
+        return f"{format_seconds(self.latency_s)} + {self.bytes_per_s / GB:.3g} GB/s{end}{slow}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts with their devices, and a link for each level; a level that no two ranks need may be None.
+
+    Raises:   ClusterError: no host, two of the same name, a device kind that is not there.
+    """
+
+    devices: tuple[DeviceKind, ...]
+    hosts: tuple[Host, ...]
+    inside: Link | None = None
+    between: Link | None = None
+    across: Link | None = None
+    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)  # rank after the last one of each host
+
+    def __post_init__(self) -> None:
+        if not self.hosts:
+            raise ClusterError("a cluster of no hosts", hint="add a [[host]]")
+        for what, names in (
+            ("device", [kind.name for kind in self.devices]),
+            ("host", [host.name for host in self.hosts]),
+        ):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ClusterError(f'{names.count(name)} {what}s are named "{name}"', hint="give each its own name")
+        kinds = {kind.name for kind in self.devices}
+        for host in self.hosts:
+            if host.device not in kinds:
+                there = ", ".join(sorted(kinds)) or "none"
+                hint = f"add a [[device]] of that name, or take one that is there: {there}"
+                raise ClusterError(
+                    f'host "{host.name}" has devices "{host.device}", which are not described', hint=hint
+                )
+        object.__setattr__(self, "_ends", tuple(accumulate(host.num_devices for host in self.hosts)))
+
+    @property
+    def num_ranks(self) -> int:
+        return self._ends[-1]
+
+    def host_of(self, rank: int) -> Host:
+        """Return the host on which `rank` runs."""
+        return self.hosts[self._host_number(rank)]
+
+    def device_of(self, rank: int) -> DeviceKind:
+        """Return the kind of the device of `rank`."""
+        name = self.host_of(rank).device
+        return next(kind for kind in self.devices if kind.name == name)
+
+    def link(self, a: int, b: int) -> Link:
+        """Return the link between two ranks: `inside` a host, `between` hosts of a region, or `across` regions.
+
+        Raises:   ClusterError: a rank that is not there, a rank with itself, a level without a link.
+        """
+        if a == b:
+            raise ClusterError(f"rank {a} has no link to itself")
+        first, second = self.host_of(a), self.host_of(b)
+        level, link = "between", self.between
+        if first is second:
+            level, link = "inside", self.inside
+        elif first.region != second.region:
+            level, link = "across", self.across
+        if link is None:
+            where = f'ranks {a} and {b} on hosts "{first.name}" and "{second.name}"'
+            raise ClusterError(f"{where} have no link: the cluster has none {level}", hint=f"describe [{level}]")
+        return link
+
+    def message_s(self, a: int, b: int, size_bytes: int) -> float:
+        """Return the seconds from when a message from `a` to `b` gets the wire until its last byte is there.
+
+        latency_s + size_bytes / bytes_per_s; 0.0 from a rank to itself.
+
+        Ignores:  waiting for earlier messages on the same lanes; what it costs the computing threads
+                  (`Link.end_s`); smaller bandwidth for small messages.
+        Raises:   ClusterError: the two have no link.
+        """
+        if a == b:
+            return 0.0
+        link = self.link(a, b)
+        return link.latency_s + size_bytes / link.bytes_per_s
+
+    def all_reduce_s(self, size_bytes: int, ranks: Sequence[int]) -> float:
+        """Return the seconds of a ring all-reduce over `ranks`, in the order in which they stand.
+
+        2 * (n - 1) * max over the ring's links of (latency_s + size_bytes / n / bytes_per_s), with
+        n = len(ranks).  0.0 for one rank.
+
+        Ignores:  other traffic on the links and two neighbours of the ring sharing a card; the
+                  change to trees for small messages; the time of the additions.
+        Raises:   ClusterError: two neighbours of the ring have no link.
+        Source:   "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+        """
+        n = len(ranks)
+        if n < 2:
+            return 0.0
+        links = (self.link(a, ranks[(at + 1) % n]) for at, a in enumerate(ranks))
+        return 2 * (n - 1) * max(link.latency_s + size_bytes / n / link.bytes_per_s for link in links)
+
+    def lanes(self, a: int, b: int) -> tuple[int, ...]:
+        """Return the numbers of the lanes that messages from `a` to `b` share with messages of other pairs.
+
+        Inside a host: none.  Otherwise two network cards: 2 * host(a), on which all leave that host, and
+        2 * host(b) + 1, on which all reach that one, with hosts numbered as they stand.
+
+        Ignores:  switches, and buses inside a host.
+        """
+        first, second = self._host_number(a), self._host_number(b)
+        return () if first == second else (2 * first, 2 * second + 1)
+
+    def _host_number(self, rank: int) -> int:
+        if not 0 <= rank < self.num_ranks:
+            hint = "take fewer ranks, or describe more hosts"
+            raise ClusterError(f"rank {rank} is not in a cluster of {self.num_ranks} ranks", hint=hint)
+        return bisect_right(self._ends, rank)
+
+    def __str__(self) -> str:
+        """Return a line for the whole, one for each device kind, host and link."""
+        usd = sum(
+            host.num_devices * self.device_of(end - 1).usd_per_hour
+            for host, end in zip(self.hosts, self._ends, strict=True)
+        )
+        price = f", {usd:.2f} usd/hour" if usd else ""
+        lines = [f"{self.num_ranks} ranks on {len(self.hosts)} hosts{price}"]
+        lines += [f"  device   {_describe(kind)}" for kind in self.devices]
+        for host, end in zip(self.hosts, self._ends, strict=True):
+            lines.append(
+                f"  host     {host.name}: ranks {end - host.num_devices}-{end - 1} on {host.device}, {host.region}"
+            )
+        lines += [f"  {name:8} {link}" for name, link in self._links() if link is not None]
+        return "\n".join(lines)
+
+    def _links(self) -> tuple[tuple[str, Link | None], ...]:
+        return ("inside", self.inside), ("between", self.between), ("across", self.across)
+
+    def save(self, path: Path | str) -> None:
+        """Write the cluster to `path` as TOML, whole or not at all."""
+        links = {name: link for name, link in self._links() if link is not None}
+        write_text(path, toml.to_text({"device": self.devices, "host": self.hosts, **links}))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Cluster":
+        """Return the cluster that `path` describes (docs/cluster.md has the keys).
+
+        Raises:   ClusterError: no such file, not TOML, a key that is missing or unknown, a value of the wrong
+                  type, or numbers that no cluster can have.
+        """
+        try:
+            document = toml.read(path)
+            toml.check_keys("the file", document, ("device", "host", *LEVELS))
+            devices = tuple(toml.record(DeviceKind, *each) for each in toml.tables(document, "device"))
+            hosts = tuple(toml.record(Host, *each) for each in toml.tables(document, "host"))
+            links = {name: toml.record(Link, f"[{name}]", document[name]) for name in LEVELS if name in document}
+            return cls(devices, hosts, **links)
+        except ClusterError as problem:
+            raise ClusterError(f"cluster {path}: {problem}", hint=problem.hint) from problem
+
+    @classmethod
+    def here(cls, ranks: int | None = None) -> "Cluster":
+        """Return this machine as a cluster of one host: a rank per accelerator, or per core where there is none.
+
+        `ranks` says otherwise how many share the machine; each is a device with its part of the cores
+        and the memory.  Cores and memory are what this process may use; accelerators are found only
+        when the caller has imported torch.
+        FLOP/s, memory bandwidth and the link are round guesses (CPU: 30 GFLOP/s in float32 and 10 GB/s a
+        core, messages through shared memory), to be replaced by measuring.
+        Raises:   ClusterError: `ranks` is less than 1, or more than the accelerators there are.
+        """
+        return _here(detect(), ranks)
+
+
+def _here(machine: Machine, ranks: int | None) -> Cluster:
+    found = machine.accelerators
+    count = ranks if ranks is not None else len(found) or machine.cores
+    if count < 1 or (found and count > len(found)):
+        limit = f"it has {len(found)} accelerators" if found else "there must be at least one"
+        raise ClusterError(f"{count} ranks on this machine; {limit}", hint="give another number of ranks")
+    if found:
+        name, memory_bytes = min(found[:count], key=lambda each: each[1])
+        rates = (("float32", 15 * TFLOP), ("bfloat16", 100 * TFLOP))
+        device = DeviceKind(name, memory_bytes, tuple((dtype, float(rate)) for dtype, rate in rates), 1000.0 * GB)
+        link = Link(latency_s=10e-6, bytes_per_s=20.0 * GB, overhead_s=10e-6)
+    else:
+        cores = machine.cores / count
+        device = DeviceKind("cpu", machine.memory_bytes // count, (("float32", 30 * GB * cores),), 10.0 * GB * cores)
+        link = Link(latency_s=20e-6, bytes_per_s=10.0 * GB, overhead_s=10e-6, copy_bytes_per_s=15.0 * GB)
+    return Cluster((device,), (Host(machine.name, device.name, count),), link)
+
+
+def _describe(kind: DeviceKind) -> str:
+    rates = "".join(f", {dtype} {rate / TFLOP:.3g} TFLOP/s" for dtype, rate in kind.flop_per_s)
+    price = f", {kind.usd_per_hour:g} usd/hour" if kind.usd_per_hour else ""
+    spot = f", preemptible with {kind.notice_s:g} s notice" if kind.preemptible else ""
+    return (
+        f"{kind.name}: {format_bytes(kind.memory_bytes)} at {kind.memory_bytes_per_s / GB:.4g} GB/s{rates}{price}{spot}"
+    )
+
+
+def _check_names(where: str, names: Sequence[str]) -> None:
+    for name in names:
+        if not name or not name.isprintable():
+            raise ClusterError(f"{where} has the name {name!r}", hint="a name is printable text")
+
+
+def _check(where: str, name: str, number: float, *, positive: bool = False, finite: bool = True) -> None:
+    """Raise a ClusterError unless `number` is at least 0, or above 0 where `positive`; finite where it must be."""
+    bad = math.isnan(number) or number < 0 or (positive and number == 0) or (finite and math.isinf(number))
+    if bad:
+        wanted = f"{'positive' if positive else 'zero or more'}{' and finite' if finite else ''}"
+        raise ClusterError(f"{where} has {name} = {number}", hint=f"{name} must be {wanted}")

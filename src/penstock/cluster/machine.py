@@ -1,0 +1,54 @@
+"""What this machine has: cores, memory, accelerators; torch is asked only when it is already loaded."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+CGROUP = Path("/sys/fs/cgroup")  # limits of a container (version 2); absent elsewhere
+
+
+class Machine(NamedTuple):
+    """One machine as found."""
+
+    name: str
+    cores: int
+    memory_bytes: int
+    accelerators: tuple[tuple[str, int], ...]  # name and memory in bytes of each
+
+
+def detect(cgroup: Path = CGROUP) -> Machine:
+    """Return this machine: what this process may use of it, containers' limits included.
+
+    Accelerators are listed only when the caller has imported torch; torch is not imported for it.
+    """
+    cores, memory_bytes = _cores(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    quota = _words(cgroup / "cpu.max")
+    if len(quota) == 2 and quota[0].isdecimal() and quota[1].isdecimal():
+        cores = max(1, min(cores, int(quota[0]) // int(quota[1])))
+    limit = _words(cgroup / "memory.max")
+    if len(limit) == 1 and limit[0].isdecimal():
+        memory_bytes = min(memory_bytes, int(limit[0]))
+    return Machine(platform.node() or "here", cores, memory_bytes, _accelerators())
+
+
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _accelerators() -> tuple[tuple[str, int], ...]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return ()
+    found = (torch.cuda.get_device_properties(at) for at in range(torch.cuda.device_count()))
+    return tuple((each.name, each.total_memory) for each in found)

@@ -1,0 +1,245 @@
+"""Cluster: ranks, links, seconds, file, and this machine."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.cluster.cluster import _here
+from penstock.cluster.machine import Machine, detect
+from penstock.errors import ClusterError
+from penstock.units import GB, GiB
+
+CPU = DeviceKind("cpu", 8 * GiB, (("float32", 1e11),), 2e10)
+GPU = DeviceKind("gpu", 40 * GiB, (("float32", 2e13), ("bfloat16", 3e14)), 1.5e12, 3.5, True, 30.0)
+NEAR, FAR, WIDE = Link(1e-6, 1e11), Link(1e-5, 1e10, 2e-6, 5e9, 0.1), Link(1e-2, 1e8)
+HOSTS = (Host("a", "gpu", 2, "east"), Host("b", "cpu", 1, "east"), Host("c", "gpu", 2, "west"))
+MIXED = Cluster((CPU, GPU), HOSTS, NEAR, FAR, WIDE)
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5).filter(str.isprintable)
+amounts = st.floats(0, 1e15, allow_nan=False)
+rates = st.floats(1e-3, 1e18)
+links = st.builds(Link, amounts, rates | st.just(math.inf), amounts, rates | st.just(math.inf), amounts)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    kinds = draw(st.lists(names, min_size=1, max_size=3, unique=True))
+    pairs = st.lists(st.tuples(names, rates), max_size=3, unique_by=lambda pair: pair[0]).map(tuple)
+    sizes = st.integers(1, 2**60)
+    devices = [
+        draw(st.builds(DeviceKind, st.just(k), sizes, pairs, rates, amounts, st.booleans(), amounts)) for k in kinds
+    ]
+    host_names = draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    hosts = [
+        draw(st.builds(Host, st.just(name), st.sampled_from(kinds), st.integers(1, 5), names)) for name in host_names
+    ]
+    return Cluster(tuple(devices), tuple(hosts), *(draw(st.none() | links) for _ in range(3)))
+
+
+def test_ranks_are_numbered_host_by_host():
+    assert MIXED.num_ranks == 5
+    assert [MIXED.host_of(rank).name for rank in range(5)] == ["a", "a", "b", "c", "c"]
+    assert [MIXED.device_of(rank).name for rank in range(5)] == ["gpu", "gpu", "cpu", "gpu", "gpu"]
+
+
+@pytest.mark.parametrize("rank", [-1, 5])
+def test_rank_that_is_not_there_is_refused(rank: int):
+    with pytest.raises(ClusterError, match=f"rank {rank} is not in a cluster of 5 ranks"):
+        MIXED.device_of(rank)
+
+
+def test_link_goes_by_host_and_region():
+    assert [MIXED.link(0, b) for b in (1, 2, 3)] == [NEAR, FAR, WIDE]
+    assert MIXED.link(3, 4) == NEAR
+
+
+def test_level_without_a_link_and_a_rank_with_itself_are_refused():
+    with pytest.raises(
+        ClusterError, match='ranks 1 and 2 on hosts "a" and "b" have no link: the cluster has none between'
+    ):
+        replace(MIXED, between=None).link(1, 2)
+    with pytest.raises(ClusterError, match="rank 1 has no link to itself"):
+        MIXED.link(1, 1)
+
+
+def test_message_takes_latency_and_bytes_over_bandwidth():
+    assert MIXED.message_s(0, 2, 10**6) == 1e-5 + 10**6 / 1e10
+    assert MIXED.message_s(0, 0, 10**6) == 0.0
+    assert FAR.end_s(10**6) == 2e-6 + 10**6 / 5e9
+    assert NEAR.end_s(10**6) == 0.0
+
+
+@given(st.integers(1, 5), st.integers(0, 10**12))
+def test_all_reduce_is_the_ring_formula_over_its_slowest_link(n: int, size_bytes: int):
+    slowest = [NEAR, FAR, WIDE, WIDE][n - 2]
+    expected = 2 * (n - 1) * (slowest.latency_s + size_bytes / n / slowest.bytes_per_s) if n > 1 else 0.0
+    assert MIXED.all_reduce_s(size_bytes, range(n)) == expected
+
+
+def test_all_reduce_needs_a_link_between_ring_neighbours_only():
+    with pytest.raises(ClusterError, match="none across"):
+        replace(MIXED, across=None).all_reduce_s(8, [0, 3])
+    assert replace(MIXED, across=None).all_reduce_s(8, [0, 1, 2]) > 0
+
+
+def test_messages_that_leave_or_reach_a_host_share_its_card_and_those_inside_share_nothing():
+    assert MIXED.lanes(0, 1) == ()
+    assert MIXED.lanes(0, 2) == (0, 3)
+    assert MIXED.lanes(1, 4) == (0, 5)
+    assert MIXED.lanes(4, 1) == (4, 1)
+
+
+def test_rates_are_known_by_dtype():
+    assert GPU.peak_flop_per_s("bfloat16") == 3e14
+    with pytest.raises(ClusterError, match='device "cpu" has no FLOP/s for float16; known: float32'):
+        CPU.peak_flop_per_s("float16")
+
+
+def test_cluster_prints_itself():
+    assert str(MIXED) == "\n".join(
+        (
+            "5 ranks on 3 hosts, 14.00 usd/hour",
+            "  device   cpu: 8.00 GiB at 20 GB/s, float32 0.1 TFLOP/s",
+            "  device   gpu: 40.0 GiB at 1500 GB/s, float32 20 TFLOP/s, bfloat16 300 TFLOP/s, 3.5 usd/hour,"
+            " preemptible with 30 s notice",
+            "  host     a: ranks 0-1 on gpu, east",
+            "  host     b: ranks 2-2 on cpu, east",
+            "  host     c: ranks 3-4 on gpu, west",
+            "  inside   1.00 us + 100 GB/s",
+            "  between  10.0 us + 10 GB/s, each end 2.00 us + 5 GB/s, slows computes by 10 %",
+            "  across   10.0 ms + 0.1 GB/s",
+        )
+    )
+
+
+@given(clusters())
+def test_file_gives_back_the_same_cluster(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster):
+    path = tmp_path_factory.mktemp("cluster") / "cluster.toml"
+    cluster.save(path)
+    assert Cluster.load(path) == cluster
+    assert str(Cluster.load(path)) == str(cluster)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Cluster((), ()), "a cluster of no hosts"),
+        (lambda: Cluster((CPU, CPU), HOSTS), '2 devices are named "cpu"'),
+        (lambda: Cluster((CPU, GPU), (HOSTS[0], HOSTS[0])), '2 hosts are named "a"'),
+        (lambda: Cluster((CPU,), HOSTS), 'host "a" has devices "gpu", which are not described'),
+        (lambda: Host("a", "gpu", 0), 'host "a" has 0 devices'),
+        (lambda: Host("", "gpu", 1), "has the name ''"),
+        (lambda: Host("a", "g\npu", 1), r"has the name 'g\\npu'"),
+        (lambda: replace(CPU, memory_bytes=0), 'device "cpu" has memory_bytes = 0'),
+        (lambda: replace(CPU, memory_bytes_per_s=-1.0), "memory_bytes_per_s = -1.0"),
+        (lambda: replace(CPU, flop_per_s=(("float32", math.nan),)), "flop_per_s of float32 = nan"),
+        (lambda: replace(CPU, usd_per_hour=-0.5), "usd_per_hour = -0.5"),
+        (lambda: replace(CPU, notice_s=math.inf), "notice_s = inf"),
+        (lambda: Link(-1e-6, 1e9), "link has latency_s = -1e-06"),
+        (lambda: Link(math.inf, 1e9), "latency_s = inf"),
+        (lambda: Link(0, 0), "bytes_per_s = 0"),
+        (lambda: Link(0, 1, overhead_s=-1), "overhead_s = -1"),
+        (lambda: Link(0, 1, copy_bytes_per_s=0), "copy_bytes_per_s = 0"),
+        (lambda: Link(0, 1, slowdown=-0.1), "slowdown = -0.1"),
+    ],
+)
+def test_impossible_cluster_is_refused_with_the_value(make: "type[Cluster]", says: str):
+    with pytest.raises(ClusterError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("latency_s", "latency"), '[inside] has an unknown key "latency"'),
+        (("[inside]", "[near]"), 'the file has an unknown key "near"'),
+        (("latency_s = 1e-06\n", ""), '[inside] has no "latency_s"'),
+        (('device = "cpu"\n', ""), '[[host]] number 2 has no "device"'),
+        (("latency_s = 1e-06", "latency_s = -1e-06"), "[inside]: link has latency_s = -1e-06"),
+        (("latency_s = 1e-06", "latency_s = true"), '"latency_s" of [inside] is True, not a number'),
+        (("num_devices = 1", "num_devices = 1.5"), '"num_devices" of [[host]] number 2 is 1.5, not a whole number'),
+        (("num_devices = 1", "num_devices = 0"), '[[host]] number 2: host "b" has 0 devices'),
+        (('name = "b"', "name = 7"), '"name" of [[host]] number 2 is 7, not a text'),
+        (('name = "b"', 'name = "a"'), '2 hosts are named "a"'),
+        (("preemptible = true", 'preemptible = "yes"'), "is 'yes', not true or false"),
+        (('"float32" = 100000000000.0', '"float32" = "fast"'), "is 'fast', not a number"),
+        (('flop_per_s = { "float32" = 100000000000.0 }', "flop_per_s = 1e11"), "is 100000000000.0, not a table"),
+        (("[inside]", "[[inside]]"), "not a table"),
+        (("[inside]", "[inside"), "not readable TOML"),
+    ],
+)
+def test_faulty_file_is_refused_with_its_place(tmp_path: Path, change: tuple[str, str], says: str):
+    path = tmp_path / "c.toml"
+    MIXED.save(path)
+    text = path.read_text()
+    assert change[0] in text
+    path.write_text(text.replace(*change, 1))
+    with pytest.raises(ClusterError) as caught:
+        Cluster.load(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_one_table_where_a_list_belongs_is_refused_with_a_hint(tmp_path: Path):
+    (tmp_path / "c.toml").write_text("[host]\n")
+    with pytest.raises(ClusterError, match="not a list of tables") as caught:
+        Cluster.load(tmp_path / "c.toml")
+    assert caught.value.hint == "write [[host]], not [host]"
+
+
+def test_missing_file_and_file_that_is_no_text_are_refused(tmp_path: Path):
+    with pytest.raises(ClusterError, match=r"none\.toml: cannot be read: No such file"):
+        Cluster.load(tmp_path / "none.toml")
+    (tmp_path / "c.toml").write_bytes(b"\xff")
+    with pytest.raises(ClusterError, match="not readable TOML"):
+        Cluster.load(tmp_path / "c.toml")
+
+
+def test_whole_numbers_stand_for_floats_in_a_file(tmp_path: Path):
+    MIXED.save(tmp_path / "c.toml")
+    text = (tmp_path / "c.toml").read_text()
+    (tmp_path / "c.toml").write_text(text.replace("100000000000.0", "100000000000"))
+    assert Cluster.load(tmp_path / "c.toml") == MIXED
+
+
+def test_this_machine_is_a_cluster_whose_ranks_share_its_memory():
+    machine = detect()
+    cluster = Cluster.here(ranks=3)
+    assert cluster.num_ranks == 3
+    assert cluster.device_of(0).memory_bytes == machine.memory_bytes // 3
+    assert cluster.message_s(0, 2, 0) > 0
+    assert _here(Machine("m", 6, 2**30, ()), None).num_ranks == 6
+
+
+def test_accelerators_give_one_rank_each_and_no_more():
+    machine = Machine("m", 6, 2**30, (("X", 80 * GB), ("X", 40 * GB)))
+    cluster = _here(machine, None)
+    assert (cluster.num_ranks, cluster.device_of(1).name, cluster.device_of(1).memory_bytes) == (2, "X", 40 * GB)
+    with pytest.raises(ClusterError, match="3 ranks on this machine; it has 2 accelerators"):
+        _here(machine, 3)
+
+
+def test_no_rank_on_this_machine_is_refused():
+    with pytest.raises(ClusterError, match="0 ranks on this machine; there must be at least one"):
+        Cluster.here(0)
+
+
+def test_limits_of_a_container_are_found(tmp_path: Path):
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert detect(tmp_path)[1:3] == (1, 1048576)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert detect(tmp_path) == detect(tmp_path / "none")
+
+
+def test_detection_imports_no_torch():
+    code = "import sys; from penstock.cluster import Cluster; Cluster.here(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
