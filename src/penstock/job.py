@@ -280,5 +280,5 @@ def _frames(problem: BaseException) -> traceback.StackSummary:
 
 def _is_users(filename: str) -> bool:
     """Return whether a file is neither Python's nor installed nor Penstock's."""
-    others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
+    others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
     return "site-packages" not in filename and not filename.startswith(others)
