@@ -1,0 +1,189 @@
+"""Verify orders: nothing missing, nothing doubled, nothing waits for ever; else say what and where."""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ScheduleError
+from penstock.schedule.compiled import compiled
+from penstock.schedule.orders import KINDS, Action, Kind, Orders, excerpt
+from penstock.schedule.play import UPDATE, Columns, Ints, Ranks, columns_of
+
+_F, _B, _I, _W = (1 << code for code in range(4))  # bits of the kinds seen
+_OUT_OF_RANGE, _DOUBLED, _ELSEWHERE = 1, 2, 3
+_MOST_LINES = 8
+
+
+def check_complete(orders: Orders, num_stages: int, num_micro_batches: int, num_steps: int) -> Ranks:
+    """Return the rank of every [stage, micro-batch] when each has one F and one B, or one I and one W.
+
+    A schedule without any backward is complete too.
+    Raises:   ScheduleError: an action is missing, doubled, out of range, or on another rank than
+              the others of its stage and micro-batch.
+    """
+    sizes = (num_stages, num_micro_batches, num_steps)
+    ranks, seen, wrong, index = _tally(columns_of(orders), sizes)
+    if wrong == _OUT_OF_RANGE:
+        raise _out_of_range(orders, index, sizes)
+    if wrong == _DOUBLED:
+        raise _doubled(orders, index)
+    if wrong == _ELSEWHERE:
+        raise _elsewhere(orders, index, ranks)
+    no_backward = not (seen & ~np.uint8(_F)).any()
+    complete = (seen == _F) if no_backward else (seen == _F | _B) | (seen == _F | _I | _W)
+    if not complete.all():
+        stage, micro_batch = np.argwhere(~complete)[0].tolist()
+        raise _incomplete(orders, stage, micro_batch, int(seen[stage, micro_batch]))
+    return ranks
+
+
+def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
+    """Check that every rank on which a stage lives lists U(stage, step) once for every step.
+
+    Raises:   ScheduleError: an update is missing, doubled, or on a rank without the stage.
+    """
+    num_stages = len(ranks)
+    at = np.flatnonzero(orders.kinds == UPDATE)
+    owners = np.searchsorted(orders.offsets, at, side="right") - 1
+    listed = (owners * num_stages + orders.stages[at]) * num_steps + orders.micro_batches[at]
+    homes = np.unique(ranks.astype(np.int64) * num_stages + np.arange(num_stages)[:, None])
+    wanted = (homes[:, None] * num_steps + np.arange(num_steps)).ravel()
+    unique, first, count = np.unique(listed, return_index=True, return_counts=True)
+    if (count > 1).any():
+        raise _doubled(orders, int(at[listed == unique[count > 1][0]][1]))
+    if len(strange := np.setdiff1d(unique, wanted)):
+        index = int(at[first[unique == strange[0]][0]])
+        action, rank = orders.action(index), orders.rank_at(index)
+        message = f"rank {rank} does {action}, and no forward of stage {action.stage}"
+        hint = f"list {action} on the ranks that run stage {action.stage}"
+        raise ScheduleError(f"{message}\n{excerpt(orders, rank, index)}", hint=hint)
+    if len(missing := np.setdiff1d(wanted, unique)):
+        home, step = divmod(int(missing[0]), num_steps)
+        rank, stage = divmod(home, num_stages)
+        update = Action("U", stage, step)
+        raise ScheduleError(
+            f"{update} is missing on rank {rank}\n{excerpt(orders, rank, int(orders.offsets[rank]))}",
+            hint=f"list {update} after the last backward of step {step}",
+        )
+
+
+@compiled
+def _tally(columns: Columns, sizes: tuple[int, int, int]) -> tuple[Ranks, npt.NDArray[np.uint8], int, int]:
+    """Return rank and bits of the kinds seen of [stage, micro-batch], and what is wrong at which index."""
+    kinds, stages, numbers, offsets = columns
+    num_stages, num_micro_batches, num_steps = sizes
+    ranks = np.full((num_stages, num_micro_batches), -1, np.int32)
+    seen = np.zeros((num_stages, num_micro_batches), np.uint8)
+    for rank in range(len(offsets) - 1):
+        for index in range(offsets[rank], offsets[rank + 1]):
+            kind, stage, number = kinds[index], stages[index], numbers[index]
+            numbered_to = num_steps if kind == UPDATE else num_micro_batches
+            if stage < 0 or stage >= num_stages or number < 0 or number >= numbered_to:
+                return ranks, seen, _OUT_OF_RANGE, index
+            if kind == UPDATE:
+                continue
+            bit = np.uint8(1 << kind)
+            if seen[stage, number] & bit:
+                return ranks, seen, _DOUBLED, index
+            if seen[stage, number] and ranks[stage, number] != rank:
+                return ranks, seen, _ELSEWHERE, index
+            seen[stage, number] |= bit
+            ranks[stage, number] = rank
+    return ranks, seen, 0, -1
+
+
+def _find(orders: Orders, action: Action) -> int:
+    """Return where in the arrays `action` stands first, or -1."""
+    same = orders.kinds == KINDS.index(action.kind)
+    same &= (orders.stages == action.stage) & (orders.micro_batches == action.micro_batch)
+    return int(np.argmax(same)) if same.any() else -1
+
+
+def _out_of_range(orders: Orders, index: int, sizes: tuple[int, int, int]) -> ScheduleError:
+    action, rank = orders.action(index), orders.rank_at(index)
+    last = sizes[2] if action.kind == "U" else sizes[1]
+    what = "steps" if action.kind == "U" else "micro-batches"
+    message = f"rank {rank} does {action}, but there are {sizes[0]} stages and {last} {what}"
+    hint = f"stages run from 0 to {sizes[0] - 1}, {what} from 0 to {last - 1}"
+    return ScheduleError(f"{message}\n{excerpt(orders, rank, index)}", hint=hint)
+
+
+def _doubled(orders: Orders, index: int) -> ScheduleError:
+    action, rank = orders.action(index), orders.rank_at(index)
+    first = _find(orders, action)
+    other = rank if action.kind == "U" else orders.rank_at(first)
+    where = f"on rank {rank}" if rank == other else f"on rank {other} and on rank {rank}"
+    lines = [excerpt(orders, rank, index)]
+    if rank != other:
+        lines.insert(0, excerpt(orders, other, first))
+    return ScheduleError("\n".join([f"{action} stands twice {where}", *lines]), hint="delete one")
+
+
+def _elsewhere(orders: Orders, index: int, ranks: Ranks) -> ScheduleError:
+    action, rank = orders.action(index), orders.rank_at(index)
+    home = int(ranks[action.stage, action.micro_batch])
+    kinds: list[Kind] = ["F", "B", "I", "W"]
+    others = [Action(kind, action.stage, action.micro_batch) for kind in kinds]
+    at, other = min((at, each) for each in others if (at := _find(orders, each)) >= 0)
+    lines = [excerpt(orders, home, at), excerpt(orders, rank, index)]
+    message = f"{other} is on rank {home} and {action} on rank {rank}"
+    hint = f"move {action} to rank {home}: the activations are there"
+    return ScheduleError("\n".join([message, *lines]), hint=hint)
+
+
+def _incomplete(orders: Orders, stage: int, micro_batch: int, seen: int) -> ScheduleError:
+    f, b, i, w = (Action(kind, stage, micro_batch) for kind in ("F", "B", "I", "W"))
+    if seen & _B and seen & (_I | _W):
+        half = i if seen & _I else w
+        message, hint = f"both {b} and {half} are there", f"B is I and W in one: delete {b} or {half}"
+    elif not seen & _F:
+        message, hint = f"{f} is missing", f"add {f} to the rank of stage {stage}"
+    elif not seen & (_I | _W):
+        message, hint = f"{f} has no backward", f"add {b}, or {i} and {w}, after it"
+    else:
+        there, missing = (i, w) if seen & _I else (w, i)
+        message, hint = f"{there} is there and {missing} is missing", f"add {missing}"
+    present = [at for each in (f, b, i, w) if (at := _find(orders, each)) >= 0]
+    lines = [excerpt(orders, orders.rank_at(at), at) for at in present[:1]]
+    return ScheduleError("\n".join([message, *lines]), hint=hint)
+
+
+def deadlock(orders: Orders, stops: Ints, ranks: Ranks, per_step: int) -> ScheduleError:
+    """Return the error that names a circle of ranks that wait for each other, given where each stops."""
+    circle: list[int] = []
+    rank = int(np.argmax(stops < orders.offsets[1:]))
+    while rank not in circle:
+        circle.append(rank)
+        rank = orders.rank_at(_first_unmet(orders, stops, rank, per_step))
+    circle = circle[circle.index(rank) :]
+    lowest = circle.index(min(circle))
+    circle = circle[lowest:] + circle[:lowest]
+    waited = [orders.action(_first_unmet(orders, stops, rank, per_step)) for rank in circle]
+    chain = ", which waits for ".join(map(str, waited[: max(1, len(circle) - 1)]))
+    first = orders.action(int(stops[circle[0]]))
+    lines = [excerpt(orders, rank, int(stops[rank])) for rank in circle[:_MOST_LINES]]
+    if len(circle) > _MOST_LINES:
+        lines.append(f"  ... and {len(circle) - _MOST_LINES} more ranks")
+    hint = "give neighbouring stages their micro-batches in the same order"
+    if len(circle) == 1:
+        hint = f"put {waited[0]} before {first} on rank {circle[0]}"
+    head = f"rank {circle[0]} stops at {first}: it waits for {chain}, which waits for it"
+    return ScheduleError("\n".join([head, *lines]), hint=hint)
+
+
+def _first_unmet(orders: Orders, stops: Ints, rank: int, per_step: int) -> int:
+    """Return where in the arrays the action stands that `rank` waits for."""
+    kind, stage, number = orders.action(int(stops[rank]))
+    needed: list[Action] = []
+    match kind:
+        case "F":
+            needed = [Action("F", stage - 1, number)]
+        case "B" | "I":
+            later = [Action("B", stage + 1, number), Action("I", stage + 1, number)]
+            needed = [Action("F", stage, number), *later]
+        case "W":
+            needed = [Action("I", stage, number)]
+        case "U":
+            step = range(number * per_step, (number + 1) * per_step)
+            needed = [Action(half, stage, m) for m in step for half in ("B", "W")]
+    at = [_find(orders, action) for action in needed]
+    return next(index for index in at if index >= 0 and index >= stops[orders.rank_at(index)])
