@@ -1,0 +1,90 @@
+"""Every private name of torch that Penstock uses, in one file; each has a test.
+
+Code runs on torch 2.11 and later.  A name that moves is mended here and nowhere else.
+"""
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.fx.experimental.symbolic_shapes
+from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "annotate",
+    "as_fake",
+    "below_autograd",
+    "draws_random",
+    "fake_mode",
+        "make_fx",
+    "pytree",
+    "reparametrize",
+    "tracing_backward",
+    "tracing_session",
+]
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode whose tensors have shapes but no data, and accepts real constants."""
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+
+def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """Return a fake tensor of the same shape, every size fixed."""
+    sizes = [DimDynamic.STATIC] * tensor.dim()
+    return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+
+@contextmanager
+def tracing_session(mode: FakeTensorMode) -> Iterator[None]:
+    """Enter all that make_fx needs to see forward and backward with their sequence numbers."""
+    with ExitStack() as stack:
+        stack.enter_context(mode)
+        stack.enter_context(tracing(TracingContext(mode)))
+        stack.enter_context(preserve_node_meta())
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(torch.compiler._non_strict_tracing_context())
+        yield
+
+
+def tracing_backward() -> AbstractContextManager[None]:
+    """Mark the ops of the backward pass, with the sequence number of the op they belong to."""
+    return torch.compiler._patch_engine_backward()
+
+
+def reparametrize(module: nn.Module, tensors: dict[str, Tensor]) -> AbstractContextManager[None]:
+    """Run `module` with other tensors; a tied parameter is given once."""
+    return _reparametrize_module(module, tensors, tie_weights=True)
+
+
+def draws_random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether this call of an ATen op draws random numbers.
+
+    Fused attention is tagged random even when it is called without dropout.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
+        return False
+    if "scaled_dot_product" not in str(op):
+        return True
+    names = [argument.name for argument in op._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 0.0) > 0
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Skip the autograd layer of the dispatcher: traced segments hold their own backward."""
+    return torch._C._AutoDispatchBelowAutograd()

@@ -1,0 +1,128 @@
+"""Cut points: the places between two modules where little crosses, found in the graph."""
+
+import bisect
+import itertools
+
+from penstock.graph.graph import CutPoint, Graph, Node
+
+
+def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
+    """Return the places where the path of the running module changes and least data crosses.
+
+    A place is kept where no neighbouring place lets fewer bytes cross, and only with work
+    before and after it.  Forward values that would cross are counted once for each storage;
+    what every stage can compute for itself (see `free_ops`) does not cross.
+    """
+    crossing = _crossing_bytes(graph)
+    ops = [i for i, n in enumerate(graph.nodes) if n.kind == "op" and n.phase == "F"]
+    ops = [i for i in ops if i <= graph.loss]
+    places: list[tuple[int, str]] = []
+    for before, at in itertools.pairwise(ops):
+        left, right = graph.nodes[before].module, graph.nodes[at].module
+        if left != right and graph.nodes[at].target != "getitem" and crossing[at] > 0:
+            places.append((at, _name(left, right)))
+    sizes = [crossing[at] for at, _ in places]
+    kept = [
+        CutPoint(name, at, sizes[k])
+        for k, (at, name) in enumerate(places)
+        if sizes[k] <= min(sizes[max(k - 1, 0) : k + 2])
+    ]
+    return _unique_names(_with_work(graph, kept))
+
+
+def free_ops(graph: Graph) -> list[bool]:
+    """Return which ops any stage may repeat for itself instead of receiving their value.
+
+    These draw no random numbers, cost about as little as a copy, and read either the batch,
+    constants and buffers that no step changes (masks, positions), or one parameter and
+    nothing else (views, casts).
+    """
+    written, free, of_parameter = written_buffers(graph), list[bool](), list[bool]()
+    for node in graph.nodes:
+        if node.kind != "op":
+            free.append(node.kind != "scale")
+            of_parameter.append(node.kind == "parameter")
+            continue
+        light = node.effect == "pure" and node.flop <= 4 * max(1, _elements(node))
+        alone = len(set(node.inputs)) == 1 or not any(of_parameter[i] for i in node.inputs)
+        stays = light and alone and not written & set(node.inputs)
+        free.append(stays and all(free[i] for i in node.inputs))
+        of_parameter.append(free[-1] and any(of_parameter[i] for i in node.inputs))
+    return free
+
+
+def written_buffers(graph: Graph) -> set[int]:
+    """Return the buffers that a step changes."""
+    written: set[int] = set()
+    for node in graph.nodes:
+        if node.effect == "writes":
+            written.add(node.inputs[0])
+        elif node.effect == "mutates":
+            written |= {i for i in node.inputs if graph.nodes[i].kind == "buffer"}
+    return written
+
+
+def _elements(node: Node) -> int:
+    count = 1
+    for size in node.shape:
+        count *= size
+    return count
+
+
+def _crossing_bytes(graph: Graph) -> list[int]:
+    """Return for each node the bytes that would cross a cut made just before it."""
+    free = free_ops(graph)
+    last_use: dict[int, int] = {}
+    for i, node in enumerate(graph.nodes):
+        place = node.origin if node.phase == "B" else i
+        for source in node.inputs:
+            made = graph.nodes[source]
+            if made.kind == "op" and made.phase == "F" and not free[source]:
+                last_use[source] = max(last_use.get(source, 0), place)
+    by_storage: dict[int, tuple[int, int, int]] = {}
+    for value, last in last_use.items():
+        node = graph.nodes[value]
+        first, until, size = by_storage.get(node.storage, (value, 0, 0))
+        by_storage[node.storage] = (min(first, value), max(until, last), max(size, node.size_bytes))
+    change = [0] * (len(graph.nodes) + 2)
+    for first, until, size in by_storage.values():
+        if until > first:
+            change[first + 1] += size
+            change[until + 1] -= size
+    return list(itertools.accumulate(change))[: len(graph.nodes)]
+
+
+def _with_work(graph: Graph, points: list[CutPoint]) -> list[CutPoint]:
+    """Drop cuts with no matrix product before or none after, and all but one between two."""
+    heavy = [
+        i
+        for i, node in enumerate(graph.nodes)
+        if node.phase == "F" and node.flop > 8 * max(1, _elements(node))
+    ]
+    kept: dict[int, CutPoint] = {}
+    for point in points:
+        before = bisect.bisect_left(heavy, point.at)
+        best = kept.get(before)
+        if 0 < before < len(heavy) and (best is None or point.forward_bytes < best.forward_bytes):
+            kept[before] = point
+    points = sorted(kept.values(), key=lambda point: point.at)
+    sizes = [point.forward_bytes for point in points]
+    return [p for k, p in enumerate(points) if sizes[k] <= max(sizes[k - 1 : k] + sizes[k + 1 : k + 2] or [sizes[k]])]
+
+
+def _name(left: str, right: str) -> str:
+    a, b = left.split(".") if left else [], right.split(".") if right else []
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
+    if len(a) > common:
+        return "after " + ".".join(a[: common + 1])
+    return "before " + ".".join(b[: common + 1])
+
+
+def _unique_names(points: list[CutPoint]) -> tuple[CutPoint, ...]:
+    seen: dict[str, int] = {}
+    unique: list[CutPoint] = []
+    for point in points:
+        seen[point.name] = seen.get(point.name, 0) + 1
+        suffix = f" ({seen[point.name]})" if seen[point.name] > 1 else ""
+        unique.append(CutPoint(point.name + suffix, point.at, point.forward_bytes))
+    return tuple(unique)

@@ -1,0 +1,184 @@
+"""Graph: one training step of one micro-batch as a table of nodes, without torch.
+
+A node is an input (parameter, buffer, leaf of the batch, the gradient's scale, a constant) or
+one ATen op.  Nodes stand in the order in which eager PyTorch would run them: first the
+forward pass up to the loss, then the backward pass.  A backward op names its `origin`, the
+forward op whose autograd node issued it; that is all that is needed to cut the step anywhere.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import GraphError
+from penstock.files import Json, read_json, write_text
+
+NodeKind = Literal["parameter", "buffer", "input", "scale", "constant", "op"]
+Phase = Literal["F", "B"]
+Effect = Literal["pure", "random", "mutates", "writes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One row of the table.
+
+    inputs:     nodes that it reads, as indices.
+    size_bytes: of its value, numel * itemsize; 0 where the value is no tensor.
+    storage:    node that owns the memory of its value; itself, unless it is a view.
+    origin:     forward op that a backward op belongs to; -1 if none is known.
+    effect:     `random` draws random numbers, `mutates` changes a buffer without saying so in
+                its schema (batch norm), `writes` copies into a buffer, else `pure`.
+    """
+
+    name: str
+    kind: NodeKind
+    target: str
+    inputs: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    storage: int
+    phase: Phase = "F"
+    origin: int = -1
+    flop: int = 0
+    module: str = ""
+    effect: Effect = "pure"
+
+
+@dataclass(frozen=True, slots=True)
+class CutPoint:
+    """A place where the forward pass can be divided: before node `at`.
+
+    forward_bytes:  values that would be sent to later stages, for one micro-batch.
+    """
+
+    name: str
+    at: int
+    forward_bytes: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One whole training step of one micro-batch, and where it may be cut.
+
+    key:        what the step was traced for, as text lines; a batch must fit it.
+    loss:       node of the loss.
+    gradients:  node of each trainable parameter's gradient; None if the loss ignores it.
+    """
+
+    key: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    loss: int
+    gradients: Mapping[str, int | None]
+    cut_points: tuple[CutPoint, ...]
+    samples: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss < len(self.nodes):
+            raise GraphError(f"the loss is node {self.loss} of {len(self.nodes)}")
+        for index, node in enumerate(self.nodes):
+            if any(not 0 <= source < index for source in node.inputs):
+                raise GraphError(f"node {index} ({node.name}) reads a later node: {node.inputs}")
+        places = [point.at for point in self.cut_points]
+        if places != sorted(set(places)):
+            raise GraphError(f"cut points are not in order: {places}")
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a short hash of the nodes and the key: equal on every rank for the same job."""
+        rows = [(n.kind, n.target, n.inputs, n.shape, n.dtype, n.origin) for n in self.nodes]
+        text = json.dumps([self.key, rows, self.loss, sorted(self.gradients.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """Return for each node the nodes that read it."""
+        users: list[list[int]] = [[] for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for source in set(node.inputs):
+                users[source].append(index)
+        return tuple(map(tuple, users))
+
+    @property
+    def flop(self) -> int:
+        """Return the floating-point operations of one micro-batch, forward and backward."""
+        return sum(node.flop for node in self.nodes)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Return the bytes of all parameters, tied ones counted once."""
+        return sum(node.size_bytes for node in self.nodes if node.kind == "parameter")
+
+    def effects(self) -> tuple[tuple[str, Effect, str], ...]:
+        """Return (node name, effect, module) of every op that is not pure."""
+        return tuple((n.name, n.effect, n.module) for n in self.nodes if n.effect != "pure")
+
+    def __str__(self) -> str:
+        ops = [node for node in self.nodes if node.kind == "op"]
+        backward = sum(node.phase == "B" for node in ops)
+        return (
+            f"Graph {self.digest}: {len(ops)} ops ({backward} backward), "
+            f"{self.flop / 1e9:.2f} GFLOP, {len(self.cut_points)} cut points"
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the graph as JSON values, one row for each node."""
+        columns = list(Node.__dataclass_fields__)
+        return {
+            "penstock": "graph",
+            "key": list(self.key),
+            "columns": list(columns),
+            "nodes": [[_plain(getattr(node, column)) for column in columns] for node in self.nodes],
+            "loss": self.loss,
+            "gradients": dict(self.gradients),
+            "cut_points": [asdict(point) for point in self.cut_points],
+            "samples": self.samples,
+            "tokens": self.tokens,
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Write the graph as JSON, whole or not at all."""
+        write_text(path, json.dumps(self.to_json()))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Graph":
+        """Read a graph written by `save`.
+
+        Raises:   GraphError: the file is missing, damaged or no graph.
+        """
+        content = read_json(path, GraphError, "graph")
+        try:
+            return cls._from_json(content)
+        except (KeyError, TypeError, ValueError) as problem:
+            hint = "trace the job again"
+            raise GraphError(f"graph {path} is damaged: {problem!r}", hint=hint) from problem
+
+    @classmethod
+    def _from_json(cls, content: dict[str, Json]) -> "Graph":
+        rows = json.loads(json.dumps(content))  # plain lists and dicts, freshly typed
+        columns: list[str] = rows["columns"]
+        nodes = (dict(zip(columns, row, strict=True)) for row in rows["nodes"])
+        lists = ("inputs", "shape")
+        return cls(
+            key=tuple(rows["key"]),
+            nodes=tuple(Node(**{k: tuple(v) if k in lists else v for k, v in node.items()}) for node in nodes),
+            loss=rows["loss"],
+            gradients=rows["gradients"],
+            cut_points=tuple(CutPoint(**point) for point in rows["cut_points"]),
+            samples=rows["samples"],
+            tokens=rows["tokens"],
+        )
+
+
+def with_cut_points(graph: Graph, cut_points: tuple[CutPoint, ...]) -> Graph:
+    """Return `graph` with other cut points."""
+    return replace(graph, cut_points=cut_points)
+
+
+def _plain(value: object) -> Json:
+    return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]

@@ -1,0 +1,170 @@
+"""Code: a Segment as a Python function that calls its ATen ops one after another.
+
+The function takes one list, which it empties, so that every input is freed at its last use;
+locals are deleted as soon as nothing reads them.  Random ops draw from a generator that is
+seeded for each op from the micro-batch and the op's number, so the same micro-batch draws the
+same numbers however the step is cut, repeated or ordered.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock import _compat
+from penstock.graph.stages import Segment
+from penstock.graph.trace import HIDDEN_MUTATIONS, Capture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A segment ready to be called: `run([*statics, *batch leaves, *values], seed)`.
+
+    statics:  nodes that stay the same for many micro-batches: parameters, buffers, constants
+              and the gradient's scale.
+    leaves:   nodes of the batch; values: nodes from messages and earlier segments.
+    outputs:  nodes whose values are returned, in order.
+    """
+
+    run: Callable[[list[Any], int], tuple[Any, ...]]
+    statics: tuple[int, ...]
+    leaves: tuple[int, ...]
+    values: tuple[int, ...]
+    outputs: tuple[int, ...]
+    source: str
+
+
+def function_of(segment: Segment, capture: Capture) -> Function:
+    """Return the function of one segment."""
+    nodes = capture.graph.nodes
+    computed = set(segment.ops)
+    read = {k for i in segment.ops for k in nodes[i].inputs} - computed
+    outputs = _outputs(segment, capture)
+    read |= {v for v in outputs if v not in computed}
+    values = tuple(v for v in segment.inputs)
+    leaves = tuple(sorted(v for v in read if nodes[v].kind == "input"))
+    kinds = ("parameter", "buffer", "scale", "constant")
+    statics = tuple(sorted(v for v in read if nodes[v].kind in kinds))
+    missing = read - set(values) - set(leaves) - set(statics)
+    assert not missing, f"segment {segment.kind} reads {sorted(missing)} from nowhere"
+    lines, names = _Writer(capture, segment).body((*statics, *leaves, *values), outputs)
+    source = "def run(inputs, seed):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+    exec(compile(source, f"<segment {segment.kind}>", "exec"), names)  # our own text
+    return Function(names["run"], statics, leaves, values, outputs, source)
+
+
+def _outputs(segment: Segment, capture: Capture) -> tuple[int, ...]:
+    """Return what the function returns: the values sent, kept, the gradients and the loss."""
+    sent = (v for _, values in segment.sends for v in values)
+    inputs = set(segment.inputs)
+    kept = (v for v in segment.keeps if v not in inputs)
+    gradients = (v for _, v in segment.gradients)
+    loss = (v for v in segment.ops if v == capture.graph.loss)
+    return tuple(dict.fromkeys((*sent, *kept, *gradients, *loss)))
+
+
+class _Writer:
+    """Writes the lines of a segment's function, and the names that they use."""
+
+    def __init__(self, capture: Capture, segment: Segment) -> None:
+        self.capture, self.segment = capture, segment
+        self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
+        self.names: dict[str, Any] = {"_reseed": reseed}
+        rows = enumerate(capture.graph.nodes)
+        self.ordinals = {
+            i: k for k, i in enumerate(i for i, node in rows if node.effect == "random")
+        }
+
+    def body(
+        self, inputs: tuple[int, ...], outputs: tuple[int, ...]
+    ) -> tuple[list[str], dict[str, Any]]:
+        last = self._last_uses(inputs, outputs)
+        lines = [f"{''.join(f'n{i}, ' for i in inputs)}= inputs"] if inputs else []
+        lines.append("inputs.clear()")
+        unused = [i for i in inputs if i not in last and i not in outputs]
+        lines += [f"del {', '.join(f'n{i}' for i in unused)}"] if unused else []
+        for op in self.segment.ops:
+            if op in self.ordinals:
+                lines.append(f"_reseed(seed, {self.ordinals[op]})")
+            lines.append(f"n{op} = {self._call(op)}")
+            dead = [i for i, place in last.items() if place == op]
+            lines += [f"del {', '.join(f'n{i}' for i in dead)}"] if dead else []
+        lines.append(f"return ({''.join(f'n{i}, ' for i in outputs)})")
+        return lines, self.names
+
+    def _last_uses(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[int, int]:
+        """Return for each value that is not returned the op after which it is dead."""
+        last: dict[int, int] = {}
+        known = set(inputs) | set(self.segment.ops)
+        for op in self.segment.ops:
+            last[op] = op
+            for source in self.capture.graph.nodes[op].inputs:
+                if source in known:
+                    last[source] = op
+        return {i: place for i, place in last.items() if i not in set(outputs)}
+
+    def _call(self, op: int) -> str:
+        node = self.capture.fx_nodes[op]
+        if node.target is operator.getitem:
+            return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
+        target = self._name(f"op_{node.target}".replace(".", "_"), node.target)
+        args = list(node.args)
+        repeats = self.segment.kind != "F" and self.capture.graph.nodes[op].effect == "mutates"
+        if repeats and node.target in HIDDEN_MUTATIONS:
+            args[3] = args[4] = None  # a repeated batch norm leaves the running statistics alone
+        parts = [self._text(arg) for arg in args]
+        parts += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
+        return f"{target}({', '.join(parts)})"
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return f"n{self.index[value]}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(self._text(item) for item in value)}]"
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        return self._name(f"c{len(self.names)}", value)
+
+    def _name(self, name: str, value: Any) -> str:
+        self.names[name] = value
+        return name
+
+
+def micro_batch_seed(seed: int, micro_batch: int) -> int:
+    """Return the seed of the random ops of micro-batch number `micro_batch` of the whole run."""
+    return (seed * 0x9E3779B97F4A7C15 + micro_batch * 0xBF58476D1CE4E5B9 + 1) & (2**63 - 1)
+
+
+def reseed(seed: int, ordinal: int) -> None:
+    """Seed torch's generators for one random op.  Splitmix64 of seed and ordinal."""
+    mixed = (seed + (ordinal + 1) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    value = (mixed ^ (mixed >> 31)) >> 1
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value)
+
+
+class SeededRandom(TorchDispatchMode):
+    """Eager code under this mode draws what the traced step draws for that micro-batch."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.count = seed, 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Tensor:
+        if _compat.draws_random(func, args, kwargs or {}):
+            reseed(self.seed, self.count)
+            self.count += 1
+        return func(*args, **(kwargs or {}))
