@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from numba import njit  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
     """Return `function` compiled at its first call; the machine code is kept on disk."""
-    return njit(cache=True)(function)  # pyright: ignore[reportUnknownVariableType]
+    return njit(cache=True)(function)  # pyright: ignore[reportReturnType]

@@ -18,7 +18,7 @@ _ACTION = re.compile(r"([FBIWU])(\d{1,9})\.(\d{1,9})", re.ASCII)
 
 
 class Action(NamedTuple):
-    """What a rank does at once: `kind` on a micro-batch at a stage.  For U the last number is the step."""
+    """`kind` done by a stage on a micro-batch.  For U the last number is the step."""
 
     kind: Kind
     stage: int
@@ -93,7 +93,7 @@ class Orders:
 
     def action(self, index: int) -> Action:
         """Return the action at `index` of the arrays."""
-        kind = KINDS[self.kinds[index]]
+        kind = KINDS[int(self.kinds[index])]
         return Action(kind, int(self.stages[index]), int(self.micro_batches[index]))
 
     def rank_at(self, index: int) -> int:
@@ -111,10 +111,12 @@ class Orders:
         if not -len(self) <= rank < len(self):
             raise IndexError(f"rank {rank} of {len(self)} ranks")
         part = self.slice_of(rank % len(self))
-        kinds = map(KINDS.__getitem__, self.kinds[part].tolist())
-        return tuple(
-            map(Action, kinds, self.stages[part].tolist(), self.micro_batches[part].tolist())
+        codes: list[int] = self.kinds[part].tolist()
+        kinds = [KINDS[code] for code in codes]
+        places = zip(
+            kinds, self.stages[part].tolist(), self.micro_batches[part].tolist(), strict=True
         )
+        return tuple(map(Action._make, places))
 
     def __iter__(self) -> Iterator[tuple[Action, ...]]:
         return map(self.__getitem__, range(len(self)))
@@ -134,7 +136,7 @@ class Orders:
 def arrange(ranks: Iterable[Sequence[Row]]) -> Orders:
     """Return the orders in which every rank does the actions of its rows by increasing time.
 
-    Where every action has a later time than all it waits for, on all ranks, no rank can wait for ever.
+    Where every action has a later time than all it waits for, no rank can wait for ever.
     Actions of one rank at one time stay in the order of the rows.
     """
     kinds: list[npt.NDArray[np.uint8]] = []

@@ -1,4 +1,4 @@
-"""Schedule: for every rank the order of its actions, and by that the placement; no times, no messages."""
+"""Schedule: for every rank the order of its actions, and so the placement; nothing of time."""
 
 from dataclasses import dataclass, field
 
@@ -41,8 +41,8 @@ class Schedule:
             if (number := getattr(self, name)) < 1:
                 raise ScheduleError(f"{name} is {number}", hint="give 1 or more")
         object.__setattr__(self, "orders", Orders.of(self.orders))
-        micro_batches = self.num_steps * self.num_micro_batches
-        ranks = check_complete(self.orders, self.num_stages, micro_batches, self.num_steps)
+        window = (self.num_stages, self.num_steps * self.num_micro_batches, self.num_steps)
+        ranks = check_complete(self.orders, window)
         ranks.setflags(write=False)
         object.__setattr__(self, "_ranks", ranks)
         self._check_steps()
@@ -53,14 +53,14 @@ class Schedule:
             versions(self)
 
     def _check_steps(self) -> None:
-        """Check that updates are listed where there is something to say about them, and only there."""
+        """Check that updates are listed, or are the one update at the end of the one step."""
         if self.has_updates:
             check_updates(self.orders, self._ranks, self.num_steps)
             return
         rule = self.weight_rule
         if rule != SYNCHRONOUS or self.num_steps > 1:
             raise ScheduleError(
-                f"{self.num_steps} steps under rule {rule.name}, and no update in the orders: U0.0 is missing",
+                f"num_steps is {self.num_steps}, the weight rule {rule.name}, and U0.0 is missing",
                 hint="list U(stage, step) after the last backward of each step",
             )
 

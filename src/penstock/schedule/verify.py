@@ -1,4 +1,4 @@
-"""Verify orders: nothing missing, nothing doubled, nothing waits for ever; else say what and where."""
+"""Verify orders: nothing is missing or doubled or waits for ever; else say what and where."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,14 @@ _OUT_OF_RANGE, _DOUBLED, _ELSEWHERE = 1, 2, 3
 _MOST_LINES = 8
 
 
-def check_complete(orders: Orders, num_stages: int, num_micro_batches: int, num_steps: int) -> Ranks:
-    """Return the rank of every [stage, micro-batch] when each has one F and one B, or one I and one W.
+def check_complete(orders: Orders, sizes: tuple[int, int, int]) -> Ranks:
+    """Return the rank of every [stage, micro-batch], each with one F and one B, or one I and one W.
 
-    A schedule without any backward is complete too.
+    `sizes` are the stages, and in the window the micro-batches and the steps.  A schedule without
+    any backward is complete too.
     Raises:   ScheduleError: an action is missing, doubled, out of range, or on another rank than
               the others of its stage and micro-batch.
     """
-    sizes = (num_stages, num_micro_batches, num_steps)
     ranks, seen, wrong, index = _tally(columns_of(orders), sizes)
     if wrong == _OUT_OF_RANGE:
         raise _out_of_range(orders, index, sizes)
@@ -60,15 +60,16 @@ def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
         home, step = divmod(int(missing[0]), num_steps)
         rank, stage = divmod(home, num_stages)
         update = Action("U", stage, step)
-        raise ScheduleError(
-            f"{update} is missing on rank {rank}\n{excerpt(orders, rank, int(orders.offsets[rank]))}",
-            hint=f"list {update} after the last backward of step {step}",
-        )
+        line = excerpt(orders, rank, int(orders.offsets[rank]))
+        hint = f"list {update} after the last backward of step {step}"
+        raise ScheduleError(f"{update} is missing on rank {rank}\n{line}", hint=hint)
 
 
 @compiled
-def _tally(columns: Columns, sizes: tuple[int, int, int]) -> tuple[Ranks, npt.NDArray[np.uint8], int, int]:
-    """Return rank and bits of the kinds seen of [stage, micro-batch], and what is wrong at which index."""
+def _tally(
+    columns: Columns, sizes: tuple[int, int, int]
+) -> tuple[Ranks, npt.NDArray[np.uint8], int, int]:
+    """Return, of [stage, micro-batch], rank and bits of the kinds seen; what is wrong; where."""
     kinds, stages, numbers, offsets = columns
     num_stages, num_micro_batches, num_steps = sizes
     ranks = np.full((num_stages, num_micro_batches), -1, np.int32)
@@ -134,7 +135,8 @@ def _incomplete(orders: Orders, stage: int, micro_batch: int, seen: int) -> Sche
     f, b, i, w = (Action(kind, stage, micro_batch) for kind in ("F", "B", "I", "W"))
     if seen & _B and seen & (_I | _W):
         half = i if seen & _I else w
-        message, hint = f"both {b} and {half} are there", f"B is I and W in one: delete {b} or {half}"
+        message = f"both {b} and {half} are there"
+        hint = f"B is I and W in one: delete {b} or {half}"
     elif not seen & _F:
         message, hint = f"{f} is missing", f"add {f} to the rank of stage {stage}"
     elif not seen & (_I | _W):
@@ -148,7 +150,7 @@ def _incomplete(orders: Orders, stage: int, micro_batch: int, seen: int) -> Sche
 
 
 def deadlock(orders: Orders, stops: Ints, ranks: Ranks, per_step: int) -> ScheduleError:
-    """Return the error that names a circle of ranks that wait for each other, given where each stops."""
+    """Return the error that shows a circle of waiting ranks, given where each of them stops."""
     circle: list[int] = []
     rank = int(np.argmax(stops < orders.offsets[1:]))
     while rank not in circle:

@@ -21,7 +21,7 @@ Number = TypeVar("Number", int, IntArray)
 
 
 class Reads(NamedTuple, Generic[Number]):
-    """The versions of the weights read by F, and by B (or I and W), and the step the gradient enters."""
+    """The versions read by F, and by B (or I and W), and the step that the gradient enters."""
 
     forward: Number
     backward: Number
@@ -111,7 +111,7 @@ def versions(schedule: "Schedule") -> VersionTable:
 def _walk(
     columns: Columns, read: tuple[IntArray, IntArray], num_steps: int, history: int
 ) -> tuple[IntArray, int]:
-    """Return the greatest number of versions alive per stage, and the first action without its version."""
+    """Return the most versions alive per stage, and the first action without its version, or -1."""
     kinds, stages, numbers, offsets = columns
     num_stages = read[0].shape[0]
     # Version v of a stage stands at [stage, v + history].  What lies before the first action
@@ -140,7 +140,7 @@ def _walk(
 
 @compiled
 def _most_alive(born: IntArray, last: IntArray, start: int, history: int) -> int:
-    """Return the greatest number of versions of one stage alive at once on the rank that begins at `start`.
+    """Return the most versions of a stage alive at once on the rank whose actions begin at `start`.
 
     A version is alive after action i where it was born at i or before and is read after i.
     """
@@ -158,11 +158,11 @@ def _most_alive(born: IntArray, last: IntArray, start: int, history: int) -> int
 
 def _wrong_step(schedule: "Schedule", step: IntArray) -> ScheduleError:
     per_step = schedule.num_micro_batches
-    own = np.arange(step.shape[1]) // per_step
-    stage, micro_batch = np.argwhere(step != own)[0].tolist()
+    own: IntArray = np.arange(step.shape[1], dtype=np.int64) // per_step
+    stage, m = np.argwhere(step != own)[0].tolist()
     return ScheduleError(
-        f"rule {schedule.weight_rule.name} puts the gradient of stage {stage}, micro-batch "
-        f"{micro_batch} into step {step[stage, micro_batch]}; the micro-batch is of step {own[micro_batch]}",
+        f"rule {schedule.weight_rule.name} puts the gradient of stage {stage}, micro-batch {m} "
+        f"into step {step[stage, m]}, and the micro-batch is of step {own[m]}",
         hint=f"return micro_batch // num_micro_batches ({per_step} here) as the step",
     )
 
@@ -180,5 +180,7 @@ def _unavailable(
     else:
         why = f"but there are only versions {-rule.history} to {schedule.num_steps}"
         hint = f"give rule {rule.name} a greater history, or another law"
-    head = f"rank {rank} cannot do {action}: by rule {rule.name} it needs version {version} of stage {stage}"
+    head = (
+        f"rank {rank} cannot do {action}: rule {rule.name} needs version {version} of stage {stage}"
+    )
     return ScheduleError(f"{head}, {why}\n{excerpt(orders, rank, index)}", hint=hint)
