@@ -25,7 +25,9 @@ MIXED = Cluster((CPU, GPU), HOSTS, NEAR, FAR, WIDE)
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5).filter(str.isprintable)
 amounts = st.floats(0, 1e15, allow_nan=False)
 rates = st.floats(1e-3, 1e18)
-links = st.builds(Link, amounts, rates | st.just(math.inf), amounts, rates | st.just(math.inf), amounts)
+links = st.builds(
+    Link, amounts, rates | st.just(math.inf), amounts, rates | st.just(math.inf), amounts
+)
 
 
 @st.composite
@@ -34,11 +36,15 @@ def clusters(draw: st.DrawFn) -> Cluster:
     pairs = st.lists(st.tuples(names, rates), max_size=3, unique_by=lambda pair: pair[0]).map(tuple)
     sizes = st.integers(1, 2**60)
     devices = [
-        draw(st.builds(DeviceKind, st.just(k), sizes, pairs, rates, amounts, st.booleans(), amounts)) for k in kinds
+        draw(
+            st.builds(DeviceKind, st.just(k), sizes, pairs, rates, amounts, st.booleans(), amounts)
+        )
+        for k in kinds
     ]
     host_names = draw(st.lists(names, min_size=1, max_size=4, unique=True))
     hosts = [
-        draw(st.builds(Host, st.just(name), st.sampled_from(kinds), st.integers(1, 5), names)) for name in host_names
+        draw(st.builds(Host, st.just(name), st.sampled_from(kinds), st.integers(1, 5), names))
+        for name in host_names
     ]
     return Cluster(tuple(devices), tuple(hosts), *(draw(st.none() | links) for _ in range(3)))
 
@@ -62,7 +68,8 @@ def test_link_goes_by_host_and_region():
 
 def test_level_without_a_link_and_a_rank_with_itself_are_refused():
     with pytest.raises(
-        ClusterError, match='ranks 1 and 2 on hosts "a" and "b" have no link: the cluster has none between'
+        ClusterError,
+        match='ranks 1 and 2 on hosts "a" and "b" have no link: the cluster has none between',
     ):
         replace(MIXED, between=None).link(1, 2)
     with pytest.raises(ClusterError, match="rank 1 has no link to itself"):
@@ -79,7 +86,9 @@ def test_message_takes_latency_and_bytes_over_bandwidth():
 @given(st.integers(1, 5), st.integers(0, 10**12))
 def test_all_reduce_is_the_ring_formula_over_its_slowest_link(n: int, size_bytes: int):
     slowest = [NEAR, FAR, WIDE, WIDE][n - 2]
-    expected = 2 * (n - 1) * (slowest.latency_s + size_bytes / n / slowest.bytes_per_s) if n > 1 else 0.0
+    expected = (
+        2 * (n - 1) * (slowest.latency_s + size_bytes / n / slowest.bytes_per_s) if n > 1 else 0.0
+    )
     assert MIXED.all_reduce_s(size_bytes, range(n)) == expected
 
 
@@ -98,7 +107,9 @@ def test_messages_that_leave_or_reach_a_host_share_its_card_and_those_inside_sha
 
 def test_rates_are_known_by_dtype():
     assert GPU.peak_flop_per_s("bfloat16") == 3e14
-    with pytest.raises(ClusterError, match='device "cpu" has no FLOP/s for float16; known: float32'):
+    with pytest.raises(
+        ClusterError, match='device "cpu" has no FLOP/s for float16; known: float32'
+    ):
         CPU.peak_flop_per_s("float16")
 
 
@@ -107,8 +118,8 @@ def test_cluster_prints_itself():
         (
             "5 ranks on 3 hosts, 14.00 usd/hour",
             "  device   cpu: 8.00 GiB at 20 GB/s, float32 0.1 TFLOP/s",
-            "  device   gpu: 40.0 GiB at 1500 GB/s, float32 20 TFLOP/s, bfloat16 300 TFLOP/s, 3.5 usd/hour,"
-            " preemptible with 30 s notice",
+            "  device   gpu: 40.0 GiB at 1500 GB/s, float32 20 TFLOP/s, bfloat16 300 TFLOP/s,"
+            " 3.5 usd/hour, preemptible with 30 s notice",
             "  host     a: ranks 0-1 on gpu, east",
             "  host     b: ranks 2-2 on cpu, east",
             "  host     c: ranks 3-4 on gpu, west",
@@ -120,7 +131,9 @@ def test_cluster_prints_itself():
 
 
 @given(clusters())
-def test_file_gives_back_the_same_cluster(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster):
+def test_file_gives_back_the_same_cluster(
+    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster
+):
     path = tmp_path_factory.mktemp("cluster") / "cluster.toml"
     cluster.save(path)
     assert Cluster.load(path) == cluster
@@ -163,14 +176,23 @@ def test_impossible_cluster_is_refused_with_the_value(make: "type[Cluster]", say
         (("latency_s = 1e-06\n", ""), '[inside] has no "latency_s"'),
         (('device = "cpu"\n', ""), '[[host]] number 2 has no "device"'),
         (("latency_s = 1e-06", "latency_s = -1e-06"), "[inside]: link has latency_s = -1e-06"),
-        (("latency_s = 1e-06", "latency_s = true"), '"latency_s" of [inside] is True, not a number'),
-        (("num_devices = 1", "num_devices = 1.5"), '"num_devices" of [[host]] number 2 is 1.5, not a whole number'),
+        (
+            ("latency_s = 1e-06", "latency_s = true"),
+            '"latency_s" of [inside] is True, not a number',
+        ),
+        (
+            ("num_devices = 1", "num_devices = 1.5"),
+            '"num_devices" of [[host]] number 2 is 1.5, not a whole number',
+        ),
         (("num_devices = 1", "num_devices = 0"), '[[host]] number 2: host "b" has 0 devices'),
         (('name = "b"', "name = 7"), '"name" of [[host]] number 2 is 7, not a text'),
         (('name = "b"', 'name = "a"'), '2 hosts are named "a"'),
         (("preemptible = true", 'preemptible = "yes"'), "is 'yes', not true or false"),
         (('"float32" = 100000000000.0', '"float32" = "fast"'), "is 'fast', not a number"),
-        (('flop_per_s = { "float32" = 100000000000.0 }', "flop_per_s = 1e11"), "is 100000000000.0, not a table"),
+        (
+            ('flop_per_s = { "float32" = 100000000000.0 }', "flop_per_s = 1e11"),
+            "is 100000000000.0, not a table",
+        ),
         (("[inside]", "[[inside]]"), "not a table"),
         (("[inside]", "[inside"), "not readable TOML"),
     ],
@@ -221,7 +243,11 @@ def test_this_machine_is_a_cluster_whose_ranks_share_its_memory():
 def test_accelerators_give_one_rank_each_and_no_more():
     machine = Machine("m", 6, 2**30, (("X", 80 * GB), ("X", 40 * GB)))
     cluster = _here(machine, None)
-    assert (cluster.num_ranks, cluster.device_of(1).name, cluster.device_of(1).memory_bytes) == (2, "X", 40 * GB)
+    assert (cluster.num_ranks, cluster.device_of(1).name, cluster.device_of(1).memory_bytes) == (
+        2,
+        "X",
+        40 * GB,
+    )
     with pytest.raises(ClusterError, match="3 ranks on this machine; it has 2 accelerators"):
         _here(machine, 3)
 
@@ -241,5 +267,5 @@ def test_limits_of_a_container_are_found(tmp_path: Path):
 
 
 def test_detection_imports_no_torch():
-    code = "import sys; from penstock.cluster import Cluster; Cluster.here(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "from penstock.cluster import Cluster; Cluster.here(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", f"import sys; {code}"], check=True)

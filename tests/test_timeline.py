@@ -38,7 +38,9 @@ def timelines(draw_from: st.DrawFn, num_ranks: int | None = None) -> Timeline:
     rank = st.integers(0, ranks - 1)
     pairs = st.tuples(times, times).map(sorted)
     span = st.builds(
-        lambda rank, lane, kind, stage, micro_batch, pair: Span(rank, lane, kind, stage, micro_batch, *pair),
+        lambda rank, lane, kind, stage, micro_batch, pair: Span(
+            rank, lane, kind, stage, micro_batch, *pair
+        ),
         *(rank, st.sampled_from(LANES), st.sampled_from(SPAN_KINDS), small, small, pairs),
     )
     held = st.builds(Held, rank, times, st.integers(0, 2**62))
@@ -56,7 +58,9 @@ def two_ranks() -> Timeline:
         Span(1, "update", "U", 1, 0, 3.0, 4.0),
         Span(1, "collective", "reduce", 1, 0, 4.0, 6.0),
     ]
-    return Timeline.of(2, spans, [Held(0, 0.0, 5), Held(1, 0.0, 7), Held(1, 2.0, 9), Held(1, 3.0, 1)])
+    return Timeline.of(
+        2, spans, [Held(0, 0.0, 5), Held(1, 0.0, 7), Held(1, 2.0, 9), Held(1, 3.0, 1)]
+    )
 
 
 def test_sums_count_computes_and_updates_but_no_messages_or_collectives():
@@ -86,7 +90,12 @@ def test_timeline_prints_itself_in_one_line():
 
 def test_given_totals_stand_in_for_spans():
     bare = Timeline(2, Spans.of([]), totals=Totals(4.0, (1.0, 3.0), (5, 6)))
-    assert (step_s(bare), busy_s(bare, 1), peak_bytes(bare), bubble_fraction(bare)) == (4.0, 3.0, (5, 6), 0.5)
+    assert (step_s(bare), busy_s(bare, 1), peak_bytes(bare), bubble_fraction(bare)) == (
+        4.0,
+        3.0,
+        (5, 6),
+        0.5,
+    )
 
 
 @given(timelines())
@@ -108,10 +117,18 @@ def test_columns_cannot_be_written():
 @pytest.mark.parametrize(
     ("spans", "memory", "says"),
     [
-        ([Span(2, "compute", "F", 0, 0, 0.0, 1.0)], [], "a span of rank 2 in a timeline of 2 ranks"),
+        (
+            [Span(2, "compute", "F", 0, 0, 0.0, 1.0)],
+            [],
+            "a span of rank 2 in a timeline of 2 ranks",
+        ),
         ([Span(-1, "compute", "F", 0, 0, 0.0, 1.0)], [], "a span of rank -1"),
         ([], [Held(2, 0.0, 1)], "a memory entry of rank 2"),
-        ([Span(0, "compute", "F", 4, 3, 2.0, 1.0)], [], "span 0, F4.3 of rank 0, runs from 2.0 s to 1.0 s"),
+        (
+            [Span(0, "compute", "F", 4, 3, 2.0, 1.0)],
+            [],
+            "span 0, F4.3 of rank 0, runs from 2.0 s to 1.0 s",
+        ),
         ([Span(0, "compute", "F", 0, 0, 0.0, math.inf)], [], "to inf s"),
         ([], [Held(0, math.nan, 1)], "no number of seconds"),
     ],
@@ -124,10 +141,26 @@ def test_impossible_timeline_is_refused(spans: list[Span], memory: list[Held], s
 def test_columns_of_different_lengths_or_codes_without_a_name_are_refused():
     good = two_ranks().spans
     with pytest.raises(TimelineError, match="different lengths"):
-        Spans(good.ranks[:3], good.lanes, good.kinds, good.stages, good.micro_batches, good.starts_s, good.ends_s)
+        Spans(
+            good.ranks[:3],
+            good.lanes,
+            good.kinds,
+            good.stages,
+            good.micro_batches,
+            good.starts_s,
+            good.ends_s,
+        )
     codes = np.full(len(good), 9, np.uint8)
-    with pytest.raises(TimelineError, match="a span has lane 9; there are 5"):
-        Spans(good.ranks, codes, good.kinds, good.stages, good.micro_batches, good.starts_s, good.ends_s)
+    with pytest.raises(TimelineError, match="a span has lane 9 of 0 to 4"):
+        Spans(
+            good.ranks,
+            codes,
+            good.kinds,
+            good.stages,
+            good.micro_batches,
+            good.starts_s,
+            good.ends_s,
+        )
     with pytest.raises(TimelineError, match="totals of 1 and 0 ranks"):
         Timeline(2, good, totals=Totals(1.0, (1.0,), ()))
 
@@ -157,12 +190,16 @@ def test_picture_refuses_a_column_without_length():
 
 
 def test_rank_names_line_up():
-    lines = draw(Timeline.of(11, [Span(r, "compute", "F", r, 0, 0, 1) for r in range(11)])).splitlines()
+    lines = draw(
+        Timeline.of(11, [Span(r, "compute", "F", r, 0, 0, 1) for r in range(11)])
+    ).splitlines()
     assert (lines[0], lines[10]) == ("rank 0   F0", "rank 10  F0")
 
 
 @given(timelines())
-def test_file_gives_back_the_same_timeline_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, timeline: Timeline):
+def test_file_gives_back_the_same_timeline_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, timeline: Timeline
+):
     path = tmp_path_factory.mktemp("timeline") / "t.trace.json"
     timeline.save(path)
     assert Timeline.load(path) == timeline
@@ -184,15 +221,28 @@ def test_file_is_chrome_trace_json(tmp_path: Path):
     }
     assert spans[-1]["name"] == "reduce 1"
     counters = [event for event in document["traceEvents"] if event["ph"] == "C"]
-    assert counters[2] == {"ph": "C", "name": "memory", "pid": 1, "ts": 2_000_000, "args": {"bytes": 9}}
-    names = [event["args"]["name"] for event in document["traceEvents"] if event["ph"] == "M" and event["pid"] == 1]
+    assert counters[2] == {
+        "ph": "C",
+        "name": "memory",
+        "pid": 1,
+        "ts": 2_000_000,
+        "args": {"bytes": 9},
+    }
+    names = [
+        event["args"]["name"]
+        for event in document["traceEvents"]
+        if event["ph"] == "M" and event["pid"] == 1
+    ]
     assert names == ["rank 1", *LANES]
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (('"ts": 1500000', '"ts": "1"'), '"ts" of item 15 of "traceEvents" of the file is 1, not a number'),
+        (
+            ('"ts": 1500000', '"ts": "1"'),
+            '"ts" of item 15 of "traceEvents" of the file is 1, not a number',
+        ),
         (('"ts": 1500000', '"ts": NaN'), "NaN is no number"),
         (('"ts": 1500000', '"ts": 1e9999999'), "timeline"),
         (('"ts": 1500000', '"ts": 1e99999999999999999999'), "timeline"),
@@ -208,7 +258,10 @@ def test_file_is_chrome_trace_json(tmp_path: Path):
         (('"num_ranks": 2', '"num_ranks": 1'), "rank 1 in a timeline of 1 ranks"),
         (('"meta": {}', '"meta": []'), '"meta" of "otherData" of the file is [], not an object'),
         (('"meta": {}', '"meta": {"a": 1}'), "is 1, not a text"),
-        (('"traceEvents": [', '"traceEvents": [7, '), 'item 0 of "traceEvents" of the file is 7, not an object'),
+        (
+            ('"traceEvents": [', '"traceEvents": [7, '),
+            'item 0 of "traceEvents" of the file is 7, not an object',
+        ),
         (('"traceEvents"', '"events"'), 'the file has no "traceEvents"'),
     ],
 )
@@ -235,7 +288,7 @@ def test_truncated_file_is_refused(tmp_path_factory: pytest.TempPathFactory, dat
 
 
 def test_missing_file_is_refused(tmp_path: Path):
-    with pytest.raises(TimelineError, match="cannot read timeline .*none.json: No such file"):
+    with pytest.raises(TimelineError, match=r"cannot read timeline .*none\.json: No such file"):
         Timeline.load(tmp_path / "none.json")
 
 
@@ -246,8 +299,12 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path):
 
 
 def test_aligned_timelines_are_shifted_by_their_offsets_and_begin_at_zero():
-    first = Timeline.of(2, [Span(0, "compute", "F", 0, 0, 10, 11)], [Held(0, 10, 3)], meta=(("a", "1"),))
-    second = Timeline.of(2, [Span(1, "compute", "F", 1, 0, 4, 5)], [Held(1, 4, 4)], meta=(("a", "2"), ("b", "3")))
+    first = Timeline.of(
+        2, [Span(0, "compute", "F", 0, 0, 10, 11)], [Held(0, 10, 3)], meta=(("a", "1"),)
+    )
+    second = Timeline.of(
+        2, [Span(1, "compute", "F", 1, 0, 4, 5)], [Held(1, 4, 4)], meta=(("a", "2"), ("b", "3"))
+    )
     spans = [Span(0, "compute", "F", 0, 0, 0, 1), Span(1, "compute", "F", 1, 0, 1.5, 2.5)]
     whole = Timeline.of(2, spans, [Held(0, 0, 3), Held(1, 1.5, 4)], meta=(("a", "1"), ("b", "3")))
     assert align([first, second], [-10.0, -2.5]) == whole
@@ -257,7 +314,9 @@ def test_aligned_timelines_are_shifted_by_their_offsets_and_begin_at_zero():
 def test_align_keeps_every_span_and_the_order_of_starts(parts: list[Timeline], offset_s: float):
     whole = align(parts, [offset_s] * len(parts))
     assert len(whole.spans) == sum(len(part.spans) for part in parts)
-    assert peak_bytes(whole) == tuple(max(peaks) for peaks in zip(*map(peak_bytes, parts), strict=True))
+    assert peak_bytes(whole) == tuple(
+        max(peaks) for peaks in zip(*map(peak_bytes, parts), strict=True)
+    )
     if len(whole.spans) and not len(whole.memory):
         assert whole.spans.starts_s.min() == 0.0
 

@@ -58,7 +58,9 @@ class DeviceKind:
                 return rate
         known = ", ".join(name for name, _ in self.flop_per_s) or "none"
         hint = f"add {dtype} to flop_per_s of the device"
-        raise ClusterError(f'device "{self.name}" has no FLOP/s for {dtype}; known: {known}', hint=hint)
+        raise ClusterError(
+            f'device "{self.name}" has no FLOP/s for {dtype}; known: {known}', hint=hint
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class Host:
     def __post_init__(self) -> None:
         _check_names(f'host "{self.name}"', (self.name, self.device, self.region))
         if self.num_devices < 1:
-            raise ClusterError(f'host "{self.name}" has {self.num_devices} devices', hint="a host has at least one")
+            raise ClusterError(
+                f'host "{self.name}" has {self.num_devices} devices', hint="a host has at least one"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,8 @@ class Link:
     """What a message costs between two ranks; both directions can be busy at once.
 
     overhead_s        seconds of computing that each end loses per message
-    copy_bytes_per_s  at which each end's computing thread copies the message itself; inf where a helper does
-    slowdown          fraction by which a compute takes longer while a message of its rank is on the link
+    copy_bytes_per_s  at which each end's computing thread copies the message; inf: it does not
+    slowdown          fraction by which a compute takes longer beside a message of its rank
     """
 
     latency_s: float
@@ -98,20 +102,29 @@ class Link:
             _check("link", name, getattr(self, name), positive=True, finite=False)
 
     def end_s(self, size_bytes: int) -> float:
-        """Return overhead_s + size_bytes / copy_bytes_per_s: seconds of computing that each end loses for a message."""
+        """Return the seconds of computing that each end loses for one message.
+
+        overhead_s + size_bytes / copy_bytes_per_s
+        """
         return self.overhead_s + size_bytes / self.copy_bytes_per_s
 
     def __str__(self) -> str:
         """Return one line: "5.00 us + 300 GB/s, each end 2.00 us"."""
-        copy = f" + {self.copy_bytes_per_s / GB:.3g} GB/s" if math.isfinite(self.copy_bytes_per_s) else ""
-        end = f", each end {format_seconds(self.overhead_s)}{copy}" if self.overhead_s or copy else ""
+        copy = (
+            f" + {self.copy_bytes_per_s / GB:.3g} GB/s"
+            if math.isfinite(self.copy_bytes_per_s)
+            else ""
+        )
+        end = (
+            f", each end {format_seconds(self.overhead_s)}{copy}" if self.overhead_s or copy else ""
+        )
         slow = f", slows computes by {100 * self.slowdown:.3g} %" if self.slowdown else ""
         return f"{format_seconds(self.latency_s)} + {self.bytes_per_s / GB:.3g} GB/s{end}{slow}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Hosts with their devices, and a link for each level; a level that no two ranks need may be None.
+    """Hosts with their devices, and a link for each level; None for a level that nobody needs.
 
     Raises:   ClusterError: no host, two of the same name, a device kind that is not there.
     """
@@ -121,7 +134,9 @@ class Cluster:
     inside: Link | None = None
     between: Link | None = None
     across: Link | None = None
-    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)  # rank after the last one of each host
+    _ends: tuple[int, ...] = field(
+        init=False, repr=False, compare=False
+    )  # rank after the last one of each host
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -132,16 +147,22 @@ class Cluster:
         ):
             for name in names:
                 if names.count(name) > 1:
-                    raise ClusterError(f'{names.count(name)} {what}s are named "{name}"', hint="give each its own name")
+                    raise ClusterError(
+                        f'{names.count(name)} {what}s are named "{name}"',
+                        hint="give each its own name",
+                    )
         kinds = {kind.name for kind in self.devices}
         for host in self.hosts:
             if host.device not in kinds:
                 there = ", ".join(sorted(kinds)) or "none"
                 hint = f"add a [[device]] of that name, or take one that is there: {there}"
                 raise ClusterError(
-                    f'host "{host.name}" has devices "{host.device}", which are not described', hint=hint
+                    f'host "{host.name}" has devices "{host.device}", which are not described',
+                    hint=hint,
                 )
-        object.__setattr__(self, "_ends", tuple(accumulate(host.num_devices for host in self.hosts)))
+        object.__setattr__(
+            self, "_ends", tuple(accumulate(host.num_devices for host in self.hosts))
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -157,9 +178,9 @@ class Cluster:
         return next(kind for kind in self.devices if kind.name == name)
 
     def link(self, a: int, b: int) -> Link:
-        """Return the link between two ranks: `inside` a host, `between` hosts of a region, or `across` regions.
+        """Return the link of two ranks: `inside` a host, `between` hosts, or `across` regions.
 
-        Raises:   ClusterError: a rank that is not there, a rank with itself, a level without a link.
+        Raises:   ClusterError: no such rank, a rank with itself, a level without a link.
         """
         if a == b:
             raise ClusterError(f"rank {a} has no link to itself")
@@ -171,16 +192,18 @@ class Cluster:
             level, link = "across", self.across
         if link is None:
             where = f'ranks {a} and {b} on hosts "{first.name}" and "{second.name}"'
-            raise ClusterError(f"{where} have no link: the cluster has none {level}", hint=f"describe [{level}]")
+            raise ClusterError(
+                f"{where} have no link: the cluster has none {level}", hint=f"describe [{level}]"
+            )
         return link
 
     def message_s(self, a: int, b: int, size_bytes: int) -> float:
-        """Return the seconds from when a message from `a` to `b` gets the wire until its last byte is there.
+        """Return the seconds from when a message gets the wire until its last byte is at `b`.
 
         latency_s + size_bytes / bytes_per_s; 0.0 from a rank to itself.
 
-        Ignores:  waiting for earlier messages on the same lanes; what it costs the computing threads
-                  (`Link.end_s`); smaller bandwidth for small messages.
+        Ignores:  waiting for earlier messages on the same lanes; what it costs the computing
+                  threads (`Link.end_s`); the smaller bandwidth of small messages.
         Raises:   ClusterError: the two have no link.
         """
         if a == b:
@@ -203,13 +226,15 @@ class Cluster:
         if n < 2:
             return 0.0
         links = (self.link(a, ranks[(at + 1) % n]) for at, a in enumerate(ranks))
-        return 2 * (n - 1) * max(link.latency_s + size_bytes / n / link.bytes_per_s for link in links)
+        return (
+            2 * (n - 1) * max(link.latency_s + size_bytes / n / link.bytes_per_s for link in links)
+        )
 
     def lanes(self, a: int, b: int) -> tuple[int, ...]:
-        """Return the numbers of the lanes that messages from `a` to `b` share with messages of other pairs.
+        """Return the numbers of the lanes that messages from `a` to `b` share with other pairs.
 
-        Inside a host: none.  Otherwise two network cards: 2 * host(a), on which all leave that host, and
-        2 * host(b) + 1, on which all reach that one, with hosts numbered as they stand.
+        Inside a host: none.  Otherwise two network cards: 2 * host(a), on which all leave that
+        host, and 2 * host(b) + 1, on which all reach that one, with hosts numbered as they stand.
 
         Ignores:  switches, and buses inside a host.
         """
@@ -219,7 +244,9 @@ class Cluster:
     def _host_number(self, rank: int) -> int:
         if not 0 <= rank < self.num_ranks:
             hint = "take fewer ranks, or describe more hosts"
-            raise ClusterError(f"rank {rank} is not in a cluster of {self.num_ranks} ranks", hint=hint)
+            raise ClusterError(
+                f"rank {rank} is not in a cluster of {self.num_ranks} ranks", hint=hint
+            )
         return bisect_right(self._ends, rank)
 
     def __str__(self) -> str:
@@ -232,9 +259,8 @@ class Cluster:
         lines = [f"{self.num_ranks} ranks on {len(self.hosts)} hosts{price}"]
         lines += [f"  device   {_describe(kind)}" for kind in self.devices]
         for host, end in zip(self.hosts, self._ends, strict=True):
-            lines.append(
-                f"  host     {host.name}: ranks {end - host.num_devices}-{end - 1} on {host.device}, {host.region}"
-            )
+            ranks = f"ranks {end - host.num_devices}-{end - 1}"
+            lines.append(f"  host     {host.name}: {ranks} on {host.device}, {host.region}")
         lines += [f"  {name:8} {link}" for name, link in self._links() if link is not None]
         return "\n".join(lines)
 
@@ -250,28 +276,34 @@ class Cluster:
     def load(cls, path: Path | str) -> "Cluster":
         """Return the cluster that `path` describes (docs/cluster.md has the keys).
 
-        Raises:   ClusterError: no such file, not TOML, a key that is missing or unknown, a value of the wrong
-                  type, or numbers that no cluster can have.
+        Raises:   ClusterError: no such file, not TOML, a key that is missing or unknown, a value
+                  of the wrong type, or numbers that no cluster can have.
         """
         try:
             document = toml.read(path)
             toml.check_keys("the file", document, ("device", "host", *LEVELS))
-            devices = tuple(toml.record(DeviceKind, *each) for each in toml.tables(document, "device"))
+            devices = tuple(
+                toml.record(DeviceKind, *each) for each in toml.tables(document, "device")
+            )
             hosts = tuple(toml.record(Host, *each) for each in toml.tables(document, "host"))
-            links = {name: toml.record(Link, f"[{name}]", document[name]) for name in LEVELS if name in document}
+            links = {
+                name: toml.record(Link, f"[{name}]", document[name])
+                for name in LEVELS
+                if name in document
+            }
             return cls(devices, hosts, **links)
         except ClusterError as problem:
             raise ClusterError(f"cluster {path}: {problem}", hint=problem.hint) from problem
 
     @classmethod
     def here(cls, ranks: int | None = None) -> "Cluster":
-        """Return this machine as a cluster of one host: a rank per accelerator, or per core where there is none.
+        """Return this machine as one host: a rank per accelerator, or per core without any.
 
-        `ranks` says otherwise how many share the machine; each is a device with its part of the cores
-        and the memory.  Cores and memory are what this process may use; accelerators are found only
-        when the caller has imported torch.
-        FLOP/s, memory bandwidth and the link are round guesses (CPU: 30 GFLOP/s in float32 and 10 GB/s a
-        core, messages through shared memory), to be replaced by measuring.
+        `ranks` says otherwise how many share the machine; each is a device with its part of the
+        cores and the memory.  Cores and memory are what this process may use; accelerators are
+        found only when the caller has imported torch.
+        FLOP/s, memory bandwidth and the link are round guesses (CPU: 30 GFLOP/s in float32 and
+        10 GB/s a core, messages through shared memory), to be replaced by measuring.
         Raises:   ClusterError: `ranks` is less than 1, or more than the accelerators there are.
         """
         return _here(detect(), ranks)
@@ -282,16 +314,24 @@ def _here(machine: Machine, ranks: int | None) -> Cluster:
     count = ranks if ranks is not None else len(found) or machine.cores
     if count < 1 or (found and count > len(found)):
         limit = f"it has {len(found)} accelerators" if found else "there must be at least one"
-        raise ClusterError(f"{count} ranks on this machine; {limit}", hint="give another number of ranks")
+        raise ClusterError(
+            f"{count} ranks on this machine; {limit}", hint="give another number of ranks"
+        )
     if found:
         name, memory_bytes = min(found[:count], key=lambda each: each[1])
         rates = (("float32", 15 * TFLOP), ("bfloat16", 100 * TFLOP))
-        device = DeviceKind(name, memory_bytes, tuple((dtype, float(rate)) for dtype, rate in rates), 1000.0 * GB)
+        device = DeviceKind(
+            name, memory_bytes, tuple((dtype, float(rate)) for dtype, rate in rates), 1000.0 * GB
+        )
         link = Link(latency_s=10e-6, bytes_per_s=20.0 * GB, overhead_s=10e-6)
     else:
         cores = machine.cores / count
-        device = DeviceKind("cpu", machine.memory_bytes // count, (("float32", 30 * GB * cores),), 10.0 * GB * cores)
-        link = Link(latency_s=20e-6, bytes_per_s=10.0 * GB, overhead_s=10e-6, copy_bytes_per_s=15.0 * GB)
+        device = DeviceKind(
+            "cpu", machine.memory_bytes // count, (("float32", 30 * GB * cores),), 10.0 * GB * cores
+        )
+        link = Link(
+            latency_s=20e-6, bytes_per_s=10.0 * GB, overhead_s=10e-6, copy_bytes_per_s=15.0 * GB
+        )
     return Cluster((device,), (Host(machine.name, device.name, count),), link)
 
 
@@ -299,9 +339,8 @@ def _describe(kind: DeviceKind) -> str:
     rates = "".join(f", {dtype} {rate / TFLOP:.3g} TFLOP/s" for dtype, rate in kind.flop_per_s)
     price = f", {kind.usd_per_hour:g} usd/hour" if kind.usd_per_hour else ""
     spot = f", preemptible with {kind.notice_s:g} s notice" if kind.preemptible else ""
-    return (
-        f"{kind.name}: {format_bytes(kind.memory_bytes)} at {kind.memory_bytes_per_s / GB:.4g} GB/s{rates}{price}{spot}"
-    )
+    memory = f"{format_bytes(kind.memory_bytes)} at {kind.memory_bytes_per_s / GB:.4g} GB/s"
+    return f"{kind.name}: {memory}{rates}{price}{spot}"
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:
@@ -310,9 +349,16 @@ def _check_names(where: str, names: Sequence[str]) -> None:
             raise ClusterError(f"{where} has the name {name!r}", hint="a name is printable text")
 
 
-def _check(where: str, name: str, number: float, *, positive: bool = False, finite: bool = True) -> None:
-    """Raise a ClusterError unless `number` is at least 0, or above 0 where `positive`; finite where it must be."""
-    bad = math.isnan(number) or number < 0 or (positive and number == 0) or (finite and math.isinf(number))
+def _check(
+    where: str, name: str, number: float, *, positive: bool = False, finite: bool = True
+) -> None:
+    """Raise a ClusterError unless `number` is >= 0 (`positive`: > 0) and, if so wanted, finite."""
+    bad = (
+        math.isnan(number)
+        or number < 0
+        or (positive and number == 0)
+        or (finite and math.isinf(number))
+    )
     if bad:
         wanted = f"{'positive' if positive else 'zero or more'}{' and finite' if finite else ''}"
         raise ClusterError(f"{where} has {name} = {number}", hint=f"{name} must be {wanted}")

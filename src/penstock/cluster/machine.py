@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, accelerators; torch is asked only when it is already loaded."""
+"""What this machine has: cores, memory, accelerators; torch is asked only when already loaded."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""TOML tables to frozen records of plain values and back; every fault is told with its file, its table and its key."""
+"""TOML tables to frozen records of plain values and back; a fault is told with table and key."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,9 @@ def check_keys(place: str, table: Mapping[str, Value], known: Sequence[str]) -> 
     """Raise a ClusterError when `table` has a key that is not `known`."""
     for key in table:
         if key not in known:
-            raise ClusterError(f'{place} has an unknown key "{key}"', hint=f"known keys: {', '.join(known)}")
+            raise ClusterError(
+                f'{place} has an unknown key "{key}"', hint=f"known keys: {', '.join(known)}"
+            )
 
 
 def tables(document: Mapping[str, Value], name: str) -> Iterator[tuple[str, Value]]:
@@ -51,7 +53,9 @@ def tables(document: Mapping[str, Value], name: str) -> Iterator[tuple[str, Valu
     """
     found = document.get(name, [])
     if not isinstance(found, list):
-        raise ClusterError(f"{name} is {found!r}, not a list of tables", hint=f"write [[{name}]], not [{name}]")
+        raise ClusterError(
+            f"{name} is {found!r}, not a list of tables", hint=f"write [[{name}]], not [{name}]"
+        )
     for at, table in enumerate(found):
         yield f"[[{name}]] number {at + 1}", table
 
@@ -59,10 +63,13 @@ def tables(document: Mapping[str, Value], name: str) -> Iterator[tuple[str, Valu
 def record(kind: type[Made], place: str, table: Value) -> Made:
     """Return the record that `table` describes.
 
-    Raises:   ClusterError: a key that is unknown or missing, a value of another type, or one that `kind` refuses.
+    Raises:   ClusterError: a key that is unknown or missing, a value of another type, or one
+              that `kind` refuses.
     """
     if not isinstance(table, Mapping):
-        raise ClusterError(f"{place} is {table!r}, not a table", hint=f"write it as {place} with lines key = value")
+        raise ClusterError(
+            f"{place} is {table!r}, not a table", hint=f"write it as {place} with lines key = value"
+        )
     table = cast("Mapping[str, Value]", table)
     known = fields(kind)
     check_keys(place, table, [each.name for each in known])
@@ -90,7 +97,9 @@ def _value(wanted: object, place: str, value: Value) -> object:
         words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
         raise ClusterError(f"{place} is {value!r}, not {words[cast('type', wanted)]}")
     if not isinstance(value, Mapping):
-        raise ClusterError(f"{place} is {value!r}, not a table", hint="write { name = number, ... }")
+        raise ClusterError(
+            f"{place} is {value!r}, not a table", hint="write { name = number, ... }"
+        )
     pairs = cast("Mapping[str, Value]", value).items()
     return tuple((name, _value(float, f'"{name}" in {place}', number)) for name, number in pairs)
 
@@ -113,7 +122,9 @@ def _lines(made: Record) -> str:
 def _text(value: object) -> str:
     match value:
         case str():
-            return dumps(value, ensure_ascii=False)  # printable text is written alike in JSON and TOML
+            return dumps(
+                value, ensure_ascii=False
+            )  # printable text is written alike in JSON and TOML
         case bool():
             return "true" if value else "false"
         case tuple():

@@ -1,4 +1,4 @@
-"""Timeline: who did what, from when to when, and the bytes held over time; simulated or measured."""
+"""Timeline: who did what, from when to when, and the bytes held; simulated or measured."""
 
 from penstock.timeline.draw import draw as draw
 from penstock.timeline.spans import LANES as LANES

@@ -1,7 +1,8 @@
-"""Chrome trace-event JSON: the file form of a timeline, opened by Perfetto as it is (schema: docs/timeline.md).
+"""Chrome trace-event JSON: the file form of a timeline, which Perfetto opens as it is.
 
-Times are written in microseconds, as the decimal text of the seconds with its point moved, and durations as
-exact decimal differences; so every float comes back bit for bit.
+docs/timeline.md has the schema.  Times are written in microseconds, as the decimal text of the
+seconds with its point moved, and durations as exact decimal differences; so every float comes
+back bit for bit.
 """
 
 import json
@@ -10,7 +11,17 @@ from decimal import Context, Decimal
 from typing import NamedTuple, TypeAlias
 
 from penstock.errors import TimelineError
-from penstock.timeline.spans import LANES, SPAN_KINDS, Held, Lane, MemoryCurve, Span, SpanKind, Spans, Totals
+from penstock.timeline.spans import (
+    LANES,
+    SPAN_KINDS,
+    Held,
+    Lane,
+    MemoryCurve,
+    Span,
+    SpanKind,
+    Spans,
+    Totals,
+)
 
 SCHEMA = "penstock timeline 1"
 _EXACT = Context(prec=2000)  # no sum or difference of two floats' texts needs more digits
@@ -37,24 +48,32 @@ def to_text(parts: Parts) -> str:
         "busy_s": parts.totals.busy_s,
         "peak_bytes": parts.totals.peak_bytes,
     }
-    about = {"schema": SCHEMA, "num_ranks": parts.num_ranks, "meta": dict(parts.meta), "totals": totals}
+    about = {
+        "schema": SCHEMA,
+        "num_ranks": parts.num_ranks,
+        "meta": dict(parts.meta),
+        "totals": totals,
+    }
     head = f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(about)},\n"traceEvents": [\n'
     return head + ",\n".join(_events(parts)) + "\n]}\n"
 
 
 def _events(parts: Parts) -> Iterator[str]:
     for rank in range(parts.num_ranks):
-        yield f'{{"ph": "M", "name": "process_name", "pid": {rank}, "args": {{"name": "rank {rank}"}}}}'
+        name = f'"args": {{"name": "rank {rank}"}}'
+        yield f'{{"ph": "M", "name": "process_name", "pid": {rank}, {name}}}'
         for tid, lane in enumerate(LANES):
             name = f'"args": {{"name": "{lane}"}}'
             yield f'{{"ph": "M", "name": "thread_name", "pid": {rank}, "tid": {tid}, {name}}}'
     tids = {lane: tid for tid, lane in enumerate(LANES)}
     for span in parts.spans:
         start_us, end_us = _microseconds(span.start_s), _microseconds(span.end_s)
+        args = f'"kind": "{span.kind}", "stage": {span.stage}, "micro_batch": {span.micro_batch}'
         yield (
-            f'{{"ph": "X", "name": "{span.name}", "cat": "{span.lane}", "pid": {span.rank}, "tid": {tids[span.lane]},'
+            f'{{"ph": "X", "name": "{span.name}", "cat": "{span.lane}",'
+            f' "pid": {span.rank}, "tid": {tids[span.lane]},'
             f' "ts": {start_us:f}, "dur": {_EXACT.subtract(end_us, start_us):f},'
-            f' "args": {{"kind": "{span.kind}", "stage": {span.stage}, "micro_batch": {span.micro_batch}}}}}'
+            f' "args": {{{args}}}}}'
         )
     for held in parts.memory:
         time = f'"ts": {_microseconds(held.time_s):f}'
@@ -74,7 +93,11 @@ def from_text(content: bytes) -> Parts:
     try:
         document: Value = json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
         return _parts(_Reader(document, "the file"))
-    except (ValueError, ArithmeticError, RecursionError) as problem:  # arithmetic: exponents that no clock shows
+    except (
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+    ) as problem:  # arithmetic: exponents that no clock shows
         raise TimelineError(f"not readable JSON: {problem or type(problem).__name__}") from problem
 
 
@@ -83,7 +106,7 @@ def _no_constant(text: str) -> float:
 
 
 class _Reader:
-    """A JSON value and the place where it stands; each method takes it as one type or raises a TimelineError."""
+    """A JSON value and its place; each method takes it as one type or raises a TimelineError."""
 
     def __init__(self, value: Value, place: str) -> None:
         self.value, self.place = value, place
@@ -101,7 +124,11 @@ class _Reader:
         return [_Reader(item, f"item {at} of {self.place}") for at, item in enumerate(self.value)]
 
     def integer(self) -> int:
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or abs(self.value) >= 2**63:
+        if (
+            not isinstance(self.value, int)
+            or isinstance(self.value, bool)
+            or abs(self.value) >= 2**63
+        ):
             raise self.wrong("a whole number of at most 64 bits")
         return self.value
 
@@ -117,7 +144,9 @@ class _Reader:
 
     def wrong(self, wanted: str) -> TimelineError:
         found = str(self.value)
-        return TimelineError(f"{self.place} is {found if len(found) < 60 else found[:57] + '...'}, not {wanted}")
+        return TimelineError(
+            f"{self.place} is {found if len(found) < 60 else found[:57] + '...'}, not {wanted}"
+        )
 
 
 def _parts(document: _Reader) -> Parts:
@@ -131,7 +160,9 @@ def _parts(document: _Reader) -> Parts:
                 spans.append(_span(event))
             case "C":
                 size_bytes = event["args"]["bytes"].integer()
-                memory.append(Held(_rank(event["pid"]), _seconds(event["ts"].decimal()), size_bytes))
+                memory.append(
+                    Held(_rank(event["pid"]), _seconds(event["ts"].decimal()), size_bytes)
+                )
             case _:  # names of lanes, and whatever a tool has added
                 pass
     meta = about["meta"].value

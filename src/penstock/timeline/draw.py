@@ -9,7 +9,7 @@ MAX_COLUMNS = 400
 
 
 def draw(timeline: Timeline, *, unit_s: float | None = None) -> str:
-    """Return a picture of the compute and update lanes: a line per rank, a column per `unit_s` seconds.
+    """Return a picture of computes and updates: a line per rank, a column per `unit_s` seconds.
 
     A column shows what runs at its middle: "F0" (forward of micro-batch 0) in the column where it
     starts, "-" where it goes on, "." where the rank idles.  Where a rank has a stage of another
@@ -33,12 +33,15 @@ def draw(timeline: Timeline, *, unit_s: float | None = None) -> str:
     cells = _cells(timeline.num_ranks, drawn, begin_s, unit_s)
     width = max((len(cell) for row in cells for cell in row), default=1)
     digits = len(f"{timeline.num_ranks - 1}")
-    lines = (f"rank {rank:<{digits}}  {' '.join(f'{cell:{width}}' for cell in row)}" for rank, row in enumerate(cells))
+    lines = (
+        f"rank {rank:<{digits}}  {' '.join(f'{cell:{width}}' for cell in row)}"
+        for rank, row in enumerate(cells)
+    )
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _cells(num_ranks: int, drawn: Spans, begin_s: float, unit_s: float) -> list[list[str]]:
-    """Return the text of every column of every rank; spans that hold no column's middle get none."""
+    """Return the text of every column of every rank; spans that hold no middle get none."""
     long = bool((drawn.stages != drawn.ranks).any())
     firsts, lasts = (
         np.ceil((times_s - begin_s) / unit_s - 0.5 - 1e-6).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Spans and held bytes: the columns of a timeline, which look like sequences of records from outside."""
+"""Spans and held bytes: the columns of a timeline, from outside sequences of records."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,22 @@ from penstock.errors import TimelineError
 
 Lane = Literal["compute", "send", "receive", "collective", "update"]
 SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard"]
-LANES: tuple[Lane, ...] = ("compute", "send", "receive", "collective", "update")  # array code = index
-SPAN_KINDS: tuple[SpanKind, ...] = ("F", "B", "I", "W", "U", "reduce", "unshard")  # begins as schedule.KINDS
+LANES: tuple[Lane, ...] = (
+    "compute",
+    "send",
+    "receive",
+    "collective",
+    "update",
+)  # array code = index
+SPAN_KINDS: tuple[SpanKind, ...] = (
+    "F",
+    "B",
+    "I",
+    "W",
+    "U",
+    "reduce",
+    "unshard",
+)  # begins as schedule.KINDS
 SPAN_COLUMNS = ("ranks", "lanes", "kinds", "stages", "micro_batches", "starts_s", "ends_s")
 MEMORY_COLUMNS = ("ranks", "times_s", "sizes_bytes")
 
@@ -53,9 +67,12 @@ class Spans:
         if len(self) == 0:
             return
         for name, codes, words in (("lane", self.lanes, LANES), ("kind", self.kinds, SPAN_KINDS)):
-            if int(codes.max()) >= len(words):
-                raise TimelineError(f"a span has {name} {int(codes.max())}; there are {len(words)}: {' '.join(words)}")
-        wrong = ~((self.starts_s <= self.ends_s) & np.isfinite(self.starts_s) & np.isfinite(self.ends_s))
+            worst = int(codes.max())
+            if worst >= len(words):
+                raise TimelineError(f"a span has {name} {worst} of 0 to {len(words) - 1}")
+        wrong = ~(
+            (self.starts_s <= self.ends_s) & np.isfinite(self.starts_s) & np.isfinite(self.ends_s)
+        )
         if wrong.any():
             at = int(np.argmax(wrong))
             span = self[at]
@@ -83,7 +100,14 @@ class Spans:
     def __getitem__(self, at: int) -> Span:
         lane, kind = LANES[int(self.lanes[at])], SPAN_KINDS[int(self.kinds[at])]
         where = int(self.stages[at]), int(self.micro_batches[at])
-        return Span(int(self.ranks[at]), lane, kind, *where, float(self.starts_s[at]), float(self.ends_s[at]))
+        return Span(
+            int(self.ranks[at]),
+            lane,
+            kind,
+            *where,
+            float(self.starts_s[at]),
+            float(self.ends_s[at]),
+        )
 
     def where(self, chosen: NDArray[np.bool_]) -> "Spans":
         """Return the spans where `chosen` is true."""
@@ -96,7 +120,12 @@ class Spans:
     def __iter__(self) -> Iterator[Span]:
         lanes = list(map(LANES.__getitem__, self.lanes.tolist()))
         kinds = list(map(SPAN_KINDS.__getitem__, self.kinds.tolist()))
-        rest = (self.stages.tolist(), self.micro_batches.tolist(), self.starts_s.tolist(), self.ends_s.tolist())
+        rest = (
+            self.stages.tolist(),
+            self.micro_batches.tolist(),
+            self.starts_s.tolist(),
+            self.ends_s.tolist(),
+        )
         return (Span(*row) for row in zip(self.ranks.tolist(), lanes, kinds, *rest, strict=True))
 
     def __eq__(self, other: object) -> bool:
@@ -113,7 +142,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
-    """The bytes that every rank holds over time: a sequence of `Held`, in time order for each rank."""
+    """The bytes that every rank holds over time: a sequence of `Held`, for each rank by time."""
 
     ranks: NDArray[np.int32]
     times_s: NDArray[np.float64]
@@ -128,7 +157,11 @@ class MemoryCurve:
     def of(cls, entries: Iterable[Held] = ()) -> "MemoryCurve":
         """Return the columns of `entries`."""
         ranks, times_s, sizes_bytes = list(zip(*entries, strict=True)) or [()] * 3
-        return cls(np.array(ranks, np.int32), np.array(times_s, np.float64), np.array(sizes_bytes, np.int64))
+        return cls(
+            np.array(ranks, np.int32),
+            np.array(times_s, np.float64),
+            np.array(sizes_bytes, np.int64),
+        )
 
     def __len__(self) -> int:
         return len(self.ranks)

@@ -5,10 +5,10 @@ Five lanes per rank:
     compute     F, B, I, W: the rank's own work
     update      U(stage, step); shares the computing thread with "compute"
     send        from when a message has the wire until its last byte is on it
-    receive     from when a message has the wire until its last byte is here
-    collective  reduce (stage -1 where the bucket is no stage's; micro_batch = step) and unshard (micro_batch -1)
+    receive     from when the first byte of a message is here until its last one is
+    collective  reduce (stage -1; micro_batch = step) and unshard (micro_batch -1)
 
-The file is Chrome trace-event JSON, so that Perfetto opens it as it is (schema: docs/timeline.md).
+The file is Chrome trace-event JSON; Perfetto opens it as it is (docs/timeline.md has the schema).
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,12 +55,16 @@ class Timeline:
         for what, ranks in (("a span", self.spans.ranks), ("a memory entry", self.memory.ranks)):
             wrong = ranks[(ranks < 0) | (ranks >= self.num_ranks)]
             if len(wrong):
-                raise TimelineError(f"{what} of rank {wrong[0]} in a timeline of {self.num_ranks} ranks")
+                raise TimelineError(
+                    f"{what} of rank {wrong[0]} in a timeline of {self.num_ranks} ranks"
+                )
         if self.totals == NOT_SUMMED:
             object.__setattr__(self, "totals", _totals(self.num_ranks, self.spans, self.memory))
         counts = len(self.totals.busy_s), len(self.totals.peak_bytes)
         if counts != (self.num_ranks, self.num_ranks):
-            raise TimelineError(f"totals of {counts[0]} and {counts[1]} ranks in a timeline of {self.num_ranks}")
+            raise TimelineError(
+                f"totals of {counts[0]} and {counts[1]} ranks in a timeline of {self.num_ranks}"
+            )
 
     @classmethod
     def of(
@@ -78,12 +82,15 @@ class Timeline:
         """Return one line: "2 ranks, 12 spans, 9.00 s, bubble 33.3 %, peak 1.20 MiB"."""
         return (
             f"{self.num_ranks} ranks, {len(self.spans)} spans, {format_seconds(step_s(self))},"
-            f" bubble {100 * bubble_fraction(self):.1f} %, peak {format_bytes(max(peak_bytes(self), default=0))}"
+            f" bubble {100 * bubble_fraction(self):.1f} %,"
+            f" peak {format_bytes(max(peak_bytes(self), default=0))}"
         )
 
     def save(self, path: Path | str) -> None:
         """Write the timeline to `path` as Chrome trace-event JSON, whole or not at all."""
-        write_text(path, to_text(Parts(self.num_ranks, self.spans, self.memory, self.meta, self.totals)))
+        write_text(
+            path, to_text(Parts(self.num_ranks, self.spans, self.memory, self.meta, self.totals))
+        )
 
     @classmethod
     def load(cls, path: Path | str) -> "Timeline":
@@ -95,7 +102,9 @@ class Timeline:
             content = Path(path).read_bytes()
         except OSError as problem:
             hint = "check the path of the timeline"
-            raise TimelineError(f"cannot read timeline {path}: {problem.strerror}", hint=hint) from problem
+            raise TimelineError(
+                f"cannot read timeline {path}: {problem.strerror}", hint=hint
+            ) from problem
         try:
             return cls(*from_text(content))
         except TimelineError as problem:
@@ -125,9 +134,9 @@ def peak_bytes(timeline: Timeline) -> tuple[int, ...]:
 
 
 def bubble_fraction(timeline: Timeline) -> float:
-    """Return 1 - sum of busy_s / (num_ranks * step_s): the part of all ranks' time without compute or update.
+    """Return the part of all ranks' time in which they neither compute nor update.
 
-    0.0 for an empty timeline.
+    1 - sum of busy_s / (num_ranks * step_s); 0.0 for an empty timeline.
     """
     whole_s = timeline.num_ranks * timeline.totals.step_s
     return 1.0 - sum(timeline.totals.busy_s) / whole_s if whole_s > 0 else 0.0
@@ -142,30 +151,41 @@ def kind_s(timeline: Timeline, kind: SpanKind, *, lane: Lane = "compute") -> tup
 
 
 def align(timelines: Sequence[Timeline], offsets_s: Sequence[float]) -> Timeline:
-    """Return one timeline of what several measured, each by its own clock; the first start is at 0 s.
+    """Return one timeline of what several measured, each by its own clock; it begins at 0 s.
 
-    `offsets_s[k]` is added to every time of `timelines[k]`: the seconds by which its clock is behind.
+    `offsets_s[k]` is added to every time of `timelines[k]`: the seconds its clock is behind.
     Of a meta key that several have, the first one's value stays.
     Raises:   ValueError: none, or not one offset for each.
               TimelineError: they disagree on the number of ranks.
     """
     if not timelines or len(timelines) != len(offsets_s):
-        raise ValueError(f"{len(timelines)} timelines, {len(offsets_s)} offsets; each of at least one needs one")
+        raise ValueError(
+            f"{len(timelines)} timelines, {len(offsets_s)} offsets; each of at least one needs one"
+        )
     counts = {timeline.num_ranks for timeline in timelines}
     if len(counts) > 1:
-        raise TimelineError(f"timelines of {' and of '.join(map(str, sorted(counts)))} ranks cannot be one")
+        raise TimelineError(
+            f"timelines of {' and of '.join(map(str, sorted(counts)))} ranks cannot be one"
+        )
     pairs = list(zip(timelines, offsets_s, strict=True))
     starts_s = np.concatenate([one.spans.starts_s + offset for one, offset in pairs])
     ends_s = np.concatenate([one.spans.ends_s + offset for one, offset in pairs])
     times_s = np.concatenate([one.memory.times_s + offset for one, offset in pairs])
-    zero_s = float(min((column.min() for column in (starts_s, times_s) if len(column)), default=0.0))
+    zero_s = float(
+        min((column.min() for column in (starts_s, times_s) if len(column)), default=0.0)
+    )
     spans = Spans(
-        *(np.concatenate([getattr(one.spans, name) for one in timelines]) for name in SPAN_COLUMNS[:5]),
+        *(
+            np.concatenate([getattr(one.spans, name) for one in timelines])
+            for name in SPAN_COLUMNS[:5]
+        ),
         starts_s=starts_s - zero_s,
         ends_s=ends_s - zero_s,
     )
     ranks = np.concatenate([one.memory.ranks for one in timelines])
-    memory = MemoryCurve(ranks, times_s - zero_s, np.concatenate([one.memory.sizes_bytes for one in timelines]))
+    memory = MemoryCurve(
+        ranks, times_s - zero_s, np.concatenate([one.memory.sizes_bytes for one in timelines])
+    )
     meta = {key: value for one in reversed(timelines) for key, value in one.meta}
     return Timeline(counts.pop(), spans, memory, tuple(sorted(meta.items())))
 
