@@ -142,7 +142,7 @@ def load_job(text: str) -> Job:
 
 def _split(text: str) -> tuple[str, str]:
     place, colon, name = text.rpartition(":")
-    if not colon:
+    if text and not colon:
         return text, ""
     if not place or not name.isidentifier():
         hint = "write path/to/file.py, path/to/file.py:name or package.module:name"

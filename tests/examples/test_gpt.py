@@ -120,4 +120,4 @@ def test_rate_rises_to_the_peak_then_falls_to_a_tenth() -> None:
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
-    assert gpt.learning_rate(10 * gpt.STEPS) == pytest.approx(0.1)
+    assert gpt.learning_rate(gpt.STEPS + gpt.STEPS // 3) == pytest.approx(0.1)
