@@ -68,3 +68,12 @@ def test_dropout_is_on_where_the_library_has_it(name: str) -> None:
     torch.manual_seed(0)
     model, batch = job.model(), next(job.data(0))
     assert job.loss(model, batch) != job.loss(model, batch)
+
+
+@each
+def test_model_builds_on_the_meta_device_with_the_same_names(name: str) -> None:
+    job = job_of(name)
+    with torch.device("meta"):
+        empty = job.model()
+    assert all(weight.is_meta for weight in empty.parameters())
+    assert list(empty.state_dict()) == list(job.model().state_dict())
