@@ -1,0 +1,191 @@
+"""Roster: which ranks of a host are there, have failed, died or left; and waiting that notices.
+
+One page that all ranks see.  Each rank writes its own line; the line FAILED takes the
+first failure, whose text stands in the failed rank's own box.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import final
+
+from penstock.runtime.transport.segment import LINE_WORDS, Segment, sleep_while
+from penstock.runtime.transport.transport import Store, TransportError
+
+_STATE, _PID = 0, 1  # words of a rank's line
+_ABSENT, _HERE, _LEFT = 0, 1, 2
+_LOOK_S = 0.02  # how often a sleeper looks around
+_POLL_S = 0.001  # how often a rank that joins asks the store
+_BOX_BYTES = 1024
+
+
+@final
+class Roster:
+    """The ranks of one job on one host; built by all of them together."""
+
+    def __init__(
+        self, rank: int, num_ranks: int, store: Store, *, spin_s: float, limit_s: float
+    ) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self._store = store
+        self._spin_s = spin_s
+        self._limit_s = limit_s
+        self._made: list[Segment] = []
+        self._ranks: dict[int, int] = {}  # by the pidfd of their process
+        self._deaths = select.poll()
+        self._page: Segment | None = None
+        self.failed_word = LINE_WORDS * (1 + num_ranks)
+        boxes_bytes = 4 * LINE_WORDS * (2 + num_ranks)
+        self._boxes = [boxes_bytes + _BOX_BYTES * r for r in range(num_ranks)]
+        num_words = (boxes_bytes + _BOX_BYTES * num_ranks) // 4
+        self._page = self.share("roster", num_words, maker=0, agreed=f"{num_ranks} ranks")
+        self.words = self._page.words
+        self._join()
+
+    def _join(self) -> None:
+        self.words[self._line(self.rank) + _PID] = os.getpid()
+        self.words[self._line(self.rank) + _STATE] = _HERE
+        until = time.monotonic() + self._limit_s
+        watched = {self.rank}
+        while len(watched) < self.num_ranks:
+            for rank in sorted(set(range(self.num_ranks)) - watched):
+                if self.words[self._line(rank) + _STATE] != _ABSENT:
+                    self._watch(rank)
+                    watched.add(rank)
+                elif time.monotonic() > until:
+                    raise TransportError(rank, f"has not joined within {self._limit_s:g} s")
+            self.look()
+            time.sleep(_POLL_S)
+
+    def _watch(self, rank: int) -> None:
+        try:
+            fd = os.pidfd_open(self._pid(rank))
+        except ProcessLookupError:
+            self._mourn(rank)
+        else:
+            self._ranks[fd] = rank
+            self._deaths.register(fd, select.POLLIN)
+
+    def share(
+        self,
+        key: str,
+        num_words: int,
+        *,
+        maker: int,
+        agreed: str,
+        prepare: Callable[[Segment], None] = lambda _: None,
+    ) -> Segment:
+        """Return the segment `key`, which rank `maker` makes, prepares and shows the others.
+
+        The maker waits for nobody.  `agreed` is what all who share it must say alike.
+
+        Raises:   TransportError: the maker is gone, or does not make it in time, or agrees not.
+        """
+        if self.rank == maker:
+            segment = Segment.make(num_words)
+            prepare(segment)
+            self._made.append(segment)
+            self._store.set(key, f"{segment.address} {agreed}")
+            return segment
+        until = time.monotonic() + self._limit_s
+        while not self._store.check([key]):
+            if self._page is not None:
+                self._look_for(maker, f"rank {self.rank} waits for its {key}")
+            if time.monotonic() > until:
+                raise TransportError(
+                    maker, f"has not shown {key} to rank {self.rank} within {self._limit_s:g} s"
+                )
+            time.sleep(_POLL_S)
+        pid, fd, token, theirs = self._store.get(key).decode().split(maxsplit=3)
+        if theirs != agreed:
+            raise TransportError(maker, f"has {key} with {theirs}, rank {self.rank} with {agreed}")
+        try:
+            return Segment.open(f"{pid} {fd} {token}", num_words)
+        except OSError as error:
+            self.look()
+            raise TransportError(maker, f"does not show {key} any more: {error}") from error
+
+    def wait_while(
+        self, segment: Segment, word: int, old: int, *, sleeps: int, peer: int, what: str
+    ) -> None:
+        """Return once `word`, which rank `peer` writes, is not `old`.
+
+        While this rank sleeps, its own word `sleeps` is 1: it asks to be woken.
+        Raises:   TransportError: a rank failed or died, or `peer` left, and `what` waits for it.
+        """
+        words, clock, give_way = segment.words, time.perf_counter, os.sched_yield
+        until = clock() + self._spin_s
+        while clock() < until:
+            if words[word] != old:
+                return
+            give_way()
+        words[sleeps] = 1  # the futex call that follows is a fence
+        try:
+            while words[word] == old:
+                sleep_while(segment.address_of(word), old, _LOOK_S)
+                if words[word] == old:
+                    self.look()
+                    if self._has_left(peer) and words[word] == old:
+                        raise TransportError(peer, f"has left; {what}")
+        finally:
+            words[sleeps] = 0
+
+    def look(self) -> None:
+        """Raise TransportError if some rank has failed or died."""
+        failed = self.words[self.failed_word]
+        if failed:
+            raise TransportError(failed - 1, self._text(failed - 1))
+        for fd, _ in self._deaths.poll(0):
+            if not self._has_left(self._ranks[fd]):
+                self._mourn(self._ranks[fd])
+
+    def _look_for(self, peer: int, what: str) -> None:
+        self.look()
+        if self._has_left(peer):
+            raise TransportError(peer, f"has left; {what}")
+
+    def _mourn(self, rank: int) -> None:
+        if not self._has_left(rank):
+            self.fail(rank, f"died: its process {self._pid(rank)} ended without a word")
+            self.look()
+
+    def fail(self, rank: int, text: str) -> None:
+        """Let all ranks raise TransportError(rank, text); the first failure counts."""
+        if self.words[self.failed_word]:
+            return
+        data = text.encode(errors="replace")[: _BOX_BYTES - 4]
+        start = self._boxes[rank]
+        assert self._page is not None
+        self._page.memory[start + 4 : start + 4 + len(data)] = data
+        self.words[start // 4] = len(data)
+        self.words[self.failed_word] = rank + 1
+
+    def _text(self, rank: int) -> str:
+        start = self._boxes[rank]
+        assert self._page is not None
+        return bytes(self._page.memory[start + 4 : start + 4 + self.words[start // 4]]).decode(
+            errors="ignore"
+        )
+
+    def leave(self) -> None:
+        """Say that this rank ends in order; a second call does nothing."""
+        self.words[self._line(self.rank) + _STATE] = _LEFT
+        for fd in self._ranks:
+            self._deaths.unregister(fd)
+            os.close(fd)
+        self._ranks.clear()
+        for segment in self._made:
+            segment.close()
+
+    def _has_left(self, rank: int) -> bool:
+        return self.words[self._line(rank) + _STATE] == _LEFT
+
+    def _pid(self, rank: int) -> int:
+        return self.words[self._line(rank) + _PID]
+
+    def _line(self, rank: int) -> int:
+        return LINE_WORDS * (1 + rank)

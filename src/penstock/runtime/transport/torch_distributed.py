@@ -1,0 +1,331 @@
+"""torch.distributed: ranks anywhere, over gloo (host memory) or NCCL (CUDA devices).
+
+A message is packed into one flat buffer, so it costs one operation.  gloo matches by tag,
+which is the edge.  NCCL matches by order alone, so there receives are posted where the
+program posts them, and the first barrier opens the channels in one order on all ranks.
+
+gloo's waits cannot be interrupted, but one operation that times out closes all
+connections of its group, and so ends every wait in it.  That is how a thread that
+watches the store for an abort gets its rank out of a wait, and how a rank that leaves
+tells those who still wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import chain, cycle
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.runtime.transport.transport import (
+    Post,
+    Send,
+    Store,
+    TensorSpec,
+    TransportError,
+    Wait,
+    check_members,
+    check_message,
+    check_peer,
+    packed_bytes,
+    unpacked,
+)
+
+_LOOK_S = 0.1  # how often the store is asked whether somebody has aborted
+_GRACE_S = 1.0  # how long a broken connection waits for an abort that explains it
+_BREAK_TAG = 2**30  # no edge
+_FAILURE, _LEFT = "failure", "left"
+_NOT_SUMMED_BY_GLOO = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+
+
+@final
+class TorchDistributedTransport:
+    """One rank's end; torch.distributed must be initialised, with gloo for the CPU, NCCL for CUDA.
+
+    All ranks build theirs at the same time.  A thread asks `store` for news, so it should be
+    a client of its own (`clone`): a wait on another's would keep it.  `groups` are the sets
+    of ranks that will sum or gather, the same list on all ranks; a set that is missing here
+    is connected at its first use, when a death may go unnoticed until torch's own timeout.
+    Of an edge `slots` messages may be unread before `send` blocks; each takes a buffer of
+    the message's size.
+
+    Sums are bitwise equal on all ranks, but for more than two their order is gloo's or NCCL's.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        store: Store,
+        *,
+        groups: Sequence[tuple[int, ...]] = (),
+        slots: int = 4,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"an edge has {slots} slots; it needs one or more")
+        self._device = device
+        self._slots = slots
+        self._rank = dist.get_rank()
+        self._num_ranks = dist.get_world_size()
+        self._store = store
+        self._failure: tuple[int, str] | None = None
+        self._groups: dict[frozenset[int], dist.ProcessGroup] = {}
+        self._everyone = tuple(range(self._num_ranks))
+        self._all = self._group(self._everyone)
+        for ranks in groups:
+            if self._rank in ranks:
+                self._group(ranks)
+        self._peers: set[int] = set()
+        self._is_open = device.type == "cpu"
+        self._sent: list[list[dist.Work | None]] = []
+        self._waits_for: tuple[int, ...] = ()
+        self._wait_number = 0
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="penstock abort", daemon=True)
+        self._watcher.start()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def num_ranks(self) -> int:
+        return self._num_ranks
+
+    def bind_send(self, edge: int, peer: int, specs: tuple[TensorSpec, ...]) -> Send:
+        check_peer(self._rank, self._num_ranks, peer, edge)
+        self._peers.add(peer)
+        start, finish, fail = self._all.send, self._finish, self._fail_if_failed
+        flats = [self._flat(specs) for _ in range(self._slots)]
+        views = [unpacked(flat, specs) for flat in flats]
+        works: list[dist.Work | None] = [None] * self._slots
+        self._sent.append(works)
+        places = cycle(range(self._slots))
+        expected = [(torch.Size(spec.shape), spec.dtype) for spec in specs]
+
+        def send(tensors: Sequence[Tensor]) -> None:
+            fail()
+            if [(tensor.shape, tensor.dtype) for tensor in tensors] != expected:
+                check_message(tensors, specs, edge)
+            at = next(places)
+            finish(works[at], (peer,))
+            for view, tensor in zip(views[at], tensors, strict=True):
+                view.copy_(tensor.detach())
+            try:
+                works[at] = start([flats[at]], peer, edge)
+            except RuntimeError as error:
+                raise self._explained(error, (peer,)) from error
+
+        return send
+
+    def bind_receive(
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...]
+    ) -> tuple[Post | None, Wait]:
+        check_peer(self._rank, self._num_ranks, peer, edge)
+        self._peers.add(peer)
+        posted: deque[tuple[Tensor, dist.Work]] = deque()
+
+        def post() -> None:
+            flat = self._flat(specs)
+            try:
+                posted.append((flat, self._all.recv([flat], peer, edge)))
+            except RuntimeError as error:
+                raise self._explained(error, (peer,)) from error
+
+        def wait() -> list[Tensor]:
+            self._fail_if_failed()
+            if not posted:
+                post()
+            flat, work = posted.popleft()
+            self._finish(work, (peer,))
+            tensors = unpacked(flat, specs)
+            return tensors if len(tensors) < 2 else [tensor.clone() for tensor in tensors]
+
+        # gloo's helper thread burns a core's time on receives that are posted early
+        return (post if self._device.type == "cuda" else None), wait
+
+    def _flat(self, specs: tuple[TensorSpec, ...]) -> Tensor:
+        """Return a buffer for one message; one byte at least, for it must travel."""
+        return torch.empty(max(1, packed_bytes(specs)), dtype=torch.uint8, device=self._device)
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        check_members(self._rank, self._num_ranks, ranks)
+        if len(ranks) == 1:
+            return
+        own = tensor.detach()
+        flat = own.contiguous().view(-1)
+        how = dist.ReduceOp.SUM
+        if flat.dtype == torch.bool:
+            flat, how = flat.view(torch.uint8), dist.ReduceOp.MAX
+        elif self._device.type == "cpu" and flat.dtype in _NOT_SUMMED_BY_GLOO:
+            flat = flat.to(torch.int64)  # modulo 2**n, this sums as the narrow integer does
+        self._collect(ranks, lambda group: group.allreduce([flat], how))
+        if flat.data_ptr() != own.data_ptr():
+            own.copy_((flat.view(torch.bool) if own.dtype == torch.bool else flat).view(own.shape))
+
+    def all_gather_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
+        check_members(self._rank, self._num_ranks, ranks)
+        sizes = [int(size) for size in self._gathered(torch.tensor([len(payload)]), ranks)]
+        padded = bytearray(max(sizes) + 1)
+        padded[: len(payload)] = payload
+        gathered = self._gathered(torch.frombuffer(padded, dtype=torch.uint8), ranks)
+        return [
+            bytes(tensor[:size].cpu().numpy()) for tensor, size in zip(gathered, sizes, strict=True)
+        ]
+
+    def _gathered(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        own = tensor.to(self._device)
+        gathered = [torch.empty_like(own) for _ in ranks]
+        self._collect(ranks, lambda group: group.allgather([gathered], [own]))
+        members = sorted(ranks)  # the order of torch's groups
+        return [gathered[members.index(rank)] for rank in ranks]
+
+    def broadcast_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> bytes:
+        return self.all_gather_bytes(payload if self._rank == ranks[0] else b"", ranks)[0]
+
+    def barrier(self) -> None:
+        if not self._is_open:
+            self._open_channels()
+        own = torch.zeros(1, device=self._device)
+        self.all_reduce(own, self._everyone)
+        own.item()  # NCCL's sum is only queued until then
+
+    def _open_channels(self) -> None:
+        """Let NCCL connect each pair that has an edge, in one order on all ranks."""
+        self._is_open = True
+        own = json.dumps([sorted((self._rank, peer)) for peer in self._peers]).encode()
+        texts = self.all_gather_bytes(own, self._everyone)
+        for low, high in sorted({(low, high) for text in texts for low, high in json.loads(text)}):
+            if self._rank in (low, high):
+                peer, byte = (
+                    low + high - self._rank,
+                    torch.zeros(1, dtype=torch.uint8, device=self._device),
+                )
+                send, receive = self._all.send, self._all.recv
+                for operation in (send, receive) if self._rank == low else (receive, send):
+                    self._finish(operation([byte], peer, 0), (peer,))
+
+    def _collect(
+        self, ranks: tuple[int, ...], start: Callable[[dist.ProcessGroup], dist.Work]
+    ) -> None:
+        self._fail_if_failed()
+        try:
+            work = start(self._group(ranks))
+        except RuntimeError as error:
+            raise self._explained(error, ranks) from error
+        self._finish(work, ranks)
+
+    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        members = frozenset(ranks)
+        if members not in self._groups:
+            group = dist.new_group(sorted(members), use_local_synchronization=True)  # pyright: ignore[reportUnknownMemberType]
+            assert isinstance(group, dist.ProcessGroup)
+            self._groups[members] = group
+        return self._groups[members]
+
+    def _finish(self, work: dist.Work | None, ranks: tuple[int, ...]) -> None:
+        if work is None:
+            return
+        self._wait_number += 1
+        self._waits_for = ranks
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._explained(error, ranks) from error
+        finally:
+            self._waits_for = ()
+
+    def _fail_if_failed(self) -> None:
+        if self._failure is not None:
+            raise TransportError(*self._failure)
+
+    def _explained(self, error: RuntimeError, ranks: tuple[int, ...]) -> TransportError:
+        """Return what to raise for an operation with `ranks` that torch has given up."""
+        until = time.monotonic() + _GRACE_S
+        while self._failure is None and time.monotonic() < until:
+            self._read_failure()
+            time.sleep(_LOOK_S / 10)
+        if self._failure is None:
+            others = [rank for rank in ranks if rank != self._rank]
+            text = f"died or cannot be reached any more: {str(error).strip()}"
+            if len(others) > 1:
+                text = f"has lost one of the ranks {others}: {str(error).strip()}"
+            self._publish(others[0] if len(others) == 1 else self._rank, text)
+        assert self._failure is not None
+        return TransportError(*self._failure)
+
+    def _read_failure(self) -> None:
+        try:
+            if self._failure is None and self._store.check([_FAILURE]):
+                rank, text = json.loads(self._store.get(_FAILURE))
+                self._failure = rank, text
+        except RuntimeError as error:
+            self._failure = self._rank, f"has lost the store: {error}"
+
+    def _publish(self, rank: int, text: str) -> None:
+        self._read_failure()
+        if self._failure is None:
+            self._failure = rank, text
+            with suppress(
+                RuntimeError
+            ):  # without the store, the others learn it from broken connections
+                self._store.set(_FAILURE, json.dumps(self._failure))
+
+    def _watch(self) -> None:
+        suspect = 0
+        while self._failure is None and not self._closing.wait(_LOOK_S):
+            self._read_failure()
+            number, left = self._wait_number, self._left()
+            if (
+                left and number == suspect
+            ):  # all it sent has come, and for two looks nothing else did
+                self._failure = left[0], f"has left; rank {self._rank} waits for it"
+            suspect = number if left else 0
+        if self._failure is not None:
+            self._break()
+
+    def _left(self) -> list[int]:
+        """Return those waited for who have left."""
+        ranks = self._waits_for
+        try:
+            if not ranks or not self._store.check([_LEFT]):
+                return []
+            return [rank for rank in ranks if self._store.check([f"{_LEFT} {rank}"])]
+        except RuntimeError:
+            return []
+
+    def _break(self) -> None:
+        """End all waits of this rank."""
+        for members, group in list(self._groups.items()):
+            others = [at for at, rank in enumerate(sorted(members)) if rank != self._rank]
+            if self._device.type == "cuda":
+                group.abort()
+            elif others:
+                with suppress(RuntimeError):
+                    group.recv([torch.empty(1)], others[0], _BREAK_TAG).wait(
+                        timedelta(milliseconds=1)
+                    )
+
+    def abort(self, reason: str) -> None:
+        self._publish(self._rank, f"failed: {reason}")
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        with suppress(TransportError):
+            for work in chain.from_iterable(self._sent):
+                self._fail_if_failed()
+                self._finish(work, ())
+        self._closing.set()
+        self._watcher.join()
+        with suppress(RuntimeError):
+            self._store.set(f"{_LEFT} {self._rank}", "")
+            self._store.set(_LEFT, "")

@@ -1,0 +1,176 @@
+"""Transport: how messages, sums and handshakes get from rank to rank.
+
+A message is the tuple of tensors that one stage makes for another.  It travels on an
+edge, an integer that names a logical stream: messages of one (edge, sender, receiver)
+arrive in the order sent, and no edge ever waits for another.  Shapes and dtypes are
+fixed when an end is bound, so nothing but the tensors' bytes is sent.
+
+    send = end.bind_send(edge, peer, specs)            # the sender, once
+    post, wait = end.bind_receive(edge, peer, specs)   # the receiver, once
+    end.barrier()                                      # every rank, after its last bind
+    send(tensors)                                      # each message
+    tensors = wait()                                   # each message; before it post(), if any
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.errors import RunError
+
+_ALIGNMENT_BYTES = (
+    64  # of each tensor in a packed message: a cache line, and enough for every dtype
+)
+
+
+class TransportError(RunError):
+    """A rank that failed, died or left while others counted on it; `rank` says which."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} {reason}")
+        self.rank = rank
+
+
+class TensorSpec(NamedTuple):
+    """The shape and dtype of one tensor of a message."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+class Store(Protocol):
+    """What is used of a torch.distributed.Store, which is one: a few short texts by key.
+
+    Each transport needs one that nobody else writes to: a fresh PrefixStore.
+    """
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+Send = Callable[[Sequence[Tensor]], None]
+Post = Callable[[], None]
+Wait = Callable[[], list[Tensor]]
+
+
+class Transport(Protocol):
+    """One rank's end.  It is used by one thread at a time, `abort` by any."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    def bind_send(self, edge: int, peer: int, specs: tuple[TensorSpec, ...]) -> Send:
+        """Return the call that sends one message of `edge` to `peer`.
+
+        The call returns once its tensors may be dropped or overwritten (the threads
+        transport lends them instead, unless told to copy).  It blocks only while a
+        bounded number of earlier messages of this edge is unread.
+
+        Raises:   TransportError: a rank failed; the call: ValueError: tensors unlike `specs`.
+        """
+        ...
+
+    def bind_receive(
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...]
+    ) -> tuple[Post | None, Wait]:
+        """Return (post, wait): announce one receive, and return the oldest message not yet had.
+
+        `post` is None where nothing need be announced.  `wait` returns contiguous
+        tensors of the caller's own and posts by itself what was not posted.
+        """
+        ...
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        """Replace `tensor` on all `ranks` by its sum over them, bitwise the same on all."""
+        ...
+
+    def all_gather_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
+        """Return the payload of each of `ranks`, in their order."""
+        ...
+
+    def broadcast_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> bytes:
+        """Return the payload of `ranks[0]`; what the others bring is not looked at."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every rank has called it; the first one opens what was bound."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Let every rank that waits, now or later, raise this rank and reason as TransportError.
+
+        The first abort counts; it returns without waiting for anyone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave: what was sent may still be received; a rank that waits for more raises."""
+        ...
+
+
+def check_message(tensors: Sequence[Tensor], specs: tuple[TensorSpec, ...], edge: int) -> None:
+    """Raise ValueError when `tensors` are not what the ends of `edge` agreed on."""
+    brought = tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+    if brought != specs:
+        raise ValueError(f"edge {edge} carries ({_listed(specs)}), not ({_listed(brought)})")
+
+
+def _listed(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(map(str, specs))
+
+
+def check_members(rank: int, num_ranks: int, ranks: tuple[int, ...]) -> None:
+    """Raise ValueError when `ranks` cannot be a group that `rank` takes part in."""
+    if (
+        rank not in ranks
+        or len(set(ranks)) != len(ranks)
+        or not all(0 <= r < num_ranks for r in ranks)
+    ):
+        raise ValueError(
+            f"rank {rank} of {num_ranks} calls for the ranks {ranks}: not distinct, or without it"
+        )
+
+
+def check_peer(rank: int, num_ranks: int, peer: int, edge: int) -> None:
+    """Raise ValueError when `peer` is not another rank."""
+    if peer == rank or not 0 <= peer < num_ranks:
+        raise ValueError(
+            f"edge {edge} of rank {rank} leads to rank {peer}, which is no other one of {num_ranks}"
+        )
+
+
+def packed_bytes(specs: tuple[TensorSpec, ...]) -> int:
+    """Return the bytes of a message packed by `unpacked`, the gaps between tensors included."""
+    return sum(_padded(spec.size_bytes) for spec in specs)
+
+
+def unpacked(flat: Tensor, specs: tuple[TensorSpec, ...]) -> list[Tensor]:
+    """Return one view for each of `specs` into the bytes `flat`, each at a multiple of 64 bytes."""
+    views: list[Tensor] = []
+    start = 0
+    for spec in specs:
+        views.append(flat[start : start + spec.size_bytes].view(spec.dtype).view(spec.shape))
+        start += _padded(spec.size_bytes)
+    return views
+
+
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,76 @@
+"""What ranks over gloo promise beyond what every transport does."""
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from penstock.runtime.transport import TensorSpec
+from tests.runtime.transport_ranks import Outcome, run_gloo, values
+
+SPEC = (TensorSpec((4,), torch.float32),)
+
+
+@pytest.mark.parametrize("how", ["receive", "send", "sum", "pair"])
+def test_killed_rank_fails_all_others(how):
+    def body(end):
+        if end.rank == 2:
+            end.bind_send(0, 0, SPEC)
+            end.bind_receive(1, 0, SPEC)
+            end.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end.rank == 1:  # waits for rank 0, which waits for the dead
+            _, wait = end.bind_receive(2, 0, SPEC)
+            end.barrier()
+            wait()
+        end.bind_send(2, 1, SPEC)
+        _, wait = end.bind_receive(0, 2, SPEC)
+        send = end.bind_send(1, 2, SPEC)
+        end.barrier()
+        if how == "receive":
+            wait()
+        elif how == "send":
+            for _ in range(9):
+                send([torch.zeros(4)])
+        elif how == "sum":
+            end.all_reduce(torch.zeros(4), (0, 1, 2))
+        else:
+            end.all_reduce(torch.zeros(4), (0, 2))
+
+    outcomes = run_gloo(3, body, groups=[(0, 2)])
+    assert outcomes[2] == Outcome(signal=signal.SIGKILL)
+    for outcome in outcomes[:2]:
+        assert outcome.error.startswith("TransportError: rank "), outcome
+        if how != "sum":
+            assert outcome.error.startswith("TransportError: rank 2 died or cannot be reached")
+
+
+def test_as_many_messages_as_slots_are_sent_without_a_receive():
+    def body(end):
+        send, (_, wait) = (
+            end.bind_send(0, 1 - end.rank, SPEC),
+            end.bind_receive(0, 1 - end.rank, SPEC),
+        )
+        end.barrier()
+        for number in range(6):
+            send([torch.full((4,), float(number))])
+        got = [wait()[0][0].item() for _ in range(6)]
+        end.barrier()
+        end.close()
+        return got
+
+    assert values(run_gloo(2, body, slots=6)) == [list(range(6))] * 2
+
+
+def test_torch_distributed_goes_on_after_close():
+    def body(end):
+        end.barrier()
+        end.close()
+        own = torch.ones(2)
+        dist.all_reduce(own)
+        dist.destroy_process_group()
+        return own.tolist()
+
+    assert values(run_gloo(2, body)) == [[2.0, 2.0]] * 2
