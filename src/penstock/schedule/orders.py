@@ -64,13 +64,21 @@ class Orders:
     offsets: npt.NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            column = np.ascontiguousarray(getattr(self, name)).view()
+        for name, dtype in zip(self.__slots__, ("uint8", "int32", "int32", "int64"), strict=True):
+            column = np.ascontiguousarray(getattr(self, name), dtype).view()
             column.setflags(write=False)
             object.__setattr__(self, name, column)
-        sizes = {len(self.kinds), len(self.stages), len(self.micro_batches), int(self.offsets[-1])}
-        if len(sizes) != 1:
-            raise ValueError(f"columns of {sorted(sizes)} actions; all must be of one length")
+        lengths = {len(self.kinds), len(self.stages), len(self.micro_batches)}
+        if (
+            lengths != {int(self.offsets[-1])}
+            or self.offsets[0]
+            or (np.diff(self.offsets) < 0).any()
+        ):
+            raise ValueError(f"offsets {self.offsets} do not divide columns of length {lengths}")
+        if (self.kinds >= len(KINDS)).any():
+            raise ValueError(
+                f"code {self.kinds.max()} is no kind; codes run from 0 to {len(KINDS) - 1}"
+            )
 
     @classmethod
     def of(cls, orders: "Orders | Iterable[Iterable[Action]]") -> "Orders":
@@ -129,6 +137,16 @@ class Orders:
     def __hash__(self) -> int:
         return hash((self.kinds.tobytes(), self.offsets.tobytes()))
 
+    def __str__(self) -> str:
+        """Return one line per rank, like "rank 0  F0.0 F0.1 B0.0 B0.1"."""
+        return "\n".join(
+            f"rank {rank}  {words}".rstrip() for rank, words in enumerate(self.words())
+        )
+
+    def words(self) -> Iterator[str]:
+        """Yield the actions of each rank as text, with a space between two."""
+        return (" ".join(map(str, order)) for order in self)
+
     def __repr__(self) -> str:
         return f"Orders({len(self)} ranks, {self.num_actions} actions)"
 
@@ -169,4 +187,4 @@ def excerpt(orders: Orders, rank: int, index: int) -> str:
     words = [str(orders.action(at)) for at in range(part.start, part.stop)]
     before = ["..."] if part.start > orders.offsets[rank] else []
     after = ["..."] if part.stop < orders.offsets[rank + 1] else []
-    return f"  rank {rank}  {' '.join([*before, *words, *after])}"
+    return f"  rank {rank}  {' '.join([*before, *words, *after])}".rstrip()

@@ -1,15 +1,20 @@
 """Schedule: for every rank the order of its actions, and so the placement; nothing of time."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ScheduleError
+from penstock.files import Json, read_json, write_text
+from penstock.schedule import text
 from penstock.schedule.orders import Action, Kind, Orders, Row, arrange
 from penstock.schedule.play import UPDATE, play
 from penstock.schedule.verify import check_complete, check_updates, deadlock
-from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule, versions
+from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule, versions
 
 __all__ = ["Action", "Kind", "Orders", "Row", "Schedule", "arrange"]
 
@@ -18,9 +23,9 @@ __all__ = ["Action", "Kind", "Orders", "Row", "Schedule", "arrange"]
 class Schedule:
     """The orders of all ranks over a window of `num_steps` steps, each of `num_micro_batches`.
 
-    Micro-batches count over the whole window: m is of step m // num_micro_batches.  A synchronous
-    schedule is one step and lists no update, for there is nothing to say: it stands at the end.
-    Any other lists U(stage, step), once for every step on every rank on which the stage lives.
+    Micro-batches count over the whole window: m is of step m // num_micro_batches.  One synchronous
+    step lists no update, for there is nothing to say: it stands at the end.  Any other schedule
+    lists U(stage, step), once for every step on every rank on which the stage lives.
 
     `orders` may be given as tuples of actions, one per rank; they are kept as arrays.
 
@@ -40,13 +45,15 @@ class Schedule:
         for name in ("num_stages", "num_micro_batches", "num_steps"):
             if (number := getattr(self, name)) < 1:
                 raise ScheduleError(f"{name} is {number}", hint="give 1 or more")
+        if self.name != " ".join(self.name.split()):
+            raise ScheduleError(f"name is {self.name!r}", hint="put one space between its words")
         object.__setattr__(self, "orders", Orders.of(self.orders))
         window = (self.num_stages, self.num_steps * self.num_micro_batches, self.num_steps)
         ranks = check_complete(self.orders, window)
         ranks.setflags(write=False)
         object.__setattr__(self, "_ranks", ranks)
         self._check_steps()
-        stops, _ = play(self.orders, ranks, self._num_updates, seconds=(1.0,) * 5)
+        stops, _ = self.play((1.0,) * 5)
         if (stops < self.orders.offsets[1:]).any():
             raise deadlock(self.orders, stops, ranks, self.num_micro_batches)
         if self.has_updates:
@@ -54,15 +61,13 @@ class Schedule:
 
     def _check_steps(self) -> None:
         """Check that updates are listed, or are the one update at the end of the one step."""
+        rule = self.weight_rule
         if self.has_updates:
             check_updates(self.orders, self._ranks, self.num_steps)
-            return
-        rule = self.weight_rule
-        if rule != SYNCHRONOUS or self.num_steps > 1:
-            raise ScheduleError(
-                f"num_steps is {self.num_steps}, the weight rule {rule.name}, and U0.0 is missing",
-                hint="list U(stage, step) after the last backward of each step",
-            )
+        elif rule != SYNCHRONOUS or self.num_steps > 1:
+            message = f"num_steps is {self.num_steps}, weights are {rule.name}, U0.0 is missing"
+            hint = "list U(stage, step) after the last backward of each step"
+            raise ScheduleError(message, hint=hint)
 
     @property
     def num_ranks(self) -> int:
@@ -73,10 +78,6 @@ class Schedule:
         """Whether the orders list updates; where they do not, the one step ends with them."""
         return bool((self.orders.kinds == UPDATE).any())
 
-    @property
-    def _num_updates(self) -> int:
-        return self.num_steps if self.has_updates else 0
-
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """Return the rank on which a stage does a micro-batch, counted over the window."""
         return int(self._ranks[stage, micro_batch])
@@ -85,3 +86,78 @@ class Schedule:
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The ranks on which each stage lives, in increasing order."""
         return tuple(tuple(np.unique(ranks).tolist()) for ranks in self._ranks)
+
+    def play(
+        self, seconds: tuple[float, ...]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return where in the arrays every rank stops, and when its last action ends, in seconds.
+
+        `seconds` are those of one F, B, I, W and U.  Links are free, and nothing but the actions
+        takes time; `penstock.simulate` leaves out less.
+        """
+        num_updates = self.num_steps if self.has_updates else 0
+        return play(self.orders, self._ranks, num_updates, seconds=seconds)
+
+    def __str__(self) -> str:
+        """Return a line with the sizes and one line per rank, as `parse` reads them."""
+        title = f"schedule {self.name}" if self.name else "schedule"
+        sizes = f"stages {self.num_stages}, micro-batches {self.num_micro_batches}"
+        window = f"steps {self.num_steps}, weights {self.weight_rule.name}"
+        return f"{title}: {sizes}, {window}\n{self.orders}"
+
+    @classmethod
+    def parse(cls, lines: str, *, weight_rules: Sequence[WeightRule] = WEIGHT_RULES) -> "Schedule":
+        """Return the schedule that prints as `lines`; without the first line, one synchronous step.
+
+        Raises:   ScheduleError: a line cannot be read, or the schedule is not valid.
+        """
+        return _of(text.parse(lines, weight_rules))
+
+    @classmethod
+    def parse_torch_csv(cls, rows: str) -> "Schedule":
+        """Return the schedule in a CSV of torch.distributed.pipelining, its messages left out.
+
+        Raises:   ScheduleError: a cell cannot be read, or the schedule is not valid.
+        """
+        return _of(text.parse_torch_csv(rows))
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the schedule as JSON values, the actions of a rank as one text."""
+        return {
+            "penstock": "schedule",
+            "name": self.name,
+            "num_stages": self.num_stages,
+            "num_micro_batches": self.num_micro_batches,
+            "num_steps": self.num_steps,
+            "weight_rule": self.weight_rule.name,
+            "orders": list(self.orders.words()),
+        }
+
+    @classmethod
+    def from_json(
+        cls, content: Mapping[str, Json], *, weight_rules: Sequence[WeightRule] = WEIGHT_RULES
+    ) -> "Schedule":
+        """Return the schedule of which `to_json` made `content`.
+
+        Raises:   ScheduleError: it is no such object, or the schedule is not valid.
+        """
+        return _of(text.from_json(content, weight_rules))
+
+    def save(self, path: Path | str) -> None:
+        """Write the schedule as JSON, whole or not at all."""
+        write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+
+    @classmethod
+    def load(
+        cls, path: Path | str, *, weight_rules: Sequence[WeightRule] = WEIGHT_RULES
+    ) -> "Schedule":
+        """Read a schedule written by `save`.
+
+        Raises:   ScheduleError: the file is missing or damaged, or the schedule is not valid.
+        """
+        content = read_json(path, ScheduleError, "schedule")
+        return cls.from_json(content, weight_rules=weight_rules)
+
+
+def _of(parts: text.Parts) -> Schedule:
+    return Schedule(parts.num_stages, parts.num_micro_batches, Orders.of(parts.orders), *parts[3:])

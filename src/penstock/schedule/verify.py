@@ -6,7 +6,7 @@ import numpy.typing as npt
 from penstock.errors import ScheduleError
 from penstock.schedule.compiled import compiled
 from penstock.schedule.orders import KINDS, Action, Kind, Orders, excerpt
-from penstock.schedule.play import UPDATE, Columns, Ints, Ranks, columns_of
+from penstock.schedule.play import BACKWARD, UPDATE, WEIGHTS, Columns, Ints, Ranks, columns_of
 
 _F, _B, _I, _W = (1 << code for code in range(4))  # bits of the kinds seen
 _OUT_OF_RANGE, _DOUBLED, _ELSEWHERE = 1, 2, 3
@@ -41,6 +41,9 @@ def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
 
     Raises:   ScheduleError: an update is missing, doubled, or on a rank without the stage.
     """
+    if not np.isin(orders.kinds, (BACKWARD, WEIGHTS)).any():
+        hint = "leave out the updates, or add the backwards"
+        raise ScheduleError("there are updates and no backward", hint=hint)
     num_stages = len(ranks)
     at = np.flatnonzero(orders.kinds == UPDATE)
     owners = np.searchsorted(orders.offsets, at, side="right") - 1
@@ -92,11 +95,12 @@ def _tally(
     return ranks, seen, 0, -1
 
 
-def _find(orders: Orders, action: Action) -> int:
-    """Return where in the arrays `action` stands first, or -1."""
-    same = orders.kinds == KINDS.index(action.kind)
-    same &= (orders.stages == action.stage) & (orders.micro_batches == action.micro_batch)
-    return int(np.argmax(same)) if same.any() else -1
+def _find(orders: Orders, action: Action, part: slice = slice(None)) -> int:
+    """Return where in the arrays, or in a part of them, `action` stands first, or -1."""
+    same = orders.kinds[part] == KINDS.index(action.kind)
+    same &= orders.stages[part] == action.stage
+    same &= orders.micro_batches[part] == action.micro_batch
+    return int(np.argmax(same)) + (part.start or 0) if same.any() else -1
 
 
 def _out_of_range(orders: Orders, index: int, sizes: tuple[int, int, int]) -> ScheduleError:
@@ -152,15 +156,19 @@ def _incomplete(orders: Orders, stage: int, micro_batch: int, seen: int) -> Sche
 def deadlock(orders: Orders, stops: Ints, ranks: Ranks, per_step: int) -> ScheduleError:
     """Return the error that shows a circle of waiting ranks, given where each of them stops."""
     circle: list[int] = []
+    waits_for: dict[int, int] = {}
     rank = int(np.argmax(stops < orders.offsets[1:]))
-    while rank not in circle:
+    while rank not in waits_for:
         circle.append(rank)
-        rank = orders.rank_at(_first_unmet(orders, stops, rank, per_step))
+        waits_for[rank] = _first_unmet(orders, stops, ranks, rank=rank, per_step=per_step)
+        rank = orders.rank_at(waits_for[rank])
     circle = circle[circle.index(rank) :]
     lowest = circle.index(min(circle))
     circle = circle[lowest:] + circle[:lowest]
-    waited = [orders.action(_first_unmet(orders, stops, rank, per_step)) for rank in circle]
-    chain = ", which waits for ".join(map(str, waited[: max(1, len(circle) - 1)]))
+    waited = [str(orders.action(waits_for[rank])) for rank in circle]
+    links = waited[: max(1, len(waited) - 1)]
+    if len(links) > _MOST_LINES:
+        links[_MOST_LINES - 1 : -1] = ["..."]
     first = orders.action(int(stops[circle[0]]))
     lines = [excerpt(orders, rank, int(stops[rank])) for rank in circle[:_MOST_LINES]]
     if len(circle) > _MOST_LINES:
@@ -168,11 +176,12 @@ def deadlock(orders: Orders, stops: Ints, ranks: Ranks, per_step: int) -> Schedu
     hint = "give neighbouring stages their micro-batches in the same order"
     if len(circle) == 1:
         hint = f"put {waited[0]} before {first} on rank {circle[0]}"
-    head = f"rank {circle[0]} stops at {first}: it waits for {chain}, which waits for it"
+    chain = ", which waits for ".join([*links, "it"])
+    head = f"rank {circle[0]} stops at {first}: it waits for {chain}"
     return ScheduleError("\n".join([head, *lines]), hint=hint)
 
 
-def _first_unmet(orders: Orders, stops: Ints, rank: int, per_step: int) -> int:
+def _first_unmet(orders: Orders, stops: Ints, ranks: Ranks, *, rank: int, per_step: int) -> int:
     """Return where in the arrays the action stands that `rank` waits for."""
     kind, stage, number = orders.action(int(stops[rank]))
     needed: list[Action] = []
@@ -180,12 +189,20 @@ def _first_unmet(orders: Orders, stops: Ints, rank: int, per_step: int) -> int:
         case "F":
             needed = [Action("F", stage - 1, number)]
         case "B" | "I":
-            later = [Action("B", stage + 1, number), Action("I", stage + 1, number)]
+            later = (Action("B", stage + 1, number), Action("I", stage + 1, number))
             needed = [Action("F", stage, number), *later]
         case "W":
             needed = [Action("I", stage, number)]
         case "U":
-            step = range(number * per_step, (number + 1) * per_step)
-            needed = [Action(half, stage, m) for m in step for half in ("B", "W")]
-    at = [_find(orders, action) for action in needed]
-    return next(index for index in at if index >= 0 and index >= stops[orders.rank_at(index)])
+            is_backward = np.isin(orders.kinds, (BACKWARD, WEIGHTS)) & (orders.stages == stage)
+            is_of_step = orders.micro_batches // per_step == number
+            at = np.flatnonzero(is_backward & is_of_step)
+            owners = np.searchsorted(orders.offsets, at, side="right") - 1
+            return int(at[at >= stops[owners]][0])
+    for action in needed:
+        if 0 <= action.stage < len(ranks):
+            home = int(ranks[action.stage, action.micro_batch])
+            at = _find(orders, action, orders.slice_of(home))
+            if at >= stops[home]:
+                return at
+    raise AssertionError(f"rank {rank} waits for nothing")

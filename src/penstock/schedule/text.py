@@ -1,0 +1,128 @@
+"""Text into the parts of a schedule: our own, JSON, and the CSV of torch.distributed.pipelining.
+
+Whether the parts make a schedule is for `Schedule` to say.
+"""
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.errors import ScheduleError
+from penstock.files import Json
+from penstock.schedule.orders import Action
+from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
+
+_HEAD = re.compile(
+    r"schedule(?: (?P<name>.+))?: stages (?P<num_stages>\d{1,9}), micro-batches "
+    r"(?P<num_micro_batches>\d{1,9}), steps (?P<num_steps>\d{1,9}), weights (?P<weight_rule>\S+)",
+    re.ASCII,
+)
+_SIZES = ("num_stages", "num_micro_batches", "num_steps")
+_TORCH = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
+_TORCH_OTHER = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*", re.ASCII)
+
+
+class Parts(NamedTuple):
+    """The fields of a schedule, in their order."""
+
+    num_stages: int
+    num_micro_batches: int
+    orders: list[list[Action]]
+    num_steps: int
+    weight_rule: WeightRule
+    name: str
+
+
+def parse(text: str, weight_rules: Sequence[WeightRule]) -> Parts:
+    """Return the parts that `Schedule.__str__` printed as `text`.
+
+    Without the first line they are one synchronous step.  Empty lines and those that begin with #
+    are passed over.
+
+    Raises:   ScheduleError: a line that is not the next rank with its actions; an unknown rule.
+    """
+    head: re.Match[str] | None = None
+    orders: list[list[Action]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if head is None and not orders:
+            head = _HEAD.fullmatch(" ".join(words))
+            if head is not None:
+                continue
+        if words[:2] != ["rank", str(len(orders))]:
+            message = f"line {number} is {line[:60]!r}, where rank {len(orders)} is due"
+            raise ScheduleError(message, hint=f"begin it with: rank {len(orders)}")
+        orders.append(_actions(words[2:], f"line {number}"))
+    if head is None:
+        return _one_step(orders)
+    sizes = [int(head[key]) for key in _SIZES]
+    rule = _rule(head["weight_rule"], weight_rules)
+    return Parts(sizes[0], sizes[1], orders, sizes[2], rule, head["name"] or "")
+
+
+def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -> Parts:
+    """Return the parts of which `Schedule.to_json` made `content`.
+
+    Raises:   ScheduleError: a key is missing or of another type; an unknown action or rule.
+    """
+    sizes: list[int] = []
+    for key in _SIZES:
+        number = content.get(key)
+        if not isinstance(number, int):
+            raise ScheduleError(f"{key} is {number!r}", hint=f"give {key} as a whole number")
+        sizes.append(number)
+    lines, name, rule = (content.get(key) for key in ("orders", "name", "weight_rule"))
+    if not isinstance(lines, list) or not isinstance(name, str) or not isinstance(rule, str):
+        found = ", ".join(f"{key} ({type(content[key]).__name__})" for key in sorted(content))
+        hint = "give orders as a list of texts, name and weight_rule as texts"
+        raise ScheduleError(f"a schedule of {found}", hint=hint)
+    orders = [_actions(str(line).split(), f"rank {rank}") for rank, line in enumerate(lines)]
+    return Parts(sizes[0], sizes[1], orders, sizes[2], _rule(rule, weight_rules), name)
+
+
+def parse_torch_csv(text: str) -> Parts:
+    """Return the parts written by torch's `_dump_csv`: a row per rank, actions like 2F5.
+
+    Messages, shards and reductions are passed over, for `lower` makes its own; two actions that
+    torch overlaps come one after the other.
+
+    Raises:   ScheduleError: a cell that is none of these.
+    """
+    orders: list[list[Action]] = []
+    for rank, row in enumerate(csv.reader(text.splitlines())):
+        orders.append([])
+        for cell in ";".join(row).split(";"):
+            word = cell.strip().removeprefix("(").removesuffix(")OVERLAP_F_B")
+            found = _TORCH.fullmatch(word)
+            if found is not None:
+                orders[rank].append(Action.parse(f"{found[2]}{found[1]}.{found[3]}"))
+            elif word and _TORCH_OTHER.fullmatch(word) is None:
+                hint = "write the stage, one of F B I W, and the micro-batch: 2F5"
+                raise ScheduleError(f"rank {rank} has {cell!r} among its actions", hint=hint)
+    return _one_step(orders)
+
+
+def _actions(words: Sequence[str], where: str) -> list[Action]:
+    try:
+        return [Action.parse(word) for word in words]
+    except ScheduleError as problem:
+        raise ScheduleError(f"{where}: {problem.message}", hint=problem.hint) from None
+
+
+def _rule(name: str, weight_rules: Sequence[WeightRule]) -> WeightRule:
+    for rule in weight_rules:
+        if rule.name == name:
+            return rule
+    known = ", ".join(rule.name for rule in weight_rules)
+    raise ScheduleError(f"there is no weight rule {name}", hint=f"use one of: {known}")
+
+
+def _one_step(orders: list[list[Action]]) -> Parts:
+    """Return the parts of one synchronous step with the stages and micro-batches that are named."""
+    actions = [action for order in orders for action in order]
+    num_stages = max((action.stage for action in actions), default=-1) + 1
+    num_micro_batches = max((action.micro_batch for action in actions), default=-1) + 1
+    return Parts(num_stages, num_micro_batches, orders, 1, SYNCHRONOUS, "")
