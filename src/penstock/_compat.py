@@ -14,6 +14,8 @@ import torch
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
+from torch._meta_registrations import _create_grouped_mm_output_tensor
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -54,12 +56,34 @@ def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
 def tracing_session(mode: FakeTensorMode) -> Iterator[None]:
     """Enter all that make_fx needs to see forward and backward with their sequence numbers."""
     with ExitStack() as stack:
+        stack.enter_context(_grouped_mm_of_any_dtype())
         stack.enter_context(mode)
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(preserve_node_meta())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.compiler._non_strict_tracing_context())
         yield
+
+
+@contextmanager
+def _grouped_mm_of_any_dtype() -> Iterator[None]:
+    """Let grouped_mm be traced in every dtype that it computes; its own rule insists on bf16."""
+    op = getattr(torch.ops.aten, "_grouped_mm", None)
+    if op is None or op.default in op_implementations_dict:
+        yield
+        return
+
+    def shape_only(
+        mode: FakeTensorMode, func: Any, a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    ) -> Tensor:
+        with mode:
+            return _create_grouped_mm_output_tensor(a, b, offs, out_dtype)
+
+    op_implementations_dict[op.default] = shape_only
+    try:
+        yield
+    finally:
+        del op_implementations_dict[op.default]
 
 
 def tracing_backward() -> AbstractContextManager[None]:

@@ -26,7 +26,8 @@ class Function:
 
     statics:  nodes that stay the same for many micro-batches: parameters, buffers, constants
               and the gradient's scale.
-    leaves:   nodes of the batch; values: nodes from messages and earlier segments.
+    leaves:   nodes of the batch.
+    values:   nodes from messages and earlier segments, those that die here first.
     outputs:  nodes whose values are returned, in order.
     """
 
@@ -45,7 +46,7 @@ def function_of(segment: Segment, capture: Capture) -> Function:
     read = {k for i in segment.ops for k in nodes[i].inputs} - computed
     outputs = _outputs(segment, capture)
     read |= {v for v in outputs if v not in computed}
-    values = tuple(v for v in segment.inputs)
+    values = (*segment.takes, *(v for v in segment.inputs if v not in set(segment.takes)))
     leaves = tuple(sorted(v for v in read if nodes[v].kind == "input"))
     kinds = ("parameter", "buffer", "scale", "constant")
     statics = tuple(sorted(v for v in read if nodes[v].kind in kinds))

@@ -1,0 +1,3 @@
+"""Profile: seconds and bytes per op on one kind of device."""
+
+from penstock.profile.profile import Profile as Profile

@@ -1,0 +1,288 @@
+"""Measure: run the traced step op by op, and note how long each op takes.
+
+Ops run in place, on real data, each after the one before it, so caches are as warm as they
+will be.  On CPU the clock is the thread's own time: what other processes take from the core
+does not count.  What *other ranks* cost (shared caches, memory, hyper-threads) does: as many
+companions as there will be other ranks run the same step beside the measured one.
+"""
+
+import multiprocessing
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch.profiler import ProfilerActivity, profile
+
+from penstock import _compat
+from penstock.graph.stages import Stages, cut
+from penstock.graph.trace import Capture
+from penstock.job import Job
+from penstock.profile.profile import Profile
+from penstock.runtime.code import function_of, reseed
+
+T = TypeVar("T")
+_WARM_UPS = 2
+_MIN_RUNS = 5
+_BUDGET_S = 2.0  # for the op-by-op runs
+
+
+def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
+    """Return the profile of one micro-batch on this machine, one thread.
+
+    beside:   other ranks that will compute at the same time on this host.
+    Ignores:  what messages cost (that is the Cluster's) and reading the data.
+    """
+    stages = cut(capture.graph)
+    inputs = _inputs(capture, job)
+    with _companions(capture, stages, inputs, beside), torch.no_grad():
+        whole_f, whole_b, call_s = _whole(capture, stages, inputs)
+        op_s = _op_by_op(capture, inputs)
+        accumulate, update, update_s, state, copy = _optimizer(capture, job)
+    rows = list(zip(capture.graph.nodes, op_s, strict=True))
+    forward = sum(s for node, s in rows if node.phase == "F")
+    backward = sum(s for node, s in rows if node.phase == "B")
+    factor = {"F": whole_f / forward, "B": whole_b / max(backward, 1e-12)}
+    return Profile(
+        graph=capture.graph.digest,
+        device=platform.processor() or platform.machine(),
+        versions=f"torch {torch.__version__}",
+        how="measured",
+        beside=beside,
+        op_s=tuple(s * factor[node.phase] for node, s in rows),
+        workspace_bytes=_workspaces(capture, inputs),
+        call_s=call_s,
+        accumulate_s_per_byte=accumulate,
+        update_s_per_byte=update,
+        update_s=update_s,
+        state_bytes_per_byte=state,
+        copy_s_per_byte=copy,
+    )
+
+
+def _inputs(capture: Capture, job: Job) -> dict[int, Any]:
+    """Return a value for each node that is no op: weights, a batch, constants."""
+    nodes = capture.graph.nodes
+    state = {**dict(capture.model.named_parameters()), **dict(capture.model.named_buffers())}
+    leaves = capture.leaves(next(iter(job.data(0))))
+    values: dict[int, Any] = dict(capture.constants)
+    for i, node in enumerate(nodes):
+        match node.kind:
+            case "parameter" | "buffer":
+                values[i] = state[node.name].detach().clone()
+            case "input":
+                values[i] = leaves[capture.inputs[i]]
+            case "scale":
+                values[i] = torch.tensor(1.0)
+            case "constant" | "op":
+                pass
+    return values
+
+
+@contextmanager
+def _companions(
+    capture: Capture, stages: Stages, inputs: Mapping[int, Any], count: int
+) -> Iterator[None]:
+    """Keep `count` other processes busy with the same step."""
+    context = multiprocessing.get_context("fork")
+    others = [
+        context.Process(target=_keep_busy, args=(capture, stages, inputs), daemon=True)
+        for _ in range(count)
+    ]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _keep_busy(capture: Capture, stages: Stages, inputs: Mapping[int, Any]) -> None:
+    torch.set_num_threads(1)
+    step = _step(capture, stages, inputs)
+    with torch.no_grad():
+        while multiprocessing.parent_process().is_alive():  # type: ignore[union-attr]
+            step()
+
+
+def _step(
+    capture: Capture, stages: Stages, inputs: Mapping[int, Any]
+) -> Callable[[], tuple[float, float, float]]:
+    """Return a call that runs one micro-batch uncut: (F, B, both with the calls around them)."""
+    (stage,) = stages.stages
+    forward = function_of(stage.forward, capture)
+    backward = function_of(stage.backward, capture)
+    static_f = [inputs[i] for i in (*forward.statics, *forward.leaves)]
+    static_b = [inputs[i] for i in (*backward.statics, *backward.leaves)]
+    clock = _clock()
+
+    def step() -> tuple[float, float, float]:
+        start = clock()
+        with _compat.below_autograd():
+            before = clock()
+            frame = dict(zip(forward.outputs, forward.run(list(static_f), 1), strict=True))
+            middle = clock()
+            values = [frame.pop(i) for i in backward.values]
+            again = clock()
+            backward.run(static_b + values, 1)
+            after = clock()
+        return middle - before, after - again, clock() - start
+
+    return step
+
+
+def _whole(
+    capture: Capture, stages: Stages, inputs: Mapping[int, Any]
+) -> tuple[float, float, float]:
+    """Return the median seconds of F, of B, and of what a call adds to each."""
+    step = _step(capture, stages, inputs)
+    for _ in range(_WARM_UPS):
+        step()
+    runs = _repeat(step)
+    forward = statistics.median(run[0] for run in runs)
+    backward = statistics.median(run[1] for run in runs)
+    around = statistics.median(run[2] - run[0] - run[1] for run in runs)
+    return forward, backward, max(0.0, around / 2)
+
+
+def _repeat(call: Callable[[], T]) -> list[T]:
+    until = time.perf_counter() + _BUDGET_S
+    runs: list[T] = []
+    while len(runs) < _MIN_RUNS or time.perf_counter() < until:
+        runs.append(call())
+        if len(runs) >= 40 * _MIN_RUNS:
+            break
+    return runs
+
+
+def _op_by_op(capture: Capture, inputs: Mapping[int, Any]) -> list[float]:
+    """Return the median seconds of each node over several whole steps."""
+    ops = _Ops(capture)
+    for _ in range(_WARM_UPS):
+        ops.run(inputs)
+    runs = _repeat(lambda: ops.run(inputs))
+    return [statistics.median(times) for times in zip(*runs, strict=True)]
+
+
+class _Ops:
+    """The traced step as an interpreter with a clock around each op."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
+        rows = enumerate(capture.graph.nodes)
+        self.random = {i: k for k, i in enumerate(i for i, n in rows if n.effect == "random")}
+        last: dict[int, int] = {}
+        for i, node in enumerate(capture.graph.nodes):
+            for source in (i, *node.inputs):
+                last[source] = i
+        self.dies: dict[int, list[int]] = {}
+        for source, i in last.items():
+            self.dies.setdefault(i, []).append(source)
+
+    def run(self, inputs: Mapping[int, Any], each: Callable[[int], None] | None = None) -> list[float]:
+        values = dict(inputs)
+        times = [0.0] * len(self.capture.fx_nodes)
+        clock = _clock()
+        with _compat.below_autograd():
+            for i, node in enumerate(self.capture.fx_nodes):
+                if node.op == "call_function":
+                    target: Any = node.target
+                    args, kwargs = fx.map_arg(
+                        (node.args, node.kwargs), lambda n: values[self.index[n]]
+                    )
+                    if i in self.random:
+                        reseed(1, self.random[i])
+                    start = clock()
+                    values[i] = target(*args, **kwargs)
+                    times[i] = clock() - start
+                    del args, kwargs
+                for dead in self.dies.get(i, ()):
+                    values.pop(dead, None)
+                if each is not None:
+                    each(i)
+        return times
+
+
+def _workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
+    """Return for each node the bytes that it holds only while it runs.
+
+    The profiler notes every allocation; marks between the ops say which op made it.
+    """
+    nodes = capture.graph.nodes
+    ops = _Ops(capture)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        ops.run(inputs, each=_mark)
+    events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    rows = [e for e in events if e.name() == "[memory]" or e.name().startswith(_MARK)]
+    rows.sort(key=lambda e: e.start_ns())
+    found = [0] * len(nodes)
+    now = peak = at = 0
+    for event in rows:
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+            continue
+        owns = nodes[at].storage == at
+        found[at] = max(0, peak - (nodes[at].size_bytes if owns else 0))
+        at, now, peak = at + 1, 0, 0
+    return tuple(found)
+
+
+_MARK = "penstock op "
+
+
+def _mark(number: int) -> None:
+    with torch.profiler.record_function(f"{_MARK}{number}"):
+        pass
+
+
+def _optimizer(capture: Capture, job: Job) -> tuple[float, float, float, float, float]:
+    """Return seconds per byte to add gradients and to update, per update, state and copies."""
+    model = capture.model
+    weights = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+    parameters = [torch.nn.Parameter(weight) for weight in weights]
+    gradients = [torch.full_like(p, 1e-4) for p in parameters]
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    sums: Any = [torch.zeros_like(p) for p in parameters]
+    accumulate_s = _timed(lambda: torch._foreach_add_(sums, gradients))  # pyright: ignore
+    optimizer = job.optimizer(parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    update_s = _timed(optimizer.step)
+    state = sum(
+        value.numel() * value.element_size()
+        for values in optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, Tensor)
+    )
+    flat = torch.zeros(max(1, size // 4))
+    copy_s = _timed(lambda: flat.clone())
+    fixed = 2e-5
+    return accumulate_s / size, max(0.0, update_s - fixed) / size, fixed, state / size, copy_s / size
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    clock, times = _clock(), list[float]()
+    for _ in range(7):
+        start = clock()
+        call()
+        times.append(clock() - start)
+    return statistics.median(times[2:])
+
+
+def _clock() -> Callable[[], float]:
+    if not torch.cuda.is_available():
+        return time.thread_time
+
+    def synchronized() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return synchronized

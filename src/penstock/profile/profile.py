@@ -1,0 +1,81 @@
+"""Profile: seconds and bytes per op on one kind of device, measured or estimated."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ProfileError
+from penstock.files import Json, read_json, write_text
+
+How = Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Seconds of every node of one graph on one kind of device.
+
+    graph:      digest of the graph; versions: of what ran it.
+    beside:     ranks that computed beside the measured one, as they will in the run.
+    op_s:       seconds of each node of the graph, 0 for inputs.
+    workspace_bytes:          held by each node only while it runs.
+    call_s:                   per segment: calling it, collecting inputs and results.
+    accumulate_s_per_byte:    adding a gradient to the step's sum, per byte of parameter.
+    update_s_per_byte, update_s:      the optimizer: per byte of parameter, and per call.
+    state_bytes_per_byte:     optimizer state held per byte of parameter.
+    copy_s_per_byte:          copying a version of the weights.
+    """
+
+    graph: str
+    device: str
+    versions: str
+    how: How
+    beside: int
+    op_s: tuple[float, ...]
+    workspace_bytes: tuple[int, ...]
+    call_s: float
+    accumulate_s_per_byte: float
+    update_s_per_byte: float
+    update_s: float
+    state_bytes_per_byte: float
+    copy_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        if len(self.op_s) != len(self.workspace_bytes):
+            raise ProfileError(f"{len(self.op_s)} times, {len(self.workspace_bytes)} workspaces")
+        if any(not seconds >= 0 for seconds in self.op_s):
+            raise ProfileError("an op takes less than no time")
+
+    @property
+    def micro_batch_s(self) -> float:
+        """Return the seconds of all ops of one micro-batch."""
+        return sum(self.op_s)
+
+    def __str__(self) -> str:
+        return (
+            f"Profile of graph {self.graph} on {self.device}, {self.how}: "
+            f"{1e3 * self.micro_batch_s:.2f} ms per micro-batch"
+        )
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile as JSON."""
+        content: dict[str, Json] = {"penstock": "profile", **json.loads(json.dumps(asdict(self)))}
+        write_text(path, json.dumps(content))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Profile":
+        """Read a profile written by `save`.
+
+        Raises:   ProfileError: missing, damaged or no profile.
+        """
+        content = read_json(path, ProfileError, "profile")
+        if content.pop("penstock", None) != "profile":
+            raise ProfileError(f"{path} is JSON, but no profile", hint="measure again")
+        fields = json.loads(json.dumps(content))
+        try:
+            for name in ("op_s", "workspace_bytes"):
+                fields[name] = tuple(fields[name])
+            return cls(**fields)
+        except (KeyError, TypeError) as problem:
+            hint = "delete it; it will be measured again"
+            raise ProfileError(f"profile {path} is damaged: {problem!r}", hint=hint) from problem

@@ -1,0 +1,282 @@
+"""Launch: the ranks of a run as threads, as forked processes, or as started by torchrun.
+
+Whatever fails on one rank ends all of them at once, with that rank's error.  Processes never
+outlive the run: the parent kills them, and the kernel does if the parent dies.
+"""
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import PenstockError, RunError
+from penstock.runtime.rank import StepResult
+from penstock.runtime.transport import Transport, TransportError
+from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
+from penstock.runtime.transport.threads import thread_transports
+from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
+from penstock.runtime.worker import RankResult, Report, Task, work
+from penstock.timeline import Held, Span
+
+_PR_SET_PDEATHSIG = 1
+
+
+def under_torchrun() -> bool:
+    """Return whether this process is a rank that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def run_threads(task: Task, num_ranks: int, report: Report) -> list[RankResult]:
+    """Run every rank as a thread of this process.
+
+    Raises:   RunError, or what the first failing rank raised.
+    """
+    transports = thread_transports(num_ranks)
+    results: dict[int, RankResult] = {}
+    failures: list[tuple[int, BaseException]] = []
+
+    def live(transport: Transport) -> None:
+        try:
+            results[transport.rank] = work(task, transport, report)
+        except BaseException as problem:  # carried to the caller's thread below
+            failures.append((transport.rank, problem))
+            transport.abort(f"failed: {problem}")
+        finally:
+            transport.close()
+
+    threads = [threading.Thread(target=live, args=(end,), daemon=True) for end in transports]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise _first_cause(failures)
+    return [results[rank] for rank in range(num_ranks)]
+
+
+def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> BaseException:
+    """Return the error of the rank that failed by itself, not of those that noticed."""
+    own = [(r, p) for r, p in failures if not isinstance(p, TransportError)]
+    rank, problem = (own or list(failures))[0]
+    if isinstance(problem, PenstockError) or not isinstance(problem, Exception):
+        return problem
+    lines = "".join(traceback.format_exception(problem))
+    error = RunError(f"rank {rank} failed: {type(problem).__name__}: {problem}\n{lines}")
+    error.__cause__ = problem
+    return error
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def run_processes(task: Task, num_ranks: int, report: Report) -> list[RankResult]:
+    """Run every rank as a forked process of this host, one thread each.
+
+    Raises:   RunError: a rank failed or died; the others are gone when this is raised.
+    """
+    context = multiprocessing.get_context("fork")
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+    parent = os.getpid()
+    processes = [
+        context.Process(
+            target=_child, args=(task, rank, num_ranks, folder, pipes, parent), daemon=True
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for _, sender in pipes:
+            sender.close()
+        return _supervise(processes, [receiver for receiver, _ in pipes], report)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+        for process in processes:
+            if process.pid is not None:
+                process.join()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _child(
+    task: Task,
+    rank: int,
+    num_ranks: int,
+    folder: Path,
+    pipes: Sequence[tuple[Connection, Connection]],
+    parent: int,
+) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, (receiver, sender) in enumerate(pipes):
+        receiver.close()
+        if number != rank:
+            sender.close()
+    pipe = pipes[rank][1]
+    torch.set_num_threads(1)
+    with contextlib.suppress(BrokenPipeError):
+        try:
+            transport = _host_transport(rank, num_ranks, folder)
+            result = work(task, transport, lambda step: _tell(pipe, "step", asdict(step)))
+            _tell(pipe, "done", _as_json(result))
+            transport.close()
+        except BaseException as problem:  # everything goes to the parent, which raises it again
+            _tell(pipe, "error", _problem_as_json(problem))
+    pipe.close()
+    os._exit(0)  # not the parent's exit handlers
+
+
+def _host_transport(rank: int, num_ranks: int, folder: Path) -> Transport:
+    store = dist.FileStore(str(folder / "store"), num_ranks)
+    if available()[0]:
+        return SharedMemoryTransport(rank, num_ranks, store)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(minutes=10)
+    )
+    watch = dist.FileStore(str(folder / "watch"), num_ranks)
+    return TorchDistributedTransport(torch.device("cpu"), watch)
+
+
+def _tell(pipe: Connection, what: str, content: Any) -> None:
+    pipe.send_bytes(json.dumps([what, content]).encode())
+
+
+def _as_json(result: RankResult) -> dict[str, Any]:
+    return {
+        **{name: getattr(result, name) for name in ("rank", "peak_bytes", "window_s", "typical_s")},
+        "spans": [list(span) for span in result.spans],
+        "memory": [list(held) for held in result.memory],
+        "versions": list(result.versions.items()),
+    }
+
+
+def _from_json(content: dict[str, Any]) -> RankResult:
+    return RankResult(
+        rank=content["rank"],
+        spans=tuple(Span(*row) for row in content["spans"]),
+        memory=tuple(Held(*row) for row in content["memory"]),
+        peak_bytes=content["peak_bytes"],
+        window_s=tuple(content["window_s"]),
+        typical_s=content["typical_s"],
+        versions={int(stage): count for stage, count in content["versions"]},
+    )
+
+
+def _problem_as_json(problem: BaseException) -> dict[str, Any]:
+    known = isinstance(problem, PenstockError)
+    return {
+        "message": problem.message if known else f"{type(problem).__name__}: {problem}",
+        "hint": problem.hint if known else "",
+        "trace": "" if known else "".join(traceback.format_exception(problem)),
+        "follows": isinstance(problem, TransportError),
+    }
+
+
+def _supervise(
+    processes: Sequence[Any], pipes: Sequence[Connection], report: Report
+) -> list[RankResult]:
+    """Read what the ranks tell until all are done; raise as soon as one fails or dies."""
+    results: dict[int, RankResult] = {}
+    followers: list[tuple[int, dict[str, Any]]] = []
+    open_pipes = dict(enumerate(pipes))
+    while open_pipes:
+        wait_s = 1.0 if followers else None
+        ready = multiprocessing.connection.wait(list(open_pipes.values()), timeout=wait_s)
+        if not ready:
+            raise _rank_error(*followers[0])
+        for rank, pipe in [(r, p) for r, p in open_pipes.items() if p in ready]:
+            told = _read(pipe)
+            if told is None:
+                del open_pipes[rank]
+                if rank not in results and rank not in dict(followers):
+                    raise _death(rank, processes[rank])
+                continue
+            what, content = told
+            if what == "step":
+                report(StepResult(**content))
+            elif what == "done":
+                results[rank] = _from_json(content)
+            elif content["follows"]:  # another rank will say what happened
+                followers.append((rank, content))
+            else:
+                raise _rank_error(rank, content)
+    if followers:
+        raise _rank_error(*followers[0])
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _read(pipe: Connection) -> tuple[str, Any] | None:
+    try:
+        what, content = json.loads(pipe.recv_bytes())
+    except (EOFError, OSError):
+        return None
+    return what, content
+
+
+def _rank_error(rank: int, content: dict[str, Any]) -> RunError:
+    trace = f"\n{content['trace']}" if content["trace"] else ""
+    return RunError(f"rank {rank} failed: {content['message']}{trace}", hint=content["hint"])
+
+
+def _death(rank: int, process: Any) -> RunError:
+    process.join(timeout=5.0)
+    code = process.exitcode
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"left ({code})"
+    hint = "is there enough memory for it? `dmesg` tells of kills" if code == -9 else ""
+    return RunError(f"rank {rank} {how}", hint=hint)
+
+
+# -- torchrun -------------------------------------------------------------------------------------
+
+
+def run_torchrun(task: Task, report: Report) -> RankResult:
+    """Run the rank that this process is; every rank of the torchrun job calls it.
+
+    Ranks of one host exchange messages through shared memory, else over gloo or NCCL.
+    """
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    store, _, _ = next(iter(dist.rendezvous("env://")))
+    if one_host and not cuda and available()[0]:
+        transport: Transport = SharedMemoryTransport(rank, num_ranks, dist.PrefixStore("shared", store))
+    else:
+        backend = "nccl" if cuda else "gloo"
+        groups = dist.PrefixStore("groups", store)
+        dist.init_process_group(backend, store=groups, rank=rank, world_size=num_ranks)
+        watch = dist.PrefixStore("watch", store.clone())
+        transport = TorchDistributedTransport(device, watch)
+    try:
+        return work(task, transport, report)
+    except BaseException as problem:
+        transport.abort(f"failed: {problem}")
+        raise
+    finally:
+        transport.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+Launcher = Callable[[Task, int, Report], list[RankResult]]

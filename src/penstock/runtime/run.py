@@ -1,0 +1,127 @@
+"""Run: a Program on real ranks; returns the measured Timeline.
+
+    run(program, job, num_steps=100)            one thread per rank, in this process
+    run(program, job, ..., launcher=run_processes)   forked processes of this host
+"""
+
+import statistics
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from penstock.errors import RunError
+from penstock.graph.stages import Stages
+from penstock.graph.trace import Capture
+from penstock.job import Job
+from penstock.program.program import Program
+from penstock.runtime import checkpoint
+from penstock.runtime.launch import Launcher, run_threads
+from penstock.runtime.rank import StepResult
+from penstock.runtime.worker import RankResult, Report, Task
+from penstock.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a run gave: the timeline of a typical window and of memory, and every step.
+
+    step_s:         median seconds per step, the first two windows left out.
+    weights:        tensors of the final state by key ("weights/NAME", "buffers/NAME", ...).
+    live_versions:  for each stage, how many versions of its weights were held.
+    """
+
+    timeline: Timeline
+    steps: tuple[StepResult, ...]
+    step_s: float
+    peak_bytes: tuple[int, ...]
+    weights: Mapping[str, Tensor]
+    live_versions: tuple[int, ...]
+
+
+def windows_of(program: Program, num_steps: int, first_step: int = 0) -> tuple[tuple[Program, int], ...]:
+    """Return the windows that make up `num_steps` steps of `program`.
+
+    Raises:   RunError: the window of the program does not divide the number of steps.
+    """
+    window = program.num_steps
+    if num_steps < 1 or num_steps % window:
+        hint = f"take a multiple of {window}, or a schedule with another window"
+        raise RunError(f"{num_steps} steps cannot be run in windows of {window}", hint=hint)
+    return tuple((program, first_step + start) for start in range(0, num_steps, window))
+
+
+def run(
+    program: Program,
+    capture: Capture,
+    stages: Stages,
+    job: Job,
+    *,
+    num_steps: int,
+    launcher: Launcher = run_threads,
+) -> Outcome:
+    """Run `num_steps` steps and return what happened, the final weights included.
+
+    Raises:   RunError: a rank failed; the message is that rank's error.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        task = Task(
+            capture=capture,
+            stages=stages,
+            job=job,
+            windows=windows_of(program, num_steps),
+            replicas=program.replicas,
+            checkpoints=Path(folder),
+            record_memory=launcher is not run_threads,
+        )
+        steps = Steps(program.replicas)
+        results = launcher(task, program.num_ranks, steps.add)
+        newest = checkpoint.latest(Path(folder))
+        assert newest is not None, "a run ends with a checkpoint"
+        return outcome_of(results, steps, checkpoint.load(newest).tensors)
+
+
+class Steps:
+    """Collects what ranks report of steps; a step is done when every replica told its loss."""
+
+    def __init__(self, replicas: int, done: Report | None = None) -> None:
+        self.replicas, self.done = replicas, done
+        self.waiting: dict[int, list[StepResult]] = {}
+        self.finished: list[StepResult] = []
+
+    def add(self, result: StepResult) -> None:
+        """Take one rank's report; only those with a loss count."""
+        if result.loss is None:
+            return
+        told = self.waiting.setdefault(result.step, [])
+        told.append(result)
+        if len(told) == self.replicas:
+            loss = statistics.fmean(r.loss for r in told if r.loss is not None)
+            whole = StepResult(result.step, loss, max(r.seconds for r in told))
+            del self.waiting[result.step]
+            self.finished.append(whole)
+            if self.done is not None:
+                self.done(whole)
+
+
+def outcome_of(
+    results: list[RankResult], steps: Steps, weights: Mapping[str, Tensor]
+) -> Outcome:
+    """Return the outcome of all ranks' results."""
+    versions: dict[int, int] = {}
+    for result in results:
+        versions |= result.versions
+    spans = [span for result in results for span in result.spans]
+    memory = [held for result in results for held in result.memory]
+    settled = [s for s in zip(*(r.window_s for r in results), strict=True)]
+    slowest = [max(row) for row in settled][min(2, len(settled) - 1) :]
+    return Outcome(
+        timeline=Timeline.of(len(results), spans, memory, meta=(("clock", "measured"),)),
+        steps=tuple(sorted(steps.finished, key=lambda step: step.step)),
+        step_s=statistics.median(slowest),
+        peak_bytes=tuple(result.peak_bytes for result in results),
+        weights=weights,
+        live_versions=tuple(versions[stage] for stage in sorted(versions)),
+    )

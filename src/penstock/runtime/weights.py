@@ -1,0 +1,230 @@
+"""Weights: what one stage holds on one rank: parameters, gradients, versions, optimizer.
+
+Trainable parameters of one dtype are views into one flat tensor, and so are their gradients
+and every older version, so that a sum over replicas or a copy of a version is one call.
+Version 0 and those after it are the live tensors, which the optimizer changes in place; an
+older version that is still read is a copy in a numbered stash.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.errors import CheckpointError, JobError
+from penstock.graph.stages import Stage
+from penstock.graph.trace import Capture
+from penstock.job import Job
+
+_ALIGN_BYTES = 64  # a cache line; every parameter starts on one
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """One tensor that holds many: where each starts, and how many elements there are in all."""
+
+    nodes: tuple[int, ...]
+    starts: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    device: torch.device
+    size: int
+
+    def new(self) -> Tensor:
+        """Return a flat tensor of zeros."""
+        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+
+    def views(self, flat: Tensor) -> dict[int, Tensor]:
+        """Return for each node its part of `flat`."""
+        rows = zip(self.nodes, self.starts, self.shapes, strict=True)
+        return {
+            node: flat[start : start + _count(shape)].view(shape) for node, start, shape in rows
+        }
+
+
+class StageWeights:
+    """The state of one stage on one rank."""
+
+    def __init__(self, stage: Stage, capture: Capture, job: Job) -> None:
+        names = {node: capture.graph.nodes[node].name for node in stage.parameters}
+        parameters = dict(capture.model.named_parameters())
+        buffers = dict(capture.model.named_buffers())
+        self.names = names
+        self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
+        self.buffers = {n: buffers[name].detach().clone() for n, name in self.buffer_names.items()}
+        trainable = {n: parameters[name] for n, name in names.items() if parameters[name].requires_grad}
+        self.layouts = _layouts(trainable)
+        self.flats = [layout.new() for layout in self.layouts]
+        self.flat_gradients = [layout.new() for layout in self.layouts]
+        self.gradients = _all_views(self.layouts, self.flat_gradients)
+        live = _all_views(self.layouts, self.flats)
+        for node, value in live.items():
+            value.copy_(trainable[node].detach())
+        self.live = {node: nn.Parameter(value) for node, value in live.items()}
+        self.frozen = {n: parameters[m].detach().clone() for n, m in names.items() if n not in live}
+        self.stash: list[tuple[list[Tensor], dict[int, Tensor]]] = []
+        self.with_gradient = {node for node, _ in stage.backward.gradients}
+        self.optimizer = self._make_optimizer(job)
+        self.base_rates = [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
+
+    def _make_optimizer(self, job: Job) -> Optimizer | None:
+        if not self.live:
+            return None
+        optimizer = job.optimizer(list(self.live.values()))
+        if not isinstance(optimizer, Optimizer):
+            found = type(optimizer).__name__
+            raise JobError(f"the job's optimizer is a {found}", hint="return a torch optimizer")
+        return optimizer
+
+    def tensors(self, slot: int) -> Mapping[int, Tensor]:
+        """Return node -> tensor of all parameters: slot 0 is live, slot k the k-th stash."""
+        values: Mapping[int, Tensor] = self.live if slot == 0 else self.stash[slot - 1][1]
+        detached = {node: value.detach() for node, value in values.items()}
+        return {**detached, **self.frozen}
+
+    def reserve(self, num_slots: int) -> None:
+        """Make stashes up to slot `num_slots`, each holding what is live now."""
+        while len(self.stash) < num_slots:
+            flats = [flat.clone() for flat in self.flats]
+            self.stash.append((flats, _all_views(self.layouts, flats)))
+
+    def keep(self, slot: int) -> None:
+        """Copy the live weights into stash `slot`."""
+        for kept, flat in zip(self.stash[slot - 1][0], self.flats, strict=True):
+            kept.copy_(flat)
+
+    def use_gradients(self, tied: Iterable[int]) -> None:
+        """Point each parameter at its gradient; None where the loss does not reach it."""
+        reached = self.with_gradient | set(tied)
+        for node, parameter in self.live.items():
+            parameter.grad = self.gradients[node] if node in reached else None
+
+    def squares(self, nodes: Iterable[int]) -> float:
+        """Return the sum of the squares of the gradients of `nodes`, added in float64."""
+        total = 0.0
+        for node in nodes:
+            norm = torch.linalg.vector_norm(self.gradients[node], dtype=torch.float64)
+            total += float(norm) ** 2
+        return total
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply every gradient by `factor`."""
+        for flat in self.flat_gradients:
+            flat.mul_(factor)
+
+    def step(self, rate: float) -> None:
+        """Let the optimizer make the next version in place, its own rates times `rate`."""
+        if self.optimizer is None:
+            return
+        for group, base in zip(self.optimizer.param_groups, self.base_rates, strict=True):
+            group["lr"] = base * rate
+        self.optimizer.step()
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
+        held: list[Tensor] = [*self.flats, *self.flat_gradients, *self.frozen.values()]
+        held += [*self.buffers.values(), *(flat for flats, _ in self.stash for flat in flats)]
+        if self.optimizer is not None:
+            states = self.optimizer.state.values()
+            held += [v for state in states for v in state.values() if isinstance(v, Tensor)]
+        return sum(tensor.untyped_storage().nbytes() for tensor in held)
+
+    # -- by parameter name, independent of the plan ---------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Return tensors and plain values by key: "weights/NAME", "optimizer/NAME/KEY", ..."""
+        tensors: dict[str, Tensor] = {}
+        plain: dict[str, object] = {}
+        for node, value in self.tensors(0).items():
+            tensors[f"weights/{self.names[node]}"] = value
+        for node, value in self.buffers.items():
+            tensors[f"buffers/{self.buffer_names[node]}"] = value
+        for slot, (_, views) in enumerate(self.stash, 1):
+            for node, value in views.items():
+                tensors[f"version-{slot}/{self.names[node]}"] = value
+        for node, parameter in self.live.items():
+            for key, value in (self.optimizer.state.get(parameter, {}) if self.optimizer else {}).items():
+                name = f"optimizer/{self.names[node]}/{key}"
+                if isinstance(value, Tensor):
+                    tensors[name] = value
+                elif value is None or isinstance(value, bool | int | float | str):
+                    plain[name] = value
+                else:
+                    found = type(value).__name__
+                    raise CheckpointError(f"{name} is a {found}, which a checkpoint cannot hold")
+        return tensors, plain
+
+    def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
+        """Take over what `state` returned, for the parameters of this stage.
+
+        Raises:   CheckpointError: a parameter is missing or has another shape.
+        """
+        for node, value in self.tensors(0).items():
+            value.copy_(_fitting(tensors, f"weights/{self.names[node]}", value))
+        for node, value in self.buffers.items():
+            value.copy_(_fitting(tensors, f"buffers/{self.buffer_names[node]}", value))
+        for slot, (_, views) in enumerate(self.stash, 1):
+            for node, value in views.items():
+                older = f"version-{slot}/{self.names[node]}"
+                name = older if older in tensors else f"weights/{self.names[node]}"
+                value.copy_(_fitting(tensors, name, value))
+        if self.optimizer is not None:
+            for node, parameter in self.live.items():
+                self._load_optimizer(f"optimizer/{self.names[node]}/", parameter, tensors, plain)
+
+    def _load_optimizer(
+        self,
+        prefix: str,
+        parameter: nn.Parameter,
+        tensors: Mapping[str, Tensor],
+        plain: Mapping[str, object],
+    ) -> None:
+        assert self.optimizer is not None
+        found: dict[str, object] = {
+            key.removeprefix(prefix): value.clone() for key, value in tensors.items() if key.startswith(prefix)
+        }
+        found |= {k.removeprefix(prefix): v for k, v in plain.items() if k.startswith(prefix)}
+        if found:
+            self.optimizer.state[parameter] = found
+
+
+def _layouts(parameters: Mapping[int, Tensor]) -> list[Flat]:
+    """Return one layout for each dtype and device, parameters in node order."""
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for node, value in parameters.items():
+        groups.setdefault((value.dtype, value.device), []).append(node)
+    layouts: list[Flat] = []
+    for (dtype, device), nodes in groups.items():
+        starts, size = list[int](), 0
+        step = _ALIGN_BYTES // dtype.itemsize
+        for node in nodes:
+            starts.append(size)
+            size += -(-parameters[node].numel() // step) * step
+        shapes = tuple(tuple(parameters[node].shape) for node in nodes)
+        layouts.append(Flat(tuple(nodes), tuple(starts), shapes, dtype, device, size))
+    return layouts
+
+
+def _all_views(layouts: Sequence[Flat], flats: Sequence[Tensor]) -> dict[int, Tensor]:
+    pairs = zip(layouts, flats, strict=True)
+    return {node: view for layout, flat in pairs for node, view in layout.views(flat).items()}
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _fitting(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    found = tensors.get(name)
+    if found is None:
+        hint = "is it a checkpoint of another model?"
+        raise CheckpointError(f"the checkpoint holds no {name}", hint=hint)
+    if found.shape != like.shape:
+        message = f"{name} is {list(found.shape)} in the checkpoint, {list(like.shape)} in the model"
+        raise CheckpointError(message, hint="is it a checkpoint of another model?")
+    return found

@@ -1,0 +1,179 @@
+"""Worker: the life of one rank, the same in a thread, a forked process and under torchrun."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from penstock.graph.stages import Stages
+from penstock.graph.trace import Capture
+from penstock.job import Job
+from penstock.program.program import Program
+from penstock.runtime import checkpoint
+from penstock.runtime.rank import Bound, Rank, StepResult
+from penstock.runtime.transport import Transport
+from penstock.timeline import Held, Span
+
+Report = Callable[[StepResult], None]
+_WINDOWS_KEPT = 32  # whose marks are kept, to choose a typical one from
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What every rank of a run has to do.
+
+    windows:           (program, first step) in order.
+    checkpoints:       folder for checkpoints, or None; one every `checkpoint_every` steps and
+                       at the end.
+    resume:            checkpoint to start from.
+    record_memory:     whether one window is run under the memory profiler.
+    """
+
+    capture: Capture
+    stages: Stages
+    job: Job
+    windows: tuple[tuple[Program, int], ...]
+    replicas: int = 1
+    checkpoints: Path | None = None
+    checkpoint_every: int = 0
+    resume: Path | None = None
+    record_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What one rank measured: the spans of a typical window, its seconds, the bytes held."""
+
+    rank: int
+    spans: tuple[Span, ...]
+    memory: tuple[Held, ...]
+    peak_bytes: int
+    window_s: tuple[float, ...]
+    typical_s: float
+    versions: dict[int, int]
+
+
+def work(task: Task, transport: Transport, report: Report) -> RankResult:
+    """Run all windows of `task` as rank `transport.rank` and return what was measured."""
+    rank = Rank(task.capture, task.stages, task.job, transport, task.replicas)
+    bound = {id(program): rank.bind(program) for program, _ in task.windows}
+    if task.resume is not None:
+        state = checkpoint.load(task.resume)
+        for weights in rank.weights.values():
+            weights.load(state.tensors, state.plain)
+    transport.barrier()
+    everyone = tuple(range(transport.num_ranks))
+    _agree(task, transport, everyone)
+    watch = _Watch(rank)
+    with torch.no_grad():
+        for number, (program, first_step) in enumerate(task.windows):
+            calls = bound[id(program)]
+            profiled = task.record_memory and number == min(1, len(task.windows) - 1)
+            watch.window(calls, first_step, program.num_steps, profiled)
+            for result in rank.progress.done:
+                report(result)
+            rank.progress.done.clear()
+            last = number == len(task.windows) - 1
+            if task.checkpoints is not None:
+                _save_when_due(task, rank, first_step + program.num_steps, last, everyone)
+    return watch.result(everyone)
+
+
+def _agree(task: Task, transport: Transport, everyone: tuple[int, ...]) -> None:
+    """Raise unless all ranks traced the same graph."""
+    own = task.capture.graph.digest
+    digests = [d.decode() for d in transport.all_gather_bytes(own.encode(), everyone)]
+    if set(digests) != {own}:
+        from penstock.errors import RunError
+
+        listed = ", ".join(f"rank {r}: {d}" for r, d in enumerate(digests))
+        hint = "do all ranks run the same job file with the same library versions?"
+        raise RunError(f"ranks traced different graphs: {listed}", hint=hint)
+
+
+def _save_when_due(
+    task: Task, rank: Rank, step: int, last: bool, everyone: tuple[int, ...]
+) -> None:
+    every = task.checkpoint_every
+    if not last and (not every or step % every):
+        return
+    assert task.checkpoints is not None
+    if rank.replica == 0:
+        tensors: dict[str, torch.Tensor] = {}
+        plain: dict[str, object] = {}
+        for weights in rank.weights.values():
+            more, values = weights.state()
+            tensors |= more
+            plain |= values
+        checkpoint.write_part(task.checkpoints, step, rank.rank, tensors, plain)
+    rank.transport.all_gather_bytes(b"written", everyone)
+    if rank.rank == 0:
+        checkpoint.finish(task.checkpoints, step)
+        checkpoint.keep_newest(task.checkpoints)
+    rank.transport.all_gather_bytes(b"named", everyone)
+
+
+class _Watch:
+    """Runs windows and remembers enough of them to show a typical one."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.kept: list[tuple[Sequence[Bound], list[float], int]] = []
+        self.window_s: list[float] = []
+        self.memory: tuple[Held, ...] = ()
+        self.peak_bytes = 0
+
+    def window(self, calls: list[Bound], first_step: int, num_steps: int, profiled: bool) -> None:
+        if profiled:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                marks = self.rank.run(calls, first_step)
+            self.memory = _held(self.rank, profiler, self.rank.held_bytes())
+            self.peak_bytes = max((held.size_bytes for held in self.memory), default=0)
+            if self.kept:
+                return
+        else:
+            marks = self.rank.run(calls, first_step)
+        self.kept.append((calls, marks, num_steps))
+        self.window_s.append((marks[-1] - marks[0]) / num_steps)
+        if len(self.kept) > _WINDOWS_KEPT:
+            self.kept.pop(0)
+
+    def result(self, everyone: tuple[int, ...]) -> RankResult:
+        rank = self.rank
+        lengths = [(m[-1] - m[0]) / n for _, m, n in self.kept]
+        answers = rank.transport.all_gather_bytes(json.dumps(lengths).encode(), everyone)
+        slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
+        settled = slowest[min(2, len(slowest) - 1) :]
+        typical = statistics.median_low(settled)
+        calls, marks, _ = self.kept[slowest.index(typical)]
+        starts = rank.transport.all_gather_bytes(json.dumps(marks[0]).encode(), everyone)
+        origin = min(map(json.loads, starts))
+        return RankResult(
+            rank=rank.rank,
+            spans=tuple(rank.spans(calls, marks, origin)),
+            memory=self.memory,
+            peak_bytes=self.peak_bytes,
+            window_s=tuple(self.window_s),
+            typical_s=typical,
+            versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
+        )
+
+
+def _held(rank: Rank, profiler: Any, held_after: int) -> tuple[Held, ...]:
+    """Return the bytes held over a profiled window: the profiler's changes on top of what stays."""
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    if not events:
+        return ()
+    first = events[0].start_ns()
+    total = sum(event.nbytes() for event in events)
+    now = held_after - total
+    curve: list[Held] = [Held(rank.rank, 0.0, now)]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        curve.append(Held(rank.rank, (event.start_ns() - first) * 1e-9, now))
+    return tuple(curve)
