@@ -74,3 +74,13 @@ def test_torch_distributed_goes_on_after_close():
         return own.tolist()
 
     assert values(run_gloo(2, body)) == [[2.0, 2.0]] * 2
+
+
+def test_message_that_nobody_reads_does_not_keep_ranks_from_leaving():
+    def body(end):
+        send = end.bind_send(0, 1 - end.rank, SPEC)
+        end.barrier()
+        send([torch.zeros(4)])
+        end.close()
+
+    values(run_gloo(2, body))

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from itertools import chain, cycle
+from itertools import cycle
 from typing import final
 
 import torch
@@ -41,9 +41,12 @@ from penstock.runtime.transport.transport import (
 )
 
 _LOOK_S = 0.1  # how often the store is asked whether somebody has aborted
+_PATIENCE = 10  # looks at a wait for one who has left, during which what is under way may come
 _GRACE_S = 1.0  # how long a broken connection waits for an abort that explains it
 _BREAK_TAG = 2**30  # no edge
-_FAILURE, _LEFT = "failure", "left"
+_FAILURE = "failure"
+_LEAVES, _SENT_ALL = "rank {} leaves", "rank {} leaves and has sent all"  # keys of the store
+_ANYBODY_LEAVES = "a rank leaves"
 _NOT_SUMMED_BY_GLOO = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -85,8 +88,10 @@ class TorchDistributedTransport:
                 self._group(ranks)
         self._peers: set[int] = set()
         self._is_open = device.type == "cpu"
-        self._sent: list[list[dist.Work | None]] = []
-        self._waits_for: tuple[int, ...] = ()
+        self._sent: list[tuple[int, list[dist.Work | None]]] = []
+        self._waits_for: list[
+            tuple[int, str]
+        ] = []  # ranks, and the store's keys that say they left
         self._wait_number = 0
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="penstock abort", daemon=True)
@@ -107,7 +112,7 @@ class TorchDistributedTransport:
         flats = [self._flat(specs) for _ in range(self._slots)]
         views = [unpacked(flat, specs) for flat in flats]
         works: list[dist.Work | None] = [None] * self._slots
-        self._sent.append(works)
+        self._sent.append((peer, works))
         places = cycle(range(self._slots))
         expected = [(torch.Size(spec.shape), spec.dtype) for spec in specs]
 
@@ -145,7 +150,7 @@ class TorchDistributedTransport:
             if not posted:
                 post()
             flat, work = posted.popleft()
-            self._finish(work, (peer,))
+            self._finish(work, (peer,), _SENT_ALL)
             tensors = unpacked(flat, specs)
             return tensors if len(tensors) < 2 else [tensor.clone() for tensor in tensors]
 
@@ -205,10 +210,7 @@ class TorchDistributedTransport:
         texts = self.all_gather_bytes(own, self._everyone)
         for low, high in sorted({(low, high) for text in texts for low, high in json.loads(text)}):
             if self._rank in (low, high):
-                peer, byte = (
-                    low + high - self._rank,
-                    torch.zeros(1, dtype=torch.uint8, device=self._device),
-                )
+                peer, byte = low + high - self._rank, self._flat(())
                 send, receive = self._all.send, self._all.recv
                 for operation in (send, receive) if self._rank == low else (receive, send):
                     self._finish(operation([byte], peer, 0), (peer,))
@@ -231,17 +233,18 @@ class TorchDistributedTransport:
             self._groups[members] = group
         return self._groups[members]
 
-    def _finish(self, work: dist.Work | None, ranks: tuple[int, ...]) -> None:
+    def _finish(self, work: dist.Work | None, ranks: tuple[int, ...], left: str = _LEAVES) -> None:
+        """Wait for `work` with `ranks`; with the key `left`, one says it does no more for it."""
         if work is None:
             return
         self._wait_number += 1
-        self._waits_for = ranks
+        self._waits_for = [(rank, left) for rank in ranks if rank != self._rank]
         try:
             work.wait()
         except RuntimeError as error:
             raise self._explained(error, ranks) from error
         finally:
-            self._waits_for = ()
+            self._waits_for = []
 
     def _fail_if_failed(self) -> None:
         if self._failure is not None:
@@ -274,33 +277,28 @@ class TorchDistributedTransport:
         self._read_failure()
         if self._failure is None:
             self._failure = rank, text
-            with suppress(
-                RuntimeError
-            ):  # without the store, the others learn it from broken connections
+            with suppress(RuntimeError):  # without the store, broken connections tell it
                 self._store.set(_FAILURE, json.dumps(self._failure))
 
     def _watch(self) -> None:
-        suspect = 0
+        suspect, looks = 0, 0
         while self._failure is None and not self._closing.wait(_LOOK_S):
             self._read_failure()
             number, left = self._wait_number, self._left()
-            if (
-                left and number == suspect
-            ):  # all it sent has come, and for two looks nothing else did
+            looks = looks + 1 if left and number == suspect else 0
+            suspect = number
+            if left and looks == _PATIENCE:
                 self._failure = left[0], f"has left; rank {self._rank} waits for it"
-            suspect = number if left else 0
         if self._failure is not None:
             self._break()
 
     def _left(self) -> list[int]:
         """Return those waited for who have left."""
-        ranks = self._waits_for
-        try:
-            if not ranks or not self._store.check([_LEFT]):
-                return []
-            return [rank for rank in ranks if self._store.check([f"{_LEFT} {rank}"])]
-        except RuntimeError:
-            return []
+        waits_for, check = self._waits_for, self._store.check
+        with suppress(RuntimeError):
+            if waits_for and check([_ANYBODY_LEAVES]):
+                return [rank for rank, left in waits_for if check([left.format(rank)])]
+        return []
 
     def _break(self) -> None:
         """End all waits of this rank."""
@@ -320,12 +318,17 @@ class TorchDistributedTransport:
     def close(self) -> None:
         if self._closing.is_set():
             return
+        self._tell(_LEAVES)
         with suppress(TransportError):
-            for work in chain.from_iterable(self._sent):
-                self._fail_if_failed()
-                self._finish(work, ())
+            for peer, works in self._sent:
+                for work in works:
+                    self._fail_if_failed()
+                    self._finish(work, (peer,))
+        self._tell(_SENT_ALL)
         self._closing.set()
         self._watcher.join()
+
+    def _tell(self, key: str) -> None:
         with suppress(RuntimeError):
-            self._store.set(f"{_LEFT} {self._rank}", "")
-            self._store.set(_LEFT, "")
+            self._store.set(key.format(self._rank), "")
+            self._store.set(_ANYBODY_LEAVES, "")
