@@ -27,10 +27,12 @@ def interleaved(
     """Return interleaved 1F1B, stage s on rank s % num_ranks; without `num_ranks` two per rank.
 
     Bubble, in seconds, for equal stages, free links, S = V * R and M >= R: (R - 1) * (f + b) with
-    f and b of one stage, so 1 / V of the one of 1F1B on as many ranks.
-    Rank r then holds min(2 * (R - r) - 1 + (V - 1) * q, V * M) activations, each of one stage, with
-    q the greatest group.  1F1B runs one forward ahead per rank behind, this runs two: that hides
-    the messages.  A rank r >= S has nothing to do.
+    f and b of one stage, so 1 / V of the one of 1F1B on as many ranks.  Rank r then holds
+    min(2 * (R - r) - 1 + (V - 1) * q, V * M) activations, each of one stage, with q the greatest
+    group: 1F1B runs one forward ahead per rank behind, this runs two, and so hides the messages.
+
+    For other S and M the bubble of rank 0 is ((S - 1) // R * max(0, R - M) + (S - 1) % R) * (f + b);
+    a rank r >= S has nothing to do.
 
     Raises:   ScheduleError: `num_ranks` is less than 1.
     """

@@ -40,11 +40,10 @@ def play(
 
 
 @compiled
-def _play(columns: Columns, ranks: Ranks, left: Ints, seconds: Floats) -> tuple[Ints, Floats]:
-    """Let every rank run until it waits, and again when what it may wait for has ended.
-
-    Longer than a function should be: in pieces it takes three times as long.
-    """
+def _play(  # long: in pieces it takes three times as long
+    columns: Columns, ranks: Ranks, left: Ints, seconds: Floats
+) -> tuple[Ints, Floats]:
+    """Let every rank run until it waits, and again when what it may wait for has ended."""
     kinds, stages, numbers, offsets = columns
     num_stages, num_micro_batches = ranks.shape
     num_ranks, num_updates = len(offsets) - 1, left.shape[1]

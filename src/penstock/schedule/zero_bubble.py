@@ -21,7 +21,8 @@ def zb_h1(num_stages: int, num_micro_batches: int) -> Schedule:
     """Return the ZB-H1 schedule, one stage per rank.
 
     Bubble, in seconds, for equal stages, free links, w <= min(f, i) and M >= S:
-    (S - 1) * (f + i - w), against (S - 1) * (f + i + w) for 1F1B.
+    (S - 1) * (f + i - w), against (S - 1) * (f + i + w) for 1F1B.  With less micro-batches there
+    is less to save: (S - 1) * (f + i) - (min(S, M) - 1) * w.
     Every rank holds min(S, M) activations.
     """
     orders = arrange(_rows(rank, num_stages, num_micro_batches) for rank in range(num_stages))

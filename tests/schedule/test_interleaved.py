@@ -1,0 +1,64 @@
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ScheduleError
+from penstock.schedule import Schedule, interleaved, peak_activations
+from tests.schedule.toy import costs, picture, step
+
+sizes, ranks, seconds = st.integers(1, 8), st.integers(1, 5), st.integers(1, 9)
+
+TORCH_CSV = Path(__file__).parent / "torch_csv"  # written by torch 2.13
+
+
+@given(sizes, st.integers(1, 13), ranks, seconds, seconds)
+def test_bubble_is_the_closed_form(num_stages, m, num_ranks, f, b):
+    measured = step(interleaved(num_stages, m, num_ranks=num_ranks), costs(f, b, 0))
+    rounds, more = divmod(num_stages - 1, num_ranks)
+    busiest = m * (rounds + 1) * (f + b)
+    assert measured == busiest + (rounds * max(0, num_ranks - m) + more) * (f + b)
+
+
+@given(st.integers(1, 4), ranks, st.integers(0, 9), seconds, seconds)
+def test_bubble_is_that_of_1f1b_divided_by_the_stages_per_rank(per_rank, num_ranks, more, f, b):
+    m = num_ranks + more
+    measured = step(interleaved(per_rank * num_ranks, m, num_ranks=num_ranks), costs(f, b, 0))
+    assert measured == per_rank * m * (f + b) + (num_ranks - 1) * (f + b)
+
+
+@given(st.integers(1, 4), ranks, st.integers(0, 9))
+def test_rank_holds_what_the_docstring_says(per_rank, num_ranks, more):
+    m = num_ranks + more
+    greatest = -(-m // (m // num_ranks))
+    held = tuple(
+        min(2 * (num_ranks - rank) - 1 + (per_rank - 1) * greatest, per_rank * m)
+        for rank in range(num_ranks)
+    )
+    assert peak_activations(interleaved(per_rank * num_ranks, m, num_ranks=num_ranks)) == held
+
+
+@given(sizes, sizes, st.one_of(st.none(), ranks))
+def test_stage_lives_on_the_rank_that_its_number_leaves(num_stages, m, num_ranks):
+    schedule = interleaved(num_stages, m, num_ranks=num_ranks)
+    expected = -(-num_stages // 2) if num_ranks is None else num_ranks
+    assert schedule.num_ranks == expected
+    assert schedule.stage_ranks == tuple((stage % expected,) for stage in range(num_stages))
+
+
+@pytest.mark.parametrize("num_ranks", [0, -1])
+def test_less_than_one_rank_is_refused(num_ranks):
+    with pytest.raises(ScheduleError, match=f"2 stages, 3 micro-batches and {num_ranks} ranks"):
+        interleaved(2, 3, num_ranks=num_ranks)
+
+
+def test_schedule_is_the_one_of_torch():
+    rows = (TORCH_CSV / "interleaved_1f1b.csv").read_text()
+    assert Schedule.parse_torch_csv(rows).orders == interleaved(6, 8, num_ranks=3).orders
+
+
+def test_picture_in_the_docstring_is_what_runs():
+    doc = sys.modules[interleaved.__module__].__doc__
+    assert picture(interleaved(4, 2), costs(1, 1, 0), stages=True) in doc

@@ -1,0 +1,129 @@
+"""What holds for every built-in schedule and every size."""
+
+import doctest
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock.schedule
+from penstock.errors import ScheduleError
+from penstock.schedule import (
+    SCHEDULES,
+    Schedule,
+    bubble,
+    find,
+    interleaved,
+    peak_activations,
+    versions,
+)
+from tests.schedule.toy import costs, peak, run, step
+
+sizes, seconds = st.integers(1, 9), st.integers(1, 9)
+builders = st.sampled_from(SCHEDULES)
+
+
+@given(builders, sizes, sizes)
+def test_schedule_is_complete_and_runs_to_its_end(builder, num_stages, m):
+    schedule = builder(num_stages, m)
+    orders = list(schedule.orders)
+    counts = Counter(action for order in orders for action in order)
+    assert set(counts.values()) == {1}
+    backwards = "IW" if builder.__name__ == "zb_h1" else "B"
+    kinds = Counter(action.kind for action in counts)
+    pairs = num_stages * m * schedule.num_steps
+    updates = {"U": num_stages * schedule.num_steps} if schedule.has_updates else {}
+    assert kinds == {"F": pairs, **dict.fromkeys(backwards, pairs), **updates}
+    assert run(orders, m)[1]
+
+
+@given(builders, sizes, sizes)
+def test_every_stage_does_its_micro_batches_in_order(builder, num_stages, m):
+    """So gradients are summed in the order of a plain loop."""
+    for order in builder(num_stages, m).orders:
+        for stage in {action.stage for action in order}:
+            for kind in "FBIWU":
+                done = [a.micro_batch for a in order if a.stage == stage and a.kind == kind]
+                assert done == sorted(done)
+
+
+@given(builders, sizes, sizes, seconds, seconds, seconds)
+def test_compiled_clock_agrees_with_the_slow_one(builder, num_stages, m, f, i, w):
+    schedule = builder(num_stages, m)
+    spans, _ = run(list(schedule.orders), m, costs(f, i, w))
+    ends = [rank[-1].end if rank else 0 for rank in spans]
+    assert schedule.play((f, i + w, i, w, 0))[1].tolist() == ends
+    busy = [sum(span.end - span.start for span in rank) for rank in spans]
+    idle = bubble(schedule, forward_s=f, input_s=i, weights_s=w)
+    assert list(idle) == [max(ends) - each for each in busy]
+
+
+@given(builders, sizes, sizes, st.tuples(seconds, seconds, seconds), st.integers(0, 2))
+def test_slower_action_never_shortens_the_step(builder, num_stages, m, times, slower):
+    schedule = builder(num_stages, m)
+    more = [time + (place == slower) for place, time in enumerate(times)]
+    assert step(schedule, costs(*more)) >= step(schedule, costs(*times))
+
+
+@given(builders, sizes, sizes)
+def test_activations_are_those_counted_action_by_action(builder, num_stages, m):
+    schedule = builder(num_stages, m)
+    assert list(peak_activations(schedule)) == [peak(order) for order in schedule.orders]
+
+
+@given(builders, sizes, sizes)
+def test_synchronous_schedule_has_one_version_and_others_say_which(builder, num_stages, m):
+    schedule = builder(num_stages, m)
+    expected = 2 if builder.__name__ == "double_buffered" else 1
+    assert versions(schedule).alive == (expected,) * num_stages
+    assert schedule.has_updates == (expected == 2)
+
+
+@given(builders, sizes, sizes)
+def test_schedule_reads_back_from_text_and_from_json(builder, num_stages, m):
+    schedule = builder(num_stages, m)
+    assert Schedule.parse(str(schedule)) == schedule
+    assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+@pytest.mark.parametrize("builder", SCHEDULES)
+def test_schedule_bears_the_name_of_its_function_and_is_found_by_it(builder):
+    assert builder(2, 2).name == builder.__name__
+    assert find(builder.__name__) is builder
+
+
+@pytest.mark.parametrize("builder", SCHEDULES)
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-3, 2)])
+def test_no_stage_or_no_micro_batch_is_refused(builder, sizes):
+    with pytest.raises(ScheduleError, match="num_|stages") as caught:
+        builder(*sizes)
+    assert "1 or more" in caught.value.hint
+
+
+def test_more_ranks_than_stages_leaves_ranks_with_nothing_to_do():
+    schedule = interleaved(2, 3, num_ranks=4)
+    assert schedule.num_ranks == 4
+    assert [len(order) for order in schedule.orders] == [6, 6, 0, 0]
+    assert Schedule.parse(str(schedule)) == schedule
+    assert peak_activations(schedule)[2:] == (0, 0)
+    assert bubble(schedule, forward_s=1, input_s=1, weights_s=0)[3] == 8
+
+
+def test_unknown_name_is_refused_with_the_names_there_are():
+    with pytest.raises(ScheduleError, match="there is no schedule '1f1b'") as caught:
+        find("1f1b")
+    assert caught.value.hint == (
+        "use one of: gpipe, one_f_one_b, interleaved, zb_h1, double_buffered"
+    )
+
+
+def test_example_in_the_docstring_is_what_runs():
+    assert doctest.testmod(penstock.schedule).failed == 0
+
+
+def test_importing_the_room_loads_no_torch():
+    program = "import sys, penstock.schedule; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
