@@ -23,15 +23,15 @@ from torch.optim import AdamW, Optimizer
 import penstock as ps
 
 VOCABULARY = 256  # bytes
-WINDOW = 128  # bytes that the model sees at once
+WINDOW = 64  # bytes that the model sees at once
 WIDTH, HEADS, BLOCKS = 192, 6, 8
 
 WINDOWS_PER_MICRO_BATCH = 4
-MICRO_BATCHES = 8  # per step: 8 * 4 * 128 = 4,096 bytes
-STEPS = 160
+MICRO_BATCHES = 8  # per step: 8 * 4 * 64 = 2,048 bytes
+STEPS = 210
 WARM_UP_STEPS = 16
-PEAK_RATE = 2e-3
-VALIDATION_MICRO_BATCHES = 64  # 32,768 bytes
+PEAK_RATE = 1.5e-3
+VALIDATION_MICRO_BATCHES = 128  # 32,768 bytes
 
 Batch = dict[str, Tensor]
 
