@@ -6,9 +6,11 @@ Code runs on torch 2.11 and later.  A name that moves is mended here and nowhere
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx.experimental.symbolic_shapes
@@ -28,12 +30,15 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "MemoryEvent",
     "annotate",
     "as_fake",
     "below_autograd",
     "draws_random",
     "fake_mode",
         "make_fx",
+    "memory_mark",
+    "memory_profile",
     "pytree",
     "reparametrize",
     "tracing_backward",
@@ -107,6 +112,55 @@ def draws_random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
         return True
     names = [argument.name for argument in op._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 0.0) > 0
+
+
+class MemoryEvent(NamedTuple):
+    """An allocation (positive) or release of host memory, or a mark (no bytes)."""
+
+    time_s: float
+    size_bytes: int
+    is_mark: bool
+
+
+_MARK = "penstock mark"
+
+
+def memory_mark(number: int) -> None:
+    """Put a mark between the memory events of a `memory_profile`."""
+    with torch.profiler.record_function(f"{_MARK} {number}"):
+        pass
+
+
+@contextmanager
+def memory_profile() -> Iterator[Callable[[], list[MemoryEvent]]]:
+    """Note every allocation of host tensors; the result is there when the context is left.
+
+    The profiler writes lines about itself to the process's stderr: they are thrown away.
+    """
+    events: list[MemoryEvent] = []
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with _stderr_closed():
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+            yield lambda: events
+    for event in profiler.profiler.kineto_results.events():
+        mark = event.name().startswith(_MARK)
+        if mark or event.name() == "[memory]":
+            size = 0 if mark else event.nbytes()
+            events.append(MemoryEvent(event.start_ns() * 1e-9, size, mark))
+    events.sort(key=lambda event: event.time_s)
+
+
+@contextmanager
+def _stderr_closed() -> Iterator[None]:
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def below_autograd() -> AbstractContextManager[None]:

@@ -515,6 +515,24 @@ class _Made:
         return self.late if kind in ("B", "I") else set()
 
 
+def peak_with_workspace(
+    graph: Graph, stages: Stages, stage: int, kind: SegmentKind, workspace_bytes: Sequence[int]
+) -> int:
+    """Return the peak of a segment (as `Segment.peak_bytes`), with what ops hold while they run."""
+    segment = stages.stages[stage].segment(kind)
+    way = "F" if kind == "F" else "B"
+    arriving = {
+        v for e in stages.edges if e.target == stage and e.kind == way and kind != "W" for v in e.values
+    }
+    outputs = {v for _, values in segment.sends for v in values}
+    outputs |= {v for _, v in segment.gradients} | ({graph.loss} & set(segment.ops))
+    peak, _ = segment_memory(
+        graph, segment.ops, set(segment.inputs), set(segment.takes), set(segment.keeps), outputs,
+        arriving, workspace_bytes,
+    )  # fmt: skip
+    return peak
+
+
 def segment_memory(
     graph: Graph,
     ops: Sequence[int],
@@ -523,13 +541,14 @@ def segment_memory(
     keeps: set[int],
     outputs: set[int],
     arriving: set[int],
+    workspace_bytes: Sequence[int] = (),
 ) -> tuple[int, int]:
     """Return (peak, change) of the bytes held while `ops` run, against those before.
 
     A value lives from its op (or its message) to its last use; views share their storage.
     Values in `takes` die at their last use, others of `inputs` stay; `keeps` outlive the
-    segment, `outputs` live to its end.
-    Ignores:  memory that an op holds only while it runs.
+    segment, `outputs` live to its end.  `workspace_bytes` of each node of the graph are held
+    only while it runs; none if not given.
     """
     nodes = graph.nodes
     storage_bytes: dict[int, int] = {}
@@ -554,7 +573,7 @@ def segment_memory(
         if root in storage_bytes and root not in held:
             held.add(root)
             now += storage_bytes[root]
-            peak = max(peak, now)
+        peak = max(peak, now + (workspace_bytes[op] if workspace_bytes else 0))
         for dead in dies.get(place, ()):
             if dead in held:
                 held.discard(dead)

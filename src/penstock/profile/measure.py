@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch.profiler import ProfilerActivity, profile
 
 from penstock import _compat
 from penstock.graph.stages import Stages, cut
@@ -42,7 +41,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
     with _companions(capture, stages, inputs, beside), torch.no_grad():
         whole_f, whole_b, call_s = _whole(capture, stages, inputs)
         op_s = _op_by_op(capture, inputs)
-        accumulate, update, update_s, state, copy = _optimizer(capture, job)
+        optimizer = _optimizer(capture, job)
     rows = list(zip(capture.graph.nodes, op_s, strict=True))
     forward = sum(s for node, s in rows if node.phase == "F")
     backward = sum(s for node, s in rows if node.phase == "B")
@@ -56,11 +55,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         op_s=tuple(s * factor[node.phase] for node, s in rows),
         workspace_bytes=_workspaces(capture, inputs),
         call_s=call_s,
-        accumulate_s_per_byte=accumulate,
-        update_s_per_byte=update,
-        update_s=update_s,
-        state_bytes_per_byte=state,
-        copy_s_per_byte=copy,
+        **optimizer,
     )
 
 
@@ -215,38 +210,24 @@ def _workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
 
     The profiler notes every allocation; marks between the ops say which op made it.
     """
-    nodes = capture.graph.nodes
-    ops = _Ops(capture)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        ops.run(inputs, each=_mark)
-    events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    rows = [e for e in events if e.name() == "[memory]" or e.name().startswith(_MARK)]
-    rows.sort(key=lambda e: e.start_ns())
+    nodes, ops = capture.graph.nodes, _Ops(capture)
+    with _compat.memory_profile() as memory:
+        ops.run(inputs, each=_compat.memory_mark)
     found = [0] * len(nodes)
     now = peak = at = 0
-    for event in rows:
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-            continue
-        owns = nodes[at].storage == at
-        found[at] = max(0, peak - (nodes[at].size_bytes if owns else 0))
-        at, now, peak = at + 1, 0, 0
+    for event in memory():
+        now += event.size_bytes
+        peak = max(peak, now)
+        if event.is_mark:
+            owns = nodes[at].storage == at
+            found[at] = max(0, peak - (nodes[at].size_bytes if owns else 0))
+            at, now, peak = at + 1, 0, 0
     return tuple(found)
 
 
-_MARK = "penstock op "
-
-
-def _mark(number: int) -> None:
-    with torch.profiler.record_function(f"{_MARK}{number}"):
-        pass
-
-
-def _optimizer(capture: Capture, job: Job) -> tuple[float, float, float, float, float]:
-    """Return seconds per byte to add gradients and to update, per update, state and copies."""
-    model = capture.model
-    weights = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+def _optimizer(capture: Capture, job: Job) -> dict[str, float]:
+    """Return what adding gradients, updates, optimizer state and copies of weights cost."""
+    weights = [p.detach().clone() for p in capture.model.parameters() if p.requires_grad]
     parameters = [torch.nn.Parameter(weight) for weight in weights]
     gradients = [torch.full_like(p, 1e-4) for p in parameters]
     size = sum(p.numel() * p.element_size() for p in parameters)
@@ -262,10 +243,26 @@ def _optimizer(capture: Capture, job: Job) -> tuple[float, float, float, float, 
         for value in values.values()
         if isinstance(value, Tensor)
     )
-    flat = torch.zeros(max(1, size // 4))
-    copy_s = _timed(lambda: flat.clone())
-    fixed = 2e-5
-    return accumulate_s / size, max(0.0, update_s - fixed) / size, fixed, state / size, copy_s / size
+    flat, other = torch.zeros(2, max(1, size // 4))
+    return {
+        "accumulate_s_per_byte": accumulate_s / size,
+        "update_s_per_byte": update_s / size,
+        "update_s": 0.0,
+        "state_bytes_per_byte": state / size,
+        "update_workspace_per_byte": _peak_bytes(optimizer.step) / size,
+        "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
+    }
+
+
+def _peak_bytes(call: Callable[[], Any]) -> int:
+    """Return the most bytes that `call` holds above what was held before."""
+    with _compat.memory_profile() as memory:
+        call()
+    now = peak = 0
+    for event in memory():
+        now += event.size_bytes
+        peak = max(peak, now)
+    return peak
 
 
 def _timed(call: Callable[[], Any]) -> float:

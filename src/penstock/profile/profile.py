@@ -23,6 +23,7 @@ class Profile:
     accumulate_s_per_byte:    adding a gradient to the step's sum, per byte of parameter.
     update_s_per_byte, update_s:      the optimizer: per byte of parameter, and per call.
     state_bytes_per_byte:     optimizer state held per byte of parameter.
+    update_workspace_per_byte:   held while the optimizer runs, per byte of parameter.
     copy_s_per_byte:          copying a version of the weights.
     """
 
@@ -38,6 +39,7 @@ class Profile:
     update_s_per_byte: float
     update_s: float
     state_bytes_per_byte: float
+    update_workspace_per_byte: float
     copy_s_per_byte: float
 
     def __post_init__(self) -> None:

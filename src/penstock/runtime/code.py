@@ -7,6 +7,7 @@ same numbers however the step is cut, repeated or ordered.
 """
 
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock import _compat
 from penstock.graph.stages import Segment
 from penstock.graph.trace import HIDDEN_MUTATIONS, Capture
+
+
+_GENERATOR = threading.Lock()  # torch's default generator is shared by ranks that are threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +78,7 @@ class _Writer:
     def __init__(self, capture: Capture, segment: Segment) -> None:
         self.capture, self.segment = capture, segment
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
-        self.names: dict[str, Any] = {"_reseed": reseed}
+        self.names: dict[str, Any] = {"_reseed": reseed, "_generator": _GENERATOR}
         rows = enumerate(capture.graph.nodes)
         self.ordinals = {
             i: k for k, i in enumerate(i for i, node in rows if node.effect == "random")
@@ -89,9 +93,11 @@ class _Writer:
         unused = [i for i in inputs if i not in last and i not in outputs]
         lines += [f"del {', '.join(f'n{i}' for i in unused)}"] if unused else []
         for op in self.segment.ops:
+            line = f"n{op} = {self._call(op)}"
             if op in self.ordinals:
-                lines.append(f"_reseed(seed, {self.ordinals[op]})")
-            lines.append(f"n{op} = {self._call(op)}")
+                lines.append(f"with _generator: _reseed(seed, {self.ordinals[op]}); {line}")
+            else:
+                lines.append(line)
             dead = [i for i, place in last.items() if place == op]
             lines += [f"del {', '.join(f'n{i}' for i in dead)}"] if dead else []
         lines.append(f"return ({''.join(f'n{i}, ' for i in outputs)})")

@@ -31,8 +31,11 @@ from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
-from penstock.runtime.worker import RankResult, Report, Task, work
+from penstock.runtime.worker import RankResult, Report
 from penstock.timeline import Held, Span
+
+Work = Callable[[Transport, Report], RankResult]
+Launcher = Callable[[Work, int, Report], list[RankResult]]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,7 +45,7 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
-def run_threads(task: Task, num_ranks: int, report: Report) -> list[RankResult]:
+def run_threads(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
     """Run every rank as a thread of this process.
 
     Raises:   RunError, or what the first failing rank raised.
@@ -53,7 +56,7 @@ def run_threads(task: Task, num_ranks: int, report: Report) -> list[RankResult]:
 
     def live(transport: Transport) -> None:
         try:
-            results[transport.rank] = work(task, transport, report)
+            results[transport.rank] = work(transport, report)
         except BaseException as problem:  # carried to the caller's thread below
             failures.append((transport.rank, problem))
             transport.abort(f"failed: {problem}")
@@ -85,7 +88,7 @@ def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> BaseException
 # -- processes ------------------------------------------------------------------------------------
 
 
-def run_processes(task: Task, num_ranks: int, report: Report) -> list[RankResult]:
+def run_processes(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
     """Run every rank as a forked process of this host, one thread each.
 
     Raises:   RunError: a rank failed or died; the others are gone when this is raised.
@@ -96,7 +99,7 @@ def run_processes(task: Task, num_ranks: int, report: Report) -> list[RankResult
     parent = os.getpid()
     processes = [
         context.Process(
-            target=_child, args=(task, rank, num_ranks, folder, pipes, parent), daemon=True
+            target=_child, args=(work, rank, num_ranks, folder, pipes, parent), daemon=True
         )
         for rank in range(num_ranks)
     ]
@@ -117,7 +120,7 @@ def run_processes(task: Task, num_ranks: int, report: Report) -> list[RankResult
 
 
 def _child(
-    task: Task,
+    work: Work,
     rank: int,
     num_ranks: int,
     folder: Path,
@@ -138,7 +141,7 @@ def _child(
     with contextlib.suppress(BrokenPipeError):
         try:
             transport = _host_transport(rank, num_ranks, folder)
-            result = work(task, transport, lambda step: _tell(pipe, "step", asdict(step)))
+            result = work(transport, lambda step: _tell(pipe, "step", asdict(step)))
             _tell(pipe, "done", _as_json(result))
             transport.close()
         except BaseException as problem:  # everything goes to the parent, which raises it again
@@ -250,16 +253,22 @@ def _death(rank: int, process: Any) -> RunError:
 # -- torchrun -------------------------------------------------------------------------------------
 
 
-def run_torchrun(task: Task, report: Report) -> RankResult:
+def torchrun_store() -> Any:
+    """Return the store that all ranks of this torchrun job share."""
+    store, _, _ = next(iter(dist.rendezvous("env://")))
+    return store
+
+
+def run_torchrun(work: Work, store: Any, report: Report) -> RankResult:
     """Run the rank that this process is; every rank of the torchrun job calls it.
 
     Ranks of one host exchange messages through shared memory, else over gloo or NCCL.
+    `store` is that of `torchrun_store`.
     """
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    store, _, _ = next(iter(dist.rendezvous("env://")))
     if one_host and not cuda and available()[0]:
         transport: Transport = SharedMemoryTransport(rank, num_ranks, dist.PrefixStore("shared", store))
     else:
@@ -269,7 +278,7 @@ def run_torchrun(task: Task, report: Report) -> RankResult:
         watch = dist.PrefixStore("watch", store.clone())
         transport = TorchDistributedTransport(device, watch)
     try:
-        return work(task, transport, report)
+        return work(transport, report)
     except BaseException as problem:
         transport.abort(f"failed: {problem}")
         raise
@@ -278,5 +287,3 @@ def run_torchrun(task: Task, report: Report) -> RankResult:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-
-Launcher = Callable[[Task, int, Report], list[RankResult]]

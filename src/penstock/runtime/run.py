@@ -8,6 +8,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
-from penstock.runtime.worker import RankResult, Report, Task
+from penstock.runtime.worker import RankResult, Report, Task, work
 from penstock.timeline import Timeline
 
 
@@ -74,10 +75,10 @@ def run(
             windows=windows_of(program, num_steps),
             replicas=program.replicas,
             checkpoints=Path(folder),
-            record_memory=launcher is not run_threads,
+            memory_window=None if launcher is run_threads else 0,
         )
         steps = Steps(program.replicas)
-        results = launcher(task, program.num_ranks, steps.add)
+        results = launcher(partial(work, task), program.num_ranks, steps.add)
         newest = checkpoint.latest(Path(folder))
         assert newest is not None, "a run ends with a checkpoint"
         return outcome_of(results, steps, checkpoint.load(newest).tensors)

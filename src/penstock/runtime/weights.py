@@ -144,16 +144,9 @@ class StageWeights:
         for slot, (_, views) in enumerate(self.stash, 1):
             for node, value in views.items():
                 tensors[f"version-{slot}/{self.names[node]}"] = value
-        for node, parameter in self.live.items():
-            for key, value in (self.optimizer.state.get(parameter, {}) if self.optimizer else {}).items():
-                name = f"optimizer/{self.names[node]}/{key}"
-                if isinstance(value, Tensor):
-                    tensors[name] = value
-                elif value is None or isinstance(value, bool | int | float | str):
-                    plain[name] = value
-                else:
-                    found = type(value).__name__
-                    raise CheckpointError(f"{name} is a {found}, which a checkpoint cannot hold")
+        if self.optimizer is not None:
+            for node, parameter in self.live.items():
+                optimizer_state(self.optimizer, self.names[node], parameter, tensors, plain)
         return tensors, plain
 
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
@@ -172,22 +165,47 @@ class StageWeights:
                 value.copy_(_fitting(tensors, name, value))
         if self.optimizer is not None:
             for node, parameter in self.live.items():
-                self._load_optimizer(f"optimizer/{self.names[node]}/", parameter, tensors, plain)
+                load_optimizer_state(self.optimizer, self.names[node], parameter, tensors, plain)
 
-    def _load_optimizer(
-        self,
-        prefix: str,
-        parameter: nn.Parameter,
-        tensors: Mapping[str, Tensor],
-        plain: Mapping[str, object],
-    ) -> None:
-        assert self.optimizer is not None
-        found: dict[str, object] = {
-            key.removeprefix(prefix): value.clone() for key, value in tensors.items() if key.startswith(prefix)
-        }
-        found |= {k.removeprefix(prefix): v for k, v in plain.items() if k.startswith(prefix)}
-        if found:
-            self.optimizer.state[parameter] = found
+
+def optimizer_state(
+    optimizer: Optimizer,
+    name: str,
+    parameter: nn.Parameter,
+    tensors: dict[str, Tensor],
+    plain: dict[str, object],
+) -> None:
+    """Add what the optimizer holds for one parameter, as "optimizer/NAME/KEY".
+
+    Raises:   CheckpointError: it holds something that is neither a tensor nor a plain value.
+    """
+    for key, value in optimizer.state.get(parameter, {}).items():
+        if isinstance(value, Tensor):
+            tensors[f"optimizer/{name}/{key}"] = value
+        elif value is None or isinstance(value, bool | int | float | str):
+            plain[f"optimizer/{name}/{key}"] = value
+        else:
+            found = type(value).__name__
+            raise CheckpointError(f"the optimizer's {key} of {name} is a {found}, which cannot be saved")
+
+
+def load_optimizer_state(
+    optimizer: Optimizer,
+    name: str,
+    parameter: nn.Parameter,
+    tensors: Mapping[str, Tensor],
+    plain: Mapping[str, object],
+) -> None:
+    """Give the optimizer back what `optimizer_state` took for one parameter."""
+    prefix = f"optimizer/{name}/"
+    found: dict[str, object] = {
+        key.removeprefix(prefix): value.clone()
+        for key, value in tensors.items()
+        if key.startswith(prefix)
+    }
+    found |= {key.removeprefix(prefix): v for key, v in plain.items() if key.startswith(prefix)}
+    if found:
+        optimizer.state[parameter] = found
 
 
 def _layouts(parameters: Mapping[int, Tensor]) -> list[Flat]:

@@ -5,11 +5,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from penstock import _compat
+from penstock._compat import MemoryEvent
+from penstock.errors import RunError
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -31,7 +32,7 @@ class Task:
     checkpoints:       folder for checkpoints, or None; one every `checkpoint_every` steps and
                        at the end.
     resume:            checkpoint to start from.
-    record_memory:     whether one window is run under the memory profiler.
+    memory_window:     number of the window that is run under the memory profiler, or None.
     """
 
     capture: Capture
@@ -42,7 +43,7 @@ class Task:
     checkpoints: Path | None = None
     checkpoint_every: int = 0
     resume: Path | None = None
-    record_memory: bool = False
+    memory_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     with torch.no_grad():
         for number, (program, first_step) in enumerate(task.windows):
             calls = bound[id(program)]
-            profiled = task.record_memory and number == min(1, len(task.windows) - 1)
-            watch.window(calls, first_step, program.num_steps, profiled)
+            watch.window(calls, first_step, program.num_steps, number == task.memory_window)
             for result in rank.progress.done:
                 report(result)
             rank.progress.done.clear()
@@ -89,8 +89,6 @@ def _agree(task: Task, transport: Transport, everyone: tuple[int, ...]) -> None:
     own = task.capture.graph.digest
     digests = [d.decode() for d in transport.all_gather_bytes(own.encode(), everyone)]
     if set(digests) != {own}:
-        from penstock.errors import RunError
-
         listed = ", ".join(f"rank {r}: {d}" for r, d in enumerate(digests))
         hint = "do all ranks run the same job file with the same library versions?"
         raise RunError(f"ranks traced different graphs: {listed}", hint=hint)
@@ -130,9 +128,9 @@ class _Watch:
 
     def window(self, calls: list[Bound], first_step: int, num_steps: int, profiled: bool) -> None:
         if profiled:
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            with _compat.memory_profile() as memory:
                 marks = self.rank.run(calls, first_step)
-            self.memory = _held(self.rank, profiler, self.rank.held_bytes())
+            self.memory = _held(self.rank, memory(), self.rank.held_bytes())
             self.peak_bytes = max((held.size_bytes for held in self.memory), default=0)
             if self.kept:
                 return
@@ -164,16 +162,13 @@ class _Watch:
         )
 
 
-def _held(rank: Rank, profiler: Any, held_after: int) -> tuple[Held, ...]:
+def _held(rank: Rank, events: Sequence[MemoryEvent], held_after: int) -> tuple[Held, ...]:
     """Return the bytes held over a profiled window: the profiler's changes on top of what stays."""
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     if not events:
         return ()
-    first = events[0].start_ns()
-    total = sum(event.nbytes() for event in events)
-    now = held_after - total
-    curve: list[Held] = [Held(rank.rank, 0.0, now)]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        curve.append(Held(rank.rank, (event.start_ns() - first) * 1e-9, now))
+    now = held_after - sum(event.size_bytes for event in events)
+    curve = [Held(rank.rank, 0.0, now)]
+    for event in events:
+        now += event.size_bytes
+        curve.append(Held(rank.rank, event.time_s - events[0].time_s, now))
     return tuple(curve)

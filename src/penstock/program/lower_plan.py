@@ -1,0 +1,58 @@
+"""Lower a plan: its stages cut from the graph, its schedule built, messages added."""
+
+import inspect
+
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Stages, cut
+from penstock.plan import Plan, check_fits
+from penstock.program.instructions import Edge, StageBytes, TiedGroup
+from penstock.program.lower import lower_schedule
+from penstock.program.program import Program
+from penstock.schedule import Schedule, find
+
+
+def stages_of(plan: Plan, graph: Graph) -> Stages:
+    """Return the stages into which `plan` cuts `graph`.
+
+    Raises:   PlanError: the plan is for another graph.  GraphError: a cut that cannot be.
+    """
+    check_fits(plan, graph)
+    return cut(graph, plan.cuts, plan.recompute)
+
+
+def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:
+    """Return the schedule of `plan`; `num_steps` is the window of an asynchronous one.
+
+    Raises:   ScheduleError: no such schedule, or one that cannot be built for these sizes.
+    """
+    make = find(plan.schedule)
+    extra: dict[str, int] = {}
+    known = inspect.signature(make).parameters
+    if "num_ranks" in known:
+        extra["num_ranks"] = plan.num_ranks
+    if "num_steps" in known:
+        extra["num_steps"] = num_steps
+    return make(plan.num_stages, plan.num_micro_batches, **extra)
+
+
+def is_asynchronous(plan: Plan) -> bool:
+    """Return whether the plan's schedule drains only at the end of a window of several steps."""
+    return "num_steps" in inspect.signature(find(plan.schedule)).parameters
+
+
+def lower_plan(plan: Plan, graph: Graph, *, num_steps: int = 1) -> Program:
+    """Return the program of `plan`: one step, or a window of `num_steps` if it is asynchronous."""
+    stages = stages_of(plan, graph)
+    nodes = graph.nodes
+    return lower_schedule(
+        schedule_of(plan, num_steps=num_steps),
+        edges=[Edge(e.kind, e.source, e.target, e.size_bytes) for e in stages.edges],
+        tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
+        replicas=plan.replicas,
+        clip=plan.clip,
+        stages=stages.stages,
+        stage_bytes=[
+            StageBytes(weights=sum(nodes[p].size_bytes for p in stage.parameters))
+            for stage in stages.stages
+        ],
+    )

@@ -1,0 +1,203 @@
+"""Check: the cut, scheduled step against the plain one, gradient by gradient.
+
+Synchronous schedules: loss, every gradient and every buffer after one step, against eager
+autograd on the uncut model.  Asynchronous ones: the weights after some steps, against the
+sequential definition that the schedule's weight rule states.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock import _compat
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Stages
+from penstock.graph.trace import Capture, build, loss_of
+from penstock.job import Job
+from penstock.plan import Plan
+from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of
+from penstock.program.program import Program
+from penstock.runtime.code import SeededRandom, micro_batch_seed
+from penstock.runtime.launch import run_threads
+from penstock.runtime.rank import Rank
+from penstock.runtime.transport import Transport
+from penstock.runtime.worker import RankResult, Report
+from penstock.schedule.weight_rule import WeightRule
+
+_STEPS = 4  # of an asynchronous schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The greatest relative difference of one group of tensors, and where it is.
+
+    Of two tensors: max |a - b| / max |b|, or max |a - b| where b is zero.
+    """
+
+    what: str
+    where: str
+    value: float
+    bitwise: bool
+
+
+def check(plan: Plan, capture: Capture, job: Job) -> tuple[Difference, ...]:
+    """Return how the planned step differs from the plain one: loss, gradients, buffers.
+
+    Runs every rank as a thread of this process, in the plan's order, on the job's first batch.
+    Raises:   RunError: a rank failed.
+    """
+    steps = _STEPS if is_asynchronous(plan) else 1
+    stages = stages_of(plan, capture.graph)
+    program = lower_plan(plan, capture.graph, num_steps=steps)
+    found: dict[str, Tensor] = {}
+    work = partial(_work, capture, stages, job, program, found, weights=steps > 1)
+    results = run_threads(work, program.num_ranks, lambda result: None)
+    assert len(results) == program.num_ranks
+    if steps == 1:
+        expected = plain_step(job, plan.num_micro_batches * plan.replicas)
+    else:
+        expected = sequential(job, program, steps, stages, capture.graph)
+    return tuple(_compare(group, found, expected) for group in _groups(expected))
+
+
+def _work(
+    capture: Capture,
+    stages: Stages,
+    job: Job,
+    program: Program,
+    found: dict[str, Tensor],
+    transport: Transport,
+    report: Report,
+    *,
+    weights: bool,
+) -> RankResult:
+    """Run one window and put what is to be compared into `found`."""
+    rank = Rank(capture, stages, job, transport, program.replicas)
+    calls = rank.bind(program)
+    transport.barrier()
+    with torch.no_grad():
+        rank.run(calls, 0)
+    for stage, held in rank.weights.items():
+        own = {held.names[n]: held.gradients[n] for n in held.live if held.live[n].grad is not None}
+        if weights:
+            own = {held.names[node]: value for node, value in held.tensors(0).items()}
+        group = "weights" if weights else "gradients"
+        found |= {f"{group}/{name}": value for name, value in own.items()}
+        found |= {f"buffers/{held.buffer_names[n]}": v for n, v in held.buffers.items()}
+        _ = stage
+    if rank.losses_here and rank.replica == 0:
+        losses = [result.loss for result in rank.progress.done if result.loss is not None]
+        found["loss/mean"] = torch.tensor(losses, dtype=torch.float64)
+    return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
+
+
+def plain_step(job: Job, micro_batches: int) -> dict[str, Tensor]:
+    """Return loss, gradients and buffers of one step of the uncut model under eager autograd."""
+    model, _ = build(job)
+    data = job.data(0)
+    losses: list[Tensor] = []
+    for index in range(micro_batches):
+        with SeededRandom(micro_batch_seed(job.seed, index)):
+            loss = loss_of(job, model, next(data))
+            (loss / micro_batches).backward()
+        losses.append(loss.detach().float().reshape(()))
+    expected = {f"gradients/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    expected |= {f"buffers/{name}": value for name, value in model.named_buffers()}
+    mean = float(torch.stack(losses).mean())
+    return {"loss/mean": torch.tensor([mean], dtype=torch.float64), **expected}
+
+
+def sequential(
+    job: Job, program: Program, steps: int, stages: Stages, graph: Graph
+) -> dict[str, Tensor]:
+    """Return the weights after `steps` steps by the sequential definition of the weight rule.
+
+    Generated from the law alone: micro-batch m reads, for the parameters of stage s, version
+    law(s, m).forward; its gradient enters step law(s, m).step; U(t) makes version t + 1 from
+    version t.  One process, the uncut model, no pipeline.
+    Raises:   NotImplementedError: a law whose backward pass reads another version.
+    """
+    model, _ = build(job)
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    parameters = dict(model.named_parameters())
+    optimizer = job.optimizer([parameters[name] for name in names])
+    rates = [group["lr"] for group in optimizer.param_groups]
+    owner = {graph.nodes[p].name: s.index for s in reversed(stages.stages) for p in s.parameters}
+    now = {name: parameters[name].detach().clone() for name in names}
+    versions: dict[int, dict[str, Tensor]] = {-k: now for k in range(program.weight_rule.history + 1)}
+    data, per_step = job.data(0), program.num_micro_batches * program.replicas
+    for step in range(steps):
+        sums: dict[str, Tensor] = {}
+        for number in range(per_step):
+            index = step * per_step + number
+            local = step * program.num_micro_batches + number % program.num_micro_batches
+            read = _read(program.weight_rule, versions, owner, names, local, program)
+            with SeededRandom(micro_batch_seed(job.seed, index)):
+                _add(sums, _gradients(job, model, read, next(data), per_step))
+        for name in names:
+            parameters[name].grad = sums.get(name)
+        factor = 1.0 if job.learning_rate is None else float(job.learning_rate(step))
+        for group, base in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = base * factor
+        optimizer.step()
+        versions[step + 1] = {name: parameters[name].detach().clone() for name in names}
+    return {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+
+
+def _read(
+    rule: WeightRule,
+    versions: Mapping[int, dict[str, Tensor]],
+    owner: Mapping[str, int],
+    names: list[str],
+    micro_batch: int,
+    program: Program,
+) -> dict[str, Tensor]:
+    """Return the weights that a micro-batch reads."""
+    read: dict[str, Tensor] = {}
+    for name in names:
+        law = rule.law(owner[name], micro_batch, program.num_micro_batches)
+        if law.forward != law.backward:
+            raise NotImplementedError(f"{rule.name}: backward reads another version than forward")
+        read[name] = versions[law.forward][name].clone().requires_grad_()
+    return read
+
+
+def _gradients(
+    job: Job, model: Any, read: dict[str, Tensor], batch: Any, count: int
+) -> dict[str, Tensor]:
+    with _compat.reparametrize(model, dict(read)):
+        loss = loss_of(job, model, batch)
+        found = torch.autograd.grad(loss / count, list(read.values()), allow_unused=True)
+    return {name: g for name, g in zip(read, found, strict=True) if g is not None}
+
+
+def _add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    for name, gradient in more.items():
+        sums[name] = sums[name] + gradient if name in sums else gradient
+
+
+def _groups(expected: Mapping[str, Tensor]) -> list[str]:
+    return list(dict.fromkeys(key.split("/", 1)[0] for key in expected))
+
+
+def _compare(group: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
+    worst, where, bitwise = 0.0, "", True
+    for key, right in expected.items():
+        if not key.startswith(f"{group}/"):
+            continue
+        if key not in found:
+            return Difference(group, key, float("inf"), bitwise=False)
+        left = found[key].reshape(right.shape)
+        if torch.equal(left, right) or (torch.isnan(left) & torch.isnan(right)).all():
+            continue
+        bitwise = False
+        apart = float((left.double() - right.double()).abs().max())
+        scale = float(right.double().abs().max())
+        value = apart / scale if scale > 0 else apart
+        if not value <= worst:  # also where it is no number
+            worst, where = value, key
+    return Difference(group, where, worst, bitwise)

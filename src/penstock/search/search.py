@@ -1,0 +1,303 @@
+"""Search: try every (replicas, depth, schedule, recompute), balance the cuts, simulate each.
+
+Every candidate is lowered to a Program and simulated exactly; the cuts of the best ones are
+then moved one cut point at a time while that helps.  Deterministic.  A decision's reason is
+the best candidate that decides otherwise.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from penstock.cluster import Cluster
+from penstock.errors import GraphError, PlanError, ScheduleError
+from penstock.graph.graph import Graph
+from penstock.plan import By, Decision, Plan, Prediction, decide, plan_by_hand
+from penstock.profile import Profile
+from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.schedule import SCHEDULES, versions
+from penstock.search.balance import balanced_cuts
+from penstock.simulate import simulate
+from penstock.simulate.price import costs_of, memory_of
+from penstock.timeline import Timeline, peak_bytes, step_s
+from penstock.units import format_bytes, format_seconds
+
+Objective = Literal["time", "cost", "memory"]
+_WINDOW = 8  # steps over which an asynchronous schedule is simulated
+_POLISHED = 3  # candidates whose cuts are moved
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user decided beforehand; None leaves it to the search."""
+
+    ranks: int | None = None
+    replicas: int | None = None
+    stages: int | None = None
+    schedule: str | None = None
+    recompute: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan, what its simulation says, and why it cannot be used (empty if it can)."""
+
+    plan: Plan
+    step_s: float
+    peak_bytes: tuple[int, ...]
+    usd: float
+    refused: str = ""
+
+    def score(self, objective: Objective) -> tuple[float, float]:
+        """Return what is to be small: the objective, then the other of time and memory."""
+        peak = float(max(self.peak_bytes, default=0))
+        match objective:
+            case "time":
+                return self.step_s, peak
+            case "cost":
+                return self.usd or self.step_s * self.plan.total_ranks, self.step_s
+            case "memory":
+                return peak, self.step_s
+
+
+def search(
+    graph: Graph,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    micro_batches: int,
+    objective: Objective = "time",
+    clip: bool = False,
+    wish: Wish = Wish(),  # noqa: B008 - a frozen record
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Plan, tuple[Candidate, ...]]:
+    """Return the best plan with its reasons, and every candidate that was simulated.
+
+    micro_batches:  per step over all replicas; the product of replicas and micro-batches of
+                    each is always this number, so every candidate computes the same step.
+    Asynchronous schedules change the mathematics: they are tried only where `wish` names one.
+    Raises:   PlanError: nothing fits the wish, or nothing fits the memory.
+    """
+    shapes = list(_shapes(graph, cluster, micro_batches, wish))
+    if not shapes:
+        raise PlanError(*_nothing_fits(graph, cluster, micro_batches, wish))
+    found: list[Candidate] = []
+    for done, shape in enumerate(shapes):
+        found += _candidates(graph, profile, cluster, shape, clip, wish)
+        if progress is not None:
+            progress(done + 1, len(shapes))
+    usable = [c for c in found if not c.refused]
+    if not usable:
+        raise PlanError(_why_none(found), hint="use more ranks, or a smaller micro-batch")
+    ranked = sorted(usable, key=lambda c: c.score(objective))[:_POLISHED]
+    polished = [_polish(graph, profile, cluster, c, objective) for c in ranked]
+    best = min(polished, key=lambda c: c.score(objective))
+    everything = (best, *found)
+    reasons = _reasons(best, everything, objective, wish)
+    prediction = Prediction(best.step_s, best.peak_bytes, best.usd)
+    return decide(best.plan, reasons, prediction), everything
+
+
+def evaluate(graph: Graph, profile: Profile, cluster: Cluster, plan: Plan) -> tuple[Candidate, Timeline]:
+    """Return what the exact simulation of `plan` says, and its timeline.
+
+    For an asynchronous schedule seconds are per step of a window of 8 steps, without its end.
+    """
+    window = _WINDOW if is_asynchronous(plan) else 1
+    candidate, timeline = _simulated(graph, profile, cluster, plan, window, spans=True)
+    return candidate, timeline
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    replicas: int
+    num_ranks: int
+    stages: int
+    schedule: str
+    num_micro_batches: int
+
+
+def _shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> Iterator[_Shape]:
+    most = min(wish.ranks or cluster.num_ranks, cluster.num_ranks)
+    fewest = most if wish.ranks else 1
+    for ranks in range(fewest, most + 1):
+        for replicas in range(1, ranks + 1):
+            if ranks % replicas or micro_batches % replicas or wish.replicas not in (None, replicas):
+                continue
+            yield from _pipelines(graph, ranks // replicas, replicas, micro_batches // replicas, wish)
+
+
+def _pipelines(
+    graph: Graph, num_ranks: int, replicas: int, num_micro_batches: int, wish: Wish
+) -> Iterator[_Shape]:
+    for make in SCHEDULES:
+        name = make.__name__
+        if wish.schedule not in (None, name):
+            continue
+        several = name == "interleaved"
+        if wish.schedule is None and (
+            name == "double_buffered" or (num_ranks == 1 and name != "one_f_one_b")
+        ):
+            continue
+        for stages in (2 * num_ranks, 3 * num_ranks) if several else (num_ranks,):
+            wanted = wish.stages in (None, stages)
+            if wanted and stages <= len(graph.cut_points) + 1:
+                yield _Shape(replicas, num_ranks, stages, name, num_micro_batches)
+
+
+def _candidates(
+    graph: Graph, profile: Profile, cluster: Cluster, shape: _Shape, clip: bool, wish: Wish
+) -> Iterator[Candidate]:
+    cuts = balanced_cuts(graph, profile.op_s, shape.stages)
+    choices = (False, True) if wish.recompute is None else (wish.recompute,)
+    for recompute in choices:
+        plan = plan_by_hand(
+            graph,
+            cuts,
+            shape.schedule,
+            num_micro_batches=shape.num_micro_batches,
+            num_ranks=shape.num_ranks,
+            replicas=shape.replicas,
+            recompute=(recompute,) * shape.stages,
+            clip=clip,
+        )
+        yield _candidate(graph, profile, cluster, plan)
+
+
+def _candidate(graph: Graph, profile: Profile, cluster: Cluster, plan: Plan) -> Candidate:
+    window = _WINDOW if is_asynchronous(plan) else 1
+    try:
+        candidate, _ = _simulated(graph, profile, cluster, plan, window, spans=False)
+    except (GraphError, ScheduleError) as problem:
+        return Candidate(plan, float("inf"), (), 0.0, refused=problem.message)
+    for rank, peak in enumerate(candidate.peak_bytes):
+        cap = cluster.device_of(rank).memory_bytes
+        if peak > cap:
+            why = f"rank {rank} would hold {format_bytes(peak)} of {format_bytes(cap)}"
+            return replace(candidate, refused=why)
+    return candidate
+
+
+def _simulated(
+    graph: Graph, profile: Profile, cluster: Cluster, plan: Plan, window: int, *, spans: bool
+) -> tuple[Candidate, Timeline]:
+    stages = stages_of(plan, graph)
+    program = lower_plan(plan, graph, num_steps=window)
+    alive: Sequence[int] = ()
+    if window > 1:
+        alive = [int(count) for count in versions(schedule_of(plan, num_steps=window)).alive]
+    timeline = simulate(
+        program,
+        costs_of(graph, stages, profile, alive),
+        cluster,
+        memory=memory_of(graph, stages, profile, program, alive),
+        spans=spans,
+    )
+    seconds = step_s(timeline)
+    if window > 1:  # the steady state: what one more step adds
+        shorter, _ = _simulated(graph, profile, cluster, plan, window // 2, spans=False)
+        seconds = (seconds - shorter.step_s * (window // 2)) / (window - window // 2)
+        if window // 2 == 1:
+            seconds = step_s(timeline) / window
+    usd_per_s = sum(cluster.device_of(r).usd_per_hour for r in range(plan.total_ranks)) / 3600
+    return Candidate(plan, seconds, peak_bytes(timeline), usd_per_s * seconds), timeline
+
+
+def _polish(
+    graph: Graph, profile: Profile, cluster: Cluster, best: Candidate, objective: Objective
+) -> Candidate:
+    """Move one cut at a time to a neighbouring cut point while that makes the candidate better."""
+    improved = True
+    while improved:
+        improved = False
+        for plan in _neighbours(graph, best.plan):
+            other = _candidate(graph, profile, cluster, plan)
+            if not other.refused and other.score(objective) < best.score(objective):
+                best, improved = other, True
+                break
+    return best
+
+
+def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:
+    for at in range(len(plan.cuts)):
+        for by in (-1, 1):
+            cuts = list(plan.cuts)
+            cuts[at] += by
+            if 0 <= cuts[at] < len(graph.cut_points) and cuts == sorted(set(cuts)):
+                names = tuple(graph.cut_points[c].name for c in cuts)
+                yield replace(plan, cuts=tuple(cuts), cut_names=names)
+
+
+# -- reasons ------------------------------------------------------------------------------------
+
+
+def _reasons(
+    best: Candidate, found: Sequence[Candidate], objective: Objective, wish: Wish
+) -> tuple[Decision, ...]:
+    def by(wanted: object) -> By:
+        return "user" if wanted is not None else "search"
+
+    def against(name: str, value: Callable[[Plan], object]) -> str:
+        return _against(best, found, objective, name, value)
+
+    plan = best.plan
+    ranks = against("ranks", lambda p: p.total_ranks)
+    replicas = against("replicas", lambda p: p.replicas)
+    schedule = against("schedule", lambda p: p.schedule)
+    again = against("recompute", lambda p: p.recompute)
+    per = f"{plan.num_micro_batches} in each of {plan.replicas} replicas"
+    cuts = ", ".join(plan.cut_names) or "uncut"
+    return (
+        Decision("ranks", str(plan.total_ranks), by(wish.ranks), ranks),
+        Decision("replicas", str(plan.replicas), by(wish.replicas), replicas),
+        Decision("stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), replicas),
+        Decision("cuts", cuts, "search", "the slowest stage is as fast as it can be"),
+        Decision("schedule", plan.schedule, by(wish.schedule), schedule),
+        Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
+        Decision("recompute", _yes_no(plan), by(wish.recompute), again),
+    )
+
+
+def _yes_no(plan: Plan) -> str:
+    stages = [str(stage) for stage, again in enumerate(plan.recompute) if again]
+    return f"stages {', '.join(stages)}" if stages else "none"
+
+
+def _against(
+    best: Candidate,
+    found: Sequence[Candidate],
+    objective: Objective,
+    name: str,
+    value: Callable[[Plan], object],
+) -> str:
+    """Return the best candidate that decides otherwise, in words."""
+    others = [c for c in found if value(c.plan) != value(best.plan)]
+    usable = [c for c in others if not c.refused]
+    if not others:
+        return "nothing else was possible"
+    if not usable:
+        return f"every other {name} was refused: {others[0].refused}"
+    other = min(usable, key=lambda c: c.score(objective))
+    plan = other.plan
+    what = f"{plan.replicas} x {plan.num_stages} stages, {plan.schedule}"
+    if any(plan.recompute):
+        what += ", recompute"
+    ratio = other.step_s / best.step_s
+    peak, own = max(other.peak_bytes), max(best.peak_bytes)
+    return (
+        f"the best otherwise ({what}) takes {format_seconds(other.step_s)} "
+        f"({ratio:.2f}x) and {format_bytes(peak)} ({peak / max(1, own):.2f}x)"
+    )
+
+
+def _nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> tuple[str]:
+    asked = {k: getattr(wish, k) for k in Wish.__dataclass_fields__ if getattr(wish, k) is not None}
+    return (
+        f"no plan fits the wish {asked}: {cluster.num_ranks} ranks, {len(graph.cut_points)} cut "
+        f"points, {micro_batches} micro-batches a step",
+    )
+
+
+def _why_none(found: Sequence[Candidate]) -> str:
+    reasons = sorted({c.refused for c in found})
+    return "no plan is possible: " + "; ".join(reasons[:3])

@@ -1,0 +1,118 @@
+"""Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.errors import ProfileError
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Segment, SegmentKind, Stage, Stages, peak_with_workspace
+from penstock.profile import Profile
+from penstock.program.program import Program
+from penstock.schedule.orders import KINDS
+from penstock.simulate.costs import Costs, Memory
+
+_SEGMENTS: tuple[SegmentKind, ...] = ("F", "B", "I", "W")
+
+
+def costs_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()) -> Costs:
+    """Return the seconds of F, B, I, W and U of every stage on the profiled device.
+
+    The sum of the segment's ops, call_s, and for B and W adding up the gradients.  U: the
+    optimizer, and a copy of the weights where more than one of the `versions` is held.
+    Ignores:  reading the data.
+    """
+    check_profile(graph, profile)
+    seconds = np.zeros((len(KINDS), len(stages.stages), 1))
+    for stage in stages.stages:
+        trained = _trained_bytes(graph, stage)
+        for kind in _SEGMENTS:
+            seconds[KINDS.index(kind), stage.index, 0] = _segment_s(
+                graph, stage.segment(kind), profile
+            )
+        copies = len(versions) > stage.index and versions[stage.index] > 1
+        per_byte = profile.update_s_per_byte + (profile.copy_s_per_byte if copies else 0.0)
+        seconds[KINDS.index("U"), stage.index, 0] = profile.update_s + trained * per_byte
+    return Costs(seconds)
+
+
+def _segment_s(graph: Graph, segment: Segment, profile: Profile) -> float:
+    if not segment.ops:
+        return 0.0
+    added = sum(graph.nodes[p].size_bytes for p, _ in segment.gradients)
+    computed = sum(profile.op_s[op] for op in segment.ops)
+    return computed + profile.call_s + added * profile.accumulate_s_per_byte
+
+
+def memory_of(
+    graph: Graph, stages: Stages, profile: Profile, program: Program, versions: Sequence[int] = ()
+) -> Memory:
+    """Return the bytes that each rank holds from the start, and what each action changes.
+
+    From the start: weights, gradients, optimizer state, older versions, buffers.  An action:
+    `segment_memory` with the measured workspace, and the batch where a stage reads it.
+    Ignores:  message buffers of the transport; fragmentation.
+    """
+    check_profile(graph, profile)
+    count = len(stages.stages)
+    transient = np.zeros((len(KINDS), count), np.int64)
+    net = np.zeros((len(KINDS), count), np.int64)
+    for stage in stages.stages:
+        for kind in _SEGMENTS:
+            at = KINDS.index(kind), stage.index
+            transient[at] = peak_with_workspace(
+                graph, stages, stage.index, kind, profile.workspace_bytes
+            )
+            net[at] = stage.segment(kind).change_bytes
+        _add_batch(graph, stage, transient, net)
+        trained = _trained_bytes(graph, stage)
+        at_update = int(trained * profile.update_workspace_per_byte)
+        transient[KINDS.index("U"), stage.index] = at_update
+    held = [_held_bytes(graph, stage, profile, versions) for stage in stages.stages]
+    start = [
+        sum(held[stage] for stage in program.stages_of(rank)) for rank in range(program.num_ranks)
+    ]
+    return Memory(np.array(start, np.int64), transient, net)
+
+
+def _add_batch(graph: Graph, stage: Stage, transient: np.ndarray, net: np.ndarray) -> None:
+    """Add the batch: held from F to B where both read it, else only while F runs."""
+    size = sum(node.size_bytes for node in graph.nodes if node.kind == "input")
+    forward, backward = (_reads_batch(graph, stage.segment(kind)) for kind in ("F", "B"))
+    at = stage.index
+    if forward:
+        transient[KINDS.index("F"), at] += size
+    if forward and backward:
+        net[KINDS.index("F"), at] += size
+        net[KINDS.index("B"), at] -= size
+        last = "W" if _reads_batch(graph, stage.weight_gradient) else "I"
+        net[KINDS.index(last), at] -= size
+
+
+def _reads_batch(graph: Graph, segment: Segment) -> bool:
+    return any(graph.nodes[k].kind == "input" for op in segment.ops for k in graph.nodes[op].inputs)
+
+
+def _trained_bytes(graph: Graph, stage: Stage) -> int:
+    return sum(
+        graph.nodes[p].size_bytes
+        for p in stage.parameters
+        if graph.nodes[p].name in graph.gradients
+    )
+
+
+def _held_bytes(graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int]) -> int:
+    trained = _trained_bytes(graph, stage)
+    alive = versions[stage.index] if len(versions) > stage.index else 1
+    others = sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers)) - trained
+    return int(trained * (1 + alive + profile.state_bytes_per_byte)) + others
+
+
+def check_profile(graph: Graph, profile: Profile) -> None:
+    """Raise unless `profile` is of `graph`.
+
+    Raises:   ProfileError: it is stale.
+    """
+    if profile.graph != graph.digest or len(profile.op_s) != len(graph.nodes):
+        message = f"the profile is of graph {profile.graph}, not of {graph.digest}"
+        raise ProfileError(message, hint="measure this graph")
