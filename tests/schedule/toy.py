@@ -99,7 +99,7 @@ def peak(order: Order) -> int:
 
 
 def alive(schedule: Schedule, stage: int, rank: int, reads: Mapping[Action, int]) -> int:
-    """Return the most versions of `stage` that `rank` must hold at once, asked before each action."""
+    """Return the most versions of `stage` on `rank` that some action or the end still needs."""
     order = [action for action in schedule.orders[rank] if action.stage == stage]
     history, most, newest = schedule.weight_rule.history, 0, 0
     at_end = set(range(schedule.num_steps - history, schedule.num_steps + 1))

@@ -9,5 +9,12 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Return `function` compiled at its first call; the machine code is kept on disk."""
-    return njit(cache=True)(function)  # pyright: ignore[reportReturnType]
+    """Return `function` compiled at its first call; the machine code is kept on disk if it can be.
+
+    Kept code is made anew when the function's own file changes, not when a constant does that it
+    imports from another file: after such a change remove the __pycache__ folders.
+    """
+    try:
+        return njit(cache=True)(function)  # pyright: ignore[reportReturnType]
+    except RuntimeError:  # a read-only installation, and no home to write to
+        return njit(function)  # pyright: ignore[reportReturnType]

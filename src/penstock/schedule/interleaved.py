@@ -29,10 +29,10 @@ def interleaved(
     Bubble, in seconds, for equal stages, free links, S = V * R and M >= R: (R - 1) * (f + b) with
     f and b of one stage, so 1 / V of the one of 1F1B on as many ranks.  Rank r then holds
     min(2 * (R - r) - 1 + (V - 1) * q, V * M) activations, each of one stage, with q the greatest
-    group: 1F1B runs one forward ahead per rank behind, this runs two, and so hides the messages.
+    group: 1F1B runs ahead by one forward per rank behind, this by two, as Megatron-LM does.
 
-    For other S and M the bubble of rank 0 is ((S - 1) // R * max(0, R - M) + (S - 1) % R) * (f + b);
-    a rank r >= S has nothing to do.
+    For other S and M rank 0 has the bubble ((S - 1) // R * max(0, R - M) + (S - 1) % R) * (f + b).
+    A rank r >= S has nothing to do.
 
     Raises:   ScheduleError: `num_ranks` is less than 1.
     """

@@ -68,10 +68,12 @@ def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -
 
     Raises:   ScheduleError: a key is missing or of another type; an unknown action or rule.
     """
+    if (what := content.get("penstock", "schedule")) != "schedule":
+        raise ScheduleError(f"this is a {what}, not a schedule", hint="give the file of a schedule")
     sizes: list[int] = []
     for key in _SIZES:
         number = content.get(key)
-        if not isinstance(number, int):
+        if not isinstance(number, int) or isinstance(number, bool):
             raise ScheduleError(f"{key} is {number!r}", hint=f"give {key} as a whole number")
         sizes.append(number)
     lines, name, rule = (content.get(key) for key in ("orders", "name", "weight_rule"))
