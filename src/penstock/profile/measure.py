@@ -22,7 +22,7 @@ from penstock.graph.stages import Stages, cut
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.profile.profile import Profile
-from penstock.runtime.code import function_of, reseed
+from penstock.graph.code import function_of, reseed
 
 T = TypeVar("T")
 _WARM_UPS = 2

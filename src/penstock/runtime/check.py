@@ -5,8 +5,8 @@ autograd on the uncut model.  Asynchronous ones: the weights after some steps, a
 sequential definition that the schedule's weight rule states.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.job import Job
 from penstock.plan import Plan
 from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of
 from penstock.program.program import Program
-from penstock.runtime.code import SeededRandom, micro_batch_seed
+from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
@@ -47,10 +47,14 @@ class Difference:
 def check(plan: Plan, capture: Capture, job: Job) -> tuple[Difference, ...]:
     """Return how the planned step differs from the plain one: loss, gradients, buffers.
 
-    Runs every rank as a thread of this process, in the plan's order, on the job's first batch.
+    Runs every rank as a thread of this process, in the plan's order, on the job's first batches.
+    Weights are compared after SGD with momentum, not after the job's optimizer: one that divides
+    by the size of the gradient, like Adam, would turn the last bit of a zero into a whole step.
     Raises:   RunError: a rank failed.
     """
     steps = _STEPS if is_asynchronous(plan) else 1
+    if steps > 1:
+        job = replace(job, optimizer=_sgd, learning_rate=None)
     stages = stages_of(plan, capture.graph)
     program = lower_plan(plan, capture.graph, num_steps=steps)
     found: dict[str, Tensor] = {}
@@ -62,6 +66,10 @@ def check(plan: Plan, capture: Capture, job: Job) -> tuple[Difference, ...]:
     else:
         expected = sequential(job, program, steps, stages, capture.graph)
     return tuple(_compare(group, found, expected) for group in _groups(expected))
+
+
+def _sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
 
 
 def _work(
@@ -101,8 +109,9 @@ def plain_step(job: Job, micro_batches: int) -> dict[str, Tensor]:
     data = job.data(0)
     losses: list[Tensor] = []
     for index in range(micro_batches):
+        batch = next(data)  # not under the mode: the data's random numbers are its own
         with SeededRandom(micro_batch_seed(job.seed, index)):
-            loss = loss_of(job, model, next(data))
+            loss = loss_of(job, model, batch)
             (loss / micro_batches).backward()
         losses.append(loss.detach().float().reshape(()))
     expected = {f"gradients/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -136,8 +145,9 @@ def sequential(
             index = step * per_step + number
             local = step * program.num_micro_batches + number % program.num_micro_batches
             read = _read(program.weight_rule, versions, owner, names, local, program)
+            batch = next(data)
             with SeededRandom(micro_batch_seed(job.seed, index)):
-                _add(sums, _gradients(job, model, read, next(data), per_step))
+                _add(sums, _gradients(job, model, read, batch, per_step))
         for name in names:
             parameters[name].grad = sums.get(name)
         factor = 1.0 if job.learning_rate is None else float(job.learning_rate(step))

@@ -20,7 +20,7 @@ from penstock.errors import JobError, RunError
 from penstock.graph.trace import loss_of
 from penstock.job import Job
 from penstock.runtime import checkpoint
-from penstock.runtime.code import SeededRandom, micro_batch_seed
+from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.runtime.rank import StepResult
 from penstock.runtime.transport import Transport
 from penstock.runtime.weights import load_optimizer_state, optimizer_state

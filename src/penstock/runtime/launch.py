@@ -55,6 +55,7 @@ def run_threads(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
     failures: list[tuple[int, BaseException]] = []
 
     def live(transport: Transport) -> None:
+        torch.set_num_threads(1)  # a setting of each thread
         try:
             results[transport.rank] = work(transport, report)
         except BaseException as problem:  # carried to the caller's thread below

@@ -21,7 +21,7 @@ from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.program.program import Compute, Program, Receive, Reduce, Reshard, Send, Unshard, Update
-from penstock.runtime.code import Function, function_of, micro_batch_seed
+from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.transport import Wait
 from penstock.runtime.weights import StageWeights

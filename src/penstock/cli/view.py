@@ -1,0 +1,100 @@
+"""View: what `penstock train` shows while it runs and when it is done."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from penstock.cli import face
+from penstock.plan import Plan
+from penstock.units import format_bytes, format_seconds
+
+Row = Mapping[str, float | int | None]
+_LOG_EVERY_S = 10.0  # where stderr is no terminal
+
+
+@contextmanager
+def lines(path: Path) -> Iterator[Callable[[Row], None]]:
+    """Append rows to a file, one JSON object in a line, each written out at once."""
+    with path.open("a") as file:
+
+        def write(row: Row) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        yield write
+
+
+@contextmanager
+def training(
+    first_step: int, num_steps: int, predicted_s: float | None
+) -> Iterator[Callable[[Row], None]]:
+    """Show loss, speed and predicted beside measured: a bar on a terminal, else a line at times."""
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    bars = Progress(*columns, console=face.err, auto_refresh=False)
+    bars.disable = not face.err.is_terminal
+    last_line = time.monotonic()
+    with bars:
+        bar = bars.add_task("", total=num_steps, completed=first_step)
+
+        def show(row: Row) -> None:
+            nonlocal last_line
+            text = _words(row, predicted_s)
+            bars.update(bar, completed=row["step"], description=text, refresh=True)
+            now, over = time.monotonic(), row["step"] == num_steps
+            if bars.disable and (over or now - last_line > _LOG_EVERY_S):
+                face.say(f"step {row['step']}/{num_steps}  {text}")
+                last_line = now
+
+        yield show
+
+
+def _words(row: Row, predicted_s: float | None) -> str:
+    speed = row["tokens_per_second"], row["samples_per_second"]
+    rate = f"{speed[0]:,.0f} tokens/s" if speed[0] else f"{speed[1]:,.1f} samples/s" if speed[1] else ""
+    predicted = f" (predicted {format_seconds(predicted_s)})" if predicted_s else ""
+    return f"loss {row['loss']:.4f}  {rate}  {format_seconds(row['seconds'] or 0.0)}{predicted}"
+
+
+def show_plan(plan: Plan) -> None:
+    """Print the plan and the reason for each decision."""
+    face.say(str(plan))
+
+
+def show_summary(summary: Mapping[str, object], folder: Path) -> None:
+    """Print what the run gave, predicted beside measured."""
+    rows: list[tuple[str, str, str, str]] = []
+    predicted, measured = summary["step_s_predicted"], summary["step_s_measured"]
+    if isinstance(measured, float):
+        guess = predicted if isinstance(predicted, float) else None
+        rows.append(("seconds per step", *_pair(guess, measured, format_seconds)))
+    guesses, sizes = summary["peak_bytes_predicted"], summary["peak_bytes_measured"]
+    if isinstance(sizes, list):
+        for rank, size in enumerate(sizes):
+            guess = guesses[rank] if isinstance(guesses, list) else None
+            rows.append((f"peak bytes of rank {rank}", *_pair(guess, size, format_bytes)))
+    face.say(face.table(("", "predicted", "measured", "error"), rows))
+    shown = ("steps", "step_s_", "peak_bytes", "live_versions")
+    for key, value in summary.items():
+        if not key.startswith(shown):
+            words = f"{value:.4f}" if isinstance(value, float) else str(value)
+            face.say(f"{key.replace('_', ' ')}: {words}")
+    face.say(f"written to {folder}: open {folder / 'report.html'}")
+
+
+def _pair(
+    guess: float | None, found: float, words: Callable[[float], str]
+) -> tuple[str, str, str]:
+    if not guess:
+        return "-", words(found) if found else "-", "-"
+    error = f"{100 * (guess / found - 1):+.1f} %" if found else "-"
+    return words(guess), words(found), error
