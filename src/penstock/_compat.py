@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo.config
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
@@ -35,6 +36,7 @@ __all__ = [
     "as_fake",
     "below_autograd",
     "draws_random",
+    "dynamo_scalars",
     "fake_mode",
         "make_fx",
     "memory_mark",
@@ -112,6 +114,11 @@ def draws_random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
         return True
     names = [argument.name for argument in op._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 0.0) > 0
+
+
+def dynamo_scalars() -> AbstractContextManager[Any]:
+    """Let Dynamo keep `.item()` in its graph instead of giving up."""
+    return torch._dynamo.config.patch(capture_scalar_outputs=True)
 
 
 class MemoryEvent(NamedTuple):

@@ -11,8 +11,9 @@ A model that needs more (a mixture of experts whose op refuses fake tensors, a l
 
 import linecache
 import operator
+import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch import Tensor, fx, nn
 from penstock import _compat
 from penstock.errors import GraphError
 from penstock.graph.cut_points import find_cut_points
+from penstock.graph.dynamo import Forward, forward_by_dynamo
 from penstock.graph.flop import flop_of
 from penstock.graph.graph import Effect, Graph, Node, NodeKind, with_cut_points
 from penstock.job import Job
@@ -84,10 +86,10 @@ def capture(job: Job) -> Capture:
     model, batch = build(job)
     _refuse_hooks(model)
     try:
-        return _capture(job, model, batch, nullcontext())
+        return _capture(job, model, batch, by_dynamo=False)
     except GraphError as first:
         try:
-            return _capture(job, model, batch, _dynamo(job, model, batch))
+            return _capture(job, model, batch, by_dynamo=True)
         except GraphError:
             raise first from None
 
@@ -95,21 +97,47 @@ def capture(job: Job) -> Capture:
 def build(job: Job) -> tuple[nn.Module, Any]:
     """Return the model with its initial weights (from the job's seed) and the first batch."""
     torch.manual_seed(job.seed)
-    model = job.model()
+    model = job.model().to(device_here())
     batch = next(iter(job.data(0)), None)
     if batch is None:
         raise GraphError("the job's data yields no micro-batch", hint="check `data(0)`")
-    return model, batch
+    return model, on_device(batch)
 
 
-def _capture(job: Job, model: nn.Module, batch: Any, extra: AbstractContextManager[Any]) -> Capture:
+def device_here() -> torch.device:
+    """Return the device of this process: the accelerator of its local rank, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def on_device(batch: Any) -> Any:
+    """Return the batch with its tensors on the device of this process."""
+    device = device_here()
+    if device.type == "cpu":
+        return batch
+
+    def move(leaf: Any) -> Any:
+        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+    return _compat.pytree.tree_map(move, batch)
+
+
+def _capture(job: Job, model: nn.Module, batch: Any, *, by_dynamo: bool) -> Capture:
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
     trainable = [name for name, value in parameters.items() if value.requires_grad]
     leaves, spec = _compat.pytree.tree_flatten(batch)
     at = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    tensors = [*parameters.values(), *buffers.values(), *(leaves[i] for i in at), torch.tensor(1.0)]
+    tensors = [*parameters.values(), *buffers.values(), *(leaves[i] for i in at), torch.tensor(1.0, device=device_here())]
     names = [*parameters, *buffers]
+
+    def as_written(_: Mapping[str, Tensor], values: Sequence[Any]) -> Tensor:
+        return loss_of(job, model, _compat.pytree.tree_unflatten(list(values), spec))
+
+    forward: Forward = as_written
+    if by_dynamo:
+        forward = forward_by_dynamo(lambda: as_written({}, leaves), model, leaves)
 
     def step(*flat: Tensor) -> list[Tensor | None]:
         state = dict(zip(names, flat, strict=False))
@@ -117,12 +145,12 @@ def _capture(job: Job, model: nn.Module, batch: Any, extra: AbstractContextManag
         for index, leaf in zip(at, flat[len(names) : -1], strict=True):
             filled[index] = leaf
         with _compat.reparametrize(model, state), _compat.tracing_backward():
-            loss = loss_of(job, model, _compat.pytree.tree_unflatten(filled, spec))
+            loss = forward(state, filled)
             wanted = [state[name] for name in trainable]
             grads = torch.autograd.grad(loss, wanted, flat[-1].to(loss), allow_unused=True)
         return [loss.detach(), *grads]
 
-    with _ModulePaths(model), extra:
+    with _ModulePaths(model):
         traced = _functional_trace(step, tensors)
     kinds: list[NodeKind] = ["parameter"] * len(parameters) + ["buffer"] * len(buffers)
     kinds += ["input"] * len(at) + ["scale"]
@@ -428,7 +456,3 @@ class _ModulePaths:
             self.open.pop().__exit__(None, None, None)
         for handle in self.handles:
             handle.remove()
-
-
-def _dynamo(job: Job, model: nn.Module, batch: Any) -> AbstractContextManager[Any]:
-    raise GraphError("not yet")
