@@ -1,3 +1,4 @@
+import itertools
 import sys
 
 import pytest
@@ -12,10 +13,11 @@ sizes, steps, seconds = st.integers(1, 7), st.integers(1, 5), st.integers(1, 9)
 PRIME = 2**31 - 1
 
 
-@given(sizes, sizes, steps)
-def test_two_versions_are_alive_on_every_stage(num_stages, m, num_steps):
-    schedule = double_buffered(num_stages, m, num_steps=num_steps)
-    assert versions(schedule).alive == (2,) * num_stages
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
+def test_two_versions_are_alive_on_every_stage_for_every_size(num_steps):
+    for num_stages, m in itertools.product(range(1, 14), range(1, 14)):
+        schedule = double_buffered(num_stages, m, num_steps=num_steps)
+        assert versions(schedule).alive == (2,) * num_stages
 
 
 @given(sizes, sizes, steps)

@@ -1,3 +1,4 @@
+import itertools
 import sys
 from pathlib import Path
 
@@ -6,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
-from penstock.schedule import Schedule, interleaved, peak_activations
+from penstock.schedule import Schedule, bubble, interleaved, peak_activations
 from tests.schedule.toy import costs, picture, step
 
-sizes, ranks, seconds = st.integers(1, 8), st.integers(1, 5), st.integers(1, 9)
+sizes, ranks, seconds = st.integers(1, 12), st.integers(1, 5), st.integers(1, 9)
 
 TORCH_CSV = Path(__file__).parent / "torch_csv"  # written by torch 2.13
 
 
-@given(sizes, st.integers(1, 13), ranks, seconds, seconds)
-def test_bubble_is_the_closed_form(num_stages, m, num_ranks, f, b):
-    measured = step(interleaved(num_stages, m, num_ranks=num_ranks), costs(f, b, 0))
-    rounds, more = divmod(num_stages - 1, num_ranks)
-    busiest = m * (rounds + 1) * (f + b)
-    assert measured == busiest + (rounds * max(0, num_ranks - m) + more) * (f + b)
+@pytest.mark.parametrize("num_ranks", range(1, 7))
+def test_bubble_of_rank_0_is_the_closed_form_for_every_size(num_ranks):
+    for num_stages, m in itertools.product(range(1, 14), range(1, 10)):
+        idle = bubble(interleaved(num_stages, m, num_ranks=num_ranks), forward_s=2.0, input_s=5.0)
+        rounds, more = divmod(num_stages - 1, num_ranks)
+        assert idle[0] == (rounds * max(0, num_ranks - m) + more) * (2 + 6)
 
 
 @given(st.integers(1, 4), ranks, st.integers(0, 9), seconds, seconds)

@@ -49,12 +49,12 @@ def test_rank_that_waits_for_itself_is_shown():
 
 
 def test_three_ranks_that_wait_in_a_circle_are_shown_and_a_fourth_is_not():
-    message, _ = refused("F4.0\nF3.0 F0.0\nF1.0\nF2.0", 5, 1)
+    message, _ = refused("F4.0\nF2.0\nF3.0 F0.0\nF1.0", 5, 1)
     assert message == (
-        "rank 1 stops at F3.0: it waits for F2.0, which waits for F1.0, which waits for it\n"
-        "  rank 1  F3.0 F0.0\n"
-        "  rank 3  F2.0\n"
-        "  rank 2  F1.0"
+        "rank 1 stops at F2.0: it waits for F1.0, which waits for F0.0, which waits for it\n"
+        "  rank 1  F2.0\n"
+        "  rank 3  F1.0\n"
+        "  rank 2  F3.0 F0.0"
     )
 
 
@@ -175,6 +175,12 @@ def test_window_lists_every_update_once_where_its_stage_lives(orders, message):
     assert found.splitlines()[0] == message
 
 
+def test_one_step_that_is_not_synchronous_lists_its_update():
+    message, hint = refused("F0.0 B0.0", 1, 1, weight_rule=DOUBLE_BUFFERED)
+    assert message == "num_steps is 1, weights are double_buffered, U0.0 is missing"
+    assert hint == "list U(stage, step) after the last backward of each step"
+
+
 @pytest.mark.parametrize("name", ["num_stages", "num_micro_batches", "num_steps"])
 def test_size_below_one_is_refused(name):
     sizes = {"num_stages": 1, "num_micro_batches": 1, "num_steps": 1, name: 0}
@@ -208,9 +214,9 @@ def test_update_of_a_stage_on_two_ranks_waits_for_the_backwards_on_both():
     orders = "F0.0 B0.0 U0.0\nF0.1 U0.0 B0.1"
     message, _ = refused(orders, 1, 2, weight_rule=DOUBLE_BUFFERED)
     assert message.startswith("rank 1 stops at U0.0: it waits for B0.1, which waits for it")
-    late = (actions("F0.0 B0.0 U0.0"), actions("F0.1 B0.1 U0.0"))
-    schedule = Schedule(1, 2, late, weight_rule=DOUBLE_BUFFERED)
-    assert schedule.play((1.0, 5.0, 0.0, 0.0, 1.0))[1].tolist() == [7.0, 7.0]
+    late = (actions("F0.0 B0.0 U0.0"), actions("F0.1 F0.2 B0.1 B0.2 U0.0"))
+    schedule = Schedule(1, 3, late, weight_rule=DOUBLE_BUFFERED)
+    assert schedule.play((1.0, 5.0, 0.0, 0.0, 1.0))[1].tolist() == [13.0, 13.0]
 
 
 def test_equal_schedules_are_equal_and_hash_alike():

@@ -1,6 +1,7 @@
 """What holds for every built-in schedule and every size."""
 
 import doctest
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -38,6 +39,13 @@ def test_schedule_is_complete_and_runs_to_its_end(builder, num_stages, m):
     updates = {"U": num_stages * schedule.num_steps} if schedule.has_updates else {}
     assert kinds == {"F": pairs, **dict.fromkeys(backwards, pairs), **updates}
     assert run(orders, m)[1]
+
+
+@pytest.mark.parametrize("builder", SCHEDULES)
+def test_every_small_size_builds(builder):
+    """And to build is to be verified."""
+    for num_stages, m in itertools.product(range(1, 17), range(1, 17)):
+        assert builder(num_stages, m).num_stages == num_stages
 
 
 @given(builders, sizes, sizes)

@@ -64,10 +64,10 @@ def _play(  # long: in pieces it takes three times as long
                 needed_s = gradient_s[stage, number]
             elif kind == UPDATE:
                 needed_s = step_s[stage, number] if left[stage, number] == 0 else -1.0
+            elif stage + 1 < num_stages:  # its gradient is later than any forward
+                needed_s = gradient_s[stage + 1, number]
             else:
                 needed_s = forward_s[stage, number]
-                if needed_s >= 0.0 and stage + 1 < num_stages:
-                    needed_s = gradient_s[stage + 1, number]
             if needed_s < 0.0:
                 break
             end_s = max(start_s, needed_s) + seconds[kind]
@@ -91,7 +91,7 @@ def _play(  # long: in pieces it takes three times as long
                 if left[stage, step] == 0:
                     first, last = 0, num_ranks
             for other in range(first, last):
-                if not is_ready[other] and other != rank:
+                if not is_ready[other]:
                     is_ready[other] = True
                     ready[num_ready] = other
                     num_ready += 1

@@ -50,7 +50,6 @@ class Schedule:
         object.__setattr__(self, "orders", Orders.of(self.orders))
         window = (self.num_stages, self.num_steps * self.num_micro_batches, self.num_steps)
         ranks = check_complete(self.orders, window)
-        ranks.setflags(write=False)
         object.__setattr__(self, "_ranks", ranks)
         self._check_steps()
         stops, _ = self.play((1.0,) * 5)
