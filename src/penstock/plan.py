@@ -96,12 +96,23 @@ class Plan:
         sizes = ", ".join(format_bytes(size) for size in self.predicted.peak_bytes)
         return [f"  predicted: {format_seconds(self.predicted.step_s)} per step; peak {sizes}"]
 
-    def save(self, path: Path | str) -> None:
-        """Write the plan as JSON, whole or not at all."""
+    def to_json(self) -> dict[str, Json]:
+        """Return the plan as JSON values."""
         content: dict[str, Json] = {"penstock": "plan", **json.loads(json.dumps(asdict(self)))}
         content["decisions"] = [decision._asdict() for decision in self.decisions]
         content["predicted"] = None if self.predicted is None else _plain(self.predicted)
-        write_text(path, json.dumps(content, indent=2) + "\n")
+        return content
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan as JSON, whole or not at all."""
+        write_text(path, json.dumps(self.to_json(), indent=2) + "\n")
+
+    @classmethod
+    def from_text(cls, text: str) -> "Plan":
+        """Return the plan whose file holds `text`, as `save` wrote it."""
+        content: dict[str, Json] = json.loads(text)
+        del content["penstock"]
+        return _from_json(content)
 
     @classmethod
     def load(cls, path: Path | str) -> "Plan":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import face, view
+from penstock.cli.prepare import machines, profiled
 from penstock.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.files import write_text
@@ -87,12 +88,14 @@ class Session:
         """Run all phases in this process, ranks as processes of this host."""
         from penstock.runtime.launch import run_processes
 
-        first_step, checkpoint = self._start()
-        captured = self._trace()
+        first_step, checkpoint = self.start()
+        captured = self.trace()
         if captured is None:
             return self._train_eagerly(first_step, checkpoint)
-        plan = self._plan(captured, checkpoint)
-        return self._train(captured, plan, first_step, checkpoint, run_processes)
+        plan = self.plan(captured, checkpoint)
+        summary = self.train(captured, plan, first_step, checkpoint, run_processes)
+        assert summary is not None
+        return summary
 
     def follow_torchrun(self) -> dict[str, object] | None:
         """Run as one of torchrun's ranks: rank 0 plans, all agree, rank 0 reports."""
@@ -100,8 +103,12 @@ class Session:
 
         return train_under_torchrun(self)
 
-    def _start(self) -> tuple[int, Path | None]:
-        """Return the first step and the checkpoint to start from; clear what an old run left."""
+    def start(self, *, leader: bool = True) -> tuple[int, Path | None]:
+        """Return the first step and the checkpoint to start from; clear what an old run left.
+
+        Only the leader touches files.
+        Raises:   PlanError: nothing to resume from, or nothing left to do.
+        """
         from penstock.runtime import checkpoint
 
         checkpoints = self.folder / "checkpoints"
@@ -109,8 +116,11 @@ class Session:
         if self.resume and newest is None:
             hint = "train without --resume first, or give the --out of that run"
             raise PlanError(f"{self.folder} holds no checkpoint to resume from", hint=hint)
+        if newest is None and not leader:
+            return 0, None
         self.folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.discard(checkpoints)
+        if leader:
+            checkpoint.discard(checkpoints)
         if newest is None:
             shutil.rmtree(checkpoints, ignore_errors=True)
             for name in ("metrics.jsonl", "summary.json", "report.html", "measured.trace.json"):
@@ -120,8 +130,9 @@ class Session:
         if done >= self.num_steps:
             hint = f"give --steps more than {done}"
             raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
-        self._keep_metrics(done)
-        face.say(f"resuming after step {done} from {newest}")
+        if leader:
+            self._keep_metrics(done)
+            face.say(f"resuming after step {done} from {newest}")
         return done, newest
 
     def _keep_metrics(self, done: int) -> None:
@@ -130,7 +141,7 @@ class Session:
         kept = [line for line in lines if json.loads(line)["step"] <= done]
         write_text(path, "".join(f"{line}\n" for line in kept))
 
-    def _trace(self) -> "Capture | None":
+    def trace(self) -> "Capture | None":
         from penstock.graph.trace import capture
 
         with face.busy("tracing the step"):
@@ -145,10 +156,12 @@ class Session:
         face.say(str(captured.graph))
         return captured
 
-    def _plan(self, captured: "Capture", checkpoint: Path | None) -> Plan:
-        """Return the plan: given, that of the run to resume, or searched for."""
+    def plan(self, captured: "Capture", checkpoint: Path | None, ranks: int | None = None) -> Plan:
+        """Return the plan: given, that of the run to resume, or searched for (on `ranks`)."""
+        if ranks is not None:
+            self.wish = replace(self.wish, ranks=ranks)
         path = self.folder / "plan.json"
-        free = not (self.wish.ranks or self.wish.schedule or self.wish.stages)
+        free = not (self.wish.schedule or self.wish.stages)
         if self.given_plan is not None:
             plan = Plan.load(self.given_plan)
             check_fits(plan, captured.graph)
@@ -156,30 +169,16 @@ class Session:
         elif checkpoint is not None and free and path.exists():
             plan = Plan.load(path)
             check_fits(plan, captured.graph)
+            if self.wish.ranks not in (None, plan.total_ranks):
+                plan = self._search(captured)
         else:
             plan = self._search(captured)
         view.show_plan(plan)
         return plan
 
-    def cluster(self) -> Cluster:
-        """Return this machine, its link measured."""
-        from penstock.runtime.links import measure_link
-
-        cluster = Cluster.here(self.wish.ranks)
-        if cluster.num_ranks < 2:
-            return cluster
-        with face.busy("measuring the link between two ranks"):
-            return replace(cluster, inside=measure_link())
-
-    def _measure(self, captured: "Capture", ranks: int) -> "Profile":
-        from penstock.profile.store import measured
-
-        with face.busy("measuring every op"):
-            return measured(captured, self.job, beside=ranks - 1, folder=default_folder())
-
     def _search(self, captured: "Capture") -> Plan:
-        cluster = self.cluster()
-        profile = self._measure(captured, cluster.num_ranks)
+        cluster = machines(None, self.wish.ranks)
+        profile = profiled(captured, self.job, cluster)
         with face.progress("searching") as update:
             plan, _ = search(
                 captured.graph,
@@ -195,8 +194,8 @@ class Session:
 
     def _predict(self, captured: "Capture", plan: Plan, beside: Path) -> None:
         """Simulate a plan that was given, so that the run can be held against it."""
-        cluster = self.cluster()
-        profile = self._measure(captured, plan.total_ranks)
+        cluster = machines(None, plan.total_ranks)
+        profile = profiled(captured, self.job, cluster)
         self._save_plan(captured, plan, profile, cluster)
 
     def _save_plan(self, captured: "Capture", plan: Plan, profile: "Profile", cluster: Cluster) -> None:
@@ -209,14 +208,17 @@ class Session:
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _train(
+    def train(  # noqa: PLR0913 - what the phases before it found
         self,
         captured: "Capture",
         plan: Plan,
         first_step: int,
         checkpoint: Path | None,
         launch: "Launch",
-    ) -> dict[str, object]:
+        *,
+        leader: bool = True,
+    ) -> dict[str, object] | None:
+        """Run all steps; return the summary where this process leads."""
         from penstock.program.lower_plan import stages_of
         from penstock.runtime.worker import Task, work
 
@@ -232,7 +234,11 @@ class Session:
             resume=checkpoint,
             memory_window=_memory_window(plan, self.num_steps - first_step),
         )
-        outcome = self._run(partial(work, task), plan.total_ranks, plan, captured, first_step, launch)
+        run = partial(work, task)
+        if not leader:
+            launch(run, plan.total_ranks, lambda step: None)
+            return None
+        outcome = self._run(run, plan.total_ranks, plan, captured, first_step, launch)
         return self._finish(outcome, plan, captured)
 
     def windows(

@@ -143,7 +143,7 @@ def _child(
         try:
             transport = _host_transport(rank, num_ranks, folder)
             result = work(transport, lambda step: _tell(pipe, "step", asdict(step)))
-            _tell(pipe, "done", _as_json(result))
+            _tell(pipe, "done", as_json(result))
             transport.close()
         except BaseException as problem:  # everything goes to the parent, which raises it again
             _tell(pipe, "error", _problem_as_json(problem))
@@ -166,7 +166,7 @@ def _tell(pipe: Connection, what: str, content: Any) -> None:
     pipe.send_bytes(json.dumps([what, content]).encode())
 
 
-def _as_json(result: RankResult) -> dict[str, Any]:
+def as_json(result: RankResult) -> dict[str, Any]:
     return {
         **{name: getattr(result, name) for name in ("rank", "peak_bytes", "window_s", "typical_s")},
         "spans": [list(span) for span in result.spans],
@@ -175,7 +175,7 @@ def _as_json(result: RankResult) -> dict[str, Any]:
     }
 
 
-def _from_json(content: dict[str, Any]) -> RankResult:
+def from_json(content: dict[str, Any]) -> RankResult:
     return RankResult(
         rank=content["rank"],
         spans=tuple(Span(*row) for row in content["spans"]),
@@ -220,7 +220,7 @@ def _supervise(
             if what == "step":
                 report(StepResult(**content))
             elif what == "done":
-                results[rank] = _from_json(content)
+                results[rank] = from_json(content)
             elif content["follows"]:  # another rank will say what happened
                 followers.append((rank, content))
             else:
