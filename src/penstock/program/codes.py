@@ -1,0 +1,241 @@
+"""Codes: for every rank, its instructions.  Arrays inside, tuples of instructions outside."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ProgramError
+from penstock.program.instructions import (
+    Code,
+    Compute,
+    Instruction,
+    Receive,
+    Reduce,
+    Reshard,
+    Send,
+    Unshard,
+    Update,
+)
+from penstock.schedule.orders import KINDS, Action
+
+Op = Literal["compute", "send", "receive", "reduce", "update", "unshard", "reshard"]
+OPS: tuple[Op, ...] = ("compute", "send", "receive", "reduce", "update", "unshard", "reshard")
+COMPUTE, SEND, RECEIVE, REDUCE, UPDATE, UNSHARD, RESHARD = range(len(OPS))
+SMALL = (
+    "stage",
+    "edge",
+    "peer",
+    "version",
+    "slot",
+)  # int16 where all their numbers fit, else int32
+
+Numbers: TypeAlias = NDArray[np.int16 | np.int32]
+_Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Codes:
+    """For every rank, a sequence of instructions.
+
+    `codes[rank]` is a tuple of instructions, made anew at each call; the columns are what is kept,
+    those of `rank` from `offsets[rank]` to `offsets[rank + 1]`.  16 bytes per instruction, or 26
+    where a small column holds a number above 32,767.  An operand that an op lacks is -1 (a kind or
+    version 0).
+    """
+
+    op: NDArray[np.uint8]  # place in OPS
+    kind: NDArray[np.uint8]  # place in KINDS: of a Compute, or of the action whose value is sent
+    stage: Numbers  # likewise; or of an Update, Unshard, Reshard
+    micro_batch: NDArray[np.int32]  # likewise; of a Reduce or Update, the step
+    edge: Numbers  # of a message; of a Reduce, its place in `reductions`
+    peer: Numbers
+    version: Numbers
+    slot: Numbers
+    offsets: NDArray[np.int64]
+    reductions: tuple[Reduce, ...] = ()  # each with step 0
+
+    def __post_init__(self) -> None:
+        for name in (*COLUMNS, "offsets"):
+            column = np.ascontiguousarray(getattr(self, name)).view()
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        sizes = {len(getattr(self, name)) for name in COLUMNS} | {int(self.offsets[-1])}
+        if len(sizes) != 1:
+            raise ValueError(f"columns of {sorted(sizes)} instructions; all must be of one length")
+        sums = self.edge[self.op == REDUCE]
+        if (
+            self.op.max(initial=0) >= len(OPS)
+            or self.kind.max(initial=0) >= len(KINDS)
+            or not ((sums >= 0) & (sums < len(self.reductions))).all()
+        ):
+            raise ValueError("an op, kind or reduction beyond the last one")
+
+    @classmethod
+    def of(cls, codes: "Codes | Iterable[Iterable[Instruction]]") -> "Codes":
+        """Return `codes`, given as one sequence of instructions per rank, as arrays."""
+        if isinstance(codes, Codes):
+            return codes
+        table: dict[Reduce, int] = {}
+        lengths: list[int] = []
+        rows: list[_Row] = []
+        for code in codes:
+            before = len(rows)
+            rows += [_encode(instruction, table) for instruction in code]
+            lengths.append(len(rows) - before)
+        values = np.array(rows, np.int64).reshape(-1, len(COLUMNS))
+        if np.abs(values).max(initial=0) >= 2**31:
+            raise ProgramError(
+                f"a number in an instruction is {np.abs(values).max()}", hint="stay below 2**31"
+            )
+        offsets = np.cumsum([0, *lengths], dtype=np.int64)
+        return cls(*columns_of(values), offsets, tuple(table))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_instructions(self) -> int:
+        return len(self.op)
+
+    def slice_of(self, rank: int) -> slice:
+        """Return where the instructions of `rank` lie in the columns."""
+        return slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
+
+    def rank_at(self, row: int) -> int:
+        """Return the rank to which a row of the columns belongs."""
+        return int(np.searchsorted(self.offsets, row, side="right")) - 1
+
+    def __getitem__(self, rank: int) -> Code:
+        if not -len(self) <= rank < len(self):
+            raise IndexError(f"rank {rank} of {len(self)} ranks")
+        return self.between(self.slice_of(rank % len(self)))
+
+    def between(self, part: slice) -> Code:
+        """Return the instructions of a slice of the columns."""
+        columns = (getattr(self, name)[part].tolist() for name in COLUMNS)
+        return tuple(self._decode(row) for row in zip(*columns, strict=True))
+
+    def _decode(self, row: _Row) -> Instruction:
+        op, kind, stage, micro_batch, edge, peer, version, slot = row
+        match OPS[op]:
+            case "compute":
+                return Compute(Action(KINDS[kind], stage, micro_batch), version)
+            case "send":
+                return Send(Action(KINDS[kind], stage, micro_batch), edge, peer, slot)
+            case "receive":
+                return Receive(Action(KINDS[kind], stage, micro_batch), edge, peer, slot)
+            case "reduce":
+                return replace(self.reductions[edge], step=micro_batch)
+            case "update":
+                return Update(stage, micro_batch)
+            case "unshard":
+                return Unshard(stage)
+            case "reshard":
+                return Reshard(stage)
+
+    def __iter__(self) -> Iterator[Code]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Codes):
+            return NotImplemented
+        names = ("offsets", *(name for name in COLUMNS if name != "edge"))
+        if not all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names):
+            return False
+        reduces = np.flatnonzero(self.op == REDUCE)
+        if not np.array_equal(np.delete(self.edge, reduces), np.delete(other.edge, reduces)):
+            return False
+        mine = [self.reductions[int(self.edge[row])] for row in reduces]
+        return mine == [other.reductions[int(other.edge[row])] for row in reduces]
+
+    def __hash__(self) -> int:
+        return hash((self.op.tobytes(), self.offsets.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"Codes({len(self)} ranks, {self.num_instructions} instructions)"
+
+
+COLUMNS = ("op", "kind", "stage", "micro_batch", "edge", "peer", "version", "slot")
+
+
+def columns_of(
+    values: NDArray[np.int64],
+) -> tuple[
+    NDArray[np.uint8],
+    NDArray[np.uint8],
+    Numbers,
+    NDArray[np.int32],
+    Numbers,
+    Numbers,
+    Numbers,
+    Numbers,
+]:
+    """Return rows of numbers, in the order of COLUMNS, as columns of the smallest fitting types."""
+    largest = int(np.abs(values[:, [COLUMNS.index(name) for name in SMALL]]).max(initial=0))
+    small = small_type(largest)
+    op, kind, stage, micro_batch, edge, peer, version, slot = values.T
+    return (
+        op.astype(np.uint8),
+        kind.astype(np.uint8),
+        stage.astype(small),
+        micro_batch.astype(np.int32),
+        edge.astype(small),
+        peer.astype(small),
+        version.astype(small),
+        slot.astype(small),
+    )
+
+
+def small_type(largest: int) -> type[np.int16] | type[np.int32]:
+    """Return the type of the small columns when no number in them is above `largest`."""
+    return np.int16 if largest <= np.iinfo(np.int16).max else np.int32
+
+
+def _encode(instruction: Instruction, table: dict[Reduce, int]) -> _Row:
+    match instruction:
+        case Compute((kind, stage, micro_batch), version):
+            return COMPUTE, KINDS.index(kind), stage, micro_batch, -1, -1, version, -1
+        case Send((kind, stage, micro_batch), edge, peer, slot):
+            return SEND, KINDS.index(kind), stage, micro_batch, edge, peer, 0, slot
+        case Receive((kind, stage, micro_batch), edge, peer, slot):
+            return RECEIVE, KINDS.index(kind), stage, micro_batch, edge, peer, 0, slot
+        case Reduce():
+            entry = table.setdefault(replace(instruction, step=0), len(table))
+            return REDUCE, 0, -1, instruction.step, entry, -1, 0, -1
+        case Update(stage, step):
+            return UPDATE, 0, stage, step, -1, -1, 0, -1
+        case Unshard(stage):
+            return UNSHARD, 0, stage, -1, -1, -1, 0, -1
+        case Reshard(stage):
+            return RESHARD, 0, stage, -1, -1, -1, 0, -1
+
+
+def excerpt(codes: Codes, row: int, *, around: int = 4) -> str:
+    """Return the line of the rank that has `row`, shortened to the instructions around it."""
+    rank = codes.rank_at(row)
+    own = codes.slice_of(rank)
+    part = slice(max(own.start, row - around), min(own.stop, row + around + 1))
+    words = [str(instruction) for instruction in codes.between(part)]
+    before = ["..."] if part.start > own.start else []
+    after = ["..."] if part.stop < own.stop else []
+    return f"  rank {rank}  {' '.join([*before, *words, *after])}"
+
+
+def concatenate(parts: Sequence[Codes], reductions: tuple[Reduce, ...]) -> Codes:
+    """Return the ranks of all `parts`, one part after the other; all refer to `reductions`."""
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    return Codes(
+        np.concatenate([part.op for part in parts]),
+        np.concatenate([part.kind for part in parts]),
+        np.concatenate([part.stage for part in parts]),
+        np.concatenate([part.micro_batch for part in parts]),
+        np.concatenate([part.edge for part in parts]),
+        np.concatenate([part.peer for part in parts]),
+        np.concatenate([part.version for part in parts]),
+        np.concatenate([part.slot for part in parts]),
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+        reductions,
+    )

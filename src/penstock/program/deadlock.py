@@ -1,0 +1,209 @@
+"""V2: run all ranks together, without work, and see who stops.
+
+A Send blocks while `capacity` messages of its channel (sender, receiver) have no receive posted:
+0 is rendezvous, None never blocks.  A Receive never blocks.  A Compute waits for the messages that
+it uses; a Reduce or Unshard for all of its members.  Whatever order the ranks run in, the same
+ones stop at the same place, so one run decides.  A program that passes with capacity 0 passes with
+every other one: a greater capacity only takes waits away.
+
+Ignores:  that real sends and gathers go on by themselves, so a program that stops here might not.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.program.codes import COMPUTE, RECEIVE, REDUCE, SEND, UNSHARD
+from penstock.program.loops import loop, part
+from penstock.program.reductions import Sums
+from penstock.program.rules import Columns, Facts, Sizes
+from penstock.program.wiring import Wiring
+from penstock.schedule.orders import F, W
+
+SENT, POSTED = 1, 2
+
+
+class Traffic(NamedTuple):
+    """What the ranks wait for."""
+
+    messages: NDArray[np.uint8]  # SENT and POSTED bits
+    waits_for: NDArray[np.int64]  # rank -> message, or -1
+    arrived: NDArray[np.uint8]  # ranks that wait in a Reduce or Unshard
+    at_sum: NDArray[np.int64]  # reduction -> ranks that wait in it
+    at_gather: NDArray[np.int64]  # pipeline rank -> replicas that wait in an Unshard
+    row: NDArray[np.int64]  # rank -> where it is
+    ready: NDArray[np.int64]  # a stack of ranks that may go on, each at most once
+    queued: NDArray[np.uint8]  # ranks on the stack
+
+
+class Meeting(NamedTuple):
+    """What `run` reads."""
+
+    sizes: Sizes
+    where: NDArray[np.int32]
+    wiring: Wiring
+    sums: Sums
+    sum_of: NDArray[np.int64]
+    gates: NDArray[
+        np.int64
+    ]  # message -> the one that must be posted before it is sent; empty: itself
+
+
+def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.int64]:
+    """Return, per rank, the row at which it stops for ever, or the end of its rows.
+
+    The program must have passed the walks of rules.py.
+    """
+    sizes, num_ranks = facts.sizes, len(code.offsets) - 1
+    num_messages = len(facts.places.send_at)
+    gates = np.empty(0, np.int64) if capacity == 0 else _gates(code, facts, capacity)
+    meeting = Meeting(sizes, facts.places.where, facts.wiring, facts.sums, facts.sum_of, gates)
+    traffic = Traffic(
+        np.zeros(num_messages, np.uint8),
+        np.full(num_ranks, -1, np.int64),
+        np.zeros(num_ranks, np.uint8),
+        np.zeros(len(facts.sums.hows), np.int64),
+        np.zeros(sizes.pipeline_ranks, np.int64),
+        code.offsets[:-1].copy(),
+        np.arange(num_ranks)[::-1].copy(),
+        np.ones(num_ranks, np.uint8),
+    )
+    _run(code, meeting, traffic)
+    return traffic.row
+
+
+def _gates(code: Columns, facts: Facts, capacity: int | None) -> NDArray[np.int64]:
+    """Return for each message the one `capacity` places before it on its channel, or -1."""
+    send_at = facts.places.send_at
+    gates = np.full(len(send_at), -1, np.int64)
+    messages = np.flatnonzero(send_at >= 0)
+    messages = messages[np.argsort(send_at[messages])]
+    if capacity is None or len(messages) <= capacity:
+        return gates
+    num_ranks = len(code.offsets) - 1
+    rows = send_at[messages]
+    senders = np.searchsorted(code.offsets, rows, side="right") - 1
+    channels = senders.astype(np.int64) * num_ranks + code.peer[rows]
+    by_channel = np.argsort(channels, kind="stable")
+    messages, channels = messages[by_channel], channels[by_channel]
+    same = channels[capacity:] == channels[: len(channels) - capacity]
+    gates[messages[capacity:][same]] = messages[: len(messages) - capacity][same]
+    return gates
+
+
+@loop
+def _run(code: Columns, meeting: Meeting, traffic: Traffic) -> None:
+    """Run every rank as far as it gets."""
+    top = len(traffic.ready)
+    while top > 0:
+        top -= 1
+        rank = traffic.ready[top]
+        traffic.queued[rank] = 0
+        while traffic.row[rank] < code.offsets[rank + 1]:
+            row = int(traffic.row[rank])
+            op = code.op[row]
+            if op in (REDUCE, UNSHARD):
+                if not _come(code, row, rank, meeting, traffic):
+                    break
+                top = _let_go(code, row, rank, meeting, traffic, top)
+            elif op == COMPUTE:
+                if not _can_compute(code, row, rank, meeting, traffic):
+                    break
+            elif op in (SEND, RECEIVE):
+                done, waited = _pass(code, row, rank, meeting, traffic)
+                if not done:
+                    break
+                if waited >= 0 and not traffic.queued[waited]:
+                    top = _push(waited, traffic, top)
+            traffic.row[rank] += 1
+
+
+@part
+def _push(rank: int, traffic: Traffic, top: int) -> int:
+    traffic.ready[top] = rank
+    traffic.queued[rank] = 1
+    return top + 1
+
+
+@part
+def _can_compute(code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic) -> bool:
+    sizes, wiring, kind = meeting.sizes, meeting.wiring, code.kind[row]
+    if kind == W:
+        return True
+    replica, micro_batch = rank // sizes.pipeline_ranks, code.micro_batch[row]
+    key = 2 * int(code.stage[row]) + (kind != F)
+    for place_in_list in range(wiring.into_offsets[key], wiring.into_offsets[key + 1]):
+        edge = wiring.into[place_in_list]
+        source = (replica * sizes.stages + wiring.source[edge]) * sizes.micro_batches + micro_batch
+        message = (replica * sizes.edges + edge) * sizes.micro_batches + micro_batch
+        if meeting.where[source] != rank and not traffic.messages[message] & SENT:
+            traffic.waits_for[rank] = message
+            return False
+    traffic.waits_for[rank] = -1
+    return True
+
+
+@part
+def _pass(
+    code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic
+) -> tuple[bool, int]:
+    """Send or post; return whether that was possible, and the rank that waited for it, or -1."""
+    sizes = meeting.sizes
+    replica = rank // sizes.pipeline_ranks
+    message = (replica * sizes.edges + code.edge[row]) * sizes.micro_batches + code.micro_batch[row]
+    if code.op[row] == SEND:
+        gate = message if len(meeting.gates) == 0 else meeting.gates[message]
+        if gate >= 0 and not traffic.messages[gate] & POSTED:
+            traffic.waits_for[rank] = gate
+            return False, -1
+        traffic.waits_for[rank] = -1
+        traffic.messages[message] |= SENT
+    else:
+        traffic.messages[message] |= POSTED
+    peer = int(code.peer[row])
+    return True, (peer if traffic.waits_for[peer] == message else -1)
+
+
+@part
+def _come(code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic) -> bool:
+    """Let `rank` come to a Reduce or Unshard; return whether all members are there now."""
+    if code.op[row] == REDUCE:
+        one = meeting.sum_of[code.edge[row]]
+        traffic.at_sum[one] += 1 - traffic.arrived[rank]
+        traffic.arrived[rank] = 1
+        return (
+            traffic.at_sum[one]
+            == meeting.sums.rank_offsets[one + 1] - meeting.sums.rank_offsets[one]
+        )
+    column = rank % meeting.sizes.pipeline_ranks
+    traffic.at_gather[column] += 1 - traffic.arrived[rank]
+    traffic.arrived[rank] = 1
+    return traffic.at_gather[column] * meeting.sizes.pipeline_ranks == len(traffic.row)
+
+
+@part
+def _let_go(
+    code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic, top: int
+) -> int:
+    """Let all members of a Reduce or Unshard go on, `rank` being the last to come."""
+    sums, ranks = meeting.sums, meeting.sizes.pipeline_ranks
+    if code.op[row] == REDUCE:
+        one = meeting.sum_of[code.edge[row]]
+        traffic.at_sum[one] = 0
+        for place in range(sums.rank_offsets[one], sums.rank_offsets[one + 1]):
+            top = _release(sums.ranks[place], rank, traffic, top)
+    else:
+        traffic.at_gather[rank % ranks] = 0
+        for member in range(rank % ranks, len(traffic.row), ranks):
+            top = _release(member, rank, traffic, top)
+    return top
+
+
+@part
+def _release(member: int, last: int, traffic: Traffic, top: int) -> int:
+    traffic.arrived[member] = 0
+    if member != last:
+        traffic.row[member] += 1
+        top = _push(member, traffic, top)
+    return top

@@ -1,0 +1,243 @@
+"""Faults: what verify.py found, in words, with the instructions around it."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ProgramError
+from penstock.program import rules
+from penstock.program.codes import excerpt
+from penstock.program.instructions import HOWS, Compute, Reduce, Send, Unshard
+from penstock.program.rules import Facts, Finding
+from penstock.schedule.orders import KINDS, Action
+
+if TYPE_CHECKING:
+    from penstock.program.program import Program
+
+# What the number of a finding means is said by the name in braces.
+_WORDS: dict[int, tuple[str, str]] = {
+    rules.OUT_OF_RANGE: (
+        "an operand is out of range",
+        "count from 0; slots stay below the number of micro-batches",
+    ),
+    rules.TWICE: ("it was done already, on rank {number}", "leave one of the two out"),
+    rules.ELSEWHERE: (
+        "other actions of the same stage and micro-batch are on rank {number}",
+        "a stage keeps what F saved on its rank: give it all its actions",
+    ),
+    rules.NOT_ITS_TURN: ("before it come {actions}", "a stage runs F, then B, or I and then W"),
+    rules.SENT_TWICE: ("{instruction} sends the same message", "leave one of the two out"),
+    rules.NOT_MADE_YET: (
+        "it uses the value of edge {edge}, which this rank makes only later",
+        "compute the source first",
+    ),
+    rules.NOT_POSTED_YET: (
+        "it uses the value of edge {edge}, and no Receive before it asks for it",
+        "put the Receive before its first use",
+    ),
+    rules.WRONG_VERSION: ("the rule {rule} says version {number}", "read that version"),
+    rules.VERSION_NOT_THERE: (
+        "that version is not there: versions {oldest} to {number} are",
+        "put the update before it, or give the rule a greater history",
+    ),
+    rules.STILL_SHARDED: ("the weights of the stage are sharded", "put an Unshard before it"),
+    rules.TOO_LATE_FOR_SUM: (
+        "its gradient enters step {number}, and a Reduce or Update of that step comes before it",
+        "put sums and update after the last backward of the step",
+    ),
+    rules.NOT_THE_EDGE: (
+        "its edge does not carry this value",
+        "an F edge carries F of its source, a B edge carries B or I of it",
+    ),
+    rules.NOTHING_TO_SEND: (
+        "this rank has not made that value yet",
+        "put the Send after its Compute",
+    ),
+    rules.WRONG_PEER: (
+        "the other end is on rank {number}",
+        "a message goes from the rank of one stage to another's",
+    ),
+    rules.NEVER_SENT: ("nobody sends it", "give its source a Send"),
+    rules.RECEIVED_TWICE: ("it was received before", "leave one of the two out"),
+    rules.POSTED_TOO_LATE: (
+        "its stage has used it already",
+        "put the Receive before its first use",
+    ),
+    rules.OTHER_SLOT: (
+        "the sender fills another slot: {instruction}",
+        "name one slot at both ends",
+    ),
+    rules.OVERTAKEN: (
+        "the sender sends it before {instruction}, which was received earlier",
+        "receive in the order in which the peer sends",
+    ),
+    rules.SLOT_IN_USE: (
+        "the slot still holds a value that a later action uses",
+        "a slot is free after the last use: B, or W where B is split",
+    ),
+    rules.UNKNOWN_SUM: (
+        "this program needs no such sum on this rank",
+        "sums are: each tied group, each stage on several ranks, and the norm if `clip`",
+    ),
+    rules.SUM_OUT_OF_STEP: ("its turn is step {number}", "sum and update each step once, in order"),
+    rules.SUM_TOO_EARLY: (
+        "an earlier sum of stage {number} is missing",
+        "sum tied parameters first, then replicas, then the norm",
+    ),
+    rules.SUM_TOO_LATE: (
+        "a later kind of sum of stage {number} was made already",
+        "sum tied parameters first, then replicas, then the norm",
+    ),
+    rules.NOT_THIS_STAGE: (
+        "this rank has no gradients of that stage",
+        "leave it to the ranks that compute the stage",
+    ),
+    rules.UPDATE_OUT_OF_STEP: (
+        "the next update of the stage is that of step {number}",
+        "update once per step, in order",
+    ),
+    rules.NOT_SUMMED: (
+        "its gradient is not whole: a {how} sum is missing",
+        "put every Reduce before the Update",
+    ),
+    rules.GATHERED_AT_UPDATE: (
+        "the stage is still gathered, and the copy would be of an old version",
+        "put its Reshard before the Update",
+    ),
+    rules.GATHERED_TWICE: ("the stage is gathered already", "put a Reshard between two Unshards"),
+    rules.DROPPED_TWICE: ("the stage is not gathered", "put an Unshard before each Reshard"),
+}
+
+
+def broken_rule(program: "Program", finding: Finding) -> ProgramError:
+    """Return the error for what a walk of rules.py found."""
+    rule, row, number = (int(value) for value in finding)
+    if rule == rules.NOT_UPDATED:
+        head = f"rank {row} does not end every step of stage {number} with an update"
+        return ProgramError(
+            f"{head}; there are {program.num_steps}", hint="give each step its Update"
+        )
+    if rule == rules.NOT_DROPPED:
+        hint = "put a Reshard after the last use"
+        return ProgramError(f"rank {row} ends with stage {number} gathered", hint=hint)
+    words, hint = _WORDS[rule]
+    code = program.code
+    rank, (instruction,) = code.rank_at(row), code.between(slice(row, row + 1))
+    meanings = {
+        "number": number,
+        "rule": program.weight_rule.name,
+        "oldest": -program.weight_rule.history,
+        "edge": program.edges[number] if "{edge}" in words else "",
+        "how": HOWS[number] if "{how}" in words else "",
+        "instruction": code.between(slice(number, number + 1))[0]
+        if "{instruction}" in words
+        else "",
+        "actions": " ".join(_kinds(number)) or "none",
+    }
+    head = f"rank {rank} cannot do {instruction}: {words.format(**meanings)}"
+    return ProgramError(f"{head}\n{excerpt(code, row)}", hint=hint)
+
+
+def _kinds(done: int) -> list[str]:
+    return [kind for place, kind in enumerate(KINDS) if done >> place & 1]
+
+
+def missing(program: "Program", at: int, done: int) -> ProgramError:
+    """Return the error for missing actions; `at` counts (replica, stage, micro-batch)."""
+    window = program.num_micro_batches * program.num_steps
+    replica, stage, micro_batch = np.unravel_index(
+        at, (program.replicas, program.num_stages, window)
+    )
+    found = " ".join(f"{kind}{stage}.{micro_batch}" for kind in _kinds(done)) or "nothing"
+    where = f"stage {stage}, micro-batch {micro_batch}" + (
+        f", replica {replica}" if program.replicas > 1 else ""
+    )
+    hint = "every stage runs F, then B, or I and W, on every micro-batch; or F only, if all do"
+    return ProgramError(f"{where} is not complete: the program has {found}", hint=hint)
+
+
+def mixed_up(
+    ranks: tuple[int, ...], one: tuple[int, list[str]], other: tuple[int, list[str]]
+) -> ProgramError:
+    """Return the error for two members of a group whose collectives come in different orders."""
+    at = next((at for at, (a, b) in enumerate(zip(one[1], other[1], strict=False)) if a != b), None)
+    at = min(len(one[1]), len(other[1])) if at is None else at
+    lines = (
+        f"  rank {rank}  {' '.join(order[max(0, at - 2) : at + 4]) or '(nothing)'}"
+        for rank, order in (one, other)
+    )
+    group = " ".join(map(str, ranks))
+    head = f"ranks {group} do not come to their collectives in one order; the first difference:"
+    return ProgramError(
+        "\n".join((head, *lines)), hint="give all members of a group the same order"
+    )
+
+
+def deadlock(program: "Program", facts: Facts, stopped: NDArray[np.int64]) -> ProgramError:
+    """Return the error for ranks that stop for ever: who waits for whom, and in which code."""
+    code = program.code
+    waiting = np.flatnonzero(stopped < code.offsets[1:]).tolist()
+    chain: list[int] = [waiting[0]]
+    while (after := _waits_for(program, facts, stopped, chain[-1])) not in chain:
+        chain.append(after)
+    chain = chain[chain.index(after) :]
+    stops = [f"rank {rank} at {code.between(_row(stopped, rank))[0]}" for rank in chain]
+    head = f"{stops[0]} waits for {', which waits for '.join([*stops[1:], f'rank {chain[0]}'])}"
+    shown = [excerpt(code, int(stopped[rank])) for rank in chain[:8]]
+    more = [f"  and {len(chain) - 8} more ranks"] if len(chain) > 8 else []
+    hint = "post the Receive earlier, or make the ranks come to their collectives in one order"
+    return ProgramError("\n".join((f"deadlock: {head}", *shown, *more)), hint=hint)
+
+
+def _row(stopped: NDArray[np.int64], rank: int) -> slice:
+    return slice(int(stopped[rank]), int(stopped[rank]) + 1)
+
+
+def _waits_for(program: "Program", facts: Facts, stopped: NDArray[np.int64], rank: int) -> int:
+    """Return a rank that `rank`, which stopped, waits for."""
+    (instruction,) = program.code.between(_row(stopped, rank))
+    column = range(rank % facts.sizes.pipeline_ranks, program.num_ranks, facts.sizes.pipeline_ranks)
+    match instruction:
+        case Send(_, _, peer, _):
+            return peer
+        case Compute(action, _):
+            return _late_source(program, facts, stopped, (rank, action))
+        case Reduce(ranks=ranks):
+            return _absent(program, stopped, ranks, instruction)
+        case Unshard():
+            return _absent(program, stopped, tuple(column), instruction)
+        case _:
+            raise AssertionError(f"{instruction} never waits")
+
+
+def _absent(
+    program: "Program",
+    stopped: NDArray[np.int64],
+    ranks: tuple[int, ...],
+    instruction: Reduce | Unshard,
+) -> int:
+    """Return the first member that has not come to a collective."""
+    for rank in ranks:
+        here = program.code.between(_row(stopped, rank))
+        if here != (instruction,):
+            return rank
+    raise AssertionError(f"all members wait in {instruction}")
+
+
+def _late_source(
+    program: "Program", facts: Facts, stopped: NDArray[np.int64], waiting: tuple[int, Action]
+) -> int:
+    """Return the rank that has not sent yet what a Compute waits for."""
+    (rank, action), sizes = waiting, facts.sizes
+    replica = rank // sizes.pipeline_ranks
+    for number, edge in enumerate(program.edges):
+        if edge.target == action.stage and (edge.kind == "F") == (action.kind == "F"):
+            source = (
+                replica * sizes.stages + edge.source
+            ) * sizes.micro_batches + action.micro_batch
+            message = (replica * sizes.edges + number) * sizes.micro_batches + action.micro_batch
+            peer = int(facts.places.where[source])
+            if peer != rank and facts.places.send_at[message] >= stopped[peer]:
+                return peer
+    raise AssertionError(f"rank {rank} has all that {action} needs")

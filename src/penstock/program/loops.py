@@ -1,0 +1,29 @@
+"""Decorators for loops over millions of instructions: compiled once, machine code kept on disk.
+
+Compiled without reference counts, so these functions take all arrays that they need and make none:
+counting the references to some twenty arrays at every instruction would cost 30 times the rest.
+(`_nrt` is numba's own name for it; it is used here and nowhere else.)
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def loop(function: Function) -> Function:
+    """Return `function` compiled at its first call; it must make no arrays."""
+    try:
+        return njit(cache=True, _nrt=False, error_model="numpy")(function)  # pyright: ignore
+    except RuntimeError:  # a read-only installation, and no home to write to
+        return njit(_nrt=False, error_model="numpy")(function)  # pyright: ignore
+
+
+def part(function: Function) -> Function:
+    """Return `function` to be copied into each loop that calls it: calls copy all they are given.
+
+    Both must stand in one file, for the machine code of a loop is made anew when its file changes.
+    """
+    return njit(inline="always", _nrt=False, error_model="numpy")(function)  # pyright: ignore

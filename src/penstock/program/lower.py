@@ -1,0 +1,262 @@
+"""Lower: from the order of work to what every rank executes, message by message."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ProgramError
+from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
+from penstock.program.instructions import Edge, StageBytes, TiedGroup, check_edges, check_tied
+from penstock.program.issue import (
+    Clock,
+    Mail,
+    Sources,
+    Work,
+    count_messages,
+    find_ranks,
+    run_clock,
+    write_code,
+)
+from penstock.program.program import Program
+from penstock.program.reductions import Holders, Needed, holders_of, needed, stages_by_rank
+from penstock.program.rules import Columns
+from penstock.program.slots import assign_slots
+from penstock.program.wiring import Wiring, laws, wire
+from penstock.schedule.orders import F, U
+from penstock.schedule.schedule import Schedule
+
+
+def lower(schedule: Schedule) -> Program:
+    """Return the program of `schedule` for a chain of stages and messages of unknown size."""
+    return lower_schedule(schedule)
+
+
+def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
+    schedule: Schedule,
+    *,
+    edges: Sequence[Edge] | None = None,
+    tied: Sequence[TiedGroup] = (),
+    replicas: int = 1,
+    clip: bool = False,
+    stages: Sequence[object] = (),
+    stage_bytes: Sequence[StageBytes] = (),
+) -> Program:
+    """Return the program of `replicas` copies of `schedule`, side by side.
+
+    Each value of an edge between two ranks is sent when it is made and received at that moment of
+    one order of everything (issue.py), into the smallest free slot.  Before each update of a stage
+    stand the sums that it needs; where the schedule lists no updates, they are at the end.
+
+    edges:    default: a chain, F from each stage to the next and B back.
+    clip:     also sum the norm of the gradient over each replica before its updates.
+    stages, stage_bytes: handed on to the program.
+    Raises:   ProgramError: an edge or group that cannot be; sums for which the order has no place.
+    """
+    backward = bool((schedule.orders.kinds != F).any())
+    wires = tuple(chain(schedule.num_stages, backward=backward) if edges is None else edges)
+    check_edges(wires, schedule.num_stages)
+    check_tied(tied, schedule.num_stages)
+    if replicas < 1:
+        raise ProgramError(f"replicas is {replicas}", hint="give 1 or more")
+    where = _where(schedule)
+    firsts = schedule.num_ranks * np.arange(replicas, dtype=np.int32)
+    holders = holders_of(where + firsts[:, None, None])
+    sums = needed(holders, tied, clip, stage_bytes) if backward else ()
+    extras = _extras(schedule, sums, holders, backward)
+    wiring = wire(schedule.num_stages, wires)
+    code = _issue(_work(schedule, extras), _sources(schedule, where, wiring, sums), replicas)
+    assign_slots(code, code.slot, wiring, (schedule.num_ranks, where.shape[1]), backward)
+    return Program(
+        schedule.num_stages,
+        schedule.num_micro_batches,
+        _side_by_side(code, sums, replicas),
+        wires,
+        schedule.num_steps,
+        schedule.weight_rule,
+        tuple(tied),
+        replicas,
+        clip,
+        tuple(stage_bytes),
+        tuple(stages),
+    )
+
+
+def chain(num_stages: int, *, backward: bool = True, size_bytes: int = 0) -> tuple[Edge, ...]:
+    """Return the edges of stages in a row: F from each to the next, then B to the one before."""
+    forward = [Edge("F", stage, stage + 1, size_bytes) for stage in range(num_stages - 1)]
+    back = [Edge("B", stage, stage - 1, size_bytes) for stage in range(1, num_stages)]
+    return tuple(forward + back if backward else forward)
+
+
+def _where(schedule: Schedule) -> NDArray[np.int32]:
+    """Return the rank of every [stage, micro-batch] of one replica."""
+    window = schedule.num_micro_batches * schedule.num_steps
+    where = np.full((schedule.num_stages, window), -1, np.int32)
+    orders = schedule.orders
+    find_ranks(orders.kinds, orders.stages, orders.micro_batches, orders.offsets, where)
+    return where
+
+
+class _Extra(NamedTuple):
+    """A Reduce or Update that comes before the action at `at` of the orders."""
+
+    at: int
+    op: int
+    of: int  # place among the sums, or stage
+    step: int
+
+
+def _extras(
+    schedule: Schedule, sums: Sequence[Needed], holders: Holders, backward: bool
+) -> list[list[_Extra]]:
+    """Return for each rank the sums, and the updates that the schedule does not list, in order."""
+    held, offsets = stages_by_rank(holders[:1], schedule.num_ranks)
+    of_stage: list[list[int]] = [[] for _ in range(schedule.num_stages)]
+    for number, one in enumerate(sums):
+        if one.reduce.ranks[0] < schedule.num_ranks:  # of the first replica, or of all
+            for stage in one.stages:
+                of_stage[stage].append(number)
+    norm = any(one.reduce.how == "norm" for one in sums)
+    updates = schedule.has_updates
+    extras: list[list[_Extra]] = []
+    for rank, end in enumerate(schedule.orders.offsets[1:].tolist()):
+        stages = held[offsets[rank] : offsets[rank + 1]].tolist()
+        if updates:
+            own = _before_updates(schedule, rank, of_stage, stages if norm else ())
+        else:
+            own = _at_end(end, of_stage, stages if backward else ())
+        extras.append(list(own))
+    return extras
+
+
+def _at_end(end: int, of_stage: list[list[int]], stages: Sequence[int]) -> Iterator[_Extra]:
+    for number in sorted({number for stage in stages for number in of_stage[stage]}):
+        yield _Extra(end, REDUCE, number, 0)
+    for stage in stages:
+        yield _Extra(end, UPDATE, stage, 0)
+
+
+def _before_updates(
+    schedule: Schedule, rank: int, of_stage: list[list[int]], together: Sequence[int]
+) -> Iterator[_Extra]:
+    """Each sum before the first update that needs it; a norm needs those of all `together`."""
+    part = schedule.orders.slice_of(rank)
+    made: set[tuple[int, int]] = set()
+    for place in np.flatnonzero(schedule.orders.kinds[part] == U).tolist():
+        action = schedule.orders.action(part.start + place)
+        stages = {action.stage, *together}
+        for number in sorted({number for stage in stages for number in of_stage[stage]}):
+            if (number, action.micro_batch) not in made:
+                made.add((number, action.micro_batch))
+                yield _Extra(part.start + place, REDUCE, number, action.micro_batch)
+
+
+def _work(schedule: Schedule, extras: Sequence[Sequence[_Extra]]) -> Work:
+    orders = schedule.orders
+    rows = np.array([extra for own in extras for extra in own], np.int64).reshape(-1, 4)
+    at, op, of, step = (np.ascontiguousarray(column) for column in rows.T)
+    offsets = np.cumsum([0, *map(len, extras)], dtype=np.int64)
+    return Work(
+        orders.kinds, orders.stages, orders.micro_batches, orders.offsets, at, op, of, step, offsets
+    )
+
+
+def _sources(
+    schedule: Schedule, where: NDArray[np.int32], wiring: Wiring, sums: Sequence[Needed]
+) -> Sources:
+    members = [[rank for rank in one.reduce.ranks if rank < schedule.num_ranks] for one in sums]
+    return Sources(
+        where,
+        wiring,
+        laws(
+            schedule.weight_rule,
+            schedule.num_stages,
+            schedule.num_micro_batches,
+            schedule.num_steps,
+        ),
+        np.array([rank for ranks in members for rank in ranks], np.int32),
+        np.cumsum([0, *map(len, members)], dtype=np.int64),
+    )
+
+
+def _issue(work: Work, sources: Sources, replicas: int) -> Columns:
+    """Return the instructions of one replica, without slots, in columns wide enough for `replicas`.
+
+    Raises:   ProgramError: some rank waits for ever in a sum.
+    """
+    num_ranks, num_sums = len(work.offsets) - 1, len(sources.member_offsets) - 1
+    sent, received = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    count_messages(work, sources.where, sources.wiring, sent, received)
+    rows = np.diff(work.offsets) + np.diff(work.extra_offsets) + sent + received
+    numbers = (*sources.where.shape, len(sources.wiring.source), num_sums, num_ranks * replicas)
+    small, total = small_type(max(numbers)), int(rows.sum())
+    clock = _run_clock(work, sources)
+    code = Columns(
+        np.empty(total, np.uint8),
+        np.empty(total, np.uint8),
+        np.empty(total, small),
+        np.empty(total, np.int32),
+        np.empty(total, small),
+        np.empty(total, small),
+        np.empty(total, small),
+        np.empty(total, small),
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)]),
+    )
+    most, ticks = int(received.max()), int(clock.time.max()) + 2
+    mail = Mail(
+        tick=np.empty(most, np.int64),
+        peer=np.empty(most, np.int64),
+        edge=np.empty(most, np.int64),
+        micro_batch=np.empty(most, np.int64),
+        by_i=np.empty(most, np.int64),
+        order=np.empty(most, np.int64),
+        starts=np.empty(ticks, np.int64),
+        cursor=np.zeros(3, np.int64),
+    )
+    write_code(work, sources, clock, mail, code)
+    return code
+
+
+def _run_clock(work: Work, sources: Sources) -> Clock:
+    num_ranks, num_sums = len(work.offsets) - 1, len(sources.member_offsets) - 1
+    clock = Clock(
+        made=np.full(2 * sources.where.size, -1, np.int32),
+        summed=np.zeros(len(work.extra_at), np.int64),
+        time=np.zeros(num_ranks, np.int64),
+        action=work.offsets[:-1].copy(),
+        extra=work.extra_offsets[:-1].copy(),
+        waits_for=np.full(num_ranks, -1, np.int64),
+        came=np.zeros(num_sums, np.int64),
+        latest=np.zeros(num_sums, np.int64),
+        ready=np.arange(num_ranks)[::-1].copy(),
+        queued=np.ones(num_ranks, np.uint8),
+    )
+    run_clock(work, sources, clock)
+    waiting = np.flatnonzero(clock.extra < work.extra_offsets[1:])
+    if len(waiting):
+        hint = "update the stages of a step together, after all of their backwards"
+        raise ProgramError(f"rank {waiting[0]} waits for ever in a sum before an update", hint=hint)
+    return clock
+
+
+def _side_by_side(code: Columns, sums: Sequence[Needed], replicas: int) -> Codes:
+    """Return the instructions of all replicas, given those of the first."""
+    table = tuple(one.reduce for one in sums)
+    first = Codes(*code, table)
+    if replicas == 1:
+        return first
+    own = np.array(
+        [reduce.how != "replicas" for reduce in table], bool
+    )  # stand there once per replica
+    rows = np.flatnonzero(code.op == REDUCE)
+    rows = rows[own[code.edge[rows]]]
+    copies = [first]
+    for replica in range(1, replicas):
+        edge = code.edge.copy()
+        edge[rows] += replica
+        peer = np.where(code.peer >= 0, code.peer + (len(first) * replica), code.peer)
+        copies.append(replace(first, edge=edge, peer=peer.astype(code.peer.dtype)))
+    return concatenate(copies, table)

@@ -1,0 +1,155 @@
+"""Program: what every rank executes, in the order of issue, message by message.
+
+program 1f1b: 2 ranks, 2 stages, 3 micro-batches
+edge 0  F 0->1
+edge 1  B 1->0
+rank 0  F0.0 F0.0>r1e0s0 F0.1 ...
+rank 1  F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 ...
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import ProgramError
+from penstock.files import read_json, write_text
+from penstock.program.codes import COMPUTE, RECEIVE, Codes
+from penstock.program.instructions import Code as Code
+from penstock.program.instructions import Compute as Compute
+from penstock.program.instructions import Edge as Edge
+from penstock.program.instructions import Instruction as Instruction
+from penstock.program.instructions import Receive as Receive
+from penstock.program.instructions import Reduce as Reduce
+from penstock.program.instructions import Reshard as Reshard
+from penstock.program.instructions import Send as Send
+from penstock.program.instructions import StageBytes as StageBytes
+from penstock.program.instructions import TiedGroup as TiedGroup
+from penstock.program.instructions import Unshard as Unshard
+from penstock.program.instructions import Update as Update
+from penstock.program.instructions import check_edges, check_tied
+from penstock.program.text import from_json, to_json, to_text
+from penstock.program.verify import verify
+from penstock.schedule.orders import B, W
+from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The instructions of all ranks over a window of `num_steps` steps of `num_micro_batches`.
+
+    Micro-batches count over the whole window, as in a Schedule.  `replicas` copies of one pipeline
+    stand side by side: rank = replica * pipeline_ranks + rank inside the pipeline, and messages
+    stay inside a replica; each replica has micro-batches of its own under the same numbers.
+
+    `code` may be given as tuples of instructions, one per rank; they are kept as arrays.
+    `stages` is what a runtime executes for each stage; it is not saved in a file.
+
+    Raises:   ProgramError: a rule of verify.py is broken; the message shows where.
+    """
+
+    num_stages: int
+    num_micro_batches: int
+    code: Codes
+    edges: tuple[Edge, ...] = ()
+    num_steps: int = 1
+    weight_rule: WeightRule = SYNCHRONOUS
+    tied: tuple[TiedGroup, ...] = ()
+    replicas: int = 1
+    clip: bool = False  # by the global norm of the gradient, over all stages of a replica
+    stage_bytes: tuple[StageBytes, ...] = ()  # empty: sizes unknown
+    stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", Codes.of(self.code))
+        self._check_sizes()
+        check_edges(self.edges, self.num_stages)
+        check_tied(self.tied, self.num_stages)
+        verify(self)
+
+    def _check_sizes(self) -> None:
+        for name in ("num_stages", "num_micro_batches", "num_steps", "replicas", "num_ranks"):
+            if (number := getattr(self, name)) < 1:
+                raise ProgramError(f"{name} is {number}", hint="give 1 or more")
+        if self.num_ranks % self.replicas:
+            hint = "every replica has the same number of ranks"
+            raise ProgramError(f"{self.num_ranks} ranks are no {self.replicas} replicas", hint=hint)
+        if len(self.stage_bytes) not in (0, self.num_stages):
+            hint = "give one StageBytes per stage, or none"
+            raise ProgramError(
+                f"{len(self.stage_bytes)} stage_bytes for {self.num_stages} stages", hint=hint
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.code)
+
+    @property
+    def pipeline_ranks(self) -> int:
+        """The ranks of one replica."""
+        return self.num_ranks // self.replicas
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that live on `rank`, in increasing order."""
+        part = self.code.slice_of(rank)
+        stages = self.code.stage[part][self.code.op[part] == COMPUTE]
+        return tuple(np.unique(stages).tolist())
+
+    def slots(self, rank: int) -> dict[int, int]:
+        """Return how many slots `rank` needs for each edge that it receives over."""
+        part = self.code.slice_of(rank)
+        received = self.code.op[part] == RECEIVE
+        edges, slots = self.code.edge[part][received], self.code.slot[part][received]
+        return {int(edge): int(slots[edges == edge].max()) + 1 for edge in np.unique(edges)}
+
+    def accumulation_order(self, stage: int) -> dict[int, tuple[int, ...]]:
+        """Return, by rank, the micro-batches in the order in which their gradients are summed.
+
+        A reference that adds in this order gets the same bits.
+        """
+        orders: dict[int, tuple[int, ...]] = {}
+        for rank in range(self.num_ranks):
+            part = self.code.slice_of(rank)
+            own = (self.code.op[part] == COMPUTE) & (self.code.stage[part] == stage)
+            sums = own & ((self.code.kind[part] == B) | (self.code.kind[part] == W))
+            if sums.any():
+                orders[rank] = tuple(self.code.micro_batch[part][sums].tolist())
+        return orders
+
+    def map_ranks(self, rewrite: Callable[[Code], Iterable[Instruction]]) -> "Program":
+        """Return the program in which the code of every rank is what `rewrite` makes of it.
+
+        Raises:   ProgramError: the result is not sound.
+        """
+        return replace(self, code=Codes.of(map(rewrite, self.code)))
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+    def save(self, path: Path | str) -> None:
+        """Write the program as JSON that a person can read: one line of instructions per rank."""
+        write_text(path, to_json(self))
+
+    @classmethod
+    def load(
+        cls, path: Path | str, *, weight_rules: Iterable[WeightRule] = WEIGHT_RULES
+    ) -> "Program":
+        """Return the program that `save` wrote, its weight rule taken from `weight_rules` by name.
+
+        Raises:   ProgramError: the file cannot be read, is no program, or is not sound.
+        """
+        content = read_json(path, ProgramError, "program")
+        saved = from_json(content, tuple(weight_rules), f"program {path}")
+        return cls(
+            saved.num_stages,
+            saved.num_micro_batches,
+            saved.code,
+            saved.edges,
+            saved.num_steps,
+            saved.weight_rule,
+            saved.tied,
+            saved.replicas,
+            saved.clip,
+            saved.stage_bytes,
+        )

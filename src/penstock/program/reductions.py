@@ -1,0 +1,123 @@
+"""Reductions: what has to be summed over which ranks before a stage may be updated."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ProgramError
+from penstock.program.instructions import HOWS, Reduce, StageBytes, TiedGroup
+
+Holders: TypeAlias = Sequence[
+    Sequence[tuple[int, ...]]
+]  # [replica][stage] -> the ranks it lives on
+
+
+class Needed(NamedTuple):
+    """A reduction, once per step, and the stages whose update it must precede."""
+
+    reduce: Reduce
+    stages: tuple[int, ...]
+
+
+class Sums(NamedTuple):
+    """Needed reductions as arrays; `needs[3 * stage + how]` counts those before its update."""
+
+    hows: NDArray[np.int64]  # places in HOWS
+    stages: NDArray[np.int32]
+    stage_offsets: NDArray[np.int64]
+    ranks: NDArray[np.int32]
+    rank_offsets: NDArray[np.int64]
+    needs: NDArray[np.int64]
+
+
+def needed(
+    holders: Holders,
+    tied: Sequence[TiedGroup],
+    clip: bool,
+    stage_bytes: Sequence[StageBytes] = (),
+) -> tuple[Needed, ...]:
+    """Return the reductions of every step, in the order in which a gradient needs them.
+
+    Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
+    norm over each replica.  A stage on one rank needs no sum over replicas.
+    Raises:   ProgramError: a stage of a tied group lives on several ranks of one replica.
+    """
+    found: list[Needed] = []
+    for group in tied:
+        for stages in holders:
+            ranks = _ranks_of_group(group, stages)
+            found.append(
+                Needed(Reduce(group.name, "tied", ranks, 0, group.size_bytes), group.stages)
+            )
+    num_stages = len(holders[0])
+    for stage in range(num_stages):
+        ranks = _union(replica[stage] for replica in holders)
+        size_bytes = stage_bytes[stage].weights if stage_bytes else 0
+        if len(ranks) > 1:
+            found.append(
+                Needed(Reduce(f"stage{stage}", "replicas", ranks, 0, size_bytes), (stage,))
+            )
+    if clip:
+        for stages in holders:
+            found.append(
+                Needed(Reduce("all", "norm", _union(stages), 0, 8), tuple(range(num_stages)))
+            )
+    return tuple(found)
+
+
+def _ranks_of_group(group: TiedGroup, stages: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    for stage in group.stages:
+        if len(stages[stage]) > 1:
+            hint = "give each stage of a tied group one rank"
+            ranks = " ".join(map(str, stages[stage]))
+            where = f"stage {stage} of tied group {group.name} lives on ranks {ranks}"
+            raise ProgramError(f"{where} of one replica", hint=hint)
+    return _union(stages[stage] for stage in group.stages)
+
+
+def _union(many: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted({rank for ranks in many for rank in ranks}))
+
+
+def holders_of(where: NDArray[np.int32]) -> Holders:
+    """Return the ranks of every stage, from the rank of every [replica, stage, micro-batch]."""
+    lowest, highest = where.min(axis=2).tolist(), where.max(axis=2).tolist()
+    return tuple(
+        tuple(
+            (low,) if low == high else tuple(np.unique(where[replica, stage]).tolist())
+            for stage, (low, high) in enumerate(zip(lowest[replica], highest[replica], strict=True))
+        )
+        for replica in range(len(where))
+    )
+
+
+def stages_by_rank(holders: Holders, num_ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the stages of each rank, one rank after the other, and where each rank's begin."""
+    pairs = [
+        (rank, stage) for stages in holders for stage, ranks in enumerate(stages) for rank in ranks
+    ]
+    ranks, stages = np.array(pairs, np.int64).reshape(-1, 2).T
+    sizes = np.bincount(ranks, minlength=num_ranks)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return np.ascontiguousarray(stages[np.argsort(ranks, kind="stable")]), offsets
+
+
+def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> Sums:
+    """Return `reductions` as arrays for the loops over a program."""
+    hows = np.array([HOWS.index(one.reduce.how) for one in reductions], np.int64)
+    stages, stage_offsets = _ragged([one.stages for one in reductions])
+    ranks, rank_offsets = _ragged([one.reduce.ranks for one in reductions])
+    needs = np.bincount(
+        3 * stages.astype(np.int64) + np.repeat(hows, np.diff(stage_offsets)),
+        minlength=3 * num_stages,
+    )
+    for how in (HOWS.index("tied"), HOWS.index("norm")):  # stand there once per replica
+        needs[how::3] //= replicas
+    return Sums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
+
+
+def _ragged(lists: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    return np.array([number for numbers in lists for number in numbers], np.int32), offsets

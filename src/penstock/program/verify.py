@@ -1,0 +1,152 @@
+"""Verify: is this program complete, and does every rank have what it needs when it needs it?
+
+The rules are V1-V9 as far as the instructions of today need them:
+
+    V1 complete     each stage runs F, then B or I and W, on every micro-batch, or all run only F
+    V2 deadlock     no rank waits for ever: rendezvous, bounded or unbounded sends
+    V3 channels     messages of one rank to another are received in the order in which they are sent
+    V4 both ends    agree on the value, the edge, the peers and the slot
+    V6 slots        hold their value from the Receive to the last use: B or W, never I
+    V7 versions     are those that the weight rule says, and there; gathered, where sharded
+    V8 gradients    enter one update each, after every sum: tied stages, replicas, norm
+    V9 collectives  come in the same order on all of their members
+
+V5, memory, needs sizes and a cap: memory.py.  All are linear in the length of the program.
+"""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.program import rules
+from penstock.program.codes import REDUCE, UNSHARD, Codes
+from penstock.program.deadlock import stops
+from penstock.program.faults import broken_rule, deadlock, missing, mixed_up
+from penstock.program.instructions import Reduce
+from penstock.program.reductions import as_arrays, holders_of, needed, stages_by_rank
+from penstock.program.rules import Columns, Facts, Places, Sizes, State
+from penstock.program.wiring import laws, wire
+
+if TYPE_CHECKING:  # a program verifies itself, so its file imports this one
+    from penstock.program.program import Program
+
+
+def verify(program: "Program") -> None:
+    """Return when `program` is sound.
+
+    Raises:   ProgramError: it is not; the first instruction that breaks a rule, and those around.
+    """
+    code, facts = columns(program.code), facts_of(program)
+    finding = rules.follow(code, facts, _fresh(facts, program.num_ranks))
+    if finding[0] != rules.FINE:
+        raise broken_rule(program, finding)
+    _check_collectives(program, facts)
+    stopped = stops(code, facts)
+    if (stopped != program.code.offsets[1:]).any():
+        raise deadlock(program, facts, stopped)
+
+
+def facts_of(program: "Program") -> Facts:
+    """Return what the walks over `program` compare its instructions with.
+
+    Raises:   ProgramError: an operand is out of range; an action is missing, doubled, misplaced.
+    """
+    sizes = _sizes_of(program)
+    places = _places_of(program, sizes)
+    shape = (program.replicas, sizes.stages, sizes.micro_batches)
+    holders = holders_of(places.where.reshape(shape))
+    backward = int(places.done[0]) > rules.FORWARD_ONLY
+    reductions = (
+        needed(holders, program.tied, program.clip, program.stage_bytes) if backward else ()
+    )
+    number_of = {one.reduce: number for number, one in enumerate(reductions)}
+    held, held_offsets = stages_by_rank(holders, program.num_ranks)
+    return Facts(
+        sizes,
+        places,
+        wire(program.num_stages, program.edges),
+        laws(program.weight_rule, program.num_stages, program.num_micro_batches, program.num_steps),
+        as_arrays(reductions, program.num_stages, program.replicas),
+        np.array([number_of.get(reduce, -1) for reduce in program.code.reductions], np.int64),
+        held,
+        held_offsets,
+        backward,
+    )
+
+
+def columns(code: Codes) -> Columns:
+    """Return the columns of `code` as the loops take them."""
+    small = (code.edge, code.peer, code.version, code.slot)
+    return Columns(code.op, code.kind, code.stage, code.micro_batch, *small, code.offsets)
+
+
+def _sizes_of(program: "Program") -> Sizes:
+    return Sizes(
+        program.num_stages,
+        program.num_micro_batches * program.num_steps,
+        program.num_steps,
+        program.weight_rule.history,
+        len(program.edges),
+        len(program.code.reductions),
+        program.num_ranks // program.replicas,
+        bool((program.code.op >= UNSHARD).any()),
+    )
+
+
+def _places_of(program: "Program", sizes: Sizes) -> Places:
+    num_actions = program.replicas * sizes.stages * sizes.micro_batches
+    num_messages = program.replicas * sizes.edges * sizes.micro_batches
+    where, done = np.full(num_actions, -1, np.int32), np.zeros(num_actions, np.uint8)
+    places = Places(where, done, np.full(num_messages, -1, np.int32))
+    finding = rules.place(columns(program.code), sizes, places)
+    if finding[0] == rules.FINE:
+        whole = (done == rules.WHOLE) | (done == rules.SPLIT)
+        complete = whole if (done > rules.FORWARD_ONLY).any() else done == rules.FORWARD_ONLY
+        if not complete.all():
+            at = int(np.argmin(complete))
+            raise missing(program, at, int(done[at]))
+    if finding[0] != rules.FINE:
+        raise broken_rule(program, finding)
+    return places
+
+
+def _fresh(facts: Facts, num_ranks: int) -> State:
+    sizes = facts.sizes
+    return State(
+        now=np.zeros(len(facts.places.done), np.uint8),
+        posted=np.zeros(len(facts.places.send_at), np.uint8),
+        taken=np.zeros(sizes.edges * sizes.micro_batches, np.uint8),
+        here=np.full(sizes.stages, -1, np.int64),
+        updates=np.zeros(sizes.stages, np.int64),
+        closed=np.zeros(sizes.stages, np.int64),
+        summed=np.zeros(3 * sizes.stages, np.int64),
+        gathered=np.zeros(sizes.stages, np.int8),
+        next_step=np.zeros(len(facts.sums.hows), np.int64),
+        stepper=np.full(len(facts.sums.hows), -1, np.int64),
+        last_send=np.zeros(num_ranks, np.int64),
+        hearer=np.full(num_ranks, -1, np.int64),
+    )
+
+
+def _check_collectives(program: "Program", facts: Facts) -> None:
+    """Find a group of ranks that do not come to their collectives in the same order."""
+    code = program.code
+    if not code.reductions and not facts.sizes.sharding:
+        return
+    rows = np.flatnonzero((code.op == REDUCE) | ((code.op == UNSHARD) & (program.replicas > 1)))
+    bounds = np.searchsorted(rows, code.offsets)
+    first: dict[tuple[int, ...], tuple[int, list[str]]] = {}
+    for rank, (start, end) in enumerate(pairwise(bounds.tolist())):
+        column = tuple(
+            range(rank % facts.sizes.pipeline_ranks, program.num_ranks, facts.sizes.pipeline_ranks)
+        )
+        own: dict[tuple[int, ...], list[str]] = {}
+        for row in rows[start:end].tolist():
+            (instruction,) = code.between(slice(row, row + 1))
+            group = instruction.ranks if isinstance(instruction, Reduce) else column
+            own.setdefault(group, []).append(str(instruction))
+        for group in {column, *own}:
+            other, order = first.setdefault(group, (rank, own.get(group, [])))
+            if order != own.get(group, []):
+                raise mixed_up(group, (other, order), (rank, own.get(group, [])))
