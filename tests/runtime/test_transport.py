@@ -1,6 +1,7 @@
 """What every transport promises."""
 
 import time
+import weakref
 
 import pytest
 import torch
@@ -194,6 +195,31 @@ def test_message_is_contiguous_and_without_gradient(run):
 
 
 @every_transport
+def test_sender_keeps_no_tensor_or_graph_alive(run):
+    spec = (TensorSpec((4,), torch.float32),)
+
+    def body(end):
+        alive = []
+        if end.rank == 0:
+            send = end.bind_send(0, 1, spec)
+            end.barrier()
+            leaf = torch.ones(4, requires_grad=True)
+            send([leaf])
+            alive = weakref.ref(leaf)
+            del leaf
+            alive = alive() is not None
+        else:
+            _, wait = end.bind_receive(0, 0, spec)
+            end.barrier()
+            wait()
+        end.barrier()
+        end.close()
+        return alive
+
+    assert values(run(2, body))[0] is False
+
+
+@every_transport
 @pytest.mark.parametrize(
     ("tensors", "what"),
     [
@@ -345,7 +371,9 @@ def test_sums_over_gloo_are_equal_on_all_ranks_and_right():
                 own = brought[end.rank].clone()
                 end.all_reduce(own, (0, 1, 2))
                 exact = added_in_order([tensor.double() for tensor in brought]).to(dtype)
-                if dtype in (torch.float16, torch.bfloat16):
+                if dtype == torch.bool:
+                    assert torch.equal(own.view(torch.uint8), exact.view(torch.uint8))
+                elif dtype in (torch.float16, torch.bfloat16):
                     torch.testing.assert_close(own, exact, rtol=0.02, atol=2.0)
                 elif dtype != torch.uint8:  # overflows, differently in double
                     torch.testing.assert_close(own, exact, rtol=1e-4, atol=1e-4)
@@ -530,6 +558,7 @@ def test_rank_that_leaves_fails_those_who_still_wait_for_it(kind, tmp_path):
         try:
             waits(end, HOWS[end.rank])
         finally:
+            end.close()
             (tmp_path / str(end.rank)).touch()
 
     ok, *got = errors(RUNNERS[kind](4, body, **OPTIONS[kind]))
@@ -554,6 +583,10 @@ def test_what_was_sent_can_be_received_after_the_sender_has_left(kind, tmp_path)
         end.barrier()
         if kind != "gloo":  # whose senders leave when all has been received
             until((tmp_path / "left").exists)
-        return [wait()[0].tolist() for _ in range(3)]
+        got = [wait()[0].tolist() for _ in range(3)]
+        for _ in range(2):
+            with pytest.raises(TransportError, match="rank 0 has left"):
+                wait()
+        return got
 
     assert values(RUNNERS[kind](2, body))[1] == [[number] * 4 for number in range(3)]

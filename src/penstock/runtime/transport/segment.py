@@ -25,6 +25,7 @@ from torch import Tensor
 
 LINE_WORDS = 16  # words of one cache line: what different ranks write stands on different lines
 WORD_MASK = 0xFFFFFFFF
+FIRST_COUNT = WORD_MASK - 7  # counts wrap after 2**32; starting here, every run tries it
 _TOKEN_BYTES = 16
 _SYS_FUTEX = 202  # x86-64
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1

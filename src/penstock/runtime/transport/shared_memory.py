@@ -24,6 +24,7 @@ from torch import Tensor
 from penstock.runtime.transport.meeting import Meeting
 from penstock.runtime.transport.roster import Roster
 from penstock.runtime.transport.segment import (
+    FIRST_COUNT,
     LINE_WORDS,
     WORD_MASK,
     Segment,
@@ -47,7 +48,6 @@ from penstock.runtime.transport.transport import (
 __all__ = ["SharedMemoryTransport", "available", "host_key"]
 
 _HEAD, _TAIL, _RECEIVER_SLEEPS, _SENDER_SLEEPS, _SLOTS = (LINE_WORDS * line for line in range(1, 6))
-_FIRST_COUNT = WORD_MASK - 7  # counts wrap after 2**32 messages; starting here, every run tries it
 _SPIN_S = 50e-6
 
 
@@ -152,7 +152,7 @@ class _Ring(NamedTuple):
 
 
 def _start_counts(segment: Segment) -> None:
-    segment.words[_HEAD] = segment.words[_TAIL] = _FIRST_COUNT
+    segment.words[_HEAD] = segment.words[_TAIL] = FIRST_COUNT
 
 
 def _sender(roster: Roster, ring: _Ring) -> Send:
@@ -166,7 +166,7 @@ def _sender(roster: Roster, ring: _Ring) -> Send:
     expected = [(torch.Size(spec.shape), spec.dtype) for spec in specs]
     what = f"rank {roster.rank} waits for it to read edge {edge}"
     words, news, failed = segment.words, roster.words, roster.failed_word
-    head_address, num_slots, sent, slot = segment.address_of(_HEAD), len(slots), _FIRST_COUNT, 0
+    head_address, num_slots, sent, slot = segment.address_of(_HEAD), len(slots), FIRST_COUNT, 0
     fence = threading.Lock()
     acquire, release = fence.acquire, fence.release
 
@@ -184,7 +184,7 @@ def _sender(roster: Roster, ring: _Ring) -> Send:
         slot = slot + 1 if slot + 1 < num_slots else 0
         sent = (sent + 1) & WORD_MASK
         words[_HEAD] = sent
-        acquire()
+        acquire()  # a fence, see segment.py
         release()
         if words[_RECEIVER_SLEEPS]:
             wake(head_address)
@@ -196,7 +196,7 @@ def _receiver(roster: Roster, ring: _Ring) -> Wait:
     segment, slots, peer = ring.segment, ring.slots, ring.sender
     what = f"rank {roster.rank} waits for it on edge {ring.edge}"
     words, news, failed = segment.words, roster.words, roster.failed_word
-    tail_address, num_slots, received, slot = segment.address_of(_TAIL), len(slots), _FIRST_COUNT, 0
+    tail_address, num_slots, received, slot = segment.address_of(_TAIL), len(slots), FIRST_COUNT, 0
     fence = threading.Lock()
     acquire, release = fence.acquire, fence.release
 

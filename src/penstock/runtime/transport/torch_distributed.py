@@ -143,7 +143,7 @@ class TorchDistributedTransport:
             try:
                 posted.append((flat, self._all.recv([flat], peer, edge)))
             except RuntimeError as error:
-                raise self._explained(error, (peer,)) from error
+                raise self._explained(error, (peer,), _SENT_ALL) from error
 
         def wait() -> list[Tensor]:
             self._fail_if_failed()
@@ -242,7 +242,7 @@ class TorchDistributedTransport:
         try:
             work.wait()
         except RuntimeError as error:
-            raise self._explained(error, ranks) from error
+            raise self._explained(error, ranks, left) from error
         finally:
             self._waits_for = []
 
@@ -250,20 +250,27 @@ class TorchDistributedTransport:
         if self._failure is not None:
             raise TransportError(*self._failure)
 
-    def _explained(self, error: RuntimeError, ranks: tuple[int, ...]) -> TransportError:
+    def _explained(
+        self, error: RuntimeError, ranks: tuple[int, ...], left: str = _LEAVES
+    ) -> TransportError:
         """Return what to raise for an operation with `ranks` that torch has given up."""
+        others = [rank for rank in ranks if rank != self._rank]
         until = time.monotonic() + _GRACE_S
         while self._failure is None and time.monotonic() < until:
             self._read_failure()
+            self._blame_left(self._left([(rank, left) for rank in others]))
             time.sleep(_LOOK_S / 10)
         if self._failure is None:
-            others = [rank for rank in ranks if rank != self._rank]
             text = f"died or cannot be reached any more: {str(error).strip()}"
             if len(others) > 1:
                 text = f"has lost one of the ranks {others}: {str(error).strip()}"
             self._publish(others[0] if len(others) == 1 else self._rank, text)
         assert self._failure is not None
         return TransportError(*self._failure)
+
+    def _blame_left(self, left: list[int]) -> None:
+        if left and self._failure is None:
+            self._failure = left[0], f"has left; rank {self._rank} waits for it"
 
     def _read_failure(self) -> None:
         try:
@@ -284,17 +291,17 @@ class TorchDistributedTransport:
         suspect, looks = 0, 0
         while self._failure is None and not self._closing.wait(_LOOK_S):
             self._read_failure()
-            number, left = self._wait_number, self._left()
+            number, left = self._wait_number, self._left(self._waits_for)
             looks = looks + 1 if left and number == suspect else 0
             suspect = number
-            if left and looks == _PATIENCE:
-                self._failure = left[0], f"has left; rank {self._rank} waits for it"
+            if looks == _PATIENCE:
+                self._blame_left(left)
         if self._failure is not None:
             self._break()
 
-    def _left(self) -> list[int]:
-        """Return those waited for who have left."""
-        waits_for, check = self._waits_for, self._store.check
+    def _left(self, waits_for: list[tuple[int, str]]) -> list[int]:
+        """Return those of the ranks waited for whose key says that they have left."""
+        check = self._store.check
         with suppress(RuntimeError):
             if waits_for and check([_ANYBODY_LEAVES]):
                 return [rank for rank, left in waits_for if check([left.format(rank)])]
