@@ -1,5 +1,116 @@
-"""Penstock: plan, predict and run the training of an unmodified PyTorch model."""
+"""Penstock: plan, predict and run the training of an unmodified PyTorch model.
 
-from penstock.job import Job, load_job
+    job = penstock.Job(model=..., loss=..., data=..., optimizer=...)
+    cluster = penstock.Cluster.here()
+    graph = penstock.trace(job)
+    profile = penstock.measure(graph)
+    plan = penstock.search(graph, profile, cluster)
+    program = penstock.lower(plan, graph)
+    predicted = penstock.simulate(program, profile, cluster)
+    measured = penstock.run(program, job, num_steps=100)
+    penstock.report(plan, predicted, measured).save("report.html")
 
-__all__ = ["Job", "load_job"]
+Each name is loaded when it is first used, so that `import penstock` costs little and no torch.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.cluster import Cluster
+    from penstock.errors import PenstockError
+    from penstock.graph.graph import Graph
+    from penstock.graph.traced import trace
+    from penstock.job import Job, load_job
+    from penstock.plan import Plan
+    from penstock.profile import Profile
+    from penstock.profile.of_graph import measure
+    from penstock.program.of_plan import lower
+    from penstock.program.program import Program
+    from penstock.report.of_run import report
+    from penstock.runtime.run_job import run
+    from penstock.schedule import SCHEDULES, Schedule
+    from penstock.search.best import search
+    from penstock.simulate.of_program import simulate
+    from penstock.timeline import Timeline
+
+    __version__: str
+
+__all__ = [
+    "SCHEDULES",
+    "Cluster",
+    "Graph",
+    "Job",
+    "PenstockError",
+    "Plan",
+    "Profile",
+    "Program",
+    "Schedule",
+    "Timeline",
+    "load_job",
+    "lower",
+    "measure",
+    "report",
+    "run",
+    "search",
+    "simulate",
+    "trace",
+]
+
+_PLACES = {
+    "SCHEDULES": "schedule",
+    "Cluster": "cluster",
+    "Graph": "graph.graph",
+    "Job": "job",
+    "PenstockError": "errors",
+    "Plan": "plan",
+    "Profile": "profile",
+    "Program": "program.program",
+    "Schedule": "schedule",
+    "Timeline": "timeline",
+    "load_job": "job",
+    "lower": "program.of_plan",
+    "measure": "profile.of_graph",
+    "report": "report.of_run",
+    "run": "runtime.run_job",
+    "search": "search.best",
+    "simulate": "simulate.of_program",
+    "trace": "graph.traced",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = _version()
+    elif name in _PLACES:
+        value = getattr(importlib.import_module(f"penstock.{_PLACES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("penstock")
+    except PackageNotFoundError:  # run from its source
+        return "of the source"
+
+
+class _Penstock(ModuleType):
+    """This module: `search`, `simulate` and `report` stay verbs when their rooms are loaded."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _PLACES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Penstock

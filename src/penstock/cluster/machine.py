@@ -33,6 +33,16 @@ def detect(cgroup: Path = CGROUP) -> Machine:
     return Machine(platform.node() or "here", cores, memory_bytes, _accelerators())
 
 
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's name as it tells it, or else its architecture."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine() or "cpu"
+
+
 def _cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))

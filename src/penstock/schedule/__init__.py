@@ -6,6 +6,7 @@ rank 0  F0.0 F0.1 B0.0 F0.2 B0.1 B0.2
 rank 1  F1.0 B1.0 F1.1 B1.1 F1.2 B1.2
 """
 
+import difflib
 from typing import Protocol
 
 from penstock.errors import ScheduleError
@@ -72,10 +73,13 @@ SCHEDULES: tuple[Builder, ...] = (gpipe, one_f_one_b, interleaved, zb_h1, double
 def find(name: str) -> Builder:
     """Return the built-in schedule of that name.
 
-    Raises:   ScheduleError: there is none; the hint lists the names.
+    Raises:   ScheduleError: there is none; the hint gives the nearest name, if any, and all names.
     """
     for builder in SCHEDULES:
         if builder.__name__ == name:
             return builder
-    names = ", ".join(builder.__name__ for builder in SCHEDULES)
-    raise ScheduleError(f"there is no schedule {name!r}", hint=f"use one of: {names}")
+    names = [builder.__name__ for builder in SCHEDULES]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]}? " if near else ""
+    hint = f"{meant}there are: {', '.join(names)}"
+    raise ScheduleError(f"there is no schedule {name!r}", hint=hint)

@@ -1,0 +1,182 @@
+"""penstock doctor: what this machine has, and what would be missing."""
+
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+import penstock
+from penstock.cli import face
+from penstock.cluster.machine import cpu_name, detect
+from penstock.profile.store import default_folder
+from penstock.units import GiB, format_bytes
+
+State = Literal["ok", "missing", "note"]  # without what is missing, nothing trains here
+LIBRARIES = ("numpy", "numba", "scipy", "typer", "rich", "safetensors", "fsspec")
+_OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 11)
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at: what it is, how it stands, and what to do where it lacks."""
+
+    what: str
+    state: State
+    value: str
+    hint: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show what this machine has, and what is missing.
+
+    Exits 1 if one cannot train here.
+
+    Example: penstock doctor
+    """
+    with face.busy("looking at this machine"):
+        findings = examine()
+    fine = all(finding.state != "missing" for finding in findings)
+    if as_json:
+        face.show_json({"ok": fine, "findings": [dict(f._asdict()) for f in findings]})
+    else:
+        face.show(face.table(("", "", ""), [f[:3] for f in findings]).lstrip())
+        hints = [f"{f.what}: {f.hint}" for f in findings if f.hint]
+        face.show("\n".join(["", *hints, ""] if hints else [""]))
+        face.show("One can train here." if fine else "One cannot train here.")
+    if not fine:
+        raise typer.Exit(face.FAILED)
+
+
+def examine() -> list[Finding]:
+    """Return what was found; whatever stops one look is that look's finding."""
+    looks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _versions,
+        _torch,
+        _machine,
+        _transports,
+        _places,
+    )
+    findings: list[Finding] = []
+    for look in looks:
+        try:
+            findings += look()
+        except Exception as problem:  # noqa: BLE001 - a broken library must not hide the others
+            value = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+            name = look.__name__.strip("_")
+            findings.append(Finding(name, "missing", value, "install Penstock again: make setup"))
+    return findings
+
+
+def _versions() -> Iterator[Finding]:
+    found = platform.python_version()
+    old = sys.version_info < _OLDEST_PYTHON
+    hint = "install Python 3.11 or later" if old else ""
+    yield Finding("python", "missing" if old else "ok", f"{found} ({sys.executable})", hint)
+    yield Finding("penstock", "ok", f"{penstock.__version__} ({Path(penstock.__file__).parent})")
+    for name in LIBRARIES:
+        try:
+            yield Finding(name, "ok", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, "missing", "not installed", f"pip install {name}")
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as problem:
+        found = " ".join(str(problem).split()) or type(problem).__name__
+        yield Finding("torch", "missing", found, "pip install torch (or: make setup)")
+        return
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    old = version < _OLDEST_TORCH
+    hint = "install torch 2.11 or later" if old else ""
+    yield Finding("torch", "missing" if old else "ok", torch.__version__, hint)
+    if not torch.cuda.is_available():
+        why = "built for CPU" if torch.version.cuda is None else "no driver or no device"
+        yield Finding("GPU", "note", f"none ({why}): ranks compute on CPU cores")
+    for at in range(torch.cuda.device_count()):
+        name, free = torch.cuda.get_device_name(at), torch.cuda.mem_get_info(at)
+        yield Finding(f"GPU {at}", "ok", f"{name}, {format_bytes(free[1])}")
+
+
+def _machine() -> Iterator[Finding]:
+    machine = detect()
+    yield Finding("system", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")
+    yield Finding("processor", "ok", cpu_name())
+    limited = f" of {os.cpu_count()}" if machine.cores != os.cpu_count() else ""
+    hint = "with one core ranks take turns: several are slower than one"
+    alone = machine.cores == 1
+    yield Finding("cores", "note" if alone else "ok", f"{machine.cores}{limited}", alone * hint)
+    little = machine.memory_bytes < 2 * GiB
+    hint = "torch alone takes about 0.3 GiB in each rank" if little else ""
+    size = format_bytes(machine.memory_bytes)
+    yield Finding("memory", "note" if little else "ok", size, hint)
+
+
+def _transports() -> Iterator[Finding]:
+    if "fork" in multiprocessing.get_all_start_methods():
+        yield Finding("processes", "ok", "ranks are forked")
+    else:
+        hint = "use Linux, or start the ranks with torchrun"
+        yield Finding("processes", "missing", f"{sys.platform} cannot fork", hint)
+    if "torch" not in sys.modules:
+        return
+    import torch.distributed as dist
+
+    from penstock.runtime.transport.shared_memory import available
+
+    shared, why = available()
+    hint = "messages take gloo instead, which costs several times more each"
+    yield Finding(
+        "shared memory", "ok" if shared else "note", why or "works", "" if shared else hint
+    )
+    gloo = dist.is_available() and dist.is_gloo_available()
+    state: State = "ok" if gloo else "note" if shared else "missing"
+    hint = "install a torch with torch.distributed and gloo"
+    yield Finding("gloo", state, "works" if gloo else "not in this torch", "" if gloo else hint)
+    nccl = dist.is_available() and dist.is_nccl_available()
+    yield Finding(
+        "NCCL", "ok" if nccl else "note", "there" if nccl else "not there (for GPUs only)"
+    )
+
+
+def _places() -> Iterator[Finding]:
+    temporary = Path(tempfile.gettempdir())
+    yield _place(
+        "temporary files", temporary, "set TMPDIR to a folder where you may write", "missing"
+    )
+    cache = default_folder()
+    if cache is None:
+        yield Finding("profiles", "note", "no home folder", "set XDG_CACHE_HOME to keep profiles")
+    else:
+        yield _place("profiles", cache, "set XDG_CACHE_HOME, or each run measures again", "note")
+    yield _numba()
+
+
+def _place(what: str, folder: Path, hint: str, otherwise: State) -> Finding:
+    try:
+        face.check_place(folder / "new")
+    except OSError as problem:
+        return Finding(what, otherwise, f"{folder}: {problem.strerror}", hint)
+    return Finding(what, "ok", str(folder))
+
+
+def _numba() -> Finding:
+    """Return where compiled loops are kept: beside the source, or in the user's cache."""
+    from penstock.schedule import play
+
+    kept = Path(play.__file__).parent / "__pycache__"
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    place = Path(given) if given else kept
+    count = sum(1 for _ in place.rglob("*.nbi")) if place.is_dir() else 0
+    found = _place("compiled loops", place, "they are compiled anew: set NUMBA_CACHE_DIR", "note")
+    full = f"{found.value}, {count} kept" if found.state == "ok" else found.value
+    return found._replace(value=full)

@@ -1,0 +1,216 @@
+"""Face: what a command says.  Results go to stdout; errors, messages and progress to stderr.
+
+An error is one line `error:`, what proves it indented below, and one line `hint:`.  Nothing here
+starts a thread, so ranks can be forked while a bar is shown.
+"""
+
+import errno
+import json
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from penstock.errors import PenstockError, ProgramError, RunError
+from penstock.files import Json
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+_WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
+_HELP = "`penstock COMMAND --help` shows what a command takes"
+_USAGE = typer.BadParameter.__mro__[1]  # Typer has a Click of its own and exports only this
+
+
+def _console(*, stderr: bool) -> Console:
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    width = None if is_terminal else _WIDE
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+
+out, err = _console(stderr=False), _console(stderr=True)
+
+
+def show(text: str) -> None:
+    """Print a result to stdout as it is."""
+    print(text, flush=True)
+
+
+def show_json(document: Json) -> None:
+    """Print the one JSON document of a command to stdout; what is no number becomes null."""
+    show(json.dumps(_finite(document), allow_nan=False))
+
+
+def _finite(value: Json) -> Json:
+    match value:
+        case float() if value - value != 0:
+            return None
+        case list():
+            return [_finite(item) for item in value]
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def say(message: str) -> None:
+    """Print a message to stderr: not an error, but worth knowing."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def check_place(path: Path) -> None:
+    """Raise where no file can be written, before the time is spent on what is to be in it.
+
+    Raises:   OSError: a folder stands there, or something else than a file; no permission.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a device: the rename would put a file in its place
+        raise FileExistsError(errno.EEXIST, "is no regular file", str(path))
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return aligned columns, numbers to the right; no line ends in a space."""
+    cells = [tuple(map(str, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    right = [all(row[at][:1].isdigit() for row in cells) for at in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = zip(row, widths, right, strict=True)
+        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in padded).rstrip()
+
+    return "\n".join(map(line, (head, *cells)))
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def busy(what: str) -> Generator[None, None, None]:
+    """Show on a terminal's stderr what is being done, until it is."""
+    with progress(what):
+        yield
+
+
+@contextmanager
+def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
+    """Show a line on a terminal's stderr; a bar as soon as the call given says (done, total)."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    bars = Progress(*columns, console=err, transient=True, auto_refresh=False)
+    bars.disable = not err.is_terminal
+    with bars:
+        bar = bars.add_task(what, total=None)
+        bars.refresh()
+
+        def tell(done: int, total: int) -> None:
+            bars.update(bar, completed=done, total=total, refresh=True)
+
+        yield tell
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def fail(problem: BaseException, arguments: Sequence[str] = ()) -> int:
+    """Print what went wrong and what to do about it to stderr; return the exit code.
+
+    2 for bad usage (of `arguments`) and bad input, 1 for what failed on the way, 130 for Ctrl-C.
+    """
+    if isinstance(problem, KeyboardInterrupt):
+        say("interrupted")
+        return INTERRUPTED
+    code, message, hint = _explain(problem, arguments)
+    first, *evidence = message.strip().splitlines() or [type(problem).__name__]
+    lines = [f"error: {first}", *(f"  {line}" for line in _without_frames(evidence))]
+    say("\n".join([*lines, f"hint: {' '.join(hint.split()) or _HELP}"]))
+    return code
+
+
+def _explain(problem: BaseException, arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Return exit code, message and hint."""
+    if isinstance(problem, _USAGE):
+        usage = cast(typer.BadParameter, problem)
+        return BAD_INPUT, *_explain_usage(usage, arguments)
+    match problem:
+        case RunError() | ProgramError():
+            return FAILED, problem.message, problem.hint or "the lines above say where"
+        case PenstockError():
+            return BAD_INPUT, problem.message, problem.hint
+        case OSError():
+            return FAILED, *_explain_os_error(problem)
+        case _:
+            return FAILED, *_explain_unexpected(problem)
+
+
+def _explain_os_error(problem: OSError) -> tuple[str, str]:
+    place = "" if problem.filename is None else f"{problem.filename}: "
+    message = f"{place}{problem.strerror or problem}"
+    match problem.errno:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return message, "make room, or give another place; nothing half-written was left"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return message, "give a place where you may write"
+        case errno.EEXIST | errno.ENOTDIR | errno.EISDIR | errno.ENOENT:
+            return message, "check the path"
+        case errno.ENOMEM | errno.EAGAIN | errno.EMFILE | errno.ENFILE:
+            return message, "the machine is short of this: use fewer ranks, or end other programs"
+        case _:
+            return message, "`penstock doctor` shows what this machine has"
+
+
+def _explain_usage(problem: typer.BadParameter, arguments: Sequence[str]) -> tuple[str, str]:
+    message, _, meant = problem.format_message().partition(". Did you mean ")
+    path = "penstock" if problem.ctx is None else problem.ctx.command_path
+    hint = f"`{path} --help` shows what it takes"
+    names: Sequence[str] = getattr(problem, "possibilities", None) or ()
+    if names:
+        message, meant = problem.message, f"{' or '.join(sorted(names))}?"
+    if meant:
+        hint = f"did you mean {meant.replace(chr(39), '')} {hint}"
+    typed = shlex.join(["penstock", *arguments])
+    return f"{message[:1].lower()}{message[1:].rstrip('.')} ({typed})", hint
+
+
+def _explain_unexpected(problem: BaseException) -> tuple[str, str]:
+    """Blame the last line that is the user's own; where there is none, Penstock."""
+    what = f"{type(problem).__name__}: {' '.join(str(problem).split()) or 'no message'}"
+    frames = traceback.extract_tb(problem.__traceback__)
+    own = str(Path(__file__).parent.parent)
+    others = (own, sys.prefix, sys.base_prefix, "<")
+    users = [frame for frame in frames if not frame.filename.startswith(others)]
+    if users:
+        return f"{users[-1].filename}:{users[-1].lineno}: {what}", "correct that line"
+    where = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-3:]]
+    return "\n".join([what, *where]), "this is a bug of Penstock: report these lines"
+
+
+def _without_frames(lines: Sequence[str]) -> list[str]:
+    """Return `lines` with only the last frame of a traceback among them."""
+    starts = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
+    if not starts:
+        return [line for line in lines if line.strip()]
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
+    last = max([at for at in frames if at > starts[0]], default=len(lines))
+    kept = [*lines[: starts[0]], *lines[last:]]
+    return [line for line in kept if line.strip()]
+
+
+def close_stdout() -> None:
+    """Throw away what stdout still holds, so that Python does not try again at its exit."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # no real file, as under a test
+        pass

@@ -1,0 +1,79 @@
+"""penstock plan: find the fastest, cheapest or smallest way to train a job, and show why."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import face, prepare, saved
+from penstock.errors import PlanError
+from penstock.job import load_job
+from penstock.schedule import find
+
+if TYPE_CHECKING:
+    from penstock.graph.graph import Graph
+    from penstock.search import Objective
+
+
+def plan(  # noqa: PLR0913 - the flags of a command
+    job: Annotated[str, typer.Argument(metavar="JOB", help="file.py[:name] or module:name")],
+    cluster: Annotated[Path | None, typer.Option(help="Machines (TOML); default: here.")] = None,
+    objective: Annotated[str, typer.Option(help="time, cost or memory")] = "time",
+    out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks in all.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Name of a schedule.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Search for the best plan, and show why it is best.
+
+    Example: penstock plan examples/gpt.py --ranks 2 --out plan.json
+    """
+    from penstock.search import Wish, search
+
+    aim = _objective(objective)
+    if schedule is not None:
+        find(schedule)
+    if out is not None:
+        face.check_place(out)
+    loaded = load_job(job)
+    captured = prepare.traced(loaded)
+    _check_stages(captured.graph, stages)
+    there = prepare.machines(cluster, ranks)
+    profile = prepare.profiled(captured, loaded, there)
+    with face.progress("searching") as update:
+        found, _ = search(
+            captured.graph,
+            profile,
+            there,
+            micro_batches=loaded.micro_batches,
+            objective=aim,
+            clip=loaded.clip_norm is not None,
+            wish=Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=schedule),
+            progress=update,
+        )
+    if out is not None:
+        saved.save_plan(out, found, saved.Basis(captured.graph, profile, there))
+    if as_json:
+        face.show_json(found.to_json())
+    else:
+        face.show(str(found))
+    if out is not None:
+        face.say(f"wrote {out}")
+
+
+def _objective(text: str) -> "Objective":
+    match text:
+        case "time" | "cost" | "memory":
+            return text
+        case _:
+            message = f"there is no objective {text!r}"
+            raise PlanError(message, hint="give --objective time, cost or memory")
+
+
+def _check_stages(graph: "Graph", stages: int | None) -> None:
+    most = len(graph.cut_points) + 1
+    if stages is not None and stages > most:
+        message = f"{stages} stages need {stages - 1} cut points; the model has {most - 1}"
+        raise PlanError(message, hint=f"use at most {most} stages")

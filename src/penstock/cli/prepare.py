@@ -1,0 +1,59 @@
+"""Prepare: from a job to all that a search or a simulation is given."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli import face
+from penstock.cluster import Cluster
+from penstock.errors import ClusterError
+from penstock.job import Job
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
+    from penstock.profile import Profile
+
+
+def traced(job: Job) -> "Capture":
+    """Return the job's step, traced.
+
+    Raises:   GraphError: it cannot be traced.
+    """
+    import torch
+
+    from penstock.graph.trace import capture
+
+    torch.set_num_threads(1)  # a rank has one core
+    with face.busy("tracing the step"):
+        return capture(job)
+
+
+def machines(path: Path | None, ranks: int | None) -> Cluster:
+    """Return the cluster in `path`; without one this machine, its link measured.
+
+    Raises:   ClusterError: damaged, or fewer ranks than asked for.
+    """
+    if path is not None:
+        cluster = Cluster.load(path)
+        if ranks is not None and ranks > cluster.num_ranks:
+            hint = f"take at most {cluster.num_ranks}, or describe more hosts"
+            raise ClusterError(f"{ranks} ranks of a cluster of {cluster.num_ranks}", hint=hint)
+        return cluster
+    cluster = Cluster.here(ranks)
+    if cluster.num_ranks < 2:
+        return cluster
+    from penstock.runtime.links import measure_link
+
+    with face.busy("measuring the link between two ranks"):
+        return replace(cluster, inside=measure_link())
+
+
+def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "Profile":
+    """Return the profile of the step on this machine, beside as many ranks as a host will have."""
+    from penstock.cluster.machine import detect
+    from penstock.profile.store import default_folder, measured
+
+    busiest = max(host.num_devices for host in cluster.hosts)
+    beside = max(0, min(busiest, detect().cores) - 1)
+    with face.busy("measuring every op"):
+        return measured(captured, job, beside=beside, folder=default_folder())

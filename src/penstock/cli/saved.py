@@ -1,0 +1,55 @@
+"""Saved: a plan's file, and beside it the graph, the profile and the cluster it was made with.
+
+With `plan.json` they are `graph.json`, `profile.json` and `cluster.toml`; with another name, like
+`fast.json`, they are `fast.graph.json` and so on, so that several plans can share a folder.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.cluster import Cluster
+from penstock.errors import PlanError
+from penstock.graph.graph import Graph
+from penstock.plan import Plan, check_fits
+from penstock.profile import Profile
+
+
+class Basis(NamedTuple):
+    """What a plan is simulated with."""
+
+    graph: Graph
+    profile: Profile
+    cluster: Cluster
+
+
+def save_plan(path: Path, plan: Plan, basis: Basis) -> None:
+    """Write the plan and what it was made with; the plan last, so that it is never without."""
+    basis.graph.save(beside(path, "graph.json"))
+    basis.profile.save(beside(path, "profile.json"))
+    basis.cluster.save(beside(path, "cluster.toml"))
+    plan.save(path)
+
+
+def load_basis(path: Path, plan: Plan) -> Basis:
+    """Return what the plan in `path` was made with.
+
+    Raises:   PlanError: there is none beside it, or it is of another plan.
+              GraphError, ProfileError, ClusterError: a file is damaged.
+    """
+    files = [beside(path, name) for name in ("graph.json", "profile.json", "cluster.toml")]
+    missing = [file for file in files if not file.exists()]
+    if missing:
+        message = f"{path} alone cannot be simulated: {missing[0]} is missing"
+        raise PlanError(message, hint="give --job JOB, and it is traced and measured here")
+    graph = Graph.load(files[0])
+    try:
+        check_fits(plan, graph)
+    except PlanError as problem:
+        hint = "give --job JOB, or make the plan again with `penstock plan --out`"
+        raise PlanError(f"{files[0]} is of another plan: {problem.message}", hint=hint) from problem
+    return Basis(graph, Profile.load(files[1]), Cluster.load(files[2]))
+
+
+def beside(path: Path, name: str) -> Path:
+    """Return the file that belongs to the plan in `path`."""
+    return path.with_name(name if path.name == "plan.json" else f"{path.stem}.{name}")

@@ -1,0 +1,106 @@
+"""penstock simulate: the predicted timeline, memory and step time of a saved plan."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import face, prepare, saved
+from penstock.errors import ClusterError
+from penstock.files import Json
+from penstock.job import load_job
+from penstock.plan import Plan, check_fits
+from penstock.timeline import Timeline, bubble_fraction, busy_s, draw, step_s
+from penstock.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from penstock.search import Candidate
+
+_MOST_DRAWN = 64  # ranks
+_COLUMNS = 30  # of the picture
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="What `penstock plan` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Write DIR/predicted.trace.json.")] = None,
+    job: Annotated[str | None, typer.Option(help="Trace and measure this job again.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="On other machines (TOML).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Predict the timeline of a plan, its memory and step time.
+
+    The timeline opens in https://ui.perfetto.dev.  Example: penstock simulate runs/gpt/plan.json
+    """
+    from penstock.search import evaluate
+
+    chosen = Plan.load(plan)
+    trace = None if out is None else out / "predicted.trace.json"
+    if trace is not None:
+        face.check_place(trace)
+    basis = _basis(plan, chosen, job, cluster)
+    if chosen.total_ranks > basis.cluster.num_ranks:
+        message = (
+            f"the plan is for {chosen.total_ranks} ranks, the cluster has {basis.cluster.num_ranks}"
+        )
+        raise ClusterError(message, hint="give a larger --cluster, or another plan")
+    with face.busy("simulating"):
+        found, timeline = evaluate(*basis, chosen)
+    if trace is not None:
+        timeline.save(trace)
+    document = _document(found, timeline, basis, trace)
+    if as_json:
+        face.show_json(document)
+    else:
+        _show(found, timeline, basis, document)
+
+
+def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> saved.Basis:
+    if job is None:
+        basis = saved.load_basis(path, plan)
+        return basis if cluster is None else basis._replace(cluster=prepare.machines(cluster, None))
+    loaded = load_job(job)
+    captured = prepare.traced(loaded)
+    check_fits(plan, captured.graph)
+    there = prepare.machines(cluster, None if cluster else plan.total_ranks)
+    return saved.Basis(captured.graph, prepare.profiled(captured, loaded, there), there)
+
+
+def _document(
+    found: "Candidate", timeline: Timeline, basis: saved.Basis, trace: Path | None
+) -> dict[str, Json]:
+    plan, graph = found.plan, basis.graph
+    per_step = plan.num_micro_batches * plan.replicas
+    return {
+        "step_s": found.step_s,
+        "samples_per_second": graph.samples * per_step / found.step_s,
+        "tokens_per_second": graph.tokens * per_step / found.step_s,
+        "usd_per_step": found.usd,
+        "bubble_fraction": bubble_fraction(timeline),
+        "peak_bytes": list(found.peak_bytes),
+        "busy_s": [busy_s(timeline, rank) for rank in range(timeline.num_ranks)],
+        "timeline": None if trace is None else str(trace),
+    }
+
+
+def _show(
+    found: "Candidate", timeline: Timeline, basis: saved.Basis, document: dict[str, Json]
+) -> None:
+    face.show(str(found.plan).splitlines()[0])
+    if timeline.num_ranks <= _MOST_DRAWN:
+        unit_s = step_s(timeline) / _COLUMNS
+        face.show(f"\n{draw(timeline, unit_s=unit_s)}\n\na column is {format_seconds(unit_s)}\n")
+    whole_s = step_s(timeline)
+    rows: list[tuple[object, ...]] = []
+    for rank, peak in enumerate(found.peak_bytes):
+        busy, cap = busy_s(timeline, rank), basis.cluster.device_of(rank).memory_bytes
+        share = f"{100 * busy / whole_s:.1f} %"
+        rows.append((rank, format_seconds(busy), share, format_bytes(peak), format_bytes(cap)))
+    face.show(face.table(("rank", "busy", "of the time", "peak bytes", "of"), rows[:_MOST_DRAWN]))
+    face.show(f"\npredicted: {format_seconds(found.step_s)} per step{_rates(document)}")
+    if document["timeline"] is not None:
+        face.say(f"wrote {document['timeline']}")
+
+
+def _rates(document: dict[str, Json]) -> str:
+    samples, tokens = document["samples_per_second"], document["tokens_per_second"]
+    return f", {samples:,.1f} samples/s" + (f", {tokens:,.0f} tokens/s" if tokens else "")

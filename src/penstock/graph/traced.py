@@ -1,0 +1,51 @@
+"""Traced: a Graph that still knows the job it was traced from, for who measures it next."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.errors import GraphError
+from penstock.graph.graph import Graph
+from penstock.job import Job
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
+
+
+@dataclass(frozen=True)
+class Traced(Graph):
+    """A graph with its job, and with what torch needs to run it.  A saved one is a plain Graph."""
+
+    job: Job = field(compare=False, repr=False)
+    capture: "Capture" = field(compare=False, repr=False)
+
+
+def trace(job: Job) -> Traced:
+    """Return the graph of one training step of `job` on its first micro-batch.
+
+    Raises:   GraphError: the model cannot be traced; the message names the line.
+    """
+    from penstock.graph.trace import capture
+
+    captured = capture(job)
+    graph = captured.graph
+    columns = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
+    return Traced(**columns, job=job, capture=captured)
+
+
+def capture_of(graph: Graph, job: Job | None) -> "tuple[Capture, Job]":
+    """Return what torch needs to run `graph`, and its job: those it knows, or `job` traced again.
+
+    Raises:   GraphError: neither is there, or `job` traces to another graph.
+    """
+    from penstock.graph.trace import capture
+
+    if isinstance(graph, Traced) and job in (None, graph.job):
+        return graph.capture, graph.job
+    if job is None:
+        hint = "give the job too, or the graph that `trace` returned"
+        raise GraphError(f"graph {graph.digest} does not know its job", hint=hint)
+    captured = capture(job)
+    if captured.graph.digest != graph.digest:
+        message = f"the job traces to graph {captured.graph.digest}, not to {graph.digest}"
+        raise GraphError(message, hint="trace this job, and plan anew")
+    return captured, job

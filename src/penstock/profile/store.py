@@ -1,0 +1,116 @@
+"""Store: profiles kept in a folder, so that nothing is measured twice and a stale one is noticed.
+
+A profile is found again by what it is of: the graph, the optimizer and the ranks beside.  It is
+stale if another device or other versions made it.  A folder that cannot be used costs the time
+of measuring, never the run.
+"""
+
+import hashlib
+import logging
+import os
+import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.cluster.machine import cpu_name
+from penstock.errors import ProfileError
+from penstock.profile.profile import Profile
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
+    from penstock.job import Job
+
+log = logging.getLogger(__name__)
+
+
+class Wanted(NamedTuple):
+    """What a profile must be of, and what must have made it.
+
+    optimizer:  its class and settings as text; the graph does not know it.
+    """
+
+    graph: str
+    optimizer: str
+    beside: int
+    device: str
+    versions: str
+
+    def path_in(self, folder: Path) -> Path:
+        """Return the file that such a profile has, whatever device and versions made it."""
+        optimizer = hashlib.sha256(self.optimizer.encode()).hexdigest()[:8]
+        return folder / f"{self.graph}-{optimizer}-{self.beside}.json"
+
+
+def default_folder() -> Path | None:
+    """Return this user's folder for profiles (XDG_CACHE_HOME, ~/.cache); None without a home."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        cache = given if given.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return cache / "penstock" / "profiles"
+
+
+def find(folder: Path, wanted: Wanted) -> Profile | None:
+    """Return the profile that was kept; None, with a warning if it is stale or damaged."""
+    path = wanted.path_in(folder)
+    try:
+        if not path.exists():
+            return None
+        found = Profile.load(path)
+    except (ProfileError, OSError) as problem:
+        log.warning("the kept profile cannot be used, so it is measured again: %s", problem)
+        return None
+    made_by, wanted_by = (found.device, found.versions), (wanted.device, wanted.versions)
+    if (found.graph, found.beside) != (wanted.graph, wanted.beside) or made_by != wanted_by:
+        old, new = (", ".join(parts) for parts in (made_by, wanted_by))
+        log.warning("the profile kept in %s is of %s, not of %s: measured again", path, old, new)
+        return None
+    return found
+
+
+def keep(folder: Path, wanted: Wanted, profile: Profile) -> None:
+    """Write `profile` where `find` looks; where that fails, only warn."""
+    try:
+        profile.save(wanted.path_in(folder))
+    except OSError as problem:
+        log.warning("the profile is not kept for the next time, in %s: %s", folder, problem)
+
+
+def measured(capture: "Capture", job: "Job", *, beside: int, folder: Path | None = None) -> Profile:
+    """Return the profile of `capture` on this machine: the one kept in `folder`, or a new one.
+
+    Raises:   what `measure` raises.
+    """
+    from penstock.profile.measure import measure
+
+    wanted = Wanted(capture.graph.digest, optimizer_text(capture, job), beside, *_here())
+    found = None if folder is None else find(folder, wanted)
+    if found is not None:
+        return found
+    profile = measure(capture, job, beside=beside)
+    profile = replace(profile, device=wanted.device, versions=wanted.versions)
+    if folder is not None:
+        keep(folder, wanted, profile)
+    return profile
+
+
+def optimizer_text(capture: "Capture", job: "Job") -> str:
+    """Return class and settings of the job's optimizer, without the rate, which costs no time."""
+    weights = [weight for weight in capture.model.parameters() if weight.requires_grad]
+    optimizer = job.optimizer(weights)
+    settings = {key: value for key, value in optimizer.defaults.items() if key != "lr"}
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__} {sorted(settings.items())}"
+
+
+def _here() -> tuple[str, str]:
+    """Return the device on which `measure` runs here, and the versions of what runs it."""
+    torch = sys.modules["torch"]  # whoever has a capture has imported it
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
+    try:
+        own = version("penstock")
+    except PackageNotFoundError:  # run from its source
+        own = "of the source"
+    return device, f"torch {torch.__version__}, penstock {own}"

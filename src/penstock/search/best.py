@@ -1,0 +1,43 @@
+"""Search for one plan: what `search` finds, without the candidates that it beat."""
+
+from penstock.cluster import Cluster
+from penstock.errors import PlanError
+from penstock.graph.graph import Graph
+from penstock.graph.traced import Traced
+from penstock.plan import Plan
+from penstock.profile import Profile
+from penstock.search.search import Objective, Wish
+from penstock.search.search import search as search_all
+
+
+def search(
+    graph: Graph,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    objective: Objective = "time",
+    micro_batches: int | None = None,
+    wish: Wish = Wish(),  # noqa: B008 - a frozen record
+) -> Plan:
+    """Return the best plan, with its reasons and what is predicted of it.
+
+    micro_batches:  per step over all replicas; default: those of the graph's job.
+    Raises:         PlanError: nothing fits the wish or the memory; a graph from a file without
+                    micro_batches.
+    """
+    job = graph.job if isinstance(graph, Traced) else None
+    if micro_batches is None and job is not None:
+        micro_batches = job.micro_batches
+    if micro_batches is None:
+        message = f"graph {graph.digest} does not know how many micro-batches make a step"
+        raise PlanError(message, hint="give micro_batches=, or the graph that `trace` returned")
+    plan, _ = search_all(
+        graph,
+        profile,
+        cluster,
+        micro_batches=micro_batches,
+        objective=objective,
+        clip=job is not None and job.clip_norm is not None,
+        wish=wish,
+    )
+    return plan
