@@ -15,7 +15,7 @@ from penstock.plan import Plan
 
 if TYPE_CHECKING:
     from penstock.cli.train import Session
-    from penstock.runtime.launch import Work
+    from penstock.runtime.launch import Groups, Work
     from penstock.runtime.rank import StepResult
     from penstock.runtime.worker import RankResult, Report
 
@@ -57,6 +57,7 @@ def _launch(
     store: Any,
     steps: tuple[int, int],
     replicas: int,
+    groups: "Groups" = (),
 ) -> "list[RankResult]":
     """Run this rank; on rank 0 return all results, elsewhere none."""
     from penstock.runtime.launch import as_json, from_json, run_torchrun
@@ -76,7 +77,7 @@ def _launch(
     )
     if rank == 0:
         listener.start()
-    own = run_torchrun(work, store, tell)
+    own = run_torchrun(work, store, tell, groups=groups)
     if rank != 0:
         store.set(f"penstock/result/{rank}", json.dumps(as_json(own)))
         return []

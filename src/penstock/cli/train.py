@@ -235,6 +235,8 @@ class Session:
             memory_window=_memory_window(plan, self.num_steps - first_step),
         )
         run = partial(work, task)
+        sums = {reduce.ranks for program, _ in task.windows for reduce in program.code.reductions}
+        launch = partial(launch, groups=[*sorted(sums), tuple(range(plan.total_ranks))])
         if not leader:
             launch(run, plan.total_ranks, lambda step: None)
             return None
@@ -364,9 +366,9 @@ class Session:
 
 if TYPE_CHECKING:
     from penstock.runtime.launch import Work
-    from penstock.runtime.worker import RankResult, Report
+    from penstock.runtime.worker import RankResult
 
-    Launch = Callable[[Work, int, Report], Sequence[RankResult]]
+    Launch = Callable[..., Sequence[RankResult]]  # (work, ranks, report, *, groups)
 
 
 def _row(step: "StepResult", samples: int, tokens: int) -> dict[str, float | int | None]:

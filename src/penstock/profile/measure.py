@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from penstock import _compat
 from penstock.graph.stages import Stages, cut
-from penstock.graph.trace import Capture
+from penstock.graph.trace import Capture, device_here, on_device
 from penstock.job import Job
 from penstock.profile.profile import Profile
 from penstock.graph.code import function_of, reseed
@@ -63,7 +63,7 @@ def _inputs(capture: Capture, job: Job) -> dict[int, Any]:
     """Return a value for each node that is no op: weights, a batch, constants."""
     nodes = capture.graph.nodes
     state = {**dict(capture.model.named_parameters()), **dict(capture.model.named_buffers())}
-    leaves = capture.leaves(next(iter(job.data(0))))
+    leaves = capture.leaves(on_device(next(iter(job.data(0)))))
     values: dict[int, Any] = dict(capture.constants)
     for i, node in enumerate(nodes):
         match node.kind:
@@ -72,7 +72,7 @@ def _inputs(capture: Capture, job: Job) -> dict[int, Any]:
             case "input":
                 values[i] = leaves[capture.inputs[i]]
             case "scale":
-                values[i] = torch.tensor(1.0)
+                values[i] = torch.tensor(1.0, device=device_here())
             case "constant" | "op":
                 pass
     return values

@@ -34,6 +34,7 @@ from penstock.runtime.transport.torch_distributed import TorchDistributedTranspo
 from penstock.runtime.worker import RankResult, Report
 from penstock.timeline import Held, Span
 
+Groups = Sequence[tuple[int, ...]]
 Work = Callable[[Transport, Report], RankResult]
 Launcher = Callable[[Work, int, Report], list[RankResult]]
 
@@ -60,7 +61,7 @@ def run_threads(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
             results[transport.rank] = work(transport, report)
         except BaseException as problem:  # carried to the caller's thread below
             failures.append((transport.rank, problem))
-            transport.abort(f"failed: {problem}")
+            transport.abort(str(problem))
         finally:
             transport.close()
 
@@ -89,8 +90,12 @@ def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> BaseException
 # -- processes ------------------------------------------------------------------------------------
 
 
-def run_processes(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
+def run_processes(
+    work: Work, num_ranks: int, report: Report, *, groups: Groups = ()
+) -> list[RankResult]:
     """Run every rank as a forked process of this host, one thread each.
+
+    groups:   the sets of ranks that will sum or gather; gloo connects them beforehand.
 
     Raises:   RunError: a rank failed or died; the others are gone when this is raised.
     """
@@ -100,7 +105,7 @@ def run_processes(work: Work, num_ranks: int, report: Report) -> list[RankResult
     parent = os.getpid()
     processes = [
         context.Process(
-            target=_child, args=(work, rank, num_ranks, folder, pipes, parent), daemon=True
+            target=_child, args=(work, rank, num_ranks, folder, pipes, parent, groups), daemon=True
         )
         for rank in range(num_ranks)
     ]
@@ -127,6 +132,7 @@ def _child(
     folder: Path,
     pipes: Sequence[tuple[Connection, Connection]],
     parent: int,
+    groups: Groups,
 ) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -141,7 +147,7 @@ def _child(
     torch.set_num_threads(1)
     with contextlib.suppress(BrokenPipeError):
         try:
-            transport = _host_transport(rank, num_ranks, folder)
+            transport = _host_transport(rank, num_ranks, folder, groups)
             result = work(transport, lambda step: _tell(pipe, "step", asdict(step)))
             _tell(pipe, "done", as_json(result))
             transport.close()
@@ -151,7 +157,7 @@ def _child(
     os._exit(0)  # not the parent's exit handlers
 
 
-def _host_transport(rank: int, num_ranks: int, folder: Path) -> Transport:
+def _host_transport(rank: int, num_ranks: int, folder: Path, groups: Groups) -> Transport:
     store = dist.FileStore(str(folder / "store"), num_ranks)
     if available()[0]:
         return SharedMemoryTransport(rank, num_ranks, store)
@@ -159,7 +165,7 @@ def _host_transport(rank: int, num_ranks: int, folder: Path) -> Transport:
         "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(minutes=10)
     )
     watch = dist.FileStore(str(folder / "watch"), num_ranks)
-    return TorchDistributedTransport(torch.device("cpu"), watch)
+    return TorchDistributedTransport(torch.device("cpu"), watch, groups=groups)
 
 
 def _tell(pipe: Connection, what: str, content: Any) -> None:
@@ -260,7 +266,9 @@ def torchrun_store() -> Any:
     return store
 
 
-def run_torchrun(work: Work, store: Any, report: Report) -> RankResult:
+def run_torchrun(
+    work: Work, store: Any, report: Report, *, groups: Groups = ()
+) -> RankResult:
     """Run the rank that this process is; every rank of the torchrun job calls it.
 
     Ranks of one host exchange messages through shared memory, else over gloo or NCCL.
@@ -277,11 +285,11 @@ def run_torchrun(work: Work, store: Any, report: Report) -> RankResult:
         groups = dist.PrefixStore("groups", store)
         dist.init_process_group(backend, store=groups, rank=rank, world_size=num_ranks)
         watch = dist.PrefixStore("watch", store.clone())
-        transport = TorchDistributedTransport(device, watch)
+        transport = TorchDistributedTransport(device, watch, groups=groups)
     try:
         return work(transport, report)
     except BaseException as problem:
-        transport.abort(f"failed: {problem}")
+        transport.abort(str(problem))
         raise
     finally:
         transport.close()

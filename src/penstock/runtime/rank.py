@@ -17,8 +17,8 @@ from torch import Tensor
 
 from penstock import _compat
 from penstock.errors import RunError
-from penstock.graph.stages import SegmentKind, Stages
-from penstock.graph.trace import Capture
+from penstock.graph.stages import Segment, SegmentKind, Stages
+from penstock.graph.trace import Capture, device_here, on_device
 from penstock.job import Job
 from penstock.program.program import Compute, Program, Receive, Reduce, Reshard, Send, Unshard, Update
 from penstock.graph.code import Function, function_of, micro_batch_seed
@@ -66,9 +66,17 @@ class Progress:
 class Rank:
     """Everything that rank number `transport.rank` holds, and the windows it can run."""
 
-    def __init__(
-        self, capture: Capture, stages: Stages, job: Job, transport: Transport, replicas: int
+    def __init__(  # noqa: PLR0913 - what a rank is made of
+        self,
+        capture: Capture,
+        stages: Stages,
+        job: Job,
+        transport: Transport,
+        replicas: int,
+        *,
+        make: Callable[[Segment, Capture], Function] = function_of,
     ) -> None:
+        self.make = make
         self.capture, self.stages, self.job, self.transport = capture, stages, job, transport
         self.rank = transport.rank
         self.replicas = replicas
@@ -80,7 +88,7 @@ class Rank:
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
-        self.scale = torch.tensor(1.0)
+        self.scale = torch.tensor(1.0, device=device_here())
         self._channels: dict[tuple[str, int, int], Any] = {}
         self._data: Iterator[Any] | None = None
         self._next_micro_batch = -1
@@ -133,7 +141,7 @@ class Rank:
         key = (stage, kind)
         if key not in self.functions:
             segment = self.stages.stages[stage].segment(kind)
-            self.functions[key] = function_of(segment, self.capture)
+            self.functions[key] = self.make(segment, self.capture)
         return self.functions[key]
 
     def specs(self, edge: int) -> tuple[TensorSpec, ...]:
@@ -168,7 +176,7 @@ class Rank:
         if batch is None:
             hint = "let `data` go on for ever, or train fewer steps"
             raise RunError(f"the job's data ended at micro-batch {index}", hint=hint)
-        return self.capture.leaves(batch)
+        return self.capture.leaves(on_device(batch))
 
     def seed(self, micro_batch: int, per_step: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""

@@ -17,8 +17,10 @@ from penstock.errors import RunError
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
+from penstock.profile import Profile
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
+from penstock.runtime.emulate import emulated
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
 from penstock.runtime.worker import RankResult, Report, Task, work
@@ -62,8 +64,11 @@ def run(
     *,
     num_steps: int,
     launcher: Launcher = run_threads,
+    emulate: Profile | None = None,
 ) -> Outcome:
     """Run `num_steps` steps and return what happened, the final weights included.
+
+    emulate:  sleep for the seconds of this profile instead of computing (see emulate.py).
 
     Raises:   RunError: a rank failed; the message is that rank's error.
     """
@@ -77,6 +82,8 @@ def run(
             checkpoints=Path(folder),
             memory_window=None if launcher is run_threads else 0,
         )
+        if emulate is not None:
+            task = emulated(task, emulate)
         steps = Steps(program.replicas)
         results = launcher(partial(work, task), program.num_ranks, steps.add)
         newest = checkpoint.latest(Path(folder))

@@ -11,7 +11,8 @@ import torch
 from penstock import _compat
 from penstock._compat import MemoryEvent
 from penstock.errors import RunError
-from penstock.graph.stages import Stages
+from penstock.graph.code import Function, function_of
+from penstock.graph.stages import Segment, Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.program.program import Program
@@ -32,6 +33,7 @@ class Task:
     checkpoints:       folder for checkpoints, or None; one every `checkpoint_every` steps and
                        at the end.
     resume:            checkpoint to start from.
+    function_of:       makes a segment's function; another one emulates it.
     memory_window:     number of the window that is run under the memory profiler, or None.
     """
 
@@ -44,6 +46,7 @@ class Task:
     checkpoint_every: int = 0
     resume: Path | None = None
     memory_window: int | None = None
+    function_of: Callable[[Segment, Capture], Function] = function_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class RankResult:
 
 def work(task: Task, transport: Transport, report: Report) -> RankResult:
     """Run all windows of `task` as rank `transport.rank` and return what was measured."""
-    rank = Rank(task.capture, task.stages, task.job, transport, task.replicas)
+    rank = Rank(
+        task.capture, task.stages, task.job, transport, task.replicas, make=task.function_of
+    )
     bound = {id(program): rank.bind(program) for program, _ in task.windows}
     if task.resume is not None:
         state = checkpoint.load(task.resume)
