@@ -2,7 +2,7 @@
 
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,8 +18,17 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     Raises:   OSError: the folder cannot be written or the disk is full; nothing is left behind.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_and_rename(path, content)
+    except OSError as problem:
+        problem.filename = str(path)  # not that of the temporary file
+        raise
+
+
+def _write_and_rename(path: Path, content: bytes) -> None:
+    temporary = path.parent / f".{secrets.token_hex(8)}.part"
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # less the umask
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -27,7 +36,7 @@ def write_bytes(path: Path | str, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -46,7 +55,7 @@ def read_json(path: Path | str, error: type[PenstockError], what: str) -> dict[s
     except OSError as problem:
         hint = f"check the path of the {what}"
         raise error(f"cannot read {what} {path}: {problem.strerror}", hint=hint) from problem
-    except (UnicodeDecodeError, json.JSONDecodeError) as problem:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
         hint = f"the file is damaged or no {what}; make it again"
         raise error(f"{what} {path} is not readable JSON: {problem}", hint=hint) from problem
     if not isinstance(content, dict):
