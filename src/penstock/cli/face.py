@@ -4,14 +4,15 @@ An error is one line `error:`, what proves it indented below, and one line `hint
 starts a thread, so ranks can be forked while a bar is shown.
 """
 
+import contextlib
 import errno
 import json
 import os
 import shlex
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -19,12 +20,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from penstock.errors import PenstockError, ProgramError, RunError
+from penstock.errors import GraphError, PenstockError, PlanError, ProgramError, RunError
 from penstock.files import Json
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
 _HELP = "`penstock COMMAND --help` shows what a command takes"
+_HINTS: dict[type[PenstockError], str] = {  # where the error itself has none
+    GraphError: "change the model there; `penstock train JOB` trains it as plain data parallelism",
+    PlanError: "ask for less, or leave more to the search",
+}
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has a Click of its own and exports only this
 
 
@@ -39,7 +44,12 @@ out, err = _console(stderr=False), _console(stderr=True)
 
 def show(text: str) -> None:
     """Print a result to stdout as it is."""
-    print(text, flush=True)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, "stdout") from problem
 
 
 def show_json(document: Json) -> None:
@@ -60,8 +70,14 @@ def _finite(value: Json) -> Json:
 
 
 def say(message: str) -> None:
-    """Print a message to stderr: not an error, but worth knowing."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a message to stderr; where nobody can read it, it is lost."""
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
+
+
+def only_results() -> contextlib.AbstractContextManager[object]:
+    """Send to stderr what the user's code prints to stdout, where only results belong."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def check_place(path: Path) -> None:
@@ -96,14 +112,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 # -- progress --------------------------------------------------------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def busy(what: str) -> Generator[None, None, None]:
     """Show on a terminal's stderr what is being done, until it is."""
     with progress(what):
         yield
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
     """Show a line on a terminal's stderr; a bar as soon as the call given says (done, total)."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
@@ -132,8 +148,9 @@ def fail(problem: BaseException, arguments: Sequence[str] = ()) -> int:
         return INTERRUPTED
     code, message, hint = _explain(problem, arguments)
     first, *evidence = message.strip().splitlines() or [type(problem).__name__]
-    lines = [f"error: {first}", *(f"  {line}" for line in _without_frames(evidence))]
-    say("\n".join([*lines, f"hint: {' '.join(hint.split()) or _HELP}"]))
+    shown = textwrap.indent(textwrap.dedent("\n".join(_without_frames(evidence))), "  ")
+    lines = [f"error: {first}", *shown.splitlines(), f"hint: {' '.join(hint.split())}"]
+    say("\n".join(lines))
     return code
 
 
@@ -146,7 +163,7 @@ def _explain(problem: BaseException, arguments: Sequence[str]) -> tuple[int, str
         case RunError() | ProgramError():
             return FAILED, problem.message, problem.hint or "the lines above say where"
         case PenstockError():
-            return BAD_INPUT, problem.message, problem.hint
+            return BAD_INPUT, problem.message, problem.hint or _HINTS.get(type(problem), _HELP)
         case OSError():
             return FAILED, *_explain_os_error(problem)
         case _:
@@ -206,11 +223,11 @@ def _without_frames(lines: Sequence[str]) -> list[str]:
     return [line for line in kept if line.strip()]
 
 
-def close_stdout() -> None:
-    """Throw away what stdout still holds, so that Python does not try again at its exit."""
+def let_go_of_stdout() -> None:
+    """Throw away what stdout cannot take, so that Python does not try again when it exits."""
     try:
+        sys.stdout.flush()
+    except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-    except (OSError, ValueError):  # no real file, as under a test
-        pass

@@ -7,7 +7,6 @@ import typer
 
 from penstock.cli import face, prepare, saved
 from penstock.errors import PlanError
-from penstock.job import load_job
 from penstock.schedule import find
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
         find(schedule)
     if out is not None:
         face.check_place(out)
-    loaded = load_job(job)
+    loaded = prepare.loaded(job)
     captured = prepare.traced(loaded)
     _check_stages(captured.graph, stages)
     there = prepare.machines(cluster, ranks)

@@ -23,11 +23,20 @@ class Basis(NamedTuple):
 
 
 def save_plan(path: Path, plan: Plan, basis: Basis) -> None:
-    """Write the plan and what it was made with; the plan last, so that it is never without."""
-    basis.graph.save(beside(path, "graph.json"))
-    basis.profile.save(beside(path, "profile.json"))
-    basis.cluster.save(beside(path, "cluster.toml"))
-    plan.save(path)
+    """Write the plan and what it was made with; the plan last, so that it is never without.
+
+    Raises:   OSError: no room or no permission; no file is left that was not there.
+    """
+    files = _files(path)
+    new = [file for file in files if not file.exists()]
+    try:
+        for part, file in zip(basis, files, strict=True):
+            part.save(file)
+        plan.save(path)
+    except OSError:
+        for file in new:
+            file.unlink(missing_ok=True)
+        raise
 
 
 def load_basis(path: Path, plan: Plan) -> Basis:
@@ -36,7 +45,7 @@ def load_basis(path: Path, plan: Plan) -> Basis:
     Raises:   PlanError: there is none beside it, or it is of another plan.
               GraphError, ProfileError, ClusterError: a file is damaged.
     """
-    files = [beside(path, name) for name in ("graph.json", "profile.json", "cluster.toml")]
+    files = _files(path)
     missing = [file for file in files if not file.exists()]
     if missing:
         message = f"{path} alone cannot be simulated: {missing[0]} is missing"
@@ -50,6 +59,8 @@ def load_basis(path: Path, plan: Plan) -> Basis:
     return Basis(graph, Profile.load(files[1]), Cluster.load(files[2]))
 
 
-def beside(path: Path, name: str) -> Path:
-    """Return the file that belongs to the plan in `path`."""
-    return path.with_name(name if path.name == "plan.json" else f"{path.stem}.{name}")
+def _files(path: Path) -> list[Path]:
+    """Return the files that belong to the plan in `path`, in the order of a Basis."""
+    names = "graph.json", "profile.json", "cluster.toml"
+    stem = "" if path.name == "plan.json" else f"{path.stem}."
+    return [path.with_name(stem + name) for name in names]

@@ -1,5 +1,6 @@
 """penstock simulate: the predicted timeline, memory and step time of a saved plan."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,6 @@ import typer
 from penstock.cli import face, prepare, saved
 from penstock.errors import ClusterError
 from penstock.files import Json
-from penstock.job import load_job
 from penstock.plan import Plan, check_fits
 from penstock.timeline import Timeline, bubble_fraction, busy_s, draw, step_s
 from penstock.units import format_bytes, format_seconds
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.search import Candidate
 
 _MOST_DRAWN = 64  # ranks
-_COLUMNS = 30  # of the picture
 
 
 def simulate(
@@ -58,7 +57,7 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
     if job is None:
         basis = saved.load_basis(path, plan)
         return basis if cluster is None else basis._replace(cluster=prepare.machines(cluster, None))
-    loaded = load_job(job)
+    loaded = prepare.loaded(job)
     captured = prepare.traced(loaded)
     check_fits(plan, captured.graph)
     there = prepare.machines(cluster, None if cluster else plan.total_ranks)
@@ -87,7 +86,8 @@ def _show(
 ) -> None:
     face.show(str(found.plan).splitlines()[0])
     if timeline.num_ranks <= _MOST_DRAWN:
-        unit_s = step_s(timeline) / _COLUMNS
+        columns = shutil.get_terminal_size((100, 24)).columns  # of text; a cell takes 5
+        unit_s = step_s(timeline) / max(10, (columns - 8) // 5)
         face.show(f"\n{draw(timeline, unit_s=unit_s)}\n\na column is {format_seconds(unit_s)}\n")
     whole_s = step_s(timeline)
     rows: list[tuple[object, ...]] = []

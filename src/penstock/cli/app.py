@@ -1,0 +1,59 @@
+"""App: the commands, and the one place where every error ends."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import penstock
+from penstock.cli import face
+from penstock.cli.check import check
+from penstock.cli.doctor import doctor
+from penstock.cli.plan import plan
+from penstock.cli.report import report
+from penstock.cli.schedule import schedule
+from penstock.cli.simulate import simulate
+from penstock.cli.train import train
+
+COMMANDS = (train, plan, simulate, report, schedule, check, doctor)
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for command in COMMANDS:
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _penstock(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Plan, predict and run the training of an unmodified PyTorch model.
+
+    The main job: penstock train examples/gpt.py
+    """
+    if version:
+        face.show(f"penstock {penstock.__version__}")
+    elif context.invoked_subcommand is None:
+        face.show(context.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name and return the exit code; nothing is raised."""
+    try:
+        with typer.main.get_command(app).make_context("penstock", [*arguments]) as context:
+            context.command.invoke(context)
+        sys.stdout.flush()
+        code = face.DONE
+    except typer.Exit as end:
+        code = end.exit_code
+    except BrokenPipeError:  # who reads stdout has enough
+        code = face.FAILED
+    except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nobody above: say it
+        code = face.fail(problem, arguments)
+    face.let_go_of_stdout()
+    return code
