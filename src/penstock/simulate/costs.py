@@ -1,0 +1,79 @@
+"""What a simulation is given: seconds of actions, and bytes held."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.schedule.orders import KINDS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """Seconds of every kind of action at every stage on every kind of device.
+
+    action_s   [kind, stage, device], kinds in the order of schedule.KINDS; U is the update
+    devices    names of the device kinds; "" stands for any (then it is the only one)
+    unshard_s  [stage]: gathering the weights; empty: no time
+    What messages and reductions take is asked of the Cluster, with the sizes that the Program has.
+
+    Raises:   ValueError: arrays of other shapes, or a duration that is negative or no number.
+    """
+
+    action_s: NDArray[np.float64]
+    devices: tuple[str, ...] = ("",)
+    unshard_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        _freeze(self, np.float64, "action_s", "unshard_s")
+        action_s, unshard_s = self.action_s, self.unshard_s
+        num_stages = action_s.shape[1] if action_s.ndim == 3 else 0
+        _check_shape("action_s", action_s, (len(KINDS), num_stages, len(self.devices)))
+        _check_shape("unshard_s", unshard_s, (num_stages if len(unshard_s) else 0,))
+        for name, seconds in (("action_s", action_s), ("unshard_s", unshard_s)):
+            wrong = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
+            if len(wrong):
+                place = tuple(wrong[0].tolist())
+                raise ValueError(f"{name}{list(place)} is {seconds[place]} s; it must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Bytes that a rank holds, and how its actions change them.
+
+    start_bytes      [rank]: held from the beginning on
+    transient_bytes  [kind, stage]: above what is held, only while the action runs
+    net_bytes        [kind, stage]: held more after the action, or less (negative)
+    unsharded_bytes  [stage]: held more from Unshard to Reshard; empty: nothing
+
+    Raises:   ValueError: arrays of other shapes.
+    """
+
+    start_bytes: NDArray[np.int64]
+    transient_bytes: NDArray[np.int64]
+    net_bytes: NDArray[np.int64]
+    unsharded_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __post_init__(self) -> None:
+        _freeze(self, np.int64, "start_bytes", "transient_bytes", "net_bytes", "unsharded_bytes")
+        start, transient, net = self.start_bytes, self.transient_bytes, self.net_bytes
+        unsharded = self.unsharded_bytes
+        num_stages = net.shape[1] if net.ndim == 2 else 0
+        _check_shape("start_bytes", start, (len(start),))
+        for name, sizes in (("transient_bytes", transient), ("net_bytes", net)):
+            _check_shape(name, sizes, (len(KINDS), num_stages))
+        _check_shape("unsharded_bytes", unsharded, (num_stages if len(unsharded) else 0,))
+
+
+def _freeze(record: object, kind: type[np.float64] | type[np.int64], *names: str) -> None:
+    """Make the named fields arrays of `kind` that cannot be written."""
+    for name in names:
+        given: ArrayLike = getattr(record, name)
+        array = np.ascontiguousarray(given, dtype=kind).view()
+        array.flags.writeable = False
+        object.__setattr__(record, name, array)
+
+
+def _check_shape(name: str, array: NDArray[np.generic], shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}, not {shape}")

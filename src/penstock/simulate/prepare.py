@@ -1,0 +1,264 @@
+"""Prepare: a program, its costs and a cluster as the arrays that the loops of kernel.py take."""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cluster import Cluster
+from penstock.errors import ClusterError
+from penstock.program.codes import COMPUTE, OPS, REDUCE, RESHARD, SEND, UNSHARD, UPDATE
+from penstock.program.program import Program
+from penstock.program.wiring import wire
+from penstock.schedule.orders import KINDS, Action, U
+from penstock.schedule.weight_rule import SYNCHRONOUS
+from penstock.simulate import kernel
+from penstock.simulate.costs import Costs, Memory
+
+Seconds: TypeAlias = Callable[[Action], float]
+Bools: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = NDArray[np.int64]
+
+
+def among(*chosen: int) -> Bools:
+    """Return a table that says of each op whether it is one of `chosen`."""
+    return np.isin(np.arange(len(OPS)), chosen)
+
+
+WORKS = among(COMPUTE, UPDATE)
+COLLECTIVES = among(REDUCE, UNSHARD)
+SHARDING = among(UNSHARD, RESHARD)
+SENDS = among(SEND)
+
+
+def job_of(
+    program: Program,
+    seconds: Costs | Seconds,
+    cluster: Cluster | None,
+    *,
+    capacity: int | None,
+    spans: bool,
+) -> kernel.Job:
+    """Return what the loops are given, at 0 s.
+
+    Raises:   as `simulate`.
+    """
+    if cluster is not None and cluster.num_ranks < program.num_ranks:
+        numbers = f"{program.num_ranks} ranks on a cluster of {cluster.num_ranks}"
+        raise ClusterError(
+            f"a program of {numbers}", hint="describe more hosts, or use fewer ranks"
+        )
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"capacity is {capacity} messages; it must be None, or 0 or more")
+    codes, num_ranks = program.code, program.num_ranks
+    columns = codes.op, codes.kind, codes.stage, codes.micro_batch, codes.edge, codes.peer
+    code = kernel.Code(*columns, codes.offsets)
+    sizes = kernel.Sizes(
+        edges=len(program.edges),
+        micro_batches=program.num_micro_batches * program.num_steps,
+        stages=program.num_stages,
+        pipeline_ranks=program.pipeline_ranks,
+        capacity=-1 if capacity is None else capacity,
+    )
+    wiring = wire(program.num_stages, program.edges)
+    routes = _routes(program, code, cluster, routed=cluster is not None or capacity is not None)
+    agenda = kernel.Agenda(
+        what=np.zeros(num_ranks, np.int64),
+        message=np.zeros(num_ranks, np.int64),
+        ready=np.arange(num_ranks)[::-1].copy(),
+        height=np.array([num_ranks]),
+        heap_s=np.empty(1024),
+        heap=np.empty(1024, np.int64),
+        pending=np.zeros(1, np.int64),
+    )
+    return kernel.Job(
+        code,
+        sizes,
+        kernel.Inputs(wiring.into, wiring.into_offsets),
+        routes,
+        _durations(program, seconds, cluster),
+        kernel.Threads(codes.offsets[:-1].copy(), *(np.zeros(num_ranks) for _ in range(4))),
+        agenda,
+        _mail(program, sizes, routes),
+        _queues(program, seconds, cluster),
+        _record(program, routes, spans=spans),
+    )
+
+
+def offsets_of(program: Program, chosen: Bools) -> Ints:
+    """Return offsets of the instructions of every rank among all whose op is `chosen`."""
+    rows = np.flatnonzero(chosen[program.code.op])
+    return np.searchsorted(rows, program.code.offsets)
+
+
+def _routes(
+    program: Program, code: kernel.Code, cluster: Cluster | None, *, routed: bool
+) -> kernel.Routes:
+    size_bytes = np.array([edge.size_bytes for edge in program.edges], np.float64)
+    offsets = kernel.count_routes(code) if routed else np.zeros(0, np.int64)
+    peers = kernel.find_routes(code, offsets) if routed else np.zeros(0, np.int64)
+    link, lanes = np.zeros((len(peers), 5)), np.zeros((len(peers), 4), np.int64)
+    lanes[:, kernel.FIRST], lanes[:, kernel.SECOND] = np.arange(len(peers)), -1
+    if cluster is not None:
+        senders = np.repeat(np.arange(program.num_ranks), np.diff(offsets)).tolist()
+        for route, (sender, peer) in enumerate(zip(senders, peers.tolist(), strict=True)):
+            one = cluster.link(sender, peer)
+            copied_s = 1 / one.copy_bytes_per_s
+            link[route] = one.latency_s, 1 / one.bytes_per_s, one.overhead_s, copied_s, one.slowdown
+            for place, card in enumerate(cluster.lanes(sender, peer)):
+                lanes[route, place] = len(peers) + card
+        lanes[:, 2:] = _shared(lanes[:, :2], senders)
+    return kernel.Routes(size_bytes, offsets, peers, link, lanes)
+
+
+def _shared(lanes: Ints, senders: list[int]) -> Bools:
+    """Return for both lanes of each route whether several ranks send on it."""
+    first: dict[int, int] = {}
+    shared = {-1: False}
+    for sender, pair in zip(senders, lanes.tolist(), strict=True):
+        for lane in pair:
+            if first.setdefault(lane, sender) != sender:
+                shared[lane] = lane >= 0
+    return np.array(
+        [[shared.get(lane, False) for lane in pair] for pair in lanes.tolist()], np.bool_
+    ).reshape(-1, 2)  # also without any route
+
+
+def _mail(program: Program, sizes: kernel.Sizes, routes: kernel.Routes) -> kernel.Mail:
+    messages = program.replicas * sizes.edges * sizes.micro_batches
+    costly = bool(routes.link[:, [kernel.OVERHEAD, kernel.PER_COPIED_BYTE]].any())
+    return kernel.Mail(
+        arrival_s=np.full(messages, kernel.ABSENT),
+        end_s=np.zeros(messages if costly else 0),
+        posted_s=np.full(messages if sizes.capacity >= 0 else 0, kernel.ABSENT),
+        sent=np.zeros(len(routes.peer), np.int64),
+        last=np.zeros(len(routes.peer) * max(sizes.capacity, 0), np.int64),
+        free_s=np.zeros(int(routes.lanes[:, :2].max(initial=-1)) + 1),
+    )
+
+
+def _queues(program: Program, seconds: Costs | Seconds, cluster: Cluster | None) -> kernel.Queues:
+    """Return the queues; groups: the reductions, then for each rank of a pipeline its replicas."""
+    codes, num_ranks, ranks = program.code, program.num_ranks, program.pipeline_ranks
+    rows = np.flatnonzero(COLLECTIVES[codes.op])
+    offsets, stages = np.searchsorted(rows, codes.offsets), codes.stage[rows].astype(np.int64)
+    owners = np.repeat(np.arange(num_ranks), np.diff(offsets))
+    reduces = codes.op[rows] == REDUCE
+    groups = [np.array(each.ranks, np.int64) for each in codes.reductions]
+    groups += [np.arange(rank, num_ranks, ranks) for rank in range(ranks)]
+    unshard_s = np.zeros(program.num_stages)
+    if isinstance(seconds, Costs) and len(seconds.unshard_s):
+        unshard_s = seconds.unshard_s
+    taken_s, group = unshard_s[stages], len(codes.reductions) + owners % ranks
+    group[reduces] = codes.edge[rows[reduces]]
+    reduce_s = [
+        cluster.all_reduce_s(each.size_bytes, each.ranks) if cluster else 0.0
+        for each in codes.reductions
+    ]
+    taken_s[reduces] = np.array(reduce_s)[group[reduces]]
+    sharded = bool(SHARDING[codes.op].any())
+    return kernel.Queues(
+        offsets=offsets,
+        group=group,
+        taken_s=taken_s,
+        gathers=np.where(reduces, -1, owners * program.num_stages + stages),
+        issued_s=np.zeros(len(rows)),
+        begun_s=np.zeros(len(rows)),
+        over_s=np.zeros(len(rows)),
+        issued=np.zeros(num_ranks, np.int64),
+        over=np.zeros(num_ranks, np.int64),
+        counted=np.zeros(num_ranks, np.int64),
+        came=np.zeros(len(groups), np.int64),
+        member=np.concatenate(groups),
+        member_offsets=np.cumsum([0, *map(len, groups)], dtype=np.int64),
+        gathered_s=np.full(num_ranks * program.num_stages if sharded else 0, kernel.ABSENT),
+        stack=np.zeros(num_ranks + 1, np.int64),
+    )
+
+
+def _record(program: Program, routes: kernel.Routes, *, spans: bool) -> kernel.Record:
+    works, sends = offsets_of(program, WORKS), offsets_of(program, SENDS)
+    kept = len(routes.offsets) > 0 and spans
+    return kernel.Record(
+        works=works[:-1].copy(),
+        work_s=np.zeros((int(works[-1]) if spans else 0, 2)),
+        sends=sends[:-1].copy(),
+        send_s=np.zeros((int(sends[-1]) if kept else 0, 2)),
+    )
+
+
+def _durations(
+    program: Program, seconds: Costs | Seconds, cluster: Cluster | None
+) -> kernel.Durations:
+    device = np.zeros(program.num_ranks, np.int64)
+    if not isinstance(seconds, Costs):
+        return kernel.Durations(np.zeros((0, 0, 0)), device, _listed_s(program, seconds))
+    num_stages = seconds.action_s.shape[1]
+    if num_stages != program.num_stages:
+        wanted = f"a program of {program.num_stages}"
+        raise ValueError(f"costs of {num_stages} stages for {wanted}")
+    if seconds.devices != ("",):
+        device[:] = list(_devices(program, seconds.devices, cluster))
+    return kernel.Durations(seconds.action_s, device, np.zeros(0))
+
+
+def _devices(program: Program, devices: tuple[str, ...], cluster: Cluster | None) -> Iterator[int]:
+    """Yield for each rank the place of its device in `devices`."""
+    if cluster is None:
+        names = ", ".join(devices)
+        raise ValueError(f'costs on devices {names}, but no cluster; name the only device ""')
+    for rank in range(program.num_ranks):
+        name = cluster.device_of(rank).name
+        if name not in devices:
+            names = ", ".join(devices)
+            raise ValueError(f'rank {rank} is on a "{name}", and the costs are on devices {names}')
+        yield devices.index(name)
+
+
+def _listed_s(program: Program, seconds: Seconds) -> NDArray[np.float64]:
+    """Return the seconds of every compute and update, in the order of the code."""
+    codes = program.code
+    own = COMPUTE if program.weight_rule == SYNCHRONOUS else UPDATE
+    asked = among(COMPUTE, own)
+    parts: list[NDArray[np.float64]] = []
+    for rank in range(program.num_ranks):
+        part = codes.slice_of(rank)
+        rows = part.start + np.flatnonzero(WORKS[codes.op[part]])
+        wanted = asked[codes.op[rows]]
+        taken_s, rows = np.zeros(len(rows)), rows[wanted]
+        kinds: list[int] = np.where(codes.op[rows] == UPDATE, U, codes.kind[rows]).tolist()
+        columns = kinds, codes.stage[rows].tolist(), codes.micro_batch[rows].tolist()
+        actions = (Action(KINDS[kind], *where) for kind, *where in zip(*columns, strict=True))
+        given_s = np.fromiter(map(seconds, actions), np.float64, len(rows))
+        for wrong in np.flatnonzero(~((given_s >= 0) & np.isfinite(given_s)))[:1].tolist():
+            action = Action(KINDS[kinds[wrong]], columns[1][wrong], columns[2][wrong])
+            raise ValueError(f"{action} takes {given_s[wrong]} s; it must be 0 or more")
+        taken_s[wanted] = given_s
+        parts.append(taken_s)
+    return np.concatenate(parts)
+
+
+def holds_of(program: Program, memory: Memory, *, curve: bool) -> kernel.Holds:
+    """Return what `kernel.hold` is given, at 0 s.
+
+    Raises:   ValueError: `memory` is of other ranks or stages.
+    """
+    shape = len(memory.start_bytes), memory.net_bytes.shape[1]
+    if shape != (program.num_ranks, program.num_stages):
+        wanted = f"a program of {program.num_ranks} and {program.num_stages}"
+        raise ValueError(f"memory of {shape[0]} ranks and {shape[1]} stages for {wanted}")
+    works = offsets_of(program, WORKS)
+    entries = np.arange(len(works)) + 2 * works + offsets_of(program, SHARDING)
+    size = int(entries[-1]) if curve else 0
+    unsharded = memory.unsharded_bytes
+    return kernel.Holds(
+        transient=memory.transient_bytes,
+        net=memory.net_bytes,
+        unsharded=unsharded if len(unsharded) else np.zeros(program.num_stages, np.int64),
+        held=memory.start_bytes.copy(),
+        peak=memory.start_bytes.copy(),
+        entry=entries[:-1].copy(),
+        times_s=np.zeros(size),
+        sizes_bytes=np.zeros(size, np.int64),
+    )

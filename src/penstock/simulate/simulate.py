@@ -1,0 +1,142 @@
+"""Simulate: one step of a program on a clock that is only computed.
+
+Each rank has one computing thread, which takes its instructions in order:
+
+    Compute   waits for its messages and, after an Unshard, for the weights; pays `Link.end_s` for
+              each message that it is the first to use; then runs
+    Send      pays `Link.end_s`, hands the message to the link, and goes on
+    Receive   posts a place for the message, and goes on
+    Reduce, Unshard   are issued, and the thread goes on; the collective lanes of all members run
+              them one after another, each from when the last member has come to it
+    Update    waits for all collectives that the rank has issued, then runs
+
+A message waits until its lane is free, has it for size_bytes / bytes_per_s, and is there latency_s
+later.  Inside a host every pair of ranks has a lane for each direction; between hosts a message
+takes two lanes in turn, the cards of the sender's and of the receiver's host (`Cluster.lanes`),
+each in the order in which messages come to it.
+
+While messages of a rank are on a link with a slowdown, its computes run 1 + slowdown times longer.
+Counted are the messages that it sends, one after another as if they had one lane of their own.
+
+Ignores:  that messages on a shared lane really divide it (together they take as long); that
+          messages and collectives slow each other; what a message that comes in slows.
+"""
+
+import numpy as np
+
+from penstock.cluster import Cluster
+from penstock.errors import ProgramError
+from penstock.program.codes import (
+    COMPUTE,
+    OPS,
+    RECEIVE,
+    REDUCE,
+    SEND,
+    UNSHARD,
+    UPDATE,
+    Op,
+    excerpt,
+)
+from penstock.program.program import Program
+from penstock.simulate import kernel
+from penstock.simulate.costs import Costs, Memory
+from penstock.simulate.prepare import Seconds, among, holds_of, job_of, offsets_of
+from penstock.timeline import LANES, SPAN_KINDS, Lane, MemoryCurve, Spans, Timeline, Totals
+
+META = (("clock", "simulated"),)
+
+
+def simulate(
+    program: Program,
+    seconds: Costs | Seconds,
+    cluster: Cluster | None = None,
+    *,
+    memory: Memory | None = None,
+    capacity: int | None = None,
+    spans: bool = True,
+) -> Timeline:
+    """Return the timeline of one window of `program`, in seconds from its start.
+
+    `seconds` is a table, or a function of the action.  The function is asked for updates only if
+    the schedule lists them, as an asynchronous one does; else they take no time.
+    Without a `cluster`, messages and collectives take no time.
+    `capacity` is the number of messages from one rank to another that may be under way to
+    receives that are not posted yet: None for any, 0 where a Send waits for its Receive.
+    `spans=False` leaves only the totals (`step_s`, `busy_s`, `peak_bytes`), and is faster.
+
+    Raises:   ValueError: costs of other stages, ranks or devices; seconds below 0.
+              ClusterError: the cluster has too few ranks, or no link where a message goes.
+              ProgramError: a rank waits for ever, which a program that passed its checks does not.
+    """
+    job = job_of(program, seconds, cluster, capacity=capacity, spans=spans)
+    while kernel.run(job) == kernel.FULL:
+        agenda = job.agenda
+        heap_s, heap = (np.concatenate([each, each]) for each in (agenda.heap_s, agenda.heap))
+        job = job._replace(agenda=agenda._replace(heap_s=heap_s, heap=heap))
+    _check_end(program, job)
+    curve, peak_bytes = MemoryCurve.of(), [0] * program.num_ranks
+    if memory is not None:
+        holds = holds_of(program, memory, curve=spans)
+        kernel.hold(job.code, holds, job.record.work_s, job.queues.issued_s)
+        curve, peak_bytes = _curve(program, holds), holds.peak.tolist()
+    totals = Totals(_step_s(job), tuple(job.threads.busy_s.tolist()), tuple(peak_bytes))
+    kept = _spans(program, job) if spans else Spans.of([])
+    return Timeline(program.num_ranks, kept, curve, META, totals)
+
+
+def _check_end(program: Program, job: kernel.Job) -> None:
+    """Raise a ProgramError if a rank has not come to its end."""
+    rows = job.threads.row
+    stuck = np.flatnonzero(rows < program.code.offsets[1:]).tolist()
+    if stuck:
+        row = int(rows[stuck[0]])
+        at = program.code.between(slice(row, row + 1))[0]
+        evidence = "\n".join(excerpt(program.code, int(rows[rank])) for rank in stuck[:4])
+        hint = "what this instruction waits for never comes: check the program"
+        raise ProgramError(f"rank {stuck[0]} waits for ever at {at}\n{evidence}", hint=hint)
+
+
+def _step_s(job: kernel.Job) -> float:
+    """Return when the last thing is over."""
+    ends_s = job.threads.clock_s, job.mail.arrival_s, job.queues.over_s
+    return float(max(end_s.max(initial=0.0) for end_s in ends_s))
+
+
+def _curve(program: Program, holds: kernel.Holds) -> MemoryCurve:
+    if not len(holds.times_s):
+        return MemoryCurve.of()
+    counts = np.diff(holds.entry, prepend=0)  # each has come to the first entry of the next
+    ranks = np.repeat(np.arange(program.num_ranks, dtype=np.int32), counts)
+    return MemoryCurve(ranks, holds.times_s, holds.sizes_bytes)
+
+
+LANE_OF_OP: dict[Op, Lane] = {
+    "compute": "compute",
+    "send": "send",
+    "receive": "receive",
+    "reduce": "collective",
+    "update": "update",
+    "unshard": "collective",
+}
+
+
+def _spans(program: Program, job: kernel.Job) -> Spans:
+    """Return the spans, rank by rank in the order of the code."""
+    code, queues = program.code, job.queues
+    times_s: dict[tuple[int, ...], kernel.Floats] = {(COMPUTE, UPDATE): job.record.work_s}
+    times_s[REDUCE, UNSHARD] = np.stack([queues.begun_s, queues.over_s], 1)
+    if len(job.routes.offsets):
+        times_s[(SEND,)], times_s[(RECEIVE,)] = job.record.send_s, kernel.receive_s(job)
+    chosen = among(*(op for ops in times_s for op in ops))
+    here = chosen[code.op]
+    op, kinds, stages = code.op[here], code.kind[here], code.stage[here].astype(np.int32)
+    counts = np.diff(offsets_of(program, chosen))
+    ranks = np.repeat(np.arange(program.num_ranks, dtype=np.int32), counts)
+    lanes = np.array([LANES.index(LANE_OF_OP.get(name, "compute")) for name in OPS], np.uint8)[op]
+    for number, kind in ((UPDATE, "U"), (REDUCE, "reduce"), (UNSHARD, "unshard")):
+        kinds[op == number] = SPAN_KINDS.index(kind)
+    starts_s, ends_s = np.empty(len(op)), np.empty(len(op))
+    for ops, both_s in times_s.items():
+        those = among(*ops)[op]
+        starts_s[those], ends_s[those] = both_s[:, 0], both_s[:, 1]
+    return Spans(ranks, lanes, kinds, stages, code.micro_batch[here], starts_s, ends_s)
