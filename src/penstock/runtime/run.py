@@ -72,15 +72,16 @@ def run(
 
     Raises:   RunError: a rank failed; the message is that rank's error.
     """
+    windows = windows_of(program, num_steps)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         task = Task(
             capture=capture,
             stages=stages,
             job=job,
-            windows=windows_of(program, num_steps),
+            windows=windows,
             replicas=program.replicas,
             checkpoints=Path(folder),
-            memory_window=None if launcher is run_threads else 0,
+            memory_window=None if launcher is run_threads else min(1, len(windows) - 1),
         )
         if emulate is not None:
             task = emulated(task, emulate)
