@@ -8,6 +8,7 @@ companions as there will be other ranks run the same step beside the measured on
 
 import multiprocessing
 import platform
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -88,8 +89,12 @@ def _companions(
         context.Process(target=_keep_busy, args=(capture, stages, inputs), daemon=True)
         for _ in range(count)
     ]
-    for other in others:
-        other.start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C: we end them
+    try:
+        for other in others:
+            other.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
     finally:

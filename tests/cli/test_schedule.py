@@ -1,0 +1,132 @@
+"""penstock schedule: the list, the drawing and its JSON, and what is refused."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cli.schedule import build, in_blocks
+from penstock.schedule import SCHEDULES, bubble_fraction, find, peak_activations, versions
+from tests.cli.conftest import Call
+
+NAMES = [builder.__name__ for builder in SCHEDULES]
+
+
+def test_list_as_json_is_the_names_alone(call: Call) -> None:
+    done = call("schedule", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out) == {"schedules": NAMES}
+
+
+def test_list_has_a_row_of_computed_figures_for_each_schedule(call: Call) -> None:
+    done = call("schedule", "--stages", 3, "--micro-batches", 5)
+    rows = {line.split()[0]: line.split() for line in done.out.splitlines() if line.split()}
+    for name in NAMES:
+        made = find(name)(3, 5)
+        figures = f"{100 * bubble_fraction(made):.1f} % {max(peak_activations(made))}"
+        ranks, alive = made.num_ranks, max(versions(made).alive)
+        assert rows[name][1:6] == [str(ranks), *figures.split(), str(alive)]
+
+
+def test_list_is_of_four_stages_and_eight_micro_batches_unless_said_otherwise(call: Call) -> None:
+    assert call("schedule").out == call("schedule", "--stages", 4, "--micro-batches", 8).out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_json_of_one_holds_exactly_the_documented_keys(call: Call, name: str) -> None:
+    done = call("schedule", name, "--stages", 3, "--micro-batches", 4, "--json")
+    made = find(name)(3, 4)
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out) == {
+        "name": name,
+        "stages": 3,
+        "micro_batches": 4,
+        "ranks": [[str(action) for action in order] for order in made.orders],
+        "bubble_fraction": bubble_fraction(made),
+        "peak_activations": list(peak_activations(made)),
+        "weight_versions": list(versions(made).alive),
+    }
+
+
+def test_drawing_shows_the_picture_bubble_versions_and_activations(call: Call) -> None:
+    lines = call("schedule", "zb_h1", "--stages", 3, "--micro-batches", 4).out.splitlines()
+    assert "rank 0  F0 F1 F2 .  .  I0 W0 F3 I1 W1 I2 W2 I3 W3" in lines
+    assert "rank 2  .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3" in lines
+    assert "   1   2 s            3         1" in lines
+    assert f"bubble: {100 * 6 / 42:.2f} % of all ranks' time" in lines
+
+
+def test_drawing_of_two_versions_says_so_for_each_rank(call: Call) -> None:
+    done = call("schedule", "double_buffered", "--stages", 2, "--micro-batches", 2)
+    rows = [line.split() for line in done.out.splitlines()]
+    assert [row[-1] for row in rows if row[:1] in (["0"], ["1"])] == ["2", "2"]
+
+
+def test_ranks_are_those_asked_for_where_stages_can_share_them(call: Call) -> None:
+    done = call("schedule", "interleaved", "--stages", 6, "--ranks", 2, "--json")
+    assert len(json.loads(done.out)["ranks"]) == 2
+
+
+def test_many_ranks_are_not_drawn_but_their_figures_are_given(call: Call) -> None:
+    done = call("schedule", "gpipe", "--stages", 65, "--micro-batches", 2)
+    assert "no picture" in done.out
+    assert "rank 0  F0" not in done.out
+    assert "bubble: " in done.out
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 6), st.integers(20, 100))
+@settings(max_examples=30)
+def test_blocks_of_a_picture_fit_the_terminal_and_lose_no_cell(
+    name: str, stages: int, micro_batches: int, columns: int
+) -> None:
+    from penstock.cli.schedule import picture
+
+    drawn = picture(find(name)(stages, micro_batches))
+    blocks = [block.splitlines() for block in in_blocks(drawn, columns)]
+    for rank, line in enumerate(drawn.splitlines()):
+        cells = [cell for block in blocks for cell in block[rank].split()[2:]]
+        assert cells == line.split()[2:]
+    assert all(len(line) <= columns for block in blocks for line in block)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("zb_h2", "zb_h1"), ("1f1b", "one_f_one_b")])
+def test_unknown_schedule_is_refused_with_all_names(call: Call, typed: str, meant: str) -> None:
+    error, hint = call("schedule", typed).refusal(2)
+    assert error == f"there is no schedule {typed!r}"
+    assert meant in hint
+
+
+def test_unknown_schedule_is_answered_with_the_nearest_one(call: Call) -> None:
+    _, hint = call("schedule", "interleave").refusal(2)
+    assert hint.startswith("did you mean interleaved?")
+
+
+def test_number_of_ranks_that_the_schedule_does_not_have_is_refused(call: Call) -> None:
+    error, hint = call("schedule", "gpipe", "--stages", 4, "--ranks", 3).refusal(2)
+    assert error == "gpipe puts 4 stages on 4 ranks, not on 3"
+    assert "--ranks" in hint
+
+
+def test_sizes_that_no_memory_holds_are_refused_at_once(call: Call) -> None:
+    sizes = "--stages", 10**6, "--micro-batches", 10**6
+    error, _ = call("schedule", "gpipe", *sizes).refusal(2)
+    assert "1000000 stages x 1000000 micro-batches" in error
+    assert call("schedule", *sizes).code == 2
+
+
+@pytest.mark.parametrize("flag", ["--stages", "--micro-batches", "--ranks"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", ""])
+def test_size_that_is_no_whole_number_above_zero_is_refused(
+    call: Call, flag: str, value: str
+) -> None:
+    error, hint = call("schedule", "gpipe", flag, value).refusal(2)
+    assert flag in error
+    assert hint == "`penstock schedule --help` shows what it takes"
+
+
+def test_built_schedule_of_a_builder_without_ranks_is_the_builders_own() -> None:
+    assert build(find("gpipe"), 3, 4, 3) == find("gpipe")(3, 4)
