@@ -1,0 +1,235 @@
+"""A plain simulation to compare with: threads on one clock, every event in time order."""
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.cluster import Cluster, Link
+from penstock.program.program import (
+    Compute,
+    Program,
+    Receive,
+    Reduce,
+    Reshard,
+    Send,
+    Unshard,
+    Update,
+)
+from penstock.schedule import Action
+from penstock.timeline import Lane, Span
+
+Message = tuple[int, int, int]  # receiver, edge, micro-batch
+Wake = Callable[[], bool]
+
+
+class Reference:
+    """Runs a program event by event; `spans` is what was done."""
+
+    def __init__(
+        self,
+        program: Program,
+        seconds: Callable[..., float],
+        cluster: Cluster | None,
+        capacity: int | None,
+        unshard_s: Sequence[float] = (),
+    ) -> None:
+        """`seconds` is of an action, or, with `unshard_s` by stage, of an action and its rank."""
+        self.program, self.seconds, self.cluster = program, seconds, cluster
+        self.capacity, self.unshard_s = capacity, unshard_s
+        self.now, self.number, self.events = (
+            0.0,
+            0,
+            list[tuple[float, int, int, Callable[[], None]]](),
+        )
+        self.waiting = deque[tuple[Wake, Iterator[float | Wake]]]()
+        self.spans = list[Span]()
+        self.arrived, self.posted = set[Message](), set[Message]()
+        self.paid = dict[Message, float]()
+        self.under_way = defaultdict[tuple[int, int], int](int)
+        self.free = defaultdict[object, float](float)
+        self.link_until, self.slowdown = defaultdict[int, float](float), dict[int, float]()
+        self.queues = defaultdict[int, deque[tuple[object, tuple[int, ...], float, Span]]](deque)
+        self.running = set[int]()
+        self.gathered, self.gathers = set[tuple[int, int]](), set[tuple[int, int]]()
+
+    def run(self) -> list[Span]:
+        for rank in range(self.program.num_ranks):
+            self.go_on(self.thread(rank))
+        self.wake()
+        while self.events:
+            self.now, *_, event = heapq.heappop(self.events)
+            event()
+            self.wake()
+        assert not self.waiting
+        return self.spans
+
+    def at(self, time: float, event: Callable[[], None], row: int = -1) -> None:
+        """Messages that come to a lane at one time are served in the order of their rows."""
+        self.number += 1
+        heapq.heappush(self.events, (time, row, self.number, event))
+
+    def go_on(self, thread: Iterator[float | Wake]) -> None:
+        for wanted in thread:
+            if callable(wanted):
+                if not wanted():
+                    self.waiting.append((wanted, thread))
+                    return
+            elif wanted > 0:
+                self.at(self.now + wanted, lambda: self.go_on(thread))
+                return
+
+    def wake(self) -> None:
+        woken = True
+        while woken:
+            woken = False
+            for _ in range(len(self.waiting)):
+                wanted, thread = self.waiting.popleft()
+                if wanted():
+                    woken = True
+                    self.go_on(thread)
+                else:
+                    self.waiting.append((wanted, thread))
+
+    def thread(self, rank: int) -> Iterator[float | Wake]:
+        first = int(self.program.code.offsets[rank])
+        for row, instruction in enumerate(self.program.code[rank], first):
+            match instruction:
+                case Compute(action):
+                    yield from self.compute(rank, action)
+                case Update(stage, step):
+                    yield lambda: not self.queues[rank]
+                    yield from self.work(rank, "update", Action("U", stage, step))
+                case Send():
+                    yield from self.send(rank, row, instruction)
+                case Receive(of, edge):
+                    self.posted.add((rank, edge, of.micro_batch))
+                    self.finish((rank, edge, of.micro_batch), instruction.peer)
+                case Reduce():
+                    size_bytes, members = instruction.size_bytes, instruction.ranks
+                    takes = self.cluster.all_reduce_s(size_bytes, members) if self.cluster else 0.0
+                    span = Span(rank, "collective", "reduce", -1, instruction.step, 0, 0)
+                    self.issue(rank, (instruction.bucket, instruction.how), members, takes, span)
+                case Unshard(stage):
+                    ranks = self.program.pipeline_ranks
+                    members = tuple(range(rank % ranks, self.program.num_ranks, ranks))
+                    span = Span(rank, "collective", "unshard", stage, -1, 0, 0)
+                    self.gathers.add((rank, stage))
+                    takes = self.unshard_s[stage] if self.unshard_s else 0.0
+                    self.issue(rank, stage, members, takes, span)
+                case Reshard(stage):
+                    self.gathers.discard((rank, stage))
+                    self.gathered.discard((rank, stage))
+
+    def compute(self, rank: int, action: Action) -> Iterator[float | Wake]:
+        kind, stage, micro_batch = action
+        needed = [
+            (rank, number, micro_batch)
+            for number, edge in enumerate(self.program.edges)
+            if edge.target == stage and (edge.kind == "F") == (kind == "F")
+        ]
+        needed = [message for message in needed if message in self.posted]
+        yield lambda: all(message in self.arrived for message in needed)
+        if (rank, stage) in self.gathers:
+            yield lambda: (rank, stage) in self.gathered
+        if kind != "W":
+            yield sum(self.paid[message] for message in needed)
+        yield from self.work(rank, "compute", action)
+
+    def takes(self, rank: int, action: Action) -> float:
+        if self.unshard_s:
+            return self.seconds(action, rank)
+        free = action.kind == "U" and self.program.weight_rule.name == "synchronous"
+        return 0.0 if free else self.seconds(action)
+
+    def work(self, rank: int, lane: Lane, action: Action) -> Iterator[float]:
+        takes = self.takes(rank, action)
+        start, left = self.now, takes
+        until = self.link_until[rank]
+        if until > start:
+            done = (until - start) / (1 + self.slowdown[rank])
+            if left <= done:
+                takes = left * (1 + self.slowdown[rank])
+            else:
+                takes = until - start + left - done
+        yield takes
+        self.spans.append(Span(rank, lane, *action, start, self.now))
+
+    def send(self, rank: int, row: int, send: Send) -> Iterator[float | Wake]:
+        peer, message = send.peer, (send.peer, send.edge, send.of.micro_batch)
+        if self.capacity == 0:
+            yield lambda: message in self.posted
+        elif self.capacity is not None:
+            capacity = self.capacity
+            yield lambda: self.under_way[rank, peer] < capacity
+        self.under_way[rank, peer] += 1
+        size_bytes, link = self.program.edges[send.edge].size_bytes, Link(0.0, float("inf"))
+        if self.cluster:
+            link = self.cluster.link(rank, peer)
+        self.paid[message] = link.end_s(size_bytes)
+        yield link.end_s(size_bytes)
+        wire = size_bytes / link.bytes_per_s
+        if link.slowdown > 0:
+            self.link_until[rank] = max(self.link_until[rank], self.now) + wire
+            self.slowdown[rank] = link.slowdown
+        self.carry(rank, row, send, link, wire)
+
+    def carry(self, rank: int, row: int, send: Send, link: Link, wire: float) -> None:
+        peer, message = send.peer, (send.peer, send.edge, send.of.micro_batch)
+        shared = self.cluster.lanes(rank, peer) if self.cluster else ()
+        lanes: list[object] = list(shared) if shared else [(rank, peer)]
+        record = self.cluster is not None or self.capacity is not None
+
+        def leave() -> None:
+            start = self.take(lanes[0], wire)
+            if record:
+                self.spans.append(Span(rank, "send", *send.of, start, start + wire))
+            self.at(start + link.latency_s, reach, row)
+
+        def reach() -> None:
+            begin = self.now if len(lanes) == 1 else self.take(lanes[1], wire)
+            if record:
+                self.spans.append(Span(peer, "receive", *send.of, begin, begin + wire))
+            self.at(begin + wire, arrive)
+
+        def arrive() -> None:
+            self.arrived.add(message)
+            self.finish(message, rank)
+
+        self.at(self.now, leave, row)
+
+    def take(self, lane: object, seconds: float) -> float:
+        start = max(self.now, self.free[lane])
+        self.free[lane] = start + seconds
+        return start
+
+    def finish(self, message: Message, sender: int) -> None:
+        if message in self.arrived and message in self.posted:
+            self.under_way[sender, message[0]] -= 1
+
+    def issue(
+        self, rank: int, key: object, members: tuple[int, ...], takes: float, span: Span
+    ) -> None:
+        self.queues[rank].append((key, members, takes, span))
+        self.begin(members)
+
+    def begin(self, members: tuple[int, ...]) -> None:
+        heads = [self.queues[rank][0] if self.queues[rank] else None for rank in members]
+        if any(head is None or head[:2] != heads[0][:2] for head in heads):
+            return
+        if self.running & set(members):
+            return
+        self.running |= set(members)
+        begun, takes = self.now, heads[0][2]
+
+        def over() -> None:
+            self.running.difference_update(members)
+            for rank in members:
+                *_, span = self.queues[rank].popleft()
+                self.spans.append(span._replace(start_s=begun, end_s=self.now))
+                if span.kind == "unshard":
+                    self.gathered.add((rank, span.stage))
+            for rank in members:
+                if self.queues[rank]:
+                    self.begin(self.queues[rank][0][1])
+
+        self.at(self.now + takes, over)
