@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.program.program import Program
 
 # What the number of a finding means is said by the name in braces.
-_WORDS: dict[int, tuple[str, str]] = {
+WORDS: dict[int, tuple[str, str]] = {
     rules.OUT_OF_RANGE: (
         "an operand is out of range",
         "count from 0; slots stay below the number of micro-batches",
@@ -121,7 +121,7 @@ def broken_rule(program: "Program", finding: Finding) -> ProgramError:
     if rule == rules.NOT_DROPPED:
         hint = "put a Reshard after the last use"
         return ProgramError(f"rank {row} ends with stage {number} gathered", hint=hint)
-    words, hint = _WORDS[rule]
+    words, hint = WORDS[rule]
     code = program.code
     rank, (instruction,) = code.rank_at(row), code.between(slice(row, row + 1))
     meanings = {

@@ -182,13 +182,13 @@ def _parse(text: str, reductions: Mapping[tuple[str, str], Reduce]) -> Instructi
     for prefix, sharding in (("unshard", Unshard), ("reshard", Reshard)):
         if text.startswith(prefix):
             return sharding(int(text.removeprefix(prefix)))
-    action, _, version = text.partition("@")
+    action, at, version = text.partition("@")
     parsed = Action.parse(action)
-    if parsed.kind == "U":
-        if version:
-            raise ValueError(text)
+    if parsed.kind == "U" and not at:
         return Update(parsed.stage, parsed.micro_batch)
-    return Compute(parsed, int(version or 0))
+    if parsed.kind == "U":
+        raise ValueError(text)
+    return Compute(parsed, int(version) if at else 0)
 
 
 def check_edges(edges: Iterable[Edge], num_stages: int) -> None:

@@ -75,11 +75,19 @@ class Program:
         if self.num_ranks % self.replicas:
             hint = "every replica has the same number of ranks"
             raise ProgramError(f"{self.num_ranks} ranks are no {self.replicas} replicas", hint=hint)
+        window = self.num_steps * self.num_micro_batches
+        if self.code.num_instructions < (forwards := self.replicas * self.num_stages * window):
+            hint = "every stage runs at least its forward on every micro-batch"
+            raise ProgramError(
+                f"{self.code.num_instructions} instructions for {forwards} forwards", hint=hint
+            )
         if len(self.stage_bytes) not in (0, self.num_stages):
             hint = "give one StageBytes per stage, or none"
             raise ProgramError(
                 f"{len(self.stage_bytes)} stage_bytes for {self.num_stages} stages", hint=hint
             )
+        if any(number < 0 for one in self.stage_bytes for number in one):
+            raise ProgramError("a number in stage_bytes is below 0", hint="give 0 or more bytes")
 
     @property
     def num_ranks(self) -> int:
@@ -141,15 +149,19 @@ class Program:
         """
         content = read_json(path, ProgramError, "program")
         saved = from_json(content, tuple(weight_rules), f"program {path}")
-        return cls(
-            saved.num_stages,
-            saved.num_micro_batches,
-            saved.code,
-            saved.edges,
-            saved.num_steps,
-            saved.weight_rule,
-            saved.tied,
-            saved.replicas,
-            saved.clip,
-            saved.stage_bytes,
-        )
+        try:
+            return cls(
+                saved.num_stages,
+                saved.num_micro_batches,
+                saved.code,
+                saved.edges,
+                saved.num_steps,
+                saved.weight_rule,
+                saved.tied,
+                saved.replicas,
+                saved.clip,
+                saved.stage_bytes,
+            )
+        except ProgramError as problem:
+            message = f"program {path} is not sound: {problem.message}"
+            raise ProgramError(message, hint=problem.hint) from problem

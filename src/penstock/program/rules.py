@@ -64,6 +64,7 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_UPDATED,
     NOT_DROPPED,
 ) = range(34)
+NUM_RULES = NOT_DROPPED + 1
 
 Finding: TypeAlias = tuple[
     int, int, int

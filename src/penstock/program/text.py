@@ -102,7 +102,7 @@ def _read(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> Saved
         num_micro_batches=_number(content["num_micro_batches"]),
         num_steps=_number(content["num_steps"]),
         replicas=_number(content["replicas"]),
-        clip=content["clip"] is True,
+        clip=_truth(content["clip"]),
         weight_rule=rule,
         edges=_each(content, "edges", _edge),
         tied=_each(content, "tied", _tied),
@@ -112,7 +112,7 @@ def _read(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> Saved
 
 
 def _stage_bytes(item: Json) -> StageBytes:
-    return StageBytes(*map(_number, _items(item)))
+    return StageBytes(*map(_number, _items(item, len(StageBytes._fields))))
 
 
 def _code(line: str, rank: int, reductions: Iterable[Reduce]) -> list[Instruction]:
@@ -124,15 +124,25 @@ def _each(content: dict[str, Json], name: str, read: Callable[[Json], T]) -> tup
     return tuple(read(item) for item in _items(content[name]))
 
 
-def _items(value: Json) -> list[Json]:
+def _items(value: Json, count: int | None = None) -> list[Json]:
     if not isinstance(value, list):
         raise ValueError(f"{json.dumps(value)} is no list")
+    if count is not None and len(value) != count:
+        raise ValueError(f"{json.dumps(value)} has not {count} items")
     return value
 
 
 def _number(value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{json.dumps(value)} is no whole number")
+    if abs(value) >= 2**63:
+        raise ValueError(f"{value} is no whole number below 2**63")
+    return value
+
+
+def _truth(value: Json) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{json.dumps(value)} is neither true nor false")
     return value
 
 
@@ -143,18 +153,18 @@ def _text(value: Json) -> str:
 
 
 def _edge(item: Json) -> Edge:
-    kind, source, target, size_bytes = _items(item)
+    kind, source, target, size_bytes = _items(item, 4)
     ends = _number(source), _number(target)
     return Edge(_one_of(EDGE_KINDS, kind), *ends, _number(size_bytes))
 
 
 def _tied(item: Json) -> TiedGroup:
-    name, stages, size_bytes = _items(item)
+    name, stages, size_bytes = _items(item, 3)
     return TiedGroup(_text(name), tuple(map(_number, _items(stages))), _number(size_bytes))
 
 
 def _reduce(item: Json) -> Reduce:
-    how, bucket, ranks, size_bytes = _items(item)
+    how, bucket, ranks, size_bytes = _items(item, 4)
     members = tuple(map(_number, _items(ranks)))
     return Reduce(_text(bucket), _one_of(HOWS, how), members, 0, _number(size_bytes))
 

@@ -1,0 +1,179 @@
+"""Programs for the tests: of every schedule there is, of random ones, with every kind of sum."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from penstock.program.codes import Codes
+from penstock.program.lower import chain, lower_schedule
+from penstock.program.program import (
+    Compute,
+    Edge,
+    Program,
+    Reduce,
+    Reshard,
+    TiedGroup,
+    Unshard,
+    Update,
+)
+from penstock.schedule import (
+    Action,
+    Schedule,
+    double_buffered,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    zb_h1,
+)
+
+
+def random_schedule(chance, num_stages, num_micro_batches, num_ranks, *, fixed, backward):
+    """Return a schedule by cutting a random possible order of all actions into ranks."""
+    home = [chance.randrange(num_ranks) for _ in range(num_stages)]
+    rank_of = {
+        (s, m): home[s] if fixed else chance.randrange(num_ranks)
+        for s in range(num_stages)
+        for m in range(num_micro_batches)
+    }
+    needs = {}
+    for s, m in rank_of:
+        needs[Action("F", s, m)] = [Action("F", s - 1, m)] if s else []
+    for s, m in rank_of if backward else ():
+        split = chance.random() < 0.5
+        first = Action("I" if split else "B", s, m)
+        needs[first] = [Action("F", s, m)]
+        if split:
+            needs[Action("W", s, m)] = [first]
+    for action, before in needs.items():
+        if action.kind in "BI" and action.stage < num_stages - 1:
+            later = (Action(kind, action.stage + 1, action.micro_batch) for kind in "BI")
+            before.append(next(one for one in later if one in needs))
+    orders = [[] for _ in range(num_ranks)]
+    done = set()
+    while len(done) < len(needs):
+        ready = [one for one in needs if one not in done and done.issuperset(needs[one])]
+        action = chance.choice(ready)
+        done.add(action)
+        orders[rank_of[action[1:]]].append(action)
+    return Schedule(num_stages, num_micro_batches, tuple(map(tuple, orders)), name="random")
+
+
+def forward_only(num_stages, num_micro_batches):
+    orders = [[Action("F", s, m) for m in range(num_micro_batches)] for s in range(num_stages)]
+    return Schedule(num_stages, num_micro_batches, tuple(map(tuple, orders)))
+
+
+def schedule_of(kind, num_stages, num_micro_batches, chance):
+    match kind:
+        case "gpipe":
+            return gpipe(num_stages, num_micro_batches)
+        case "one_f_one_b":
+            return one_f_one_b(num_stages, num_micro_batches)
+        case "interleaved":
+            ranks = chance.randrange(1, num_stages + 1)
+            return interleaved(num_stages, num_micro_batches, num_ranks=ranks)
+        case "zb_h1":
+            return zb_h1(num_stages, num_micro_batches)
+        case "double_buffered":
+            return double_buffered(num_stages, num_micro_batches, num_steps=chance.randrange(1, 4))
+        case "forward_only":
+            return forward_only(num_stages, num_micro_batches)
+        case "random" | "scattered":
+            ranks, fixed = chance.randrange(1, 4), kind == "random"
+            backward = chance.random() < 0.9
+            return random_schedule(
+                chance, num_stages, num_micro_batches, ranks, fixed=fixed, backward=backward
+            )
+
+
+KINDS = (
+    "gpipe",
+    "one_f_one_b",
+    "interleaved",
+    "zb_h1",
+    "double_buffered",
+    "forward_only",
+    "random",
+    "scattered",
+)
+
+
+def skips(num_stages, chance):
+    """Return a chain with some skip connections, forward ones now and then without a way back."""
+    edges = list(chain(num_stages))
+    for source in range(num_stages):
+        for target in range(source + 2, num_stages):
+            if chance.random() < 0.5:
+                edges.append(Edge("F", source, target, 8))
+                if chance.random() < 0.7:
+                    edges.append(Edge("B", target, source, 8))
+    chance.shuffle(edges)
+    return tuple(edges)
+
+
+@st.composite
+def programs(draw, *, kinds=KINDS, max_stages=4, max_micro_batches=4):
+    """Draw a program of any schedule, small, with any of skips, tied groups, replicas, clipping."""
+    kind = draw(st.sampled_from(kinds))
+    num_stages = draw(st.integers(1, max_stages))
+    num_micro_batches = draw(st.integers(1, max_micro_batches))
+    chance = random.Random(draw(st.integers(0, 999)))
+    schedule = schedule_of(kind, num_stages, num_micro_batches, chance)
+    tied = []
+    if num_stages > 1 and kind != "scattered" and chance.random() < 0.4:
+        stages = chance.sample(range(num_stages), chance.randrange(2, num_stages + 1))
+        tied.append(TiedGroup("wte", tuple(stages), 64))
+        if chance.random() < 0.3:
+            tied.append(TiedGroup("norm.weight", (0, num_stages - 1), 4))
+    program = lower_schedule(
+        schedule,
+        edges=skips(num_stages, chance) if chance.random() < 0.4 else None,
+        tied=tied,
+        replicas=2 if chance.random() < 0.3 else 1,
+        clip=chance.random() < 0.3,
+    )
+    return with_shards(program, chance) if chance.random() < 0.3 else program
+
+
+def with_shards(program, chance):
+    """Return `program` with the weights of some stages gathered around some of their computes."""
+    sharded = {s for s in range(program.num_stages) if chance.random() < 0.6}
+    seed = chance.randrange(1000)
+    return unsharded(
+        program, lambda rank: random.Random(seed + rank % program.pipeline_ranks), sharded
+    )
+
+
+def unsharded(program, chance_of, sharded):
+    codes = []
+    for rank, code in enumerate(program.code):
+        chance, new, gathered = chance_of(rank), [], set()
+        for one in code:
+            if isinstance(one, Compute) and one.action.stage in sharded - gathered:
+                new.append(Unshard(one.action.stage))
+                gathered.add(one.action.stage)
+            if isinstance(one, Update | Reduce):
+                new += [Reshard(stage) for stage in sorted(gathered)]
+                gathered.clear()
+            new.append(one)
+            for stage in sorted(gathered):
+                if isinstance(one, Compute) and chance.random() < 0.5:
+                    new.append(Reshard(stage))
+                    gathered.discard(stage)
+        codes.append([*new, *(Reshard(stage) for stage in sorted(gathered))])
+    return rebuilt(program, codes)
+
+
+def rebuilt(program, codes):
+    """Return `program` with other instructions.  Raises ProgramError where they are not sound."""
+    return replace(program, code=Codes.of(codes))
+
+
+def unchecked(program, codes):
+    """Return a program that nobody verified, to run it anyway."""
+    copy = object.__new__(Program)
+    for name in Program.__slots__:
+        object.__setattr__(copy, name, getattr(program, name))
+    object.__setattr__(copy, "code", Codes.of(codes))
+    return copy

@@ -1,0 +1,283 @@
+"""Program: its columns, its file, its text."""
+
+import json
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ProgramError
+from penstock.program import codes
+from penstock.program.codes import Codes
+from penstock.program.instructions import parse_instruction
+from penstock.program.lower import chain, lower, lower_schedule
+from penstock.program.program import (
+    Compute,
+    Edge,
+    Program,
+    Reduce,
+    Send,
+    StageBytes,
+    TiedGroup,
+    Update,
+)
+from penstock.schedule import (
+    DOUBLE_BUFFERED,
+    Action,
+    WeightRule,
+    double_buffered,
+    interleaved,
+    one_f_one_b,
+    zb_h1,
+)
+from tests.program.programs import programs
+
+
+@given(programs())
+def test_codes_of_the_instructions_of_codes_are_equal(program):
+    assert Codes.of(tuple(program.code)) == program.code
+    assert hash(Codes.of(tuple(program.code))) == hash(program.code)
+
+
+@given(programs())
+def test_instruction_prints_as_what_it_parses_from(program):
+    for code in program.code:
+        for one in code:
+            table = {(one.how, one.bucket): one} if isinstance(one, Reduce) else {}
+            assert parse_instruction(str(one), table) == one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "F0", "X0.0", "F0.0>r1e0", "F0.0>r1e0s0x", "F0.0>r9999999999e0s0", "W0.0>r1e0s0"),
+        *(
+            "F0.0@",
+            "F0.0@1.5",
+            "U0.0@1",
+            "tied:w",
+            "norm:all.0",
+            "unshard",
+            "reshardx",
+            "reshard-1x",
+        ),
+    ],
+)
+def test_text_that_is_no_instruction_is_refused_with_a_hint(text):
+    with pytest.raises(ProgramError, match=re.escape(repr(text))) as caught:
+        parse_instruction(text, {("tied", "w"): Reduce("w", "tied", (0,))})
+    assert "F0.3>r1e0s2" in caught.value.hint
+
+
+@given(programs())
+def test_program_loads_as_it_was_saved(program):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.json"
+        program.save(path)
+        assert Program.load(path) == program
+
+
+def test_saved_program_is_readable_json(tmp_path):
+    path = tmp_path / "program.json"
+    lower_schedule(
+        one_f_one_b(2, 1),
+        edges=chain(2, size_bytes=64),
+        tied=[TiedGroup("wte", (0, 1), 8)],
+        stage_bytes=[StageBytes(weights=100, optimizer=200), StageBytes(weights=50)],
+    ).save(path)
+    assert path.read_text() == EXPECTED
+
+
+EXPECTED = """\
+{
+ "penstock": "program",
+ "num_stages": 2,
+ "num_micro_batches": 1,
+ "num_steps": 1,
+ "replicas": 1,
+ "clip": false,
+ "weight_rule": "synchronous",
+ "edges": [
+  ["F", 0, 1, 64],
+  ["B", 1, 0, 64]
+ ],
+ "tied": [
+  ["wte", [0, 1], 8]
+ ],
+ "stage_bytes": [
+  [100, 200, 0, 0],
+  [50, 0, 0, 0]
+ ],
+ "reductions": [
+  ["tied", "wte", [0, 1], 8]
+ ],
+ "code": [
+  "F0.0 F0.0>r1e0s0 B1.0<r1e1s0 B0.0 tied:wte.0 U0.0",
+  "F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 tied:wte.0 U1.0"
+ ]
+}
+"""
+
+
+def test_program_with_a_weight_rule_of_ones_own_loads_when_it_is_given(tmp_path):
+    mine = WeightRule("mine", DOUBLE_BUFFERED.law, history=1)
+    program = replace(lower(double_buffered(2, 2)), weight_rule=mine)
+    program.save(tmp_path / "program.json")
+    assert Program.load(tmp_path / "program.json", weight_rules=[mine]) == program
+    with pytest.raises(ProgramError, match="weight_rule is 'mine'; known are synchronous double"):
+        Program.load(tmp_path / "program.json")
+
+
+def _break(field, value):
+    return lambda content: content | {field: value}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_break("penstock", "plan"), "it is a plan"),
+        (lambda content: {k: v for k, v in content.items() if k != "edges"}, "edges is missing"),
+        (lambda content: {}, "penstock is missing"),
+        (_break("num_stages", "2"), '"2" is no whole number'),
+        (_break("num_stages", True), "true is no whole number"),
+        (_break("num_stages", 0), "num_stages is 0"),
+        (_break("num_stages", 10**30), "is no whole number below 2**63"),
+        (_break("stage_bytes", [[2**63, 0, 0, 0]]), "9223372036854775808 is no whole number below"),
+        (_break("num_stages", 10**9), "18 instructions for 2000000000 forwards"),
+        (_break("clip", 1), "1 is neither true nor false"),
+        (_break("edges", {}), "{} is no list"),
+        (_break("edges", [["F", 0, 1]]), '["F", 0, 1] has not 4 items'),
+        (_break("edges", [["X", 0, 1, 0]]), '"X" is none of F B'),
+        (_break("code", [1, 2]), "1 is no text"),
+        (_break("code", ["F0.0", "F1.x"]), "'F1.x' is no instruction"),
+        (_break("code", ["F0.0 tied:w.0", "F1.0"]), "'tied:w.0' is no instruction"),
+        (_break("code", ["F0.0 F0.1", "F1.0 F1.1"]), "F1.0: it uses the value of edge F 0->1"),
+        (_break("stage_bytes", [[1]]), "[1] has not 4 items"),
+        (_break("stage_bytes", [[1, 0, 0, 0]]), "1 stage_bytes for 2 stages"),
+        (_break("tied", [["w", [0, "1"], 0]]), '"1" is no whole number'),
+    ],
+)
+def test_file_that_is_no_sound_program_is_refused_with_its_name(tmp_path, change, message):
+    path = tmp_path / "program.json"
+    lower(one_f_one_b(2, 2)).save(path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ProgramError) as caught:
+        Program.load(path)
+    assert message in caught.value.message
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\xff", '{"penstock": "program"'])
+def test_damaged_file_is_refused(tmp_path, text):
+    path = tmp_path / "program.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ProgramError, match=re.escape(str(path))):
+        Program.load(path)
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(ProgramError, match=r"cannot read program .*none\.json"):
+        Program.load(tmp_path / "none.json")
+
+
+def test_program_prints_its_edges_and_ranks():
+    assert str(lower(one_f_one_b(2, 1))) == (
+        "program: 2 ranks, 2 stages, 1 micro-batches, 10 instructions\n"
+        "edge 0  F 0->1\n"
+        "edge 1  B 1->0\n"
+        "rank 0  F0.0 F0.0>r1e0s0 B1.0<r1e1s0 B0.0 U0.0\n"
+        "rank 1  F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 U1.0"
+    )
+
+
+def test_long_program_prints_short_and_says_what_is_left_out():
+    lines = str(lower(double_buffered(40, 30))).splitlines()
+    assert lines[0].startswith("program: 40 ranks, 40 stages, 30 micro-batches, 4 steps, double_b")
+    assert "... 46 more edges" in lines
+    assert lines[-1] == "... 24 more ranks"
+    assert re.fullmatch(r"rank 15  .* \.\.\. \d+ more", lines[-2])
+    assert max(map(len, lines)) < 1200
+
+
+@given(programs())
+def test_mapping_ranks_to_themselves_changes_nothing(program):
+    assert program.map_ranks(lambda code: code) == program
+
+
+def test_mapping_ranks_to_a_broken_program_is_refused():
+    with pytest.raises(ProgramError, match="nobody sends it"):
+        lower(one_f_one_b(2, 2)).map_ranks(
+            lambda code: (one for one in code if not isinstance(one, Send))
+        )
+
+
+def test_program_knows_stages_slots_and_order_of_sums_of_a_rank():
+    program = lower(interleaved(4, 3, num_ranks=2))
+    assert [program.stages_of(rank) for rank in (0, 1)] == [(0, 2), (1, 3)]
+    assert program.slots(0) == {1: 3, 3: 1, 5: 1}
+    assert lower(zb_h1(2, 3)).accumulation_order(1) == {1: (0, 1, 2)}
+    last_first = ["F0.0", "F0.1", "B0.1", "B0.0", "U0.0"]
+    code = (tuple(parse_instruction(word, {}) for word in last_first),)
+    assert Program(1, 2, code).accumulation_order(0) == {0: (1, 0)}
+
+
+def test_wide_numbers_make_wide_columns():
+    narrow = lower(one_f_one_b(2, 2)).code
+    assert {getattr(narrow, name).dtype.itemsize for name in codes.SMALL} == {2}
+    wide = Codes.of([[Compute(Action("F", 40_000, 0)), Update(40_000)]])
+    assert wide.stage.dtype == np.int32
+    assert wide[0] == (Compute(Action("F", 40_000, 0)), Update(40_000))
+
+
+def test_wide_columns_are_verified_and_lowered_like_narrow_ones():
+    narrow = lower(one_f_one_b(3, 3))
+    wide = {name: getattr(narrow.code, name).astype(np.int32) for name in codes.SMALL}
+    assert replace(narrow, code=replace(narrow.code, **wide)) == narrow
+
+
+def test_number_beyond_32_bits_is_refused():
+    with pytest.raises(ProgramError, match="a number in an instruction is 2147483648"):
+        Codes.of([[Compute(Action("F", 0, 2**31))]])
+
+
+def test_columns_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        lower(one_f_one_b(2, 2)).code.stage[0] = 1
+
+
+def test_columns_that_disagree_are_refused():
+    code = lower(one_f_one_b(2, 2)).code
+    with pytest.raises(ValueError, match="all must be of one length"):
+        replace(code, op=code.op[1:])
+    with pytest.raises(ValueError, match="beyond the last one"):
+        replace(code, op=code.op + 7)
+    with pytest.raises(ValueError, match="beyond the last one"):
+        replace(code, op=np.full_like(code.op, codes.REDUCE))
+
+
+@given(programs(), st.integers(-40, 40))
+def test_rank_of_codes_is_that_of_a_sequence(program, rank):
+    ranks = list(program.code)
+    if -len(ranks) <= rank < len(ranks):
+        assert program.code[rank] == ranks[rank]
+    else:
+        with pytest.raises(IndexError):
+            program.code[rank]
+
+
+def test_stages_of_a_runtime_travel_along_but_do_not_count_in_a_comparison(tmp_path):
+    program = lower_schedule(one_f_one_b(2, 2), stages=("anything", 3))
+    assert program.stages == ("anything", 3)
+    assert program == lower(one_f_one_b(2, 2))
+    program.save(tmp_path / "program.json")
+    assert Program.load(tmp_path / "program.json").stages == ()
+
+
+def test_edge_and_group_print_short():
+    assert str(Edge("F", 0, 2, 8)) == "F 0->2"
