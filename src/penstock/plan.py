@@ -1,7 +1,7 @@
 """Plan: the decisions, who took each of them and why, and what they are expected to give."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -43,6 +43,7 @@ class Plan:
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
     recompute:          for each stage, whether B repeats F instead of keeping its activations.
     clip:               whether gradients are clipped by their global norm (the job says to what).
+    joined:             of the job's micro-batches that make one of the plan's.
     """
 
     graph: str
@@ -54,6 +55,7 @@ class Plan:
     replicas: int = 1
     recompute: tuple[bool, ...] = ()
     clip: bool = False
+    joined: int = 1
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
 
@@ -62,7 +64,7 @@ class Plan:
             raise PlanError(f"cuts {self.cuts} are not increasing")
         if len(self.cut_names) != len(self.cuts):
             raise PlanError(f"{len(self.cut_names)} names for {len(self.cuts)} cuts")
-        for what in ("num_micro_batches", "num_ranks", "replicas"):
+        for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
         if self.num_ranks > self.num_stages:
@@ -125,9 +127,10 @@ class Plan:
             raise PlanError(f"{path} is JSON, but no plan", hint="make one with `penstock plan`")
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError) as problem:
+        except (PlanError, KeyError, TypeError, ValueError) as problem:
+            found = problem.message if isinstance(problem, PlanError) else repr(problem)
             hint = "make it again with `penstock plan`"
-            raise PlanError(f"plan {path} is damaged: {problem!r}", hint=hint) from problem
+            raise PlanError(f"plan {path} is damaged: {found}", hint=hint) from problem
 
 
 def check_fits(plan: Plan, graph: Graph) -> None:
@@ -195,10 +198,36 @@ def _from_json(content: dict[str, Json]) -> Plan:
     unknown = fields.keys() - Plan.__dataclass_fields__.keys()
     if unknown:
         raise PlanError(f"unknown decisions {sorted(unknown)}")
+    _check_types(fields, _TYPES)
     for name in ("cuts", "cut_names", "recompute"):
         fields[name] = tuple(fields[name])
     fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
     if fields["predicted"] is not None:
-        peak = tuple(fields["predicted"]["peak_bytes"])
-        fields["predicted"] = Prediction(**{**fields["predicted"], "peak_bytes": peak})
+        found = fields["predicted"]
+        _check_types(found, {"step_s": float, "peak_bytes": [int], "usd": float})
+        peak = tuple(found["peak_bytes"])
+        fields["predicted"] = Prediction(found["step_s"], peak, found["usd"])
     return Plan(**fields)
+
+
+_TYPES: dict[str, type | list[type]] = {
+    "graph": str,
+    "cuts": [int],
+    "cut_names": [str],
+    "schedule": str,
+    "num_micro_batches": int,
+    "num_ranks": int,
+    "replicas": int,
+    "recompute": [bool],
+    "clip": bool,
+}
+
+
+def _check_types(values: Mapping[str, Json], types: Mapping[str, type | list[type]]) -> None:
+    """Raise a TypeError unless each value is of its type, or a list of values that are."""
+    for name, kind in types.items():
+        value = values[name]
+        wanted, items = (kind[0], value) if isinstance(kind, list) else (kind, [value])
+        fits = (float, int) if wanted is float else (wanted,)
+        if not isinstance(items, list) or any(type(item) not in fits for item in items):
+            raise TypeError(f"{name} is {value!r:.60}")

@@ -7,9 +7,11 @@ store that torchrun's rendezvous gives them.
 import json
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.choose import Choice, for_plan
 from penstock.errors import GraphError, PlanError
 from penstock.plan import Plan
 
@@ -32,21 +34,28 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = torchrun_store()
-    first_step, checkpoint = session.start(leader=rank == 0)
+    first_step, checkpoint = session.start()
     captured = session.trace()
     if captured is None:
         hint = "`penstock train` without torchrun trains it as plain data parallel"
         raise GraphError("this model cannot be traced, so no plan can be made", hint=hint)
+    session.wish = replace(session.wish, ranks=world)
     if rank == 0:
-        plan = session.plan(captured, checkpoint, ranks=world)
+        choice = session.choose(captured, checkpoint)
         store.set(_PLAN, (session.folder / "plan.json").read_bytes())
     else:
         plan = Plan.from_text(store.get(_PLAN).decode())
+        choice = Choice(*for_plan(session.job, plan, captured), plan)
+    plan = choice.plan
     if plan.total_ranks != world:
         hint = f"start torchrun with --nproc-per-node {plan.total_ranks}, or give another plan"
-        raise PlanError(f"the plan is for {plan.total_ranks} ranks; torchrun started {world}", hint=hint)
-    launch = partial(_launch, store=store, steps=(first_step, session.num_steps), replicas=plan.replicas)
-    return session.train(captured, plan, first_step, checkpoint, launch, leader=rank == 0)
+        raise PlanError(
+            f"the plan is for {plan.total_ranks} ranks; torchrun started {world}", hint=hint
+        )
+    launch = partial(
+        _launch, store=store, steps=(first_step, session.num_steps), replicas=plan.replicas
+    )
+    return session.train(choice, first_step, checkpoint, launch, leader=rank == 0)
 
 
 def _launch(

@@ -5,7 +5,7 @@ import os
 import shutil
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import face, view
-from penstock.cli.prepare import machines, profiled
+from penstock.cli.choose import Choice, for_plan, given, searched, trace_job
 from penstock.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.files import write_text
 from penstock.job import Job, load_job
-from penstock.plan import Plan, check_fits
-from penstock.profile.store import default_folder
+from penstock.plan import Plan
 from penstock.report import report_of
-from penstock.search import Wish, evaluate, search
+from penstock.search import Wish
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
-    from penstock.profile import Profile
     from penstock.program.program import Program
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
@@ -37,12 +35,20 @@ FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched,
 def train(
     job: Annotated[str, typer.Argument(metavar="JOB", help="file.py[:name] or module:name")],
     plan: Annotated[Path | None, typer.Option(help="train by this plan")] = None,
-    schedule: Annotated[str | None, typer.Option(help="search only plans with this schedule")] = None,
-    stages: Annotated[int | None, typer.Option(min=1, help="search only plans with so many")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="steps in all; default: the job's")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="search only plans with this schedule")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="search only plans with so many")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="steps in all; default: the job's")
+    ] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="default: what the search finds")] = None,
     out: Annotated[Path | None, typer.Option(help="default: runs/NAME of the job's file")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the last checkpoint")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
 ) -> None:
     """Train: without a plan trace, measure, search, run, report.
@@ -92,8 +98,8 @@ class Session:
         captured = self.trace()
         if captured is None:
             return self._train_eagerly(first_step, checkpoint)
-        plan = self.plan(captured, checkpoint)
-        summary = self.train(captured, plan, first_step, checkpoint, run_processes)
+        choice = self.choose(captured, checkpoint)
+        summary = self.train(choice, first_step, checkpoint, run_processes)
         assert summary is not None
         return summary
 
@@ -103,115 +109,82 @@ class Session:
 
         return train_under_torchrun(self)
 
-    def start(self, *, leader: bool = True) -> tuple[int, Path | None]:
-        """Return the first step and the checkpoint to start from; clear what an old run left.
+    def start(self) -> tuple[int, Path | None]:
+        """Return the first step and the checkpoint to start from.
 
-        Only the leader touches files.
         Raises:   PlanError: nothing to resume from, or nothing left to do.
         """
         from penstock.runtime import checkpoint
 
-        checkpoints = self.folder / "checkpoints"
-        newest = checkpoint.latest(checkpoints) if self.resume else None
-        if self.resume and newest is None:
+        if not self.resume:
+            return 0, None
+        newest = checkpoint.latest(self.folder / "checkpoints")
+        if newest is None:
             hint = "train without --resume first, or give the --out of that run"
             raise PlanError(f"{self.folder} holds no checkpoint to resume from", hint=hint)
-        if newest is None and not leader:
-            return 0, None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if leader:
-            checkpoint.discard(checkpoints)
-        if newest is None:
-            shutil.rmtree(checkpoints, ignore_errors=True)
-            for name in ("metrics.jsonl", "summary.json", "report.html", "measured.trace.json"):
-                (self.folder / name).unlink(missing_ok=True)
-            return 0, None
         done = checkpoint.load(newest).step
         if done >= self.num_steps:
             hint = f"give --steps more than {done}"
             raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
-        if leader:
-            self._keep_metrics(done)
-            face.say(f"resuming after step {done} from {newest}")
         return done, newest
 
-    def _keep_metrics(self, done: int) -> None:
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= done]
-        write_text(path, "".join(f"{line}\n" for line in kept))
-
     def trace(self) -> "Capture | None":
-        from penstock.graph.trace import capture
-
-        with face.busy("tracing the step"):
-            try:
-                captured = capture(self.job)
-            except GraphError as problem:
-                if self.given_plan is not None or self.wish.schedule or self.wish.stages:
-                    raise
-                face.say(problem.message)
-                face.say("training it as eager modules under plain data parallelism instead")
-                return None
+        """Return the step, traced; None where the model has to be trained as eager modules."""
+        try:
+            captured = trace_job(self.job)
+        except GraphError as problem:
+            if self.given_plan is not None or self.wish.schedule or self.wish.stages:
+                raise
+            face.say(problem.message)
+            face.say("training it as eager modules under plain data parallelism instead")
+            return None
         face.say(str(captured.graph))
         return captured
 
-    def plan(self, captured: "Capture", checkpoint: Path | None, ranks: int | None = None) -> Plan:
-        """Return the plan: given, that of the run to resume, or searched for (on `ranks`)."""
-        if ranks is not None:
-            self.wish = replace(self.wish, ranks=ranks)
-        path = self.folder / "plan.json"
-        free = not (self.wish.schedule or self.wish.stages)
+    def choose(self, captured: "Capture", checkpoint: Path | None) -> Choice:
+        """Return the plan: given, that of the run to resume, or searched for."""
+        choice = self._kept(captured) if checkpoint is not None else None
         if self.given_plan is not None:
-            plan = Plan.load(self.given_plan)
-            check_fits(plan, captured.graph)
-            self._predict(captured, plan, self.given_plan.parent)
-        elif checkpoint is not None and free and path.exists():
-            plan = Plan.load(path)
-            check_fits(plan, captured.graph)
-            if self.wish.ranks not in (None, plan.total_ranks):
-                plan = self._search(captured)
-        else:
-            plan = self._search(captured)
-        view.show_plan(plan)
-        return plan
+            choice = given(self.job, self.given_plan, self.folder, captured)
+        elif choice is None:
+            choice = searched(self.job, self.wish, self.folder, captured)
+        face.say(str(choice.plan))
+        return choice
 
-    def _search(self, captured: "Capture") -> Plan:
-        cluster = machines(None, self.wish.ranks)
-        profile = profiled(captured, self.job, cluster)
-        with face.progress("searching") as update:
-            plan, _ = search(
-                captured.graph,
-                profile,
-                cluster,
-                micro_batches=self.job.micro_batches,
-                clip=self.job.clip_norm is not None,
-                wish=self.wish,
-                progress=update,
-            )
-        self._save_plan(captured, plan, profile, cluster)
-        return plan
+    def _kept(self, captured: "Capture") -> Choice | None:
+        """Return the plan of the run to resume, if it is what is wished for."""
+        path = self.folder / "plan.json"
+        if self.wish.schedule or self.wish.stages or not path.exists():
+            return None
+        plan = Plan.load(path)
+        if self.wish.ranks not in (None, plan.total_ranks):
+            return None
+        job, captured = for_plan(self.job, plan, captured)
+        return Choice(job, captured, plan)
 
-    def _predict(self, captured: "Capture", plan: Plan, beside: Path) -> None:
-        """Simulate a plan that was given, so that the run can be held against it."""
-        cluster = machines(None, plan.total_ranks)
-        profile = profiled(captured, self.job, cluster)
-        self._save_plan(captured, plan, profile, cluster)
+    def _clear(self, first_step: int, checkpoint: Path | None) -> None:
+        """Remove what an older run left that this one does not go on from."""
+        from penstock.runtime.checkpoint import discard
 
-    def _save_plan(self, captured: "Capture", plan: Plan, profile: "Profile", cluster: Cluster) -> None:
-        _, timeline = evaluate(captured.graph, profile, cluster, plan)
-        plan.save(self.folder / "plan.json")
-        captured.graph.save(self.folder / "graph.json")
-        profile.save(self.folder / "profile.json")
-        cluster.save(self.folder / "cluster.toml")
-        timeline.save(self.folder / "predicted.trace.json")
+        checkpoints = self.folder / "checkpoints"
+        discard(checkpoints)
+        for name in ("summary.json", "report.html", "measured.trace.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        metrics = self.folder / "metrics.jsonl"
+        if checkpoint is None:
+            shutil.rmtree(checkpoints, ignore_errors=True)
+            metrics.unlink(missing_ok=True)
+            return
+        rows = metrics.read_text().splitlines() if metrics.exists() else []
+        kept = [row for row in rows if row.endswith("}") and json.loads(row)["step"] <= first_step]
+        write_text(metrics, "".join(f"{row}\n" for row in kept))
+        face.say(f"resuming after step {first_step} from {checkpoint}")
 
     # -- running ----------------------------------------------------------------------------------
 
-    def train(  # noqa: PLR0913 - what the phases before it found
+    def train(
         self,
-        captured: "Capture",
-        plan: Plan,
+        choice: Choice,
         first_step: int,
         checkpoint: Path | None,
         launch: "Launch",
@@ -222,11 +195,11 @@ class Session:
         from penstock.program.lower_plan import stages_of
         from penstock.runtime.worker import Task, work
 
-        stages = stages_of(plan, captured.graph)
+        plan, captured = choice.plan, choice.captured
         task = Task(
             capture=captured,
-            stages=stages,
-            job=self.job,
+            stages=stages_of(plan, captured.graph),
+            job=choice.job,
             windows=self.windows(captured, plan, first_step),
             replicas=plan.replicas,
             checkpoints=self.folder / "checkpoints",
@@ -236,12 +209,14 @@ class Session:
         )
         run = partial(work, task)
         sums = {reduce.ranks for program, _ in task.windows for reduce in program.code.reductions}
-        launch = partial(launch, groups=[*sorted(sums), tuple(range(plan.total_ranks))])
+        groups = sorted(sums | {tuple(range(plan.total_ranks))})
+        launch = partial(launch, groups=groups)
         if not leader:
             launch(run, plan.total_ranks, lambda step: None)
             return None
-        outcome = self._run(run, plan.total_ranks, plan, captured, first_step, launch)
-        return self._finish(outcome, plan, captured)
+        self._clear(first_step, checkpoint)
+        outcome = self._run(run, plan.total_ranks, choice, first_step, launch)
+        return self._finish(outcome, choice)
 
     def windows(
         self, captured: "Capture", plan: Plan, first_step: int
@@ -272,20 +247,23 @@ class Session:
         self,
         work: "Work",
         ranks: int,
-        plan: Plan | None,
-        captured: "Capture | None",
+        choice: Choice | None,
         first_step: int,
         launch: "Launch",
     ) -> "Outcome":
         from penstock.runtime.checkpoint import latest, load
         from penstock.runtime.run import Steps, outcome_of
 
-        replicas = plan.replicas if plan else ranks
-        shape = captured.graph if captured else None
-        scale = self.job.micro_batches
-        samples, tokens = (shape.samples * scale, shape.tokens * scale) if shape else (0, 0)
-        predicted = plan.predicted.step_s if plan and plan.predicted else None
-        with view.training(first_step, self.num_steps, predicted) as show, view.lines(self.folder / "metrics.jsonl") as write:
+        replicas, predicted, samples, tokens = ranks, None, 0, 0
+        if choice is not None:
+            graph, scale = choice.captured.graph, choice.job.micro_batches
+            replicas = choice.plan.replicas
+            samples, tokens = graph.samples * scale, graph.tokens * scale
+            predicted = choice.plan.predicted.step_s if choice.plan.predicted else None
+        with (
+            view.training(first_step, self.num_steps, predicted) as show,
+            view.lines(self.folder / "metrics.jsonl") as write,
+        ):
 
             def done(step: "StepResult") -> None:
                 row = _row(step, samples, tokens)
@@ -312,19 +290,21 @@ class Session:
             checkpoint,
         )
         work = partial(work_eagerly, task)
-        outcome = self._run(work, ranks, None, None, first_step, run_processes)
-        return self._finish(outcome, None, None)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clear(first_step, checkpoint)
+        for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
+            (self.folder / name).unlink(missing_ok=True)
+        outcome = self._run(work, ranks, None, first_step, run_processes)
+        return self._finish(outcome, None)
 
     # -- after the last step ------------------------------------------------------------------------
 
-    def _finish(
-        self, outcome: "Outcome", plan: Plan | None, captured: "Capture | None"
-    ) -> dict[str, object]:
+    def _finish(self, outcome: "Outcome", choice: Choice | None) -> dict[str, object]:
         outcome.timeline.save(self.folder / "measured.trace.json")
-        predicted = plan.predicted if plan else None
+        predicted = choice.plan.predicted if choice else None
         last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
         summary: dict[str, object] = {
-            "val_loss": self._validate(outcome, captured),
+            "val_loss": self._validate(outcome, choice),
             "train_loss": last,
             "steps": self.num_steps,
             "step_s_predicted": predicted.step_s if predicted else None,
@@ -339,16 +319,16 @@ class Session:
         view.show_summary(summary, self.folder)
         return summary
 
-    def _validate(self, outcome: "Outcome", captured: "Capture | None") -> float | None:
+    def _validate(self, outcome: "Outcome", choice: Choice | None) -> float | None:
         """Return the mean loss over the validation micro-batches, in evaluation mode."""
         import torch
 
-        from penstock.graph.trace import build, loss_of
+        from penstock.graph.trace import build, loss_of, on_device
         from penstock.runtime.eager import load_model
 
         if self.job.validation is None:
             return None
-        model = captured.model if captured else build(self.job)[0]
+        model = choice.captured.model if choice else build(self.job)[0]
         load_model(model, outcome.weights)
         batches = list(self.job.validation())
         was_training = model.training
@@ -357,7 +337,7 @@ class Session:
         losses: list[float] = []
         with torch.no_grad(), face.progress("validating") as update:
             for number, batch in enumerate(batches, 1):
-                losses.append(float(loss_of(self.job, model, batch)))
+                losses.append(float(loss_of(self.job, model, on_device(batch))))
                 update(number, len(batches))
         torch.set_num_threads(1)
         model.train(was_training)

@@ -244,7 +244,7 @@ def _reasons(
     ranks = against("ranks", lambda p: p.total_ranks)
     replicas = against("replicas", lambda p: p.replicas)
     schedule = against("schedule", lambda p: p.schedule)
-    again = against("recompute", lambda p: p.recompute)
+    again = against("recompute", lambda p: any(p.recompute))
     per = f"{plan.num_micro_batches} in each of {plan.replicas} replicas"
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (

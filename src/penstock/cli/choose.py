@@ -1,0 +1,157 @@
+"""Choose: the plan to train by: given, that of the run to resume, or found by the search."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.cli import face
+from penstock.cli.prepare import machines, profiled
+from penstock.cluster import Cluster
+from penstock.errors import GraphError, PlanError
+from penstock.job import Job
+from penstock.plan import Decision, Plan, Prediction, check_fits, decide
+from penstock.search import Candidate, Wish, evaluate, search
+from penstock.units import format_seconds
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
+    from penstock.profile import Profile
+
+MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
+
+
+class Choice(NamedTuple):
+    """A plan with all that it was made from; the job's micro-batches joined as it says."""
+
+    job: Job
+    captured: "Capture"
+    plan: Plan
+
+
+def trace_job(job: Job) -> "Capture":
+    """Return the job's step, traced.
+
+    Raises:   GraphError: it cannot be traced.
+    """
+    from penstock.graph.trace import capture
+
+    with face.busy("tracing the step"):
+        return capture(job)
+
+
+def given(job: Job, path: Path, folder: Path, captured: "Capture") -> Choice:
+    """Return the plan in `path`, predicted for this machine and saved in `folder`.
+
+    Raises:   PlanError: it is damaged, for another model, or for another number of micro-batches.
+    """
+    plan = Plan.load(path)
+    joined, captured = for_plan(job, plan, captured)
+    cluster = machines(None, plan.total_ranks)
+    profile = profiled(captured, joined, cluster)
+    candidate, _ = evaluate(captured.graph, profile, cluster, plan)
+    prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
+    plan = decide(plan, plan.decisions, prediction)
+    save(folder, captured, plan, profile, cluster)
+    return Choice(joined, captured, plan)
+
+
+def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]":
+    """Return the job joined as the plan says, and its trace.
+
+    Raises:   PlanError: the plan does not fit the job.
+    """
+    from penstock.graph.merge import merged
+
+    planned = plan.joined * plan.replicas * plan.num_micro_batches
+    if planned != job.micro_batches:
+        hint = "make a new plan for this job"
+        message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
+        raise PlanError(message, hint=hint)
+    joined = merged(job, plan.joined)
+    if plan.joined > 1:
+        captured = trace_job(joined)
+    check_fits(plan, captured.graph)
+    return joined, captured
+
+
+def searched(job: Job, wish: Wish, folder: Path, captured: "Capture") -> Choice:
+    """Return the best plan that the search finds, saved in `folder`.
+
+    Raises:   PlanError: nothing fits the wish or the memory.
+    """
+    cluster = machines(None, wish.ranks)
+    found = list(_options(job, wish, captured, cluster))
+    problems = [option for option in found if isinstance(option, PlanError)]
+    options = [option for option in found if not isinstance(option, PlanError)]
+    if not options:
+        raise problems[0]
+    best, profile, _ = min(options, key=lambda option: option[2].score("time"))
+    others = [option for option in options if option[0] is not best]
+    plan = _with_reason(best.plan, [(o.plan.joined, c) for o, _, c in others])
+    save(folder, best.captured, plan, profile, cluster)
+    return best._replace(plan=plan)
+
+
+def _options(
+    job: Job, wish: Wish, captured: "Capture", cluster: Cluster
+) -> "Iterator[tuple[Choice, Profile, Candidate] | PlanError]":
+    """Yield for each way of joining micro-batches the best plan."""
+    from penstock.graph.merge import merged, merges
+
+    for count in (1, *(k for k in range(2, MOST_JOINED + 1) if job.micro_batches % k == 0)):
+        step = captured
+        if count > 1:
+            with face.busy(f"trying whether {count} micro-batches can be joined"):
+                if not merges(job, captured.graph, count):
+                    continue
+            try:
+                step = trace_job(merged(job, count))
+            except GraphError:
+                continue
+        joined = merged(job, count)
+        profile = profiled(step, joined, cluster)
+        try:
+            with face.progress("searching") as update:
+                plan, everything = search(
+                    step.graph,
+                    profile,
+                    cluster,
+                    micro_batches=joined.micro_batches,
+                    clip=job.clip_norm is not None,
+                    wish=wish,
+                    progress=update,
+                )
+        except PlanError as problem:
+            yield problem
+            continue
+        yield Choice(joined, step, replace(plan, joined=count)), profile, everything[0]
+
+
+def _with_reason(plan: Plan, others: list[tuple[int, Candidate]]) -> Plan:
+    """Return the plan with the reason for its size of micro-batch."""
+    own = f"{plan.num_micro_batches} in each of {plan.replicas} replicas"
+    if plan.joined > 1:
+        own += f", each of {plan.joined} of the job's joined"
+    why = "joining the job's micro-batches was not possible: the gradient would change"
+    if others:
+        times = (f"joined by {k} {format_seconds(c.step_s)}" for k, c in others)
+        why = "the best otherwise: " + ", ".join(times)
+    decisions = tuple(
+        Decision("micro-batches", own, "search", why) if d.what == "micro-batches" else d
+        for d in plan.decisions
+    )
+    return replace(plan, decisions=decisions)
+
+
+def save(
+    folder: Path, captured: "Capture", plan: Plan, profile: "Profile", cluster: Cluster
+) -> None:
+    """Write the plan and all that its prediction was made from."""
+    _, timeline = evaluate(captured.graph, profile, cluster, plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan.save(folder / "plan.json")
+    captured.graph.save(folder / "graph.json")
+    profile.save(folder / "profile.json")
+    cluster.save(folder / "cluster.toml")
+    timeline.save(folder / "predicted.trace.json")

@@ -1,0 +1,88 @@
+"""Merge: consecutive micro-batches joined to one, where that computes the same gradient.
+
+Larger micro-batches make larger products and fewer calls; smaller ones make a smaller bubble
+and less memory.  Joining k of them along their first dimension leaves the gradient as it was
+if the loss is a mean over samples that do not see each other, which is tried, not believed.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock import _compat
+from penstock.errors import GraphError
+from penstock.graph.graph import Graph
+from penstock.graph.trace import build, loss_of, on_device
+from penstock.job import Job
+
+_TOLERANCE = 1e-4  # of gradients, relative; sums are made in another order
+
+
+def merged(job: Job, count: int) -> Job:
+    """Return `job` with `count` consecutive micro-batches joined to one.
+
+    Raises:   GraphError: a step's micro-batches cannot be shared out so; the call of its data:
+              leaves that cannot be joined.
+    """
+    if count == 1:
+        return job
+    if job.micro_batches % count:
+        raise GraphError(f"{job.micro_batches} micro-batches cannot be joined by {count}")
+
+    def data(start: int) -> Iterator[Any]:
+        source = job.data(start * count)
+        while len(parts := list(itertools.islice(source, count))) == count:
+            yield _join(parts)
+
+    return replace(job, data=data, micro_batches=job.micro_batches // count)
+
+
+def _join(parts: list[Any]) -> Any:
+    leaves, specs = zip(*map(_compat.pytree.tree_flatten, parts), strict=True)
+    if any(spec != specs[0] for spec in specs):
+        raise GraphError("micro-batches of different structure cannot be joined")
+    return _compat.pytree.tree_unflatten(
+        [_joined(row) for row in zip(*leaves, strict=True)], specs[0]
+    )
+
+
+def _joined(leaves: tuple[Any, ...]) -> Any:
+    if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
+        return torch.cat(leaves)
+    if any(isinstance(leaf, Tensor) for leaf in leaves) or any(x != leaves[0] for x in leaves):
+        raise GraphError("a batch holds values without a first dimension: it cannot be joined")
+    return leaves[0]
+
+
+def merges(job: Job, graph: Graph, count: int) -> bool:
+    """Return whether joining `count` micro-batches gives the same gradient, by trying it.
+
+    A step that draws random numbers or updates buffers is refused without a try: its
+    micro-batches are not independent of how they are cut.
+    """
+    if job.micro_batches % count or graph.effects():
+        return False
+    try:
+        whole = _gradient(merged(job, count), 1)
+    except (GraphError, RuntimeError, TypeError):  # the model insists on its batch size
+        return False
+    parts = _gradient(job, count)
+    return all(_close(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+def _gradient(job: Job, count: int) -> list[Tensor | None]:
+    """Return the mean gradient of the first `count` micro-batches."""
+    model, _ = build(job)
+    for batch in itertools.islice(job.data(0), count):
+        (loss_of(job, model, on_device(batch)) / count).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def _close(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return bool((a - b).abs().max() <= _TOLERANCE * b.abs().max())
