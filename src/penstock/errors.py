@@ -48,3 +48,7 @@ class CheckpointError(PenstockError):
 
 class RunError(PenstockError):
     """A rank that failed while training."""
+
+
+class ReportError(PenstockError):
+    """A folder that holds no run, or figures of one that cannot be read."""

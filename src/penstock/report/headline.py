@@ -1,0 +1,119 @@
+"""Headline: the report in a few sentences and figures."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+
+from penstock.report.inputs import Inputs, Pair, at_rank
+from penstock.report.markup import Markup, tag
+from penstock.report.words import (
+    bytes_text,
+    count_text,
+    error_of,
+    number_text,
+    percent_text,
+    plain_words,
+    seconds_text,
+    share_text,
+)
+from penstock.timeline import bubble_fraction
+
+NO_PREDICTION = (
+    "This run has no predicted timeline, only what was measured: a model that cannot be traced runs"
+    " eagerly, and nothing of it is simulated."
+)
+
+
+def sentence(inputs: Inputs) -> str:
+    """Return the report in a few sentences."""
+    parts = list[str]()
+    step = inputs.step_s
+    if step.measured is not None:
+        parts.append(f"One step took {seconds_text(step.measured)}")
+        if step.predicted is not None:
+            error = percent_text(error_of(step.predicted, step.measured))
+            parts[-1] += f"; {seconds_text(step.predicted)} was predicted ({error})"
+    elif step.predicted is not None:
+        parts.append(f"One step is predicted to take {seconds_text(step.predicted)}")
+    fullest = _fullest(inputs)
+    if fullest is not None:
+        rank, size_bytes, predicted_bytes, cap_bytes = fullest
+        cap = "" if cap_bytes is None else f" of its {bytes_text(cap_bytes)}"
+        parts.append(f"The fullest rank, {rank}, held {bytes_text(size_bytes)}{cap}")
+        if predicted_bytes is not None:
+            error = percent_text(error_of(predicted_bytes, size_bytes))
+            parts[-1] += f"; {bytes_text(predicted_bytes)} was predicted ({error})"
+    if inputs.val_loss is not None:
+        against = "".join(
+            f", against {number_text(value)} for {plain_words(name)}" for name, value in inputs.nats
+        )
+        parts.append(f"The validation loss is {number_text(inputs.val_loss)}{against}")
+    return " ".join(f"{part}." for part in parts)
+
+
+def _fullest(inputs: Inputs) -> tuple[int, int, int | None, int | None] | None:
+    """Return the rank that held most, its bytes measured, predicted, and its cap."""
+    predicted, measured = inputs.peak_bytes
+    if not measured:
+        return None
+    rank = max(range(len(measured)), key=measured.__getitem__)
+    return rank, measured[rank], at_rank(predicted, rank), at_rank(inputs.cap_bytes, rank)
+
+
+def headline(inputs: Inputs) -> Iterator[Markup]:
+    """Yield the headline figures and what a reader must know before believing them."""
+    yield tag("dl", *_cards(inputs), class_="cards")
+    if inputs.predicted is None:
+        yield tag("p", NO_PREDICTION, class_="note")
+    if inputs.measured is None:
+        yield tag("p", "Nothing was measured: this is a prediction.", class_="note")
+
+
+def _cards(inputs: Inputs) -> Iterator[Markup]:
+    step = inputs.step_s
+    if step.measured is not None:
+        under = _against(step, seconds_text)
+        yield _card("Step time", seconds_text(step.measured), *under)
+    elif step.predicted is not None:
+        yield _card("Step time, predicted", seconds_text(step.predicted), "not measured")
+    fullest = _fullest(inputs)
+    if fullest is not None:
+        rank, size_bytes, predicted, cap = fullest
+        under = _against(Pair(predicted, size_bytes), bytes_text)
+        if cap:
+            under.append(f"{share_text(size_bytes / cap)} of {bytes_text(cap)}")
+        yield _card(f"Peak memory, rank {rank}", bytes_text(size_bytes), *under)
+    elif inputs.peak_bytes[0]:
+        yield _card("Peak memory, predicted", bytes_text(max(inputs.peak_bytes[0])), "not measured")
+    if inputs.clocks:
+        bubbles = [share_text(bubble_fraction(t)) for _, t in reversed(inputs.clocks)]
+        under = f"predicted {bubbles[1]}" if len(bubbles) == 2 else inputs.clocks[0][0]
+        yield _card("Time waiting", bubbles[0], under)
+    if inputs.val_loss is not None:
+        against = (f"{plain_words(name)} {number_text(value)}" for name, value in inputs.nats)
+        yield _card("Validation loss", number_text(inputs.val_loss), *against)
+    yield from _throughput(inputs)
+
+
+def _throughput(inputs: Inputs) -> Iterator[Markup]:
+    for what in ("tokens", "samples"):
+        rates = [getattr(step, f"{what}_per_second") for step in inputs.steps]
+        known = [rate for rate in rates if rate is not None and math.isfinite(rate)]
+        if known:
+            under = f"median of {count_text(len(known), 'step')}"
+            text = number_text(float(f"{statistics.median(known):.3g}"))
+            yield _card(f"{what.capitalize()} per second", text, under)
+            return
+
+
+def _against(figures: Pair, text: Callable[[float | None], str]) -> list[str]:
+    """Return what stands under a measured figure: the predicted one and its error."""
+    if figures.predicted is None:
+        return ["not predicted"]
+    error = percent_text(error_of(*figures))
+    return [f"predicted {text(figures.predicted)}", f"error {error}"]
+
+
+def _card(name: str, value: str, *under: str) -> Markup:
+    lines = (tag("dd", line, class_="under") for line in under)
+    return tag("div", tag("dt", name), tag("dd", value), *lines)

@@ -1,0 +1,254 @@
+"""What a report is made of: a plan, two timelines, the figures of the steps and of the end."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import ReportError
+from penstock.files import Json
+from penstock.plan import Plan
+from penstock.timeline import SPAN_KINDS, Timeline, peak_bytes, step_s
+
+RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"
+DAMAGED = "the file is damaged; run again, or take the file away and resume"
+OWN_KEYS = (
+    "val_loss",
+    "step_s_predicted",
+    "step_s_measured",
+    "peak_bytes_predicted",
+    "peak_bytes_measured",
+    "cap_bytes",
+)
+
+
+class Step(NamedTuple):
+    """The figures of one optimizer step; a loss may be no number."""
+
+    step: int
+    loss: float
+    seconds: float
+    samples_per_second: float | None
+    tokens_per_second: float | None
+
+
+class Pair(NamedTuple):
+    """One figure in both clocks; None where it is not known."""
+
+    predicted: float | None
+    measured: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that a page shows; a part that is not there is None or empty.
+
+    peak_bytes and cap_bytes are per rank; facts are what the job reports, by name.
+    """
+
+    title: str
+    plan: Plan | None
+    predicted: Timeline | None
+    measured: Timeline | None
+    steps: tuple[Step, ...]
+    val_loss: float | None
+    step_s: Pair
+    peak_bytes: tuple[tuple[int, ...], tuple[int, ...]]
+    cap_bytes: tuple[int, ...]
+    facts: tuple[tuple[str, float | str], ...]
+
+    @property
+    def clocks(self) -> tuple[tuple[str, Timeline], ...]:
+        """Return the timelines that are there, by name."""
+        both = (("predicted", self.predicted), ("measured", self.measured))
+        return tuple((name, timeline) for name, timeline in both if timeline is not None)
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the greatest number of ranks that a part speaks of."""
+        counts = [timeline.num_ranks for _, timeline in self.clocks]
+        return max([*counts, *map(len, self.peak_bytes)], default=0)
+
+    @property
+    def nats(self) -> tuple[tuple[str, float], ...]:
+        """Return the job's figures that can stand beside a loss: their names end in "_nats"."""
+        pairs = (pair for pair in self.facts if pair[0].endswith("_nats"))
+        return tuple((name, value) for name, value in pairs if isinstance(value, float))
+
+
+def at_rank(values: Sequence[int], rank: int) -> int | None:
+    """Return the value of a rank, or None if there is none."""
+    return values[rank] if rank < len(values) else None
+
+
+def num_steps(timeline: Timeline) -> int:
+    """Return how many optimizer steps a timeline covers: the steps of its updates, at least 1."""
+    spans = timeline.spans
+    updates = spans.micro_batches[spans.kinds == SPAN_KINDS.index("U")]
+    return max(1, len(set(updates.tolist())))
+
+
+def inputs_of(
+    plan: Plan | None,
+    timelines: tuple[Timeline | None, Timeline | None],
+    metrics: Iterable[Mapping[str, Json]],
+    summary: Mapping[str, Json],
+    title: str,
+) -> Inputs:
+    """Return what a report is made of; figures that `summary` lacks come from timelines and plan.
+
+    Raises:   ReportError: a figure that is no number.
+    """
+    predicted, measured = timelines
+    reader = _Reader(summary, "the summary")
+    lengths_s = [None if t is None else step_s(t) / num_steps(t) for t in timelines]
+    plan_s = None if plan is None or plan.predicted is None else plan.predicted.step_s
+    peaks = [() if t is None or not any(peak_bytes(t)) else peak_bytes(t) for t in timelines]
+    plan_bytes = () if plan is None or plan.predicted is None else plan.predicted.peak_bytes
+    ranks = max([*(t.num_ranks for t in timelines if t is not None), 1])
+    return Inputs(
+        title=title,
+        plan=plan,
+        predicted=predicted,
+        measured=measured,
+        steps=steps_of(metrics),
+        val_loss=reader.number("val_loss"),
+        step_s=Pair(
+            _first(reader.number("step_s_predicted"), lengths_s[0], plan_s),
+            _first(reader.number("step_s_measured"), lengths_s[1]),
+        ),
+        peak_bytes=(
+            reader.sizes("peak_bytes_predicted") or peaks[0] or plan_bytes,
+            reader.sizes("peak_bytes_measured") or peaks[1],
+        ),
+        cap_bytes=reader.sizes("cap_bytes", ranks),
+        facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in OWN_KEYS})),
+    )
+
+
+def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[Step, ...]:
+    """Return the steps in order; of a step that was done twice (after a resume) the last stands.
+
+    Raises:   ReportError: no step, loss or seconds, or one that is no number.
+    """
+    steps: dict[int, Step] = {}
+    for at, line in enumerate(metrics):
+        reader = _Reader(line, f"line {at + 1} of the metrics")
+        step = reader.needed("step")
+        if not step.is_integer() or abs(step) > 2**53:
+            raise ReportError(f"{reader.place} has step {step}, no whole number", hint=DAMAGED)
+        steps[int(step)] = Step(
+            int(step),
+            reader.needed("loss"),
+            reader.needed("seconds"),
+            reader.number("samples_per_second"),
+            reader.number("tokens_per_second"),
+        )
+    return tuple(steps[at] for at in sorted(steps))
+
+
+def read(folder: Path) -> Inputs:
+    """Return what `penstock train` left in `folder`.
+
+    Without predicted.trace.json (a model that runs eagerly has no prediction) the plan may be
+    missing too.
+    Raises:   ReportError: no run, or metrics or summary are missing or damaged.
+              TimelineError, PlanError: theirs are.
+    """
+    if not any((folder / name).exists() for name in ("measured.trace.json", "metrics.jsonl")):
+        hint = "give the folder that `penstock train --out` wrote"
+        what = "holds no run" if folder.is_dir() else "is no folder"
+        raise ReportError(f"{folder} {what}: no measured.trace.json, no metrics.jsonl", hint=hint)
+    predicted_path, plan_path = folder / "predicted.trace.json", folder / "plan.json"
+    is_predicted = predicted_path.exists()
+    plan = Plan.load(plan_path) if is_predicted or plan_path.exists() else None
+    predicted = Timeline.load(predicted_path) if is_predicted else None
+    measured = Timeline.load(folder / "measured.trace.json")
+    metrics_path, summary_path = folder / "metrics.jsonl", folder / "summary.json"
+    lines = list(_lines(metrics_path))
+    summary = _object(_content(summary_path), f"{summary_path}")
+    try:
+        return inputs_of(plan, (predicted, measured), lines, summary, folder.resolve().name)
+    except ReportError as problem:
+        raise ReportError(f"{folder}: {problem.message}", hint=problem.hint) from problem
+
+
+def _lines(path: Path) -> Iterable[Mapping[str, Json]]:
+    for at, line in enumerate(_content(path).splitlines()):
+        if line.strip():
+            yield _object(line, f"line {at + 1} of {path}")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise ReportError(f"cannot read {path}: {problem.strerror}", hint=RESUME) from problem
+
+
+def _object(content: bytes, place: str) -> Mapping[str, Json]:
+    try:
+        value: Json = json.loads(content)
+    except (ValueError, RecursionError) as problem:
+        raise ReportError(f"{place} is not readable JSON: {problem}", hint=DAMAGED) from problem
+    if not isinstance(value, dict):
+        raise ReportError(f"{place} holds a {type(value).__name__}, no object", hint=DAMAGED)
+    return value
+
+
+class _Reader(NamedTuple):
+    """An object of a file and its place; each method takes a value as one type or raises."""
+
+    values: Mapping[str, Json]
+    place: str
+
+    def number(self, key: str) -> float | None:
+        value = self.values.get(key)
+        return None if value is None else self._float(key, value)
+
+    def needed(self, key: str) -> float:
+        if key not in self.values:
+            raise ReportError(f'{self.place} has no "{key}"', hint=DAMAGED)
+        value = self.values[key]
+        return math.nan if value is None else self._float(key, value)
+
+    def sizes(self, key: str, copies: int = 1) -> tuple[int, ...]:
+        """Return bytes per rank; one number stands for `copies` ranks."""
+        value = self.values.get(key)
+        items = [value] * copies if isinstance(value, int | float) else value or []
+        if not isinstance(items, list):
+            raise self._wrong(key, value)
+        numbers = [self._float(key, item) for item in items]
+        if not all(map(math.isfinite, numbers)):
+            raise self._wrong(key, value)
+        return tuple(map(int, numbers))
+
+    def _float(self, key: str, value: Json) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, value)
+        return math.copysign(math.inf, value) if abs(value) > 1e300 else float(value)
+
+    def _wrong(self, key: str, value: Json) -> ReportError:
+        return ReportError(f'"{key}" of {self.place} is {value!r:.60}, no number', hint=DAMAGED)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _facts(prefix: str, values: Mapping[str, Json]) -> Iterable[tuple[str, float | str]]:
+    """Yield the figures of an object and of those within it, by dotted name."""
+    for key, value in values.items():
+        match value:
+            case dict():
+                yield from _facts(f"{prefix}{key}.", value)
+            case bool() | None:
+                yield prefix + key, {True: "yes", False: "no", None: "not known"}[value]
+            case int() | float():
+                yield prefix + key, _Reader({key: value}, "the summary").needed(key)
+            case str():
+                yield prefix + key, value
+            case list():
+                yield prefix + key, json.dumps(value)

@@ -1,0 +1,53 @@
+"""Page: the sections of a report, put together to one HTML document that needs nothing else."""
+
+import base64
+import hashlib
+from importlib.resources import files
+
+from penstock.report.headline import headline, sentence
+from penstock.report.inputs import Inputs
+from penstock.report.markup import Markup, tag
+from penstock.report.sections import about, memory, plan, timelines, training
+from penstock.report.times import times
+
+SECTIONS = (headline, timelines, times, memory, training, plan, about)  # in reading order
+
+
+def page(inputs: Inputs) -> str:
+    """Return the document.
+
+    It asks nothing of a network (its content policy forbids it), runs no script but its own, and
+    shows pictures and tables without that too.
+    """
+    title = inputs.title or "Penstock report"
+    body = (
+        tag("header", tag("h1", title), tag("p", sentence(inputs), class_="sentence")),
+        tag("main", *(part for section in SECTIONS for part in section(inputs))),
+        tag("div", id="tip", role="status", hidden=True),
+    )
+    script = _resource("page.js")
+    head = (
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", title),
+        tag("style", Markup(_resource("page.css"))),
+    )
+    document = tag(
+        "html", tag("head", *head), tag("body", *body, tag("script", Markup(script))), lang="en"
+    )
+    return f"<!doctype html>\n{document}\n"
+
+
+def _policy(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline';"
+        " img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _resource(name: str) -> str:
+    return (files("penstock.report") / name).read_text("utf-8")
