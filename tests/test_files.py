@@ -49,7 +49,7 @@ def test_file_that_finds_no_room_leaves_the_old_one_and_is_named(tmp_path: Path)
 
 def test_file_under_a_file_is_refused_by_its_own_name(tmp_path: Path) -> None:
     write_bytes(tmp_path / "file", b"")
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match="file/new") as caught:
         write_bytes(tmp_path / "file" / "new", b"")
     assert caught.value.filename == str(tmp_path / "file" / "new")
 

@@ -236,7 +236,7 @@ def test_place_for_a_file_is_refused_before_time_is_spent(tmp_path: Path) -> Non
     face.check_place(tmp_path / "file")
     face.check_place(tmp_path / "new" / "deeper" / "file")
     for wrong in (tmp_path, tmp_path / "file" / "below", Path("/dev/full")):
-        with pytest.raises(OSError) as caught:
+        with pytest.raises(OSError, match=r"directory|regular file") as caught:
             face.check_place(wrong)
         assert caught.value.filename
 

@@ -1,0 +1,446 @@
+"""penstock plan and penstock simulate: from a job to a saved plan, and back to its timeline."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.saved import load_basis
+from penstock.cluster import Cluster
+from penstock.graph.graph import Graph
+from penstock.plan import Plan
+from penstock.profile import Profile
+from penstock.timeline import Timeline, peak_bytes
+from tests.cli.conftest import MLP, Call, Done
+
+JOB = f"{MLP}:job"
+FILES = {"plan.json", "graph.json", "profile.json", "cluster.toml"}
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cluster of two ranks, so that no link has to be measured."""
+    path = tmp_path_factory.mktemp("machines") / "two.toml"
+    Cluster.here(2).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, profiles: Path, machines: Path) -> Path:
+    """Return a folder with a plan of two stages, made by the command itself."""
+    from penstock.cli import main
+
+    folder = tmp_path_factory.mktemp("plans")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(profiles))
+        plan = ["plan", JOB, "--cluster", str(machines), "--stages", "2", "--schedule", "gpipe"]
+        assert main([*plan, "--out", str(folder / "plan.json")]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """Return a copy of that folder, to be damaged."""
+    return Path(shutil.copytree(folder, tmp_path / "copied"))
+
+
+def test_plan_is_written_with_all_that_it_was_made_with(folder: Path, machines: Path) -> None:
+    assert {file.name for file in folder.iterdir()} == FILES
+    plan = Plan.load(folder / "plan.json")
+    assert (plan.num_stages, plan.num_ranks, plan.schedule) == (2, 2, "gpipe")
+    assert Graph.load(folder / "graph.json").digest == plan.graph
+    assert Profile.load(folder / "profile.json").graph == plan.graph
+    assert Cluster.load(folder / "cluster.toml") == Cluster.load(machines)
+
+
+def test_plan_is_printed_with_the_reason_of_each_decision(call: Call, machines: Path) -> None:
+    done = call("plan", JOB, "--cluster", machines, "--json")
+    decisions = json.loads(done.out)["decisions"]
+    text = call("plan", JOB, "--cluster", machines)
+    assert (done.code, text.code) == (0, 0)
+    assert {d["what"] for d in decisions} >= {"ranks", "stages", "cuts", "schedule", "recompute"}
+    for decision in decisions:
+        assert f"{decision['what']}: {decision['value']} " in text.out
+        assert decision["why"]
+    assert "predicted: " in text.out
+
+
+def test_json_is_the_plan_that_is_written(call: Call, machines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "plan.json"
+    done = call("plan", JOB, "--cluster", machines, "--out", out, "--json")
+    assert json.loads(done.out) == json.loads(out.read_text())
+    assert done.err == f"wrote {out}\n"
+
+
+def test_plans_of_other_names_share_a_folder(call: Call, machines: Path, tmp_path: Path) -> None:
+    for name, job in (("one", JOB), ("two", f"{MLP}:wider")):
+        out = tmp_path / f"{name}.json"
+        assert call("plan", job, "--cluster", machines, "--ranks", 1, "--out", out).code == 0
+    for name in ("one", "two"):
+        assert call("simulate", tmp_path / f"{name}.json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (("--ranks", 1), "total_ranks", 1),
+        (("--replicas", 2), "replicas", 2),
+        (("--stages", 2), "num_stages", 2),
+        (("--schedule", "zb_h1"), "schedule", "zb_h1"),
+        (("--schedule", "double_buffered"), "schedule", "double_buffered"),
+        (("--schedule", "interleaved", "--stages", 4), "num_stages", 4),
+    ],
+)
+def test_wish_is_kept(
+    call: Call, machines: Path, tmp_path: Path, flags: tuple[object, ...], name: str, value: object
+) -> None:
+    out = tmp_path / "plan.json"
+    assert call("plan", JOB, "--cluster", machines, *flags, "--out", out).code == 0
+    assert getattr(Plan.load(out), name) == value
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "memory"])
+def test_no_other_objective_finds_a_better_plan_by_its_own_measure(
+    call: Call, machines: Path, objective: str
+) -> None:
+    found = {}
+    for aim in ("time", "cost", "memory"):
+        done = call("plan", JOB, "--cluster", machines, "--objective", aim, "--json")
+        plan = json.loads(done.out)
+        step_s, ranks = plan["predicted"]["step_s"], plan["num_ranks"] * plan["replicas"]
+        peak = max(plan["predicted"]["peak_bytes"])
+        found[aim] = {"time": step_s, "cost": step_s * ranks, "memory": peak}[objective]
+    assert found[objective] == min(found.values())
+
+
+def test_what_the_job_prints_does_not_reach_stdout(call: Call, machines: Path) -> None:
+    done = call("plan", f"{MLP}:talks", "--cluster", machines, "--ranks", 1, "--json")
+    assert done.code == 0
+    json.loads(done.out)
+    assert "this is for stdout" in done.err
+    assert "and this" in done.err
+
+
+def test_profile_is_measured_once_for_a_job_but_anew_for_another_optimizer(
+    call: Call, machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.profile import measure
+
+    measured = []
+    real = measure.measure
+
+    def counted(*arguments: object, **more: object) -> Profile:
+        measured.append(arguments)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(measure, "measure", counted)
+    for job, times in ((JOB, 0), (f"{MLP}:adam", 1), (f"{MLP}:adam", 1)):
+        assert call("plan", job, "--cluster", machines).code == 0
+        assert len(measured) == times
+
+
+# simulate
+
+
+def test_simulated_plan_gives_what_was_predicted(call: Call, folder: Path) -> None:
+    done = call("simulate", folder / "plan.json", "--json")
+    document, plan = json.loads(done.out), Plan.load(folder / "plan.json")
+    assert plan.predicted is not None
+    assert document["step_s"] == plan.predicted.step_s
+    assert tuple(document["peak_bytes"]) == plan.predicted.peak_bytes
+    assert document["samples_per_second"] == pytest.approx(4 * 8 / plan.predicted.step_s)
+    assert document["timeline"] is None
+    assert len(document["busy_s"]) == 2
+    assert (done.code, done.err) == (0, "")
+
+
+def test_simulated_timeline_is_written_and_holds_the_plans_memory(
+    call: Call, folder: Path, tmp_path: Path
+) -> None:
+    done = call("simulate", folder / "plan.json", "--out", tmp_path / "a" / "b", "--json")
+    trace = tmp_path / "a" / "b" / "predicted.trace.json"
+    document = json.loads(done.out)
+    assert document["timeline"] == str(trace)
+    assert list(peak_bytes(Timeline.load(trace))) == document["peak_bytes"]
+
+
+def test_simulation_is_printed_with_picture_memory_and_step_time(call: Call, folder: Path) -> None:
+    done = call("simulate", folder / "plan.json")
+    lines = done.out.splitlines()
+    assert sum(line.startswith("rank ") and " F0" in line for line in lines) == 2
+    assert any(line.startswith("predicted: ") and "samples/s" in line for line in lines)
+    assert "peak bytes" in done.out
+
+
+def test_job_stands_in_for_what_is_missing_beside_a_plan(
+    call: Call, copied: Path, machines: Path
+) -> None:
+    (copied / "graph.json").unlink()
+    plan = copied / "plan.json"
+    error, hint = call("simulate", plan).refusal(2)
+    assert str(copied / "graph.json") in error
+    assert "--job" in hint
+    done = call("simulate", plan, "--job", JOB, "--cluster", machines, "--json")
+    predicted = Plan.load(plan).predicted
+    assert predicted is not None
+    assert json.loads(done.out)["step_s"] == predicted.step_s
+
+
+def test_other_machines_change_the_step(call: Call, folder: Path, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.toml"
+    text = (folder / "cluster.toml").read_text()
+    latency = next(line for line in text.splitlines() if line.startswith("latency_s"))
+    slow.write_text(text.replace(latency, "latency_s = 1.0"))
+    done = call("simulate", folder / "plan.json", "--cluster", slow, "--json")
+    assert json.loads(done.out)["step_s"] > 2
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ("nowhere.py", "nowhere.py does not exist"),
+        ("no.such.module:job", 'there is no module "no"'),
+        (f"{MLP}:no_job", "returns the int 3, not a Job"),
+        (f"{MLP}:value", "has no function, but a value value"),
+        (f"{MLP}:jobb", "has no function jobb"),
+        (f"{MLP}:raises", "KeyError: 'weights'"),
+        (":", '":" names no job'),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "train", "check"])
+def test_job_that_is_none_is_refused(
+    call: Call, tmp_path: Path, command: str, job: str, words: str
+) -> None:
+    out = () if command == "check" else ("--out", tmp_path / "out" / "plan.json")
+    error, _ = call(command, job, *out).refusal(2)
+    assert words in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("empty", "yields no micro-batch"), ("loss_raises", f"cannot be traced at {MLP}:")],
+)
+def test_job_that_cannot_be_traced_is_refused(call: Call, name: str, words: str) -> None:
+    error, _ = call("plan", f"{MLP}:{name}").refusal(2)
+    assert words in error
+
+
+def test_model_that_raises_is_blamed_with_its_line(call: Call) -> None:
+    error, _ = call("plan", f"{MLP}:model_raises").refusal(1)
+    line = 1 + MLP.read_text().splitlines().index('        raise OverflowError("no such width")')
+    assert error == f"{MLP}:{line}: OverflowError: no such width"
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_more_stages_than_cut_points_are_refused_with_both_numbers(
+    call: Call, command: str
+) -> None:
+    error, hint = call(command, JOB, "--stages", 9).refusal(2)
+    assert error == "9 stages need 8 cut points; the model has 4"
+    assert hint == "use at most 5 stages"
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_unknown_schedule_is_refused_before_anything_is_traced(call: Call, command: str) -> None:
+    error, hint = call(command, JOB, "--schedule", "zb_h2").refusal(2)
+    assert error == "there is no schedule 'zb_h2'"
+    assert "zb_h1" in hint
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--objective", "beauty"), "'beauty'"),
+        (("--ranks", 3), "3 ranks of a cluster of 2"),
+        (("--replicas", 3), "no plan fits"),
+        (("--cluster", "nowhere.toml"), "nowhere.toml"),
+    ],
+)
+def test_wish_that_cannot_be_is_refused(
+    call: Call, machines: Path, flags: tuple[object, ...], words: str
+) -> None:
+    error, _ = call("plan", JOB, "--cluster", machines, *flags).refusal(2)
+    assert words in error
+
+
+def test_damaged_cluster_is_refused(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[[host]\n")
+    error, _ = call("plan", JOB, "--cluster", tmp_path / "c.toml").refusal(2)
+    assert str(tmp_path / "c.toml") in error
+
+
+def test_plan_that_does_not_exist_is_refused(call: Call, tmp_path: Path) -> None:
+    error, _ = call("simulate", tmp_path / "plan.json").refusal(2)
+    assert error == f"cannot read plan {tmp_path / 'plan.json'}: No such file or directory"
+
+
+@pytest.mark.parametrize("command", ["simulate", "train", "check"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_truncated_plan_is_refused_and_left_as_it_is(
+    call: Call, copied: Path, command: str, share: float
+) -> None:
+    whole = (copied / "plan.json").read_bytes()
+    part = whole[: int(share * len(whole))]
+    (copied / "plan.json").write_bytes(part)
+    arguments = (
+        (copied / "plan.json",) if command == "simulate" else (JOB, "--plan", copied / "plan.json")
+    )
+    out = () if command == "check" else ("--out", copied / "out")
+    error, _ = call(command, *arguments, *out).refusal(2)
+    assert str(copied / "plan.json") in error
+    assert (copied / "plan.json").read_bytes() == part
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("penstock", "graph"),
+        ("cuts", None),
+        ("cuts", ["one"]),
+        ("cuts", [99]),
+        ("cuts", [1.5]),
+        ("cut_names", ["other"]),
+        ("schedule", 5),
+        ("schedule", "zb_h2"),
+        ("num_micro_batches", 0),
+        ("num_micro_batches", 1.5),
+        ("num_micro_batches", "4"),
+        ("num_ranks", 3),
+        ("recompute", [True]),
+        ("recompute", 1),
+        ("replicas", 2),
+        ("decisions", [1]),
+        ("predicted", {"step_s": 1.0}),
+        ("predicted", {"step_s": "x", "peak_bytes": [1, 2], "usd": 0.0}),
+        ("more", 1),
+        ("graph", "0123456789abcdef"),
+    ],
+)
+def test_plan_with_a_wrong_value_is_refused(
+    call: Call, copied: Path, key: str, value: object
+) -> None:
+    plan = copied / "plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), key: value}))
+    call("simulate", plan).refusal(2)
+
+
+def test_plan_for_another_model_is_refused_with_both_digests(
+    call: Call, folder: Path, machines: Path
+) -> None:
+    plan = folder / "plan.json"
+    other = "--job", f"{MLP}:wider", "--cluster", machines
+    error, hint = call("simulate", plan, *other).refusal(2)
+    assert f"the plan is for graph {Plan.load(plan).graph}; this job traces to graph " in error
+    assert "new plan" in hint
+
+
+def test_files_of_another_plan_are_refused(call: Call, copied: Path, machines: Path) -> None:
+    kept = (copied / "plan.json").read_bytes()
+    other = call("plan", f"{MLP}:wider", "--cluster", machines, "--out", copied / "plan.json")
+    assert other.code == 0
+    (copied / "plan.json").write_bytes(kept)
+    error, hint = call("simulate", copied / "plan.json").refusal(2)
+    assert "is of another plan" in error
+    assert "--job" in hint
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"plan.json"}))
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"nodes": 3}'])
+def test_damaged_file_beside_a_plan_is_refused_by_name(
+    call: Call, copied: Path, name: str, content: bytes
+) -> None:
+    (copied / name).write_bytes(content)
+    error, _ = call("simulate", copied / "plan.json").refusal(2)
+    assert name in error
+
+
+def test_plan_for_more_ranks_than_the_cluster_has_is_refused(
+    call: Call, folder: Path, tmp_path: Path
+) -> None:
+    Cluster.here(1).save(tmp_path / "one.toml")
+    found = call("simulate", folder / "plan.json", "--cluster", tmp_path / "one.toml")
+    error, _ = found.refusal(2)
+    assert error == "the plan is for 2 ranks, the cluster has 1"
+
+
+def test_basis_of_a_plan_is_what_was_saved(folder: Path) -> None:
+    basis = load_basis(folder / "plan.json", Plan.load(folder / "plan.json"))
+    assert basis.cluster == Cluster.load(folder / "cluster.toml")
+
+
+# No room, no permission
+
+
+def little_room() -> None:
+    """Let this process write no file of more than 1,000 bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+
+def test_plan_that_finds_no_room_leaves_nothing(
+    spawn: Call, tmp_path: Path, machines: Path
+) -> None:
+    wish = "--cluster", machines, "--ranks", 1, "--out", tmp_path / "plan.json"
+    error, _ = spawn("plan", JOB, *wish, preexec_fn=little_room).refusal(1)
+    assert error == f"{tmp_path / 'graph.json'}: File too large"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_without_room_for_its_last_file_leaves_no_new_ones(
+    call: Call, tmp_path: Path, machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(plan: Plan, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Plan, "save", full)
+    (tmp_path / "graph.json").write_text("older")
+    wish = "--cluster", machines, "--out", tmp_path / "plan.json"
+    error, hint = call("plan", JOB, *wish).refusal(1)
+    assert error == f"{tmp_path / 'plan.json'}: No space left on device"
+    assert "room" in hint
+    assert [file.name for file in tmp_path.iterdir()] == ["graph.json"]
+
+
+def test_simulation_that_finds_no_room_leaves_nothing(
+    spawn: Call, tmp_path: Path, folder: Path
+) -> None:
+    done = spawn("simulate", folder / "plan.json", "--out", tmp_path, preexec_fn=little_room)
+    error, _ = done.refusal(1)
+    assert error == f"{tmp_path / 'predicted.trace.json'}: File too large"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_permission_is_refused_at_once(call: Call, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    error, _ = call("plan", JOB, "--out", tmp_path / "plan.json").refusal(1)
+    assert error == f"{tmp_path}: Permission denied"
+
+
+@pytest.mark.parametrize("name", ["plan", "simulate"])
+def test_place_that_is_no_folder_is_refused_at_once(
+    call: Call, name: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    given = (JOB,) if name == "plan" else (folder / "plan.json",)
+    error, _ = call(name, *given, "--out", tmp_path / "file" / "out").refusal(1)
+    assert "Not a directory" in error
+
+
+def test_cache_that_cannot_be_written_is_only_a_message(
+    spawn: Call, tmp_path: Path, machines: Path
+) -> None:
+    (tmp_path / "file").touch()
+    env = {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    wish = "--cluster", machines, "--ranks", 1, "--json"
+    done: Done = spawn("plan", JOB, *wish, env=env)
+    assert done.code == 0
+    json.loads(done.out)
+    assert "not kept" in done.err
