@@ -1,5 +1,6 @@
 """Cluster: ranks, links, seconds, file, and this machine."""
 
+import doctest
 import math
 import subprocess
 import sys
@@ -269,3 +270,10 @@ def test_limits_of_a_container_are_found(tmp_path: Path):
 def test_detection_imports_no_torch():
     code = "from penstock.cluster import Cluster; Cluster.here(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"import sys; {code}"], check=True)
+
+
+def test_examples_of_the_page_are_what_runs():
+    page = Path(__file__).parents[1] / "docs" / "cluster.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 5
+    assert result.failed == 0

@@ -1,7 +1,9 @@
 """Timeline: sums, picture, file and alignment."""
 
+import doctest
 import json
 import math
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +172,18 @@ def test_picture_shows_starts_continuations_and_idle_columns():
     assert draw(Timeline.of(1, spans)) == "rank 0  F0 .  .  B0 -"
 
 
+def test_picture_in_the_docstring_is_what_is_drawn():
+    rank_0 = [("F", 0, 0, 1), ("F", 1, 1, 2), ("B", 0, 4, 6), ("B", 1, 7, 9)]
+    rank_1 = [("F", 0, 1, 2), ("B", 0, 2, 4), ("F", 1, 4, 5), ("B", 1, 5, 7)]
+    spans = [
+        Span(rank, "compute", kind, rank, micro_batch, start, end)
+        for rank, own in enumerate((rank_0, rank_1))
+        for kind, micro_batch, start, end in own
+    ]
+    assert draw.__doc__ is not None
+    assert textwrap.indent(draw(Timeline.of(2, spans)), " " * 8) in draw.__doc__
+
+
 def test_picture_names_stages_where_a_rank_has_others_than_its_own():
     spans = [
         Span(0, "compute", "F", 0, 0, 0, 1),
@@ -328,3 +342,10 @@ def test_align_refuses_what_does_not_fit():
         align([], [])
     with pytest.raises(TimelineError, match="of 2 and of 3 ranks"):
         align([two_ranks(), Timeline.of(3, [])], [0.0, 0.0])
+
+
+def test_examples_of_the_page_are_what_runs():
+    page = Path(__file__).parents[1] / "docs" / "timeline.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 5
+    assert result.failed == 0

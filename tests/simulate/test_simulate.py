@@ -1,8 +1,10 @@
 """Simulate: closed forms, bounds, and each rule of the clock on a small program that shows it."""
 
+import doctest
 import textwrap
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -473,3 +475,10 @@ def test_every_schedule_runs_at_every_size_with_any_room(builder, num_stages: in
     program = lower(builder(num_stages, m))
     times = [step_s(simulate(program, one, capacity=room, spans=False)) for room in (None, 0, 1, 3)]
     assert times[0] <= min(times)
+
+
+def test_examples_of_the_page_are_what_runs():
+    page = Path(__file__).parents[2] / "docs" / "simulate.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 10
+    assert result.failed == 0

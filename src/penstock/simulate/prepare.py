@@ -46,9 +46,8 @@ def job_of(
     """
     if cluster is not None and cluster.num_ranks < program.num_ranks:
         numbers = f"{program.num_ranks} ranks on a cluster of {cluster.num_ranks}"
-        raise ClusterError(
-            f"a program of {numbers}", hint="describe more hosts, or use fewer ranks"
-        )
+        hint = "describe more hosts, or use fewer ranks"
+        raise ClusterError(f"a program of {numbers}", hint=hint)
     if capacity is not None and capacity < 0:
         raise ValueError(f"capacity is {capacity} messages; it must be None, or 0 or more")
     codes, num_ranks = program.code, program.num_ranks
@@ -63,15 +62,6 @@ def job_of(
     )
     wiring = wire(program.num_stages, program.edges)
     routes = _routes(program, code, cluster, routed=cluster is not None or capacity is not None)
-    agenda = kernel.Agenda(
-        what=np.zeros(num_ranks, np.int64),
-        message=np.zeros(num_ranks, np.int64),
-        ready=np.arange(num_ranks)[::-1].copy(),
-        height=np.array([num_ranks]),
-        heap_s=np.empty(1024),
-        heap=np.empty(1024, np.int64),
-        pending=np.zeros(1, np.int64),
-    )
     return kernel.Job(
         code,
         sizes,
@@ -79,10 +69,23 @@ def job_of(
         routes,
         _durations(program, seconds, cluster),
         kernel.Threads(codes.offsets[:-1].copy(), *(np.zeros(num_ranks) for _ in range(4))),
-        agenda,
+        _agenda(num_ranks),
         _mail(program, sizes, routes),
         _queues(program, seconds, cluster),
         _record(program, routes, spans=spans),
+    )
+
+
+def _agenda(num_ranks: int, room: int = 1024) -> kernel.Agenda:
+    """Return the agenda on which all ranks can walk, with `room` on the heap."""
+    return kernel.Agenda(
+        what=np.zeros(num_ranks, np.int64),
+        message=np.zeros(num_ranks, np.int64),
+        ready=np.arange(num_ranks)[::-1].copy(),
+        height=np.array([num_ranks]),
+        heap_s=np.zeros(room),
+        heap=np.zeros(room, np.int64),
+        pending=np.zeros(1, np.int64),
     )
 
 

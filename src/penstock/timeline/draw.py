@@ -15,8 +15,8 @@ def draw(timeline: Timeline, *, unit_s: float | None = None) -> str:
     starts, "-" where it goes on, "." where the rank idles.  Where a rank has a stage of another
     number than its own, stages are shown too: "F2.0".  With backwards of two seconds:
 
-        rank 0  F0 F1 .  B0 -  B1 -
-        rank 1  .  F0 B0 -  F1 B1 -
+        rank 0  F0 F1 .  .  B0 -  .  B1 -
+        rank 1  .  F0 B0 -  F1 B1 -  .  .
 
     `unit_s` is by default the shortest compute, but so long that there are at most 400 columns.
     Spans without length are not drawn, and of spans shorter than a unit only some.
