@@ -200,7 +200,7 @@ def test_command_that_needs_no_torch_imports_none(arguments: tuple[str, ...]) ->
 
 
 def test_package_runs_as_a_module_too() -> None:
-    command = [sys.executable, "-m", "penstock.cli", "schedule", "--json"]
+    command = [sys.executable, "-m", "penstock", "schedule", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert json.loads(done.stdout)["schedules"]

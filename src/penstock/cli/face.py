@@ -18,7 +18,7 @@ from typing import cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from penstock.errors import GraphError, PenstockError, PlanError, ProgramError, RunError
 from penstock.files import Json
@@ -115,24 +115,31 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 @contextlib.contextmanager
 def busy(what: str) -> Generator[None, None, None]:
     """Show on a terminal's stderr what is being done, until it is."""
-    with progress(what):
+    with _live(what, TextColumn("{task.description} ...")):
         yield
 
 
 @contextlib.contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Show a line on a terminal's stderr; a bar as soon as the call given says (done, total)."""
+    """Show a bar on a terminal's stderr; the call that is given moves it: (done, total)."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with _live(what, *columns) as bars:
+
+        def tell(done: int, total: int) -> None:
+            for task in bars.task_ids:
+                bars.update(task, completed=done, total=total, refresh=True)
+
+        yield tell
+
+
+@contextlib.contextmanager
+def _live(what: str, *columns: ProgressColumn) -> Generator[Progress, None, None]:
     bars = Progress(*columns, console=err, transient=True, auto_refresh=False)
     bars.disable = not err.is_terminal
     with bars:
-        bar = bars.add_task(what, total=None)
+        bars.add_task(what, total=None)
         bars.refresh()
-
-        def tell(done: int, total: int) -> None:
-            bars.update(bar, completed=done, total=total, refresh=True)
-
-        yield tell
+        yield bars
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -1,8 +1,0 @@
-"""`python -m penstock.cli` is `penstock`."""
-
-import sys
-
-from penstock.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
