@@ -35,7 +35,17 @@ ROOMS = (
 
 # Where torch may be imported; everything else plans and simulates without it.
 TORCH_ROOMS = {"_compat", "runtime", "report", "cli"}
-TORCH_FILES = {"graph/trace.py", "graph/flop.py", "profile/measure.py"}
+TORCH_FILES = {
+    "graph/trace.py",
+    "graph/batch.py",
+    "graph/functional.py",
+    "graph/rows.py",
+    "graph/dynamo.py",
+    "graph/merge.py",
+    "graph/flop.py",
+    "graph/code.py",
+    "profile/measure.py",
+}
 
 MODULES = {
     path.relative_to(SRC).as_posix(): ast.parse(path.read_text()) for path in SRC.rglob("*.py")

@@ -8,13 +8,12 @@ Code runs on torch 2.11 and later.  A name that moves is mended here and nowhere
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo.config
-import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._meta_registrations import _create_grouped_mm_output_tensor
@@ -38,11 +37,13 @@ __all__ = [
     "draws_random",
     "dynamo_scalars",
     "fake_mode",
-        "make_fx",
+    "has_gradient_hook",
+    "make_fx",
     "memory_mark",
     "memory_profile",
     "pytree",
     "reparametrize",
+    "storage_key",
     "tracing_backward",
     "tracing_session",
 ]
@@ -60,7 +61,7 @@ def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def tracing_session(mode: FakeTensorMode) -> Iterator[None]:
+def tracing_session(mode: FakeTensorMode) -> Generator[None]:
     """Enter all that make_fx needs to see forward and backward with their sequence numbers."""
     with ExitStack() as stack:
         stack.enter_context(_grouped_mm_of_any_dtype())
@@ -73,15 +74,21 @@ def tracing_session(mode: FakeTensorMode) -> Iterator[None]:
 
 
 @contextmanager
-def _grouped_mm_of_any_dtype() -> Iterator[None]:
+def _grouped_mm_of_any_dtype() -> Generator[None]:
     """Let grouped_mm be traced in every dtype that it computes; its own rule insists on bf16."""
     op = getattr(torch.ops.aten, "_grouped_mm", None)
     if op is None or op.default in op_implementations_dict:
         yield
         return
 
-    def shape_only(
-        mode: FakeTensorMode, func: Any, a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+    def shape_only(  # noqa: PLR0913 - torch calls it with these
+        mode: FakeTensorMode,
+        func: Any,
+        a: Tensor,
+        b: Tensor,
+        offs: Any = None,
+        bias: Any = None,
+        out_dtype: Any = None,
     ) -> Tensor:
         with mode:
             return _create_grouped_mm_output_tensor(a, b, offs, out_dtype)
@@ -139,17 +146,20 @@ def memory_mark(number: int) -> None:
 
 
 @contextmanager
-def memory_profile() -> Iterator[Callable[[], list[MemoryEvent]]]:
+def memory_profile() -> Generator[Callable[[], list[MemoryEvent]]]:
     """Note every allocation of host tensors; the result is there when the context is left.
 
     The profiler writes lines about itself to the process's stderr: they are thrown away.
     """
     events: list[MemoryEvent] = []
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with _stderr_closed():
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-            yield lambda: events
-    for event in profiler.profiler.kineto_results.events():
+    with (
+        _stderr_closed(),
+        torch.profiler.profile(activities=activities, profile_memory=True) as profiler,
+    ):
+        yield lambda: events
+    recorded: Any = profiler.profiler
+    for event in recorded.kineto_results.events():
         mark = event.name().startswith(_MARK)
         if mark or event.name() == "[memory]":
             size = 0 if mark else event.nbytes()
@@ -158,7 +168,7 @@ def memory_profile() -> Iterator[Callable[[], list[MemoryEvent]]]:
 
 
 @contextmanager
-def _stderr_closed() -> Iterator[None]:
+def _stderr_closed() -> Generator[None]:
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -168,6 +178,21 @@ def _stderr_closed() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+def has_gradient_hook(parameter: Tensor) -> bool:
+    """Return whether somebody asked to be called with this parameter's gradient."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that is the same for all living tensors that share their memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    """Return the path and module of every module, typed."""
+    return model.named_modules()
 
 
 def below_autograd() -> AbstractContextManager[None]:

@@ -160,7 +160,7 @@ def decide(plan: Plan, decisions: Iterable[Decision], predicted: Prediction) -> 
     return replace(plan, decisions=tuple(decisions), predicted=predicted)
 
 
-def plan_by_hand(
+def plan_by_hand(  # noqa: PLR0913 - one for each decision
     graph: Graph,
     cuts: Sequence[int],
     schedule: str,
@@ -220,6 +220,7 @@ _TYPES: dict[str, type | list[type]] = {
     "replicas": int,
     "recompute": [bool],
     "clip": bool,
+    "joined": int,
 }
 
 

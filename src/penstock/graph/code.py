@@ -17,9 +17,17 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock import _compat
+from penstock.graph.functional import HIDDEN_MUTATIONS
 from penstock.graph.stages import Segment
-from penstock.graph.trace import HIDDEN_MUTATIONS, Capture
+from penstock.graph.trace import Capture
 
+aten = torch.ops.aten
+
+# Ops that keep what their backward reads only in grad mode, which a run has switched off.
+_IN_GRAD_MODE = (aten.mkldnn_rnn_layer.default,)
+
+# Ops whose traced form returns a contiguous tensor, whatever the layout of its argument.
+_DRAWN_IN_ORDER = (aten.bernoulli_.float,)
 
 _GENERATOR = threading.Lock()  # torch's default generator is shared by ranks that are threads
 
@@ -88,6 +96,9 @@ class _Writer:
         self, inputs: tuple[int, ...], outputs: tuple[int, ...]
     ) -> tuple[list[str], dict[str, Any]]:
         last = self._last_uses(inputs, outputs)
+        dead: dict[int, list[str]] = {}
+        for value, place in last.items():
+            dead.setdefault(place, []).append(f"n{value}")
         lines = [f"{''.join(f'n{i}, ' for i in inputs)}= inputs"] if inputs else []
         lines.append("inputs.clear()")
         unused = [i for i in inputs if i not in last and i not in outputs]
@@ -98,8 +109,7 @@ class _Writer:
                 lines.append(f"with _generator: _reseed(seed, {self.ordinals[op]}); {line}")
             else:
                 lines.append(line)
-            dead = [i for i, place in last.items() if place == op]
-            lines += [f"del {', '.join(f'n{i}' for i in dead)}"] if dead else []
+            lines += [f"del {', '.join(dead[op])}"] if op in dead else []
         lines.append(f"return ({''.join(f'n{i}, ' for i in outputs)})")
         return lines, self.names
 
@@ -118,7 +128,7 @@ class _Writer:
         node = self.capture.fx_nodes[op]
         if node.target is operator.getitem:
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
-        target = self._name(f"op_{node.target}".replace(".", "_"), node.target)
+        target = self._name(f"op_{node.target}".replace(".", "_"), callable_of(node.target))
         args = list(node.args)
         repeats = self.segment.kind != "F" and self.capture.graph.nodes[op].effect == "mutates"
         if repeats and node.target in HIDDEN_MUTATIONS:
@@ -131,7 +141,8 @@ class _Writer:
         if isinstance(value, fx.Node):
             return f"n{self.index[value]}"
         if isinstance(value, list | tuple):
-            return f"[{', '.join(self._text(item) for item in value)}]"
+            texts = map(self._text, value)  # pyright: ignore[reportUnknownArgumentType]
+            return f"[{', '.join(texts)}]"
         if value is None or isinstance(value, bool | int | str):
             return repr(value)
         return self._name(f"c{len(self.names)}", value)
@@ -139,6 +150,18 @@ class _Writer:
     def _name(self, name: str, value: Any) -> str:
         self.names[name] = value
         return name
+
+
+def callable_of(target: Any) -> Callable[..., Any]:
+    """Return what computes an op of a traced step, given that grad mode is off."""
+    if target not in _IN_GRAD_MODE:
+        return target
+
+    def in_grad_mode(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return target(*args, **kwargs)
+
+    return in_grad_mode
 
 
 def micro_batch_seed(seed: int, micro_batch: int) -> int:
@@ -161,7 +184,7 @@ class SeededRandom(TorchDispatchMode):
     """Eager code under this mode draws what the traced step draws for that micro-batch."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.seed, self.count = seed, 0
 
     def __torch_dispatch__(
@@ -171,7 +194,12 @@ class SeededRandom(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Tensor:
-        if _compat.draws_random(func, args, kwargs or {}):
-            reseed(self.seed, self.count)
-            self.count += 1
-        return func(*args, **(kwargs or {}))
+        if not _compat.draws_random(func, args, kwargs or {}):
+            return func(*args, **(kwargs or {}))
+        reseed(self.seed, self.count)
+        self.count += 1
+        if not func._schema.is_mutable or args[0].is_contiguous():
+            return func(*args, **(kwargs or {}))
+        # A traced op draws into a new tensor; one drawn in place goes by the order in memory.
+        new = args[0].contiguous() if func in _DRAWN_IN_ORDER else args[0].clone()
+        return args[0].copy_(func(new, *args[1:], **(kwargs or {})))

@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+from collections.abc import Iterable
 
 from penstock.graph.graph import CutPoint, Graph, Node
 
@@ -17,9 +18,11 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     ops = [i for i, n in enumerate(graph.nodes) if n.kind == "op" and n.phase == "F"]
     ops = [i for i in ops if i <= graph.loss]
     places: list[tuple[int, str]] = []
+    forbidden = _forbidden(graph)
     for before, at in itertools.pairwise(ops):
         left, right = graph.nodes[before].module, graph.nodes[at].module
-        if left != right and graph.nodes[at].target != "getitem" and crossing[at] > 0:
+        apart = left != right and graph.nodes[at].target != "getitem"
+        if apart and crossing[at] > 0 and not forbidden[at]:
             places.append((at, _name(left, right)))
     sizes = [crossing[at] for at, _ in places]
     kept = [
@@ -71,25 +74,67 @@ def _elements(node: Node) -> int:
 
 def _crossing_bytes(graph: Graph) -> list[int]:
     """Return for each node the bytes that would cross a cut made just before it."""
-    free = free_ops(graph)
-    last_use: dict[int, int] = {}
-    for i, node in enumerate(graph.nodes):
-        place = node.origin if node.phase == "B" else i
-        for source in node.inputs:
-            made = graph.nodes[source]
-            if made.kind == "op" and made.phase == "F" and not free[source]:
-                last_use[source] = max(last_use.get(source, 0), place)
     by_storage: dict[int, tuple[int, int, int]] = {}
-    for value, last in last_use.items():
+    for value, last in _last_uses(graph).items():
         node = graph.nodes[value]
         first, until, size = by_storage.get(node.storage, (value, 0, 0))
         by_storage[node.storage] = (min(first, value), max(until, last), max(size, node.size_bytes))
-    change = [0] * (len(graph.nodes) + 2)
-    for first, until, size in by_storage.values():
+    return _sum_of_ranges(len(graph.nodes), by_storage.values())
+
+
+def _last_uses(graph: Graph) -> dict[int, int]:
+    """Return, for each forward value that is not free, the last forward place that reads it.
+
+    A backward op reads it at the place of its origin.
+    """
+    free, last = free_ops(graph), dict[int, int]()
+    for i, node in enumerate(graph.nodes):
+        place = i
+        if node.phase == "B":
+            place = node.origin if node.origin >= 0 else graph.loss
+        for source in node.inputs:
+            made = graph.nodes[source]
+            if made.kind == "op" and made.phase == "F" and not free[source]:
+                last[source] = max(last.get(source, 0), place)
+    return last
+
+
+def _forbidden(graph: Graph) -> list[bool]:
+    """Return the nodes before which no cut can be made.
+
+    Between two uses of a buffer that the step changes (it lives in one stage), and where a value
+    would cross whose size depends on data, or that is no tensor.
+    """
+    ranges: list[tuple[int, int, int]] = []
+    for value, last in _last_uses(graph).items():
+        node = graph.nodes[value]
+        if not node.dtype or (not node.shape and not node.size_bytes):
+            ranges.append((value, last, 1))
+    for buffer in written_buffers(graph):
+        users = [i for i in graph.users[buffer] if graph.nodes[i].phase == "F"]
+        places = [i for user in users for i in _places(graph, user)]
+        ranges.append((min(places), max(places), 1))
+    return [count > 0 for count in _sum_of_ranges(len(graph.nodes), ranges)]
+
+
+def _places(graph: Graph, user: int) -> list[int]:
+    """Return where an op is computed: an update of a buffer where the new value is made."""
+    node = graph.nodes[user]
+    made = [i for i in node.inputs if graph.nodes[i].kind == "op"]
+    return made if node.effect == "writes" and made else [user]
+
+
+def _sum_of_ranges(count: int, ranges: Iterable[tuple[int, int, int]]) -> list[int]:
+    """Return for each of `count` places the sum of the sizes of (first, last, size) around it.
+
+    A range is around the places after its first and up to its last.
+    """
+    change = [0] * (count + 2)
+    for first, until, size in ranges:
         if until > first:
             change[first + 1] += size
             change[until + 1] -= size
-    return list(itertools.accumulate(change))[: len(graph.nodes)]
+    return list(itertools.accumulate(change))[:count]
 
 
 def _with_work(graph: Graph, points: list[CutPoint]) -> list[CutPoint]:
@@ -107,12 +152,17 @@ def _with_work(graph: Graph, points: list[CutPoint]) -> list[CutPoint]:
             kept[before] = point
     points = sorted(kept.values(), key=lambda point: point.at)
     sizes = [point.forward_bytes for point in points]
-    return [p for k, p in enumerate(points) if sizes[k] <= max(sizes[k - 1 : k] + sizes[k + 1 : k + 2] or [sizes[k]])]
+    return [
+        p
+        for k, p in enumerate(points)
+        if sizes[k] <= max(sizes[k - 1 : k] + sizes[k + 1 : k + 2] or [sizes[k]])
+    ]
 
 
 def _name(left: str, right: str) -> str:
     a, b = left.split(".") if left else [], right.split(".") if right else []
-    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
+    pairs = zip(a, b, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     if len(a) > common:
         return "after " + ".".join(a[: common + 1])
     return "before " + ".".join(b[: common + 1])

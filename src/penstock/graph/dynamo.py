@@ -17,7 +17,9 @@ from penstock.errors import GraphError
 Forward = Callable[[Mapping[str, Tensor], Sequence[Any]], Tensor]
 
 
-def forward_by_dynamo(loss: Callable[[], Tensor], model: nn.Module, leaves: Sequence[Any]) -> Forward:
+def forward_by_dynamo(
+    loss: Callable[[], Tensor], model: nn.Module, leaves: Sequence[Any]
+) -> Forward:
     """Return the forward pass as a function of (parameters and buffers by name, batch leaves).
 
     `loss` computes the loss of the batch whose leaves are `leaves`.
@@ -58,7 +60,10 @@ def _captured(loss: Callable[[], Tensor]) -> tuple[fx.GraphModule, list[Any]]:
     torch.compiler.reset()
     try:
         with _compat.dynamo_scalars():
-            torch.compile(loss, backend=backend, fullgraph=True, dynamic=False)()
+            compiled = torch.compile(  # pyright: ignore[reportUnknownMemberType]
+                loss, backend=backend, fullgraph=True, dynamic=False
+            )
+            compiled()
     except _CapturedError as captured:
         return captured.module, captured.inputs
     except Exception as problem:  # whatever Dynamo or the model raises

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
+from penstock import _compat
+from penstock.graph.functional import is_static, is_view
+
 aten = torch.ops.aten
 
 
@@ -16,33 +19,32 @@ def flop_of(node: fx.Node) -> int:
 
     2 * m * n * k for a product; 4 * b * h * q * k * d for attention, 10 / 4 of it backward;
     the number of elements written for everything else; 0 for a view.
-    Ignores:  masked halves of causal attention; operations on integers.
+    Ignores:  masked halves of causal attention; ops whose sizes depend on data.
     """
     value = node.meta.get("val")
-    if node.target is operator.getitem or value is None:
+    if node.target is operator.getitem or value is None or is_view(node):
+        return 0
+    outputs = _tensors(value)
+    read = [x for source in node.all_input_nodes for x in _tensors(source.meta.get("val"))]
+    if not all(map(is_static, outputs + read)):
         return 0
     packet = getattr(node.target, "_overloadpacket", None)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    given: Any = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    args, kwargs = given
     if packet == aten._scaled_dot_product_flash_attention_for_cpu:
         return 4 * _attention(args[0], args[1])
     if packet == aten._scaled_dot_product_flash_attention_for_cpu_backward:
         return 10 * _attention(args[1], args[2])
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=value))
-    outputs = value if isinstance(value, tuple | list) else (value,)
-    owned = [out for out in outputs if isinstance(out, Tensor) and not _is_view(node)]
-    return sum(math.prod(out.shape) for out in owned if _known(out))
+    return sum(math.prod(out.shape) for out in outputs)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    values = _compat.pytree.tree_leaves(value)
+    return [one for one in values if isinstance(one, Tensor)]
 
 
 def _attention(query: Tensor, key: Tensor) -> int:
     batch, heads, length, size = query.shape
     return int(batch * heads * length * key.shape[2] * size)
-
-
-def _known(tensor: Tensor) -> bool:
-    return all(isinstance(size, int) for size in tensor.shape)
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema: Any = getattr(node.target, "_schema", None)
-    return schema is not None and any(result.alias_info is not None for result in schema.returns)

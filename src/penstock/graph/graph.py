@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import GraphError
 from penstock.files import Json, read_json, write_text
@@ -160,13 +160,14 @@ class Graph:
 
     @classmethod
     def _from_json(cls, content: dict[str, Json]) -> "Graph":
-        rows = json.loads(json.dumps(content))  # plain lists and dicts, freshly typed
+        rows: Any = json.loads(json.dumps(content))  # plain lists and dicts, freshly typed
         columns: list[str] = rows["columns"]
-        nodes = (dict(zip(columns, row, strict=True)) for row in rows["nodes"])
-        lists = ("inputs", "shape")
+        named = [dict(zip(columns, row, strict=True)) for row in rows["nodes"]]
+        for node in named:
+            node["inputs"], node["shape"] = tuple(node["inputs"]), tuple(node["shape"])
         return cls(
             key=tuple(rows["key"]),
-            nodes=tuple(Node(**{k: tuple(v) if k in lists else v for k, v in node.items()}) for node in nodes),
+            nodes=tuple(Node(**node) for node in named),
             loss=rows["loss"],
             gradients=rows["gradients"],
             cut_points=tuple(CutPoint(**point) for point in rows["cut_points"]),
@@ -181,4 +182,4 @@ def with_cut_points(graph: Graph, cut_points: tuple[CutPoint, ...]) -> Graph:
 
 
 def _plain(value: object) -> Json:
-    return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]
+    return json.loads(json.dumps(value))

@@ -78,7 +78,8 @@ def _gradient(job: Job, count: int) -> list[Tensor | None]:
     """Return the mean gradient of the first `count` micro-batches."""
     model, _ = build(job)
     for batch in itertools.islice(job.data(0), count):
-        (loss_of(job, model, on_device(batch)) / count).backward()
+        loss = loss_of(job, model, on_device(batch)) / count
+        loss.backward()  # pyright: ignore[reportUnknownMemberType]
     return [p.grad for p in model.parameters()]
 
 

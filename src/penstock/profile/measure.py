@@ -11,7 +11,7 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
-from penstock.graph.stages import Stages, cut
+from penstock.graph.code import callable_of, function_of, reseed
+from penstock.graph.cut import cut
+from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, device_here, on_device
 from penstock.job import Job
 from penstock.profile.profile import Profile
-from penstock.graph.code import function_of, reseed
 
 T = TypeVar("T")
 _WARM_UPS = 2
@@ -82,7 +83,7 @@ def _inputs(capture: Capture, job: Job) -> dict[int, Any]:
 @contextmanager
 def _companions(
     capture: Capture, stages: Stages, inputs: Mapping[int, Any], count: int
-) -> Iterator[None]:
+) -> Generator[None]:
     """Keep `count` other processes busy with the same step."""
     context = multiprocessing.get_context("fork")
     others = [
@@ -186,14 +187,16 @@ class _Ops:
         for source, i in last.items():
             self.dies.setdefault(i, []).append(source)
 
-    def run(self, inputs: Mapping[int, Any], each: Callable[[int], None] | None = None) -> list[float]:
+    def run(
+        self, inputs: Mapping[int, Any], each: Callable[[int], None] | None = None
+    ) -> list[float]:
         values = dict(inputs)
         times = [0.0] * len(self.capture.fx_nodes)
         clock = _clock()
         with _compat.below_autograd():
             for i, node in enumerate(self.capture.fx_nodes):
                 if node.op == "call_function":
-                    target: Any = node.target
+                    target = callable_of(node.target)
                     args, kwargs = fx.map_arg(
                         (node.args, node.kwargs), lambda n: values[self.index[n]]
                     )

@@ -2,8 +2,9 @@
 
 import inspect
 
+from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
-from penstock.graph.stages import Stages, cut
+from penstock.graph.stages import Stages
 from penstock.plan import Plan, check_fits
 from penstock.program.instructions import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule

@@ -11,8 +11,8 @@ from penstock.graph.graph import Graph
 def balanced_cuts(graph: Graph, op_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
     """Return the cut points that make the slowest stage fastest, and of those the fewest bytes.
 
-    A stage's seconds are those of its forward and backward ops: `op_s`, one for each node.  Exact, by dynamic programming
-    over (stages, cut points): O(num_stages * n^2) for n cut points.
+    A stage's seconds are those of its forward and backward ops: `op_s`, one for each node.
+    Exact, by dynamic programming over (stages, cut points): O(num_stages * n^2) for n cut points.
     Ignores:  messages (they break ties), ops that are repeated in several stages.
     Raises:   PlanError: fewer cut points than needed.
     """
@@ -46,7 +46,11 @@ def _bottleneck(before: Sequence[float], sizes: Sequence[int], num_stages: int) 
         following: list[tuple[float, int, tuple[int, ...]]] = []
         for end in range(pieces + 1):
             options = (
-                (max(best[k][0], before[end] - before[k]), best[k][1] + sizes[k - 1], (*best[k][2], k - 1))
+                (
+                    max(best[k][0], before[end] - before[k]),
+                    best[k][1] + sizes[k - 1],
+                    (*best[k][2], k - 1),
+                )
                 for k in range(stages - 1, end)
             )
             following.append(min(options, default=(float("inf"), 0, ())))

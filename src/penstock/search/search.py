@@ -60,7 +60,7 @@ class Candidate:
                 return peak, self.step_s
 
 
-def search(
+def search(  # noqa: PLR0913 - what there is, and one for each wish
     graph: Graph,
     profile: Profile,
     cluster: Cluster,
@@ -68,7 +68,7 @@ def search(
     micro_batches: int,
     objective: Objective = "time",
     clip: bool = False,
-    wish: Wish = Wish(),  # noqa: B008 - a frozen record
+    wish: Wish = Wish(),
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Plan, tuple[Candidate, ...]]:
     """Return the best plan with its reasons, and every candidate that was simulated.
@@ -98,7 +98,9 @@ def search(
     return decide(best.plan, reasons, prediction), everything
 
 
-def evaluate(graph: Graph, profile: Profile, cluster: Cluster, plan: Plan) -> tuple[Candidate, Timeline]:
+def evaluate(
+    graph: Graph, profile: Profile, cluster: Cluster, plan: Plan
+) -> tuple[Candidate, Timeline]:
     """Return what the exact simulation of `plan` says, and its timeline.
 
     For an asynchronous schedule seconds are per step of a window of 8 steps, without its end.
@@ -122,9 +124,15 @@ def _shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> I
     fewest = most if wish.ranks else 1
     for ranks in range(fewest, most + 1):
         for replicas in range(1, ranks + 1):
-            if ranks % replicas or micro_batches % replicas or wish.replicas not in (None, replicas):
+            if (
+                ranks % replicas
+                or micro_batches % replicas
+                or wish.replicas not in (None, replicas)
+            ):
                 continue
-            yield from _pipelines(graph, ranks // replicas, replicas, micro_batches // replicas, wish)
+            yield from _pipelines(
+                graph, ranks // replicas, replicas, micro_batches // replicas, wish
+            )
 
 
 def _pipelines(
@@ -250,7 +258,9 @@ def _reasons(
     return (
         Decision("ranks", str(plan.total_ranks), by(wish.ranks), ranks),
         Decision("replicas", str(plan.replicas), by(wish.replicas), replicas),
-        Decision("stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), replicas),
+        Decision(
+            "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), replicas
+        ),
         Decision("cuts", cuts, "search", "the slowest stage is as fast as it can be"),
         Decision("schedule", plan.schedule, by(wish.schedule), schedule),
         Decision("micro-batches", per, "only choice", "the job sets how many make a step"),

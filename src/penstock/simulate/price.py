@@ -6,7 +6,8 @@ import numpy as np
 
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
-from penstock.graph.stages import Segment, SegmentKind, Stage, Stages, peak_with_workspace
+from penstock.graph.memory import peak_with_workspace
+from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.profile import Profile
 from penstock.program.program import Program
 from penstock.schedule.orders import KINDS

@@ -1,0 +1,115 @@
+"""Batch: what a micro-batch must be to fit a traced step.
+
+A trace has no guards: it would take a batch of another shape, or another number beside the
+tensors, and give a wrong result without a word.  So every batch is compared with the traced one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from penstock import _compat
+from penstock.errors import GraphError
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+class TensorKey(NamedTuple):
+    """What of a tensor is fixed by the trace."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+LeafKey: TypeAlias = "TensorKey | str"  # a plain value is kept as text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchKey:
+    """Structure and leaves of the batch that a step was traced for."""
+
+    spec: Any
+    leaves: tuple[LeafKey, ...]
+
+    def leaves_of(self, batch: object) -> list[Any]:
+        """Return the leaves of a batch that fits, laid out as they were traced.
+
+        Raises:   GraphError: another structure, shape, dtype or plain value.
+        """
+        leaves, spec = _compat.pytree.tree_flatten(batch)
+        found = tuple(map(leaf_key, leaves))
+        if found == self.leaves and spec == self.spec:
+            return leaves
+        if spec != self.spec or any(map(_differ, found, self.leaves)):
+            raise self._misfit(found, spec)
+        pairs = zip(leaves, self.leaves, strict=True)
+        return [leaf if isinstance(k, str) else with_strides(leaf, k.strides) for leaf, k in pairs]
+
+    def _misfit(self, found: Sequence[LeafKey], spec: Any) -> GraphError:
+        hint = "let `data` yield micro-batches of one shape (drop or pad the last one)"
+        if spec != self.spec:
+            message = f"this batch is {spec}; the step was traced for {self.spec}"
+            return GraphError(message, hint="let `data` yield batches of one structure")
+        rows = enumerate(zip(found, self.leaves, strict=True))
+        wrong = [(i, *pair) for i, pair in rows if _differ(*pair)]
+        if any(isinstance(key, str) for _, key, _ in wrong):
+            hint = "what is no tensor is fixed when the step is traced: make it a tensor"
+        parts = [f"{got} as leaf {i}, the step was traced for {key}" for i, got, key in wrong]
+        return GraphError(f"this batch holds {'; '.join(parts)}", hint=hint)
+
+
+def key_of(batch: object) -> BatchKey:
+    """Return the key of `batch`.
+
+    Raises:   GraphError: a leaf is neither a tensor nor a plain value that can be compared.
+    """
+    leaves, spec = _compat.pytree.tree_flatten(batch)
+    return BatchKey(spec, tuple(map(leaf_key, leaves)))
+
+
+def leaf_key(leaf: object) -> LeafKey:
+    """Return what of one leaf is fixed by the trace.
+
+    Raises:   GraphError: it is neither a tensor nor a plain value.
+    """
+    if isinstance(leaf, Tensor):
+        return TensorKey(tuple(leaf.shape), leaf.dtype, leaf.stride())
+    if isinstance(leaf, PLAIN):
+        return repr(leaf)
+    raise GraphError(
+        f"the batch holds a {type(leaf).__module__}.{type(leaf).__qualname__}, "
+        "which is no tensor, number or text",
+        hint="let `data` yield tensors in lists, tuples and dicts",
+    )
+
+
+def describe(leaves: Sequence[LeafKey]) -> str:
+    """Return the tensors of a batch in words: "int64[4, 64], float32[4]"."""
+    return ", ".join(str(key) for key in leaves if isinstance(key, TensorKey)) or "no tensors"
+
+
+def count(leaves: Sequence[object]) -> tuple[int, int]:
+    """Return samples (first dimension) and tokens (largest integer matrix) of a micro-batch."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    samples = tensors[0].shape[0] if tensors else 1
+    whole = [t.numel() for t in tensors if not t.is_floating_point() and t.dim() == 2]
+    return samples, max(whole, default=0)
+
+
+def _differ(found: LeafKey, wanted: LeafKey) -> bool:
+    if isinstance(found, TensorKey) and isinstance(wanted, TensorKey):
+        return found[:2] != wanted[:2]
+    return found != wanted
+
+
+def with_strides(leaf: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a copy of `leaf` that is laid out with `strides`."""
+    copy = torch.empty_strided(leaf.shape, strides, dtype=leaf.dtype, device=leaf.device)
+    return copy.copy_(leaf)

@@ -1,0 +1,190 @@
+"""Cut: the traced step divided into stages at any set of cut points.
+
+Stages are found from what is asked of them.  The step's gradients ask each stage, from the first
+to the last, for gradients of its own weights and for those that lower stages want; these ask for
+values of the forward pass, which ask the stages before, from the last to the first.  What one
+stage asks of another is an edge between them.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from penstock.errors import GraphError
+from penstock.graph.cut_points import written_buffers
+from penstock.graph.graph import Graph, Phase
+from penstock.graph.owners import Owners, gradient_parts, owners_of
+from penstock.graph.segments import Asked, segments_of
+from penstock.graph.stages import Stage, StageEdge, Stages
+
+
+def cut(graph: Graph, cuts: Sequence[int] = (), recompute: Sequence[bool] = ()) -> Stages:
+    """Return `graph` cut before the cut points with the indices `cuts`.
+
+    recompute:  for each stage, whether its backward pass repeats its forward pass instead of
+                keeping what that computed; none by default.
+    Raises:     GraphError: no such cut point, or a buffer is updated in one stage and read in
+                another.
+    """
+    known = len(graph.cut_points)
+    if list(cuts) != sorted(set(cuts)) or any(not 0 <= c < known for c in cuts):
+        hint = "give increasing indices of graph.cut_points"
+        raise GraphError(f"cuts are {list(cuts)}; the graph has {known} cut points", hint=hint)
+    again = tuple(recompute) or (False,) * (len(cuts) + 1)
+    if len(again) != len(cuts) + 1:
+        raise GraphError(f"recompute is given for {len(again)} of {len(cuts) + 1} stages")
+    owners = owners_of(graph, [graph.cut_points[c].at for c in cuts])
+    demands = _Demands(owners)
+    demands.solve()
+    edges = demands.edges()
+    asked = [demands.asked(stage, edges) for stage in range(owners.num_stages)]
+    _check_buffers(graph, asked)
+    state = _state_of_stages(graph, asked)
+    stages = tuple(
+        Stage(one.stage, *segments_of(owners, one, recompute=repeats), *held, repeats)
+        for one, repeats, held in zip(asked, again, state, strict=True)
+    )
+    return Stages(stages, edges, _tied(stages))
+
+
+class _Need(NamedTuple):
+    ops: frozenset[int]
+    outside: frozenset[int]
+
+
+class _Demands:
+    """What stages ask of each other: `sent[phase, source, target]`, and of their own F."""
+
+    def __init__(self, owners: Owners) -> None:
+        self.owners, self.nodes = owners, owners.graph.nodes
+        self.parts = gradient_parts(owners)
+        self.sent: dict[tuple[Phase, int, int], set[int]] = {}
+        self.forward_wanted: list[set[int]] = [set() for _ in range(owners.num_stages)]
+        self.backwards: list[_Need] = []
+        self.forwards: list[_Need] = []
+
+    def solve(self) -> None:
+        """Follow the demands of the backward pass, then of the forward pass."""
+        self._want_effects()
+        for stage in range(self.owners.num_stages):
+            wanted = {value for _, value in self.parts[stage]}
+            wanted |= {v for v in self._sent_from(stage) if self.nodes[v].phase == "B"}
+            need = self._need(wanted, stage, "B")
+            self.backwards.append(need)
+            for value in need.outside:
+                self._demand(value, stage)
+        for stage in reversed(range(self.owners.num_stages)):
+            need = self._need(self.forward_wanted[stage], stage, "F")
+            self.forwards.insert(0, need)
+            for value in need.outside:
+                self._send("F", value, stage)
+
+    def edges(self) -> tuple[StageEdge, ...]:
+        """Return the edges: forward ones first, by source, the nearest target first."""
+        order = sorted(self.sent, key=lambda e: (e[0] == "B", e[1], abs(e[2] - e[1])))
+        return tuple(
+            StageEdge(*edge, tuple(sorted(self.sent[edge])), self._bytes(self.sent[edge]))
+            for edge in order
+        )
+
+    def asked(self, stage: int, edges: Sequence[StageEdge]) -> Asked:
+        """Return what is asked of one stage."""
+
+        def arriving(phase: Phase) -> frozenset[int]:
+            rows = (e.values for e in edges if (e.kind, e.target) == (phase, stage))
+            return frozenset(chain.from_iterable(rows))
+
+        def sends(phase: Phase) -> tuple[tuple[int, tuple[int, ...]], ...]:
+            rows = enumerate(edges)
+            return tuple((i, e.values) for i, e in rows if (e.kind, e.source) == (phase, stage))
+
+        passed = {v for v in self._sent_from(stage) if self.nodes[v].phase == "F"}
+        reads = {v for v in self.backwards[stage].outside if self.nodes[v].phase == "F"}
+        return Asked(
+            stage=stage,
+            forward_ops=self.forwards[stage].ops,
+            backward_ops=self.backwards[stage].ops,
+            reads=frozenset(reads | passed),
+            received=arriving("F"),
+            late=arriving("B"),
+            forward_sends=sends("F"),
+            backward_sends=sends("B"),
+            gradients=tuple(self.parts[stage]),
+        )
+
+    def _want_effects(self) -> None:
+        """Ask for the loss and for every change of a buffer."""
+        loss = self.owners.graph.loss
+        for i, node in enumerate(self.nodes):
+            if i == loss or node.effect in ("writes", "mutates"):
+                self.forward_wanted[self.owners.stage_of[i]].add(i)
+
+    def _need(self, wanted: Iterable[int], stage: int, phase: Phase) -> _Need:
+        return _Need(*map(frozenset, self.owners.needed(wanted, stage, phase)))
+
+    def _sent_from(self, stage: int) -> set[int]:
+        """Return what the backward pass of a stage sends."""
+        rows = (v for (phase, source, _), v in self.sent.items() if (phase, source) == ("B", stage))
+        return set(chain.from_iterable(rows))
+
+    def _demand(self, value: int, stage: int) -> None:
+        """Note that the backward pass of `stage` reads `value` from elsewhere."""
+        source = self.owners.stage_of[value]
+        if self.nodes[value].phase == "B":
+            self._send("B", value, stage)
+        elif self.owners.free[value] or source == stage:
+            self.forward_wanted[stage].add(value)
+        else:
+            self._send("F" if source < stage else "B", value, stage)
+
+    def _send(self, phase: Phase, value: int, target: int) -> None:
+        source = self.owners.stage_of[value]
+        self.sent.setdefault((phase, source, target), set()).add(value)
+        if self.nodes[value].phase == "F":
+            self.forward_wanted[source].add(value)
+
+    def _bytes(self, values: Iterable[int]) -> int:
+        return sum(self.nodes[v].size_bytes for v in values)
+
+
+def _check_buffers(graph: Graph, asked: Sequence[Asked]) -> None:
+    for buffer in sorted(written_buffers(graph)):
+        readers = [
+            one.stage
+            for one in asked
+            if any(buffer in graph.nodes[i].inputs for i in one.forward_ops)
+        ]
+        if len(readers) > 1:
+            raise GraphError(
+                f"buffer {graph.nodes[buffer].name} is updated, and used by stages {readers}",
+                hint="choose cuts that leave its users in one stage",
+            )
+
+
+def _state_of_stages(
+    graph: Graph, asked: Sequence[Asked]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return (parameters, buffers) of each stage; what none reads lives in the first."""
+    nodes = graph.nodes
+    reads = [
+        {k for i in one.forward_ops | one.backward_ops for k in nodes[i].inputs}
+        | {parameter for parameter, _ in one.gradients}
+        for one in asked
+    ]
+    everything = {i for i, node in enumerate(nodes) if node.kind in ("parameter", "buffer")}
+    reads[0] |= everything.difference(*reads)
+    return [
+        (
+            tuple(sorted(i for i in read if nodes[i].kind == "parameter")),
+            tuple(sorted(i for i in read if nodes[i].kind == "buffer")),
+        )
+        for read in reads
+    ]
+
+
+def _tied(stages: Sequence[Stage]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    holders: dict[int, list[int]] = {}
+    for stage in stages:
+        for parameter in stage.parameters:
+            holders.setdefault(parameter, []).append(stage.index)
+    return tuple((p, tuple(held)) for p, held in sorted(holders.items()) if len(held) > 1)

@@ -1,0 +1,230 @@
+"""Functional: a step recorded twice by make_fx, so that no op writes into its input.
+
+The first pass sees autograd: each of its nodes has a sequence number, which its backward ops
+repeat.  The second pass makes the ops functional; what they wrote into a buffer stands as a
+copy at the end.  Numbers and module paths are carried through it in `meta["custom"]`.
+"""
+
+import linecache
+import operator
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from penstock import _compat
+from penstock.errors import GraphError
+from penstock.graph.graph import NodeKind
+
+aten = torch.ops.aten
+
+# Ops that change an argument although their schema does not say so.
+HIDDEN_MUTATIONS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
+# Their backward takes the running statistics, and reads them only outside training.
+_BACKWARD_OF_HIDDEN = (
+    aten.native_batch_norm_backward.default,
+    aten.cudnn_batch_norm_backward.default,
+)
+
+
+def functional_trace(
+    step: Callable[..., Any], tensors: Sequence[Tensor], kinds: Sequence[NodeKind]
+) -> fx.GraphModule:
+    """Return the ops that `step` runs on `tensors`; its result is [loss, *gradients].
+
+    kinds:    of each tensor.
+    Raises:   GraphError: the model cannot run on fake tensors, or writes into a tensor that is
+              neither a buffer nor its own.
+    """
+    mode = _compat.fake_mode()
+    fakes = [_compat.as_fake(mode, tensor) for tensor in tensors]
+    try:
+        with _compat.tracing_session(mode):
+            first = _compat.make_fx(step, record_stack_traces=False)(*fakes)
+            _refuse_writes(first.graph, kinds)
+            _note_sequences(first.graph)
+            run = torch.func.functionalize(
+                lambda *inputs: fx.Interpreter(first).run(*inputs), remove="mutations"
+            )
+            traced = _compat.make_fx(run)(*fakes)
+    except GraphError:
+        raise
+    except Exception as problem:  # whatever the user's model raises under tracing
+        raise GraphError(_where(problem)) from problem
+    _drop_writes_into_the_batch(traced.graph, kinds)
+    traced.graph.eliminate_dead_code()
+    _drop_identities(traced.graph)
+    _guard_buffers(traced.graph, mode)
+    return traced
+
+
+def backward_ops(graph: fx.Graph) -> set[fx.Node]:
+    """Return the ops of the backward pass.
+
+    They come after the loss; autograd's engine ran them, or they read what it made, or they
+    lead to nothing but such (what a checkpointed block computes again).
+    """
+    loss = loss_and_gradients(graph)[0]
+    nodes: list[fx.Node] = list(graph.nodes)
+    after_loss = nodes[nodes.index(loss) + 1 :] if loss.op == "call_function" else nodes
+    found = {[node for node in nodes if node.op == "placeholder"][-1]}  # the gradients' scale
+    to_buffers = _read_for_writes(after_loss)
+    for node in after_loss:
+        if node.op == "call_function" and (_is_backward(node, found) or node not in to_buffers):
+            found.add(node)
+    return {node for node in found if node.op == "call_function"}
+
+
+def _is_backward(node: fx.Node, known: set[fx.Node]) -> bool:
+    if node.target in (aten.copy_.default, operator.getitem):  # belongs to its source
+        return node.args[1 if node.target == aten.copy_.default else 0] in known
+    return bool(custom(node).get("backward")) or not known.isdisjoint(node.all_input_nodes)
+
+
+def _read_for_writes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that write into buffers, and those that they need."""
+    found: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if node.target == aten.copy_.default or node in found:
+            found |= {node, *node.all_input_nodes}
+    return found
+
+
+def loss_and_gradients(graph: fx.Graph) -> list[Any]:
+    """Return what the step returns: the loss, then a gradient or None for each parameter."""
+    result: Any = graph.output_node().args[0]
+    return list(result)
+
+
+def custom(node: fx.Node) -> dict[str, Any]:
+    """Return what this file and the module hooks noted about an op."""
+    return node.meta.get("custom", {})
+
+
+def mutates(node: fx.Node) -> bool:
+    """Return whether an op changes its running statistics."""
+    return node.target in HIDDEN_MUTATIONS and bool(node.args[5])  # args[5]: in training mode
+
+
+# -- before the second pass ---------------------------------------------------------------------
+
+
+def _note_sequences(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        sequence, backward = node.meta.get("seq_nr"), node.meta.get("autograd_backward")
+        node.meta["custom"] = {**custom(node), "sequence": sequence, "backward": bool(backward)}
+
+
+def _refuse_writes(graph: fx.Graph, kinds: Sequence[NodeKind]) -> None:
+    """Raise where the model writes into a parameter or a tensor that nobody saves."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    kind_of = dict(zip(placeholders, kinds, strict=True))
+    root: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        root[node] = node
+        for argument, value in _arguments(node):
+            if not isinstance(value, fx.Node) or argument.alias_info is None:
+                continue
+            root[node] = root[value]
+            owner = root[value]
+            if argument.alias_info.is_write and kind_of.get(owner) == "parameter":
+                what = "a parameter, which only the optimizer may change"
+            elif argument.alias_info.is_write and owner.op == "get_attr":
+                what = "a tensor that is neither a parameter nor a buffer: register it as a buffer"
+            else:
+                continue
+            where = custom(node).get("module") or "the model"
+            raise GraphError(f"{where} writes with {node.target} into {what}")
+
+
+def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
+    """Return (schema, value) of the positional arguments and of `out` of an op."""
+    schema: Any = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    named = [(one, node.kwargs[one.name]) for one in schema.arguments if one.name in node.kwargs]
+    return [*zip(schema.arguments, node.args, strict=False), *named]
+
+
+def _where(problem: Exception) -> str:
+    """Return a message that names the line of the model at which tracing stopped."""
+    torch_root = str(Path(torch.__file__).parent)
+    own_root = str(Path(__file__).parent.parent)
+    frames = traceback.extract_tb(problem.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith((torch_root, own_root, "<"))]
+    reason = (str(problem).strip().splitlines() or [""])[0][:200]
+    what = f"{type(problem).__name__}: {reason}"
+    if not outside:
+        return f"the model cannot be traced: {what}"
+    place = outside[-1]
+    code = linecache.getline(place.filename, place.lineno or 0).strip()
+    return f"the model cannot be traced at {place.filename}:{place.lineno}: {code}\n  {what}"
+
+
+# -- after the second pass ----------------------------------------------------------------------
+
+
+def _drop_writes_into_the_batch(graph: fx.Graph, kinds: Sequence[NodeKind]) -> None:
+    """Remove copies into leaves of the batch: nobody reads them after the step."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    batch = {n for n, kind in zip(placeholders, kinds, strict=True) if kind == "input"}
+    for node in list(graph.nodes):
+        if node.target == aten.copy_.default and node.args[0] in batch:
+            graph.erase_node(node)
+
+
+def _drop_identities(graph: fx.Graph) -> None:
+    """Remove what costs a call and computes nothing: detach, alias, and a transpose undone."""
+    for node in list(graph.nodes):
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
+            continue
+        if node.target in (aten.detach.default, aten.alias.default):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+        elif node.target == aten.t.default == source.target:
+            node.replace_all_uses_with(source.args[0])  # pyright: ignore[reportArgumentType]
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _guard_buffers(graph: fx.Graph, mode: Any) -> None:
+    """Let the backward pass, and views, read a copy of each buffer that the step changes.
+
+    The next micro-batch's forward pass may change it before this one's backward pass runs.
+    """
+    backward = backward_ops(graph)
+    for buffer in [node for node in graph.nodes if node.op == "placeholder"]:
+        written = any(_writes(user, buffer) for user in buffer.users)
+        readers = [user for user in buffer.users if not _writes(user, buffer)]
+        readers = [user for user in readers if user.target not in _BACKWARD_OF_HIDDEN]
+        if not written or not any(user in backward or is_view(user) for user in readers):
+            continue
+        in_order = [node for node in graph.nodes if node in set(readers)]
+        with graph.inserting_before(in_order[0]), mode:
+            copy = graph.call_function(aten.clone.default, (buffer,))
+            copy.meta["val"] = buffer.meta["val"].clone()
+            module = custom(in_order[0]).get("module", "")
+            copy.meta["custom"] = {"module": module, "sequence": None, "backward": False}
+        for reader in readers:
+            reader.replace_input_with(buffer, copy)
+
+
+def _writes(user: fx.Node, buffer: fx.Node) -> bool:
+    if user.target == aten.copy_.default:
+        return user.args[0] is buffer
+    return mutates(user) and buffer in user.args[3:5]
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether an op's result shares the memory of an argument."""
+    schema: Any = getattr(node.target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def is_static(tensor: Tensor) -> bool:
+    """Return whether every size is a number; those that depend on data are symbols."""
+    return all(type(size) is int for size in tensor.shape)

@@ -1,0 +1,97 @@
+"""Memory: the bytes that a segment holds while it runs, by the lives of its values.
+
+A value lives from its op, or its message, to its last use.  Views share the memory of what they
+look at; a value that arrives in a message has its own, whatever it was a view of where it was made.
+Parameters, buffers, the batch and constants are not counted here.
+"""
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Segment, SegmentKind, Stages
+
+
+def peak_with_workspace(
+    graph: Graph, stages: Stages, stage: int, kind: SegmentKind, workspace_bytes: Sequence[int]
+) -> int:
+    """Return the peak of a segment (as `Segment.peak_bytes`), with what ops hold while they run."""
+    segment = stages.stages[stage].segment(kind)
+    received = {v for e in stages.edges if e.target == stage for v in e.values}
+    return segment_memory(graph, segment, received, workspace_bytes)[0]
+
+
+def segment_memory(
+    graph: Graph, segment: Segment, received: AbstractSet[int], workspace_bytes: Sequence[int] = ()
+) -> tuple[int, int]:
+    """Return (peak, change) of the bytes held while `segment` runs, against those before.
+
+    What arrives counts from the start.  Values in `takes` die at their last use, others of
+    `inputs` stay; `keeps` outlive the segment; what is sent, a gradient or the loss lives to its
+    end.  `workspace_bytes` of each node of the graph are held only while it runs.
+
+    received:  all values that messages bring to the segment's stage, forward or backward.
+    Ignores:   what an allocator rounds up.
+    """
+    owner = _Owner(graph, received)
+    loss = {graph.loss} & set(segment.ops)
+    handed = {v for _, values in segment.sends for v in values} | loss
+    handed |= {v for _, v in segment.gradients}
+    stay = set(segment.keeps) | (set(segment.inputs) - set(segment.takes))
+    lasting = owner.of_all(stay | handed)
+    dies = _last_uses(graph, segment, owner, lasting)
+    held = owner.of_all(segment.inputs)
+    now = peak = sum(owner.size_bytes(root) for root in owner.of_all(segment.arrives))
+    for op in segment.ops:
+        root = owner.of(op)
+        if root not in held:
+            held.add(root)
+            now += owner.size_bytes(root)
+        peak = max(peak, now + (workspace_bytes[op] if workspace_bytes else 0))
+        dead = dies.get(op, set[int]()) & held
+        held -= dead
+        now -= sum(map(owner.size_bytes, dead))
+    return peak, now - sum(map(owner.size_bytes, held - owner.of_all(stay)))
+
+
+def _last_uses(
+    graph: Graph, segment: Segment, owner: "_Owner", lasting: AbstractSet[int]
+) -> dict[int, set[int]]:
+    """Return for each op the memories that nothing reads after it."""
+    last: dict[int, int] = {}
+    for op in segment.ops:
+        for value in (op, *graph.nodes[op].inputs):
+            last[owner.of(value)] = op
+    dies: dict[int, set[int]] = {}
+    for root, op in last.items():
+        if root not in lasting:
+            dies.setdefault(op, set()).add(root)
+    return dies
+
+
+class _Owner:
+    """Finds the value that owns the memory of another, inside one stage."""
+
+    def __init__(self, graph: Graph, received: AbstractSet[int]) -> None:
+        self.graph, self.received = graph, received
+        self.known: dict[int, int] = {}
+
+    def of(self, value: int) -> int:
+        if value not in self.known:
+            self.known[value] = self._find(value)
+        return self.known[value]
+
+    def of_all(self, values: Iterable[int]) -> set[int]:
+        return {self.of(value) for value in values}
+
+    def _find(self, value: int) -> int:
+        node = self.graph.nodes[value]
+        if value in self.received or node.storage == value:
+            return value
+        shared = (k for k in node.inputs if self.graph.nodes[k].storage == node.storage)
+        source = next(shared, None)
+        return node.storage if source is None else self.of(source)
+
+    def size_bytes(self, root: int) -> int:
+        node = self.graph.nodes[root]
+        return node.size_bytes if node.kind == "op" else 0

@@ -1,0 +1,137 @@
+"""Owners: which stage each op of a cut step belongs to, and what it needs to compute a value.
+
+- A forward op belongs to the stage in whose range it stands; one that updates a buffer, to the
+  stage that makes the new value.
+- A backward op belongs to the stage of its origin, or to the lowest stage whose gradients it
+  reads, where that is lower: so gradients only ever travel towards the input.
+- A free op (`free_ops`) belongs to nobody: every stage that needs its value repeats it.
+"""
+
+import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.graph.cut_points import free_ops, written_buffers
+from penstock.graph.graph import Graph, Phase
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """The ops of a graph, shared out among stages.
+
+    stage_of:   of each node; for inputs and free ops it means nothing.
+    repeated:   of each stage, the free ops that its forward pass computes in any case.
+    once:       ops that read a buffer which the step changes: later they would read another value.
+    """
+
+    graph: Graph
+    num_stages: int
+    free: tuple[bool, ...]
+    stage_of: tuple[int, ...]
+    repeated: tuple[frozenset[int], ...]
+    once: frozenset[int]
+
+    def needed(
+        self, wanted: Iterable[int], stage: int, phase: Phase, inside: set[int] | None = None
+    ) -> tuple[set[int], set[int]]:
+        """Return (ops to compute, op values from outside) so that `stage` has `wanted`.
+
+        An op is computed if it belongs to this stage and phase (and is `inside`, where given), or
+        is free.  A free op of the forward pass is taken from there in the backward pass, if it is
+        computed there; views of weights are made again.
+        """
+        nodes, ops, outside = self.graph.nodes, set[int](), set[int]()
+        stack = list(wanted)
+        while stack:
+            value = stack.pop()
+            if nodes[value].kind != "op" or value in ops or value in outside:
+                continue
+            if self._is_computed(value, stage, phase, inside):
+                ops.add(value)
+                stack.extend(nodes[value].inputs)
+            else:
+                outside.add(value)
+        return ops, outside
+
+    def _is_computed(self, value: int, stage: int, phase: Phase, inside: set[int] | None) -> bool:
+        node = self.graph.nodes[value]
+        if self.free[value]:
+            kept = phase == "B" and node.phase == "F" and value in self.repeated[stage]
+            return not kept or self._is_view_of_state(value)
+        own = node.phase == phase and self.stage_of[value] == stage
+        return own and (inside is None or value in inside)
+
+    def _is_view_of_state(self, value: int) -> bool:
+        owner = self.graph.nodes[self.graph.nodes[value].storage]
+        return owner.kind in ("parameter", "buffer")
+
+
+def owners_of(graph: Graph, places: Sequence[int]) -> Owners:
+    """Return who owns what if `graph` is cut before the nodes `places`."""
+    free = tuple(free_ops(graph))
+    stage_of = _stages_of_nodes(graph, places, free)
+    count = len(places) + 1
+    bare = Owners(graph, count, free, stage_of, (frozenset[int](),) * count, _once(graph))
+    return replace(bare, repeated=tuple(_repeated(bare, stage) for stage in range(count)))
+
+
+def gradient_parts(owners: Owners) -> list[list[tuple[int, int]]]:
+    """Return for each stage the (parameter node, value) parts of gradients that it makes.
+
+    A gradient that is a sum over stages is left as its parts: adding them is the step's last act.
+    """
+    graph = owners.graph
+    by_name = {n.name: i for i, n in enumerate(graph.nodes) if n.kind == "parameter"}
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(owners.num_stages)]
+    for name, gradient in graph.gradients.items():
+        for part in () if gradient is None else _parts(owners, gradient):
+            parts[owners.stage_of[part]].append((by_name[name], part))
+    return parts
+
+
+def _parts(owners: Owners, value: int) -> list[int]:
+    nodes = owners.graph.nodes
+    node = nodes[value]
+    stages = {owners.stage_of[k] for k in node.inputs}
+    alike = all((nodes[k].shape, nodes[k].dtype) == (node.shape, node.dtype) for k in node.inputs)
+    sums = node.target == "aten.add.Tensor" and node.phase == "B"
+    if sums and alike and len(stages) > 1:
+        return [part for k in node.inputs for part in _parts(owners, k)]
+    return [value]
+
+
+def _stages_of_nodes(graph: Graph, places: Sequence[int], free: Sequence[bool]) -> tuple[int, ...]:
+    nodes, stages = graph.nodes, [0] * len(graph.nodes)
+    for i, node in enumerate(nodes):
+        if node.target == "getitem":
+            stages[i] = stages[node.inputs[0]]
+        elif node.phase == "F":
+            made = [stages[k] for k in node.inputs if nodes[k].kind == "op"]
+            late = node.effect == "writes" and made
+            stages[i] = max(made) if late else bisect.bisect_right(places, i)
+        else:
+            of_origin = stages[node.origin] if node.origin >= 0 else len(places)
+            gradients = (k for k in node.inputs if nodes[k].phase == "B" and not free[k])
+            stages[i] = min([of_origin, *(stages[k] for k in gradients)])
+    return tuple(stages)
+
+
+def _once(graph: Graph) -> frozenset[int]:
+    """Return the ops whose value depends on when they run."""
+    written, found = written_buffers(graph), set[int]()
+    for i, node in enumerate(graph.nodes):
+        reads = node.kind == "op" and node.effect == "pure" and written & set(node.inputs)
+        if reads or (node.target == "getitem" and node.inputs[0] in found):
+            found.add(i)
+    return frozenset(found)
+
+
+def _repeated(owners: Owners, stage: int) -> frozenset[int]:
+    own = [
+        i
+        for i, node in enumerate(owners.graph.nodes)
+        if node.kind == "op" and node.phase == "F" and not owners.free[i]
+        if owners.stage_of[i] == stage
+    ]
+    ops, _ = owners.needed(own, stage, "F")
+    return frozenset(i for i in ops if owners.free[i])
