@@ -348,7 +348,8 @@ class Rank(threading.Thread):
         (stage,) = stages
         self.own[stage, one.step] = sum(mine[stage] for mine, _ in others)
         for _, name in shared:
-            self.tied[stage, name, one.step] = sum(tied[stage, name] for _, tied in others)
+            brought = (tied.get((stage, name), 0) for _, tied in others)
+            self.tied[stage, name, one.step] = sum(brought)
 
     def stages_of(self, one):
         """Return the stages here whose gradient a Reduce is of, by the meaning of its bucket."""
@@ -406,8 +407,8 @@ def _compare(program, ranks, wires):
     )
     outs, weights = reference(program, backward)
     found = {(rank.replica, *key): out for rank in ranks for key, out in rank.outs.items()}
-    if found != outs:
-        return "other outputs"
+    if found != outs or sum(len(rank.outs) for rank in ranks) > len(found):
+        return "other outputs, or one made on two ranks"
     for rank in ranks:
         last = program.num_steps if backward else 0
         for stage in {stage for stage, _ in rank.weights}:

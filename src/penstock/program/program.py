@@ -1,10 +1,12 @@
 """Program: what every rank executes, in the order of issue, message by message.
 
-program 1f1b: 2 ranks, 2 stages, 3 micro-batches
-edge 0  F 0->1
-edge 1  B 1->0
-rank 0  F0.0 F0.0>r1e0s0 F0.1 ...
-rank 1  F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 ...
+    program: 2 ranks, 2 stages, 1 micro-batches, 10 instructions
+    edge 0  F 0->1
+    edge 1  B 1->0
+    rank 0  F0.0 F0.0>r1e0s0 B1.0<r1e1s0 B0.0 U0.0
+    rank 1  F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 U1.0
+
+instructions.py says how to read them.
 """
 
 from collections.abc import Callable, Iterable
