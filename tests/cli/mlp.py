@@ -20,6 +20,11 @@ def model() -> nn.Module:
 
 
 def loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return a sum, so that micro-batches cannot be joined and only one step is measured."""
+    return (module(batch["x"]) - batch["y"]).square().sum()
+
+
+def mean_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return (module(batch["x"]) - batch["y"]).square().mean()
 
 
@@ -31,7 +36,7 @@ def data(start: int) -> Iterator[dict[str, Tensor]]:
 
 
 def sgd(weights):
-    return torch.optim.SGD(weights, lr=1e-2)
+    return torch.optim.SGD(weights, lr=1e-3)
 
 
 def job() -> ps.Job:
@@ -41,6 +46,11 @@ def job() -> ps.Job:
 def adam() -> ps.Job:
     """The same model with another optimizer."""
     return ps.Job(model, loss, data, lambda weights: torch.optim.Adam(weights), micro_batches=4)
+
+
+def joins() -> ps.Job:
+    """A job of which two micro-batches can be joined to one."""
+    return ps.Job(model, mean_loss, data, sgd, micro_batches=2)
 
 
 def wider() -> ps.Job:

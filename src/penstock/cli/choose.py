@@ -11,7 +11,7 @@ from penstock.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, check_fits, decide
-from penstock.search import Candidate, Wish, evaluate, search
+from penstock.search import Candidate, Objective, Wish, evaluate, search
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
@@ -76,25 +76,36 @@ def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]"
 
 
 def searched(job: Job, wish: Wish, folder: Path, captured: "Capture") -> Choice:
-    """Return the best plan that the search finds, saved in `folder`.
+    """Return the best plan that the search finds for this machine, saved in `folder`.
 
     Raises:   PlanError: nothing fits the wish or the memory.
     """
     cluster = machines(None, wish.ranks)
-    found = list(_options(job, wish, captured, cluster))
+    choice, profile = best(job, wish, captured, cluster)
+    save(folder, choice.captured, choice.plan, profile, cluster)
+    return choice
+
+
+def best(
+    job: Job, wish: Wish, captured: "Capture", cluster: Cluster, *, objective: Objective = "time"
+) -> "tuple[Choice, Profile]":
+    """Return the best plan for `cluster`, and the profile that it was found with.
+
+    Raises:   PlanError: nothing fits the wish or the memory.
+    """
+    found = list(_options(job, wish, captured, cluster, objective))
     problems = [option for option in found if isinstance(option, PlanError)]
     options = [option for option in found if not isinstance(option, PlanError)]
     if not options:
         raise problems[0]
-    best, profile, _ = min(options, key=lambda option: option[2].score("time"))
-    others = [option for option in options if option[0] is not best]
-    plan = _with_reason(best.plan, [(o.plan.joined, c) for o, _, c in others])
-    save(folder, best.captured, plan, profile, cluster)
-    return best._replace(plan=plan)
+    first, profile, _ = min(options, key=lambda option: option[2].score(objective))
+    others = [option for option in options if option[0] is not first]
+    plan = _with_reason(first.plan, [(o.plan.joined, c) for o, _, c in others])
+    return first._replace(plan=plan), profile
 
 
 def _options(
-    job: Job, wish: Wish, captured: "Capture", cluster: Cluster
+    job: Job, wish: Wish, captured: "Capture", cluster: Cluster, objective: Objective
 ) -> "Iterator[tuple[Choice, Profile, Candidate] | PlanError]":
     """Yield for each way of joining micro-batches the best plan."""
     from penstock.graph.merge import merged, merges
@@ -118,6 +129,7 @@ def _options(
                     profile,
                     cluster,
                     micro_batches=joined.micro_batches,
+                    objective=objective,
                     clip=job.clip_norm is not None,
                     wish=wish,
                     progress=update,

@@ -1,17 +1,17 @@
 """penstock plan: find the fastest, cheapest or smallest way to train a job, and show why."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock.cli import face, prepare, saved
+from penstock.cli.choose import best
 from penstock.errors import PlanError
+from penstock.graph.graph import Graph
+from penstock.job import load_job
 from penstock.schedule import find
-
-if TYPE_CHECKING:
-    from penstock.graph.graph import Graph
-    from penstock.search import Objective
+from penstock.search import Objective, Wish
 
 
 def plan(  # noqa: PLR0913 - the flags of a command
@@ -29,40 +29,29 @@ def plan(  # noqa: PLR0913 - the flags of a command
 
     Example: penstock plan examples/gpt.py --ranks 2 --out plan.json
     """
-    from penstock.search import Wish, search
-
     aim = _objective(objective)
     if schedule is not None:
         find(schedule)
     if out is not None:
         face.check_place(out)
-    loaded = prepare.loaded(job)
-    captured = prepare.traced(loaded)
-    _check_stages(captured.graph, stages)
-    there = prepare.machines(cluster, ranks)
-    profile = prepare.profiled(captured, loaded, there)
-    with face.progress("searching") as update:
-        found, _ = search(
-            captured.graph,
-            profile,
-            there,
-            micro_batches=loaded.micro_batches,
-            objective=aim,
-            clip=loaded.clip_norm is not None,
-            wish=Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=schedule),
-            progress=update,
-        )
+    wish = Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=schedule)
+    with face.only_results():
+        loaded = load_job(job)
+        captured = prepare.traced(loaded)
+        _check_stages(captured.graph, stages)
+        there = prepare.machines(cluster, ranks)
+        found, profile = best(loaded, wish, captured, there, objective=aim)
     if out is not None:
-        saved.save_plan(out, found, saved.Basis(captured.graph, profile, there))
+        saved.save_plan(out, found.plan, saved.Basis(found.captured.graph, profile, there))
     if as_json:
-        face.show_json(found.to_json())
+        face.show_json(found.plan.to_json())
     else:
-        face.show(str(found))
+        face.show(str(found.plan))
     if out is not None:
         face.say(f"wrote {out}")
 
 
-def _objective(text: str) -> "Objective":
+def _objective(text: str) -> Objective:
     match text:
         case "time" | "cost" | "memory":
             return text
@@ -71,7 +60,7 @@ def _objective(text: str) -> "Objective":
             raise PlanError(message, hint="give --objective time, cost or memory")
 
 
-def _check_stages(graph: "Graph", stages: int | None) -> None:
+def _check_stages(graph: Graph, stages: int | None) -> None:
     most = len(graph.cut_points) + 1
     if stages is not None and stages > most:
         message = f"{stages} stages need {stages - 1} cut points; the model has {most - 1}"

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING
 from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.errors import ClusterError
-from penstock.job import Job, load_job
+from penstock.job import Job
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
-
-
-def loaded(text: str) -> Job:
-    """Return the job that `text` names.
-
-    Raises:   JobError: it names none.
-    """
-    with face.only_results():
-        return load_job(text)
 
 
 def traced(job: Job) -> "Capture":
@@ -33,7 +24,7 @@ def traced(job: Job) -> "Capture":
     from penstock.graph.trace import capture
 
     torch.set_num_threads(1)  # a rank has one core
-    with face.busy("tracing the step"), face.only_results():
+    with face.busy("tracing the step"):
         return capture(job)
 
 
@@ -64,5 +55,5 @@ def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "Profile":
 
     busiest = max(host.num_devices for host in cluster.hosts)
     beside = max(0, min(busiest, detect().cores) - 1)
-    with face.busy("measuring every op"), face.only_results():
+    with face.busy("measuring every op"):
         return measured(captured, job, beside=beside, folder=default_folder())

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import face, prepare, saved
+from penstock.cli.choose import for_plan
 from penstock.errors import ClusterError
 from penstock.files import Json
-from penstock.plan import Plan, check_fits
+from penstock.job import load_job
+from penstock.plan import Plan
 from penstock.timeline import Timeline, bubble_fraction, busy_s, draw, step_s
 from penstock.units import format_bytes, format_seconds
 
@@ -57,11 +59,12 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
     if job is None:
         basis = saved.load_basis(path, plan)
         return basis if cluster is None else basis._replace(cluster=prepare.machines(cluster, None))
-    loaded = prepare.loaded(job)
-    captured = prepare.traced(loaded)
-    check_fits(plan, captured.graph)
-    there = prepare.machines(cluster, None if cluster else plan.total_ranks)
-    return saved.Basis(captured.graph, prepare.profiled(captured, loaded, there), there)
+    with face.only_results():
+        loaded = load_job(job)
+        joined, captured = for_plan(loaded, plan, prepare.traced(loaded))
+        there = prepare.machines(cluster, None if cluster else plan.total_ranks)
+        profile = prepare.profiled(captured, joined, there)
+    return saved.Basis(captured.graph, profile, there)
 
 
 def _document(
