@@ -5,6 +5,7 @@ autograd on the uncut model.  Asynchronous ones: the weights after some steps, a
 sequential definition that the schedule's weight rule states.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,20 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from penstock import _compat
+from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.graph.trace import Capture, build, loss_of
+from penstock.graph.trace import Capture, build, loss_of, on_device
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of
 from penstock.program.program import Program
-from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank
+from penstock.runtime.run import Steps
 from penstock.runtime.transport import Transport
-from penstock.runtime.worker import RankResult, Report
+from penstock.runtime.worker import RankResult, Report, Task
 from penstock.schedule.weight_rule import WeightRule
 
 _STEPS = 4  # of an asynchronous schedule
@@ -48,23 +51,29 @@ def check(plan: Plan, capture: Capture, job: Job) -> tuple[Difference, ...]:
     """Return how the planned step differs from the plain one: loss, gradients, buffers.
 
     Runs every rank as a thread of this process, in the plan's order, on the job's first batches.
+    Gradients are those the optimizer is given; clipped if the plan clips.  Buffers are compared
+    where there is one replica, which sees every micro-batch.
     Weights are compared after SGD with momentum, not after the job's optimizer: one that divides
     by the size of the gradient, like Adam, would turn the last bit of a zero into a whole step.
     Raises:   RunError: a rank failed.
     """
     steps = _STEPS if is_asynchronous(plan) else 1
+    job = replace(job, clip_norm=job.clip_norm if plan.clip else None)
     if steps > 1:
         job = replace(job, optimizer=_sgd, learning_rate=None)
     stages = stages_of(plan, capture.graph)
     program = lower_plan(plan, capture.graph, num_steps=steps)
     found: dict[str, Tensor] = {}
-    work = partial(_work, capture, stages, job, program, found, weights=steps > 1)
-    results = run_threads(work, program.num_ranks, lambda result: None)
-    assert len(results) == program.num_ranks
+    told = Steps(plan.replicas)
+    task = Task(capture, stages, job, ((program, 0),), plan.replicas)
+    run_threads(partial(_work, task, found), program.num_ranks, told.add)
     if steps == 1:
         expected = plain_step(job, plan.num_micro_batches * plan.replicas)
+        found["loss/mean"] = _number(told.finished[0].loss)
     else:
         expected = sequential(job, program, steps, stages, capture.graph)
+    if plan.replicas > 1:
+        expected = {k: v for k, v in expected.items() if not k.startswith("buffers/")}
     return tuple(_compare(group, found, expected) for group in _groups(expected))
 
 
@@ -72,34 +81,25 @@ def _sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
 
 
-def _work(
-    capture: Capture,
-    stages: Stages,
-    job: Job,
-    program: Program,
-    found: dict[str, Tensor],
-    transport: Transport,
-    report: Report,
-    *,
-    weights: bool,
-) -> RankResult:
+def _number(value: float | None) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64)
+
+
+def _work(task: Task, found: dict[str, Tensor], transport: Transport, report: Report) -> RankResult:
     """Run one window and put what is to be compared into `found`."""
-    rank = Rank(capture, stages, job, transport, program.replicas)
+    rank = Rank(task.capture, task.stages, task.job, transport, task.replicas, report=report)
+    ((program, _),) = task.windows
     calls = rank.bind(program)
     transport.barrier()
     with torch.no_grad():
         rank.run(calls, 0)
-    for stage, held in rank.weights.items():
-        own = {held.names[n]: held.gradients[n] for n in held.live if held.live[n].grad is not None}
-        if weights:
-            own = {held.names[node]: value for node, value in held.tensors(0).items()}
-        group = "weights" if weights else "gradients"
-        found |= {f"{group}/{name}": value for name, value in own.items()}
+    for held in rank.weights.values() if rank.replica == 0 else ():
+        if program.num_steps > 1:
+            found |= {f"weights/{held.names[n]}": v for n, v in held.tensors(0).items()}
+        else:
+            reached = [n for n, parameter in held.live.items() if parameter.grad is not None]
+            found |= {f"gradients/{held.names[n]}": held.gradients[n] for n in reached}
         found |= {f"buffers/{held.buffer_names[n]}": v for n, v in held.buffers.items()}
-        _ = stage
-    if rank.losses_here and rank.replica == 0:
-        losses = [result.loss for result in rank.progress.done if result.loss is not None]
-        found["loss/mean"] = torch.tensor(losses, dtype=torch.float64)
     return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
 
 
@@ -109,15 +109,16 @@ def plain_step(job: Job, micro_batches: int) -> dict[str, Tensor]:
     data = job.data(0)
     losses: list[Tensor] = []
     for index in range(micro_batches):
-        batch = next(data)  # not under the mode: the data's random numbers are its own
+        batch = on_device(next(data))  # not under the mode: the data's random numbers are its own
         with SeededRandom(micro_batch_seed(job.seed, index)):
             loss = loss_of(job, model, batch)
-            (loss / micro_batches).backward()
-        losses.append(loss.detach().float().reshape(()))
+            (loss / micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+        losses.append(loss.detach().double().reshape(()))
+    if job.clip_norm is not None:
+        clip_grad_norm_(model.parameters(), job.clip_norm)
     expected = {f"gradients/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
     expected |= {f"buffers/{name}": value for name, value in model.named_buffers()}
-    mean = float(torch.stack(losses).mean())
-    return {"loss/mean": torch.tensor([mean], dtype=torch.float64), **expected}
+    return {"loss/mean": _number(float(torch.stack(losses).mean())), **expected}
 
 
 def sequential(
@@ -137,7 +138,9 @@ def sequential(
     rates = [group["lr"] for group in optimizer.param_groups]
     owner = {graph.nodes[p].name: s.index for s in reversed(stages.stages) for p in s.parameters}
     now = {name: parameters[name].detach().clone() for name in names}
-    versions: dict[int, dict[str, Tensor]] = {-k: now for k in range(program.weight_rule.history + 1)}
+    versions: dict[int, dict[str, Tensor]] = {
+        -k: now for k in range(program.weight_rule.history + 1)
+    }
     data, per_step = job.data(0), program.num_micro_batches * program.replicas
     for step in range(steps):
         sums: dict[str, Tensor] = {}
@@ -145,11 +148,13 @@ def sequential(
             index = step * per_step + number
             local = step * program.num_micro_batches + number % program.num_micro_batches
             read = _read(program.weight_rule, versions, owner, names, local, program)
-            batch = next(data)
+            batch = on_device(next(data))
             with SeededRandom(micro_batch_seed(job.seed, index)):
                 _add(sums, _gradients(job, model, read, batch, per_step))
         for name in names:
             parameters[name].grad = sums.get(name)
+        if job.clip_norm is not None:
+            clip_grad_norm_([parameters[name] for name in names], job.clip_norm)
         factor = 1.0 if job.learning_rate is None else float(job.learning_rate(step))
         for group, base in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = base * factor
@@ -181,7 +186,7 @@ def _gradients(
 ) -> dict[str, Tensor]:
     with _compat.reparametrize(model, dict(read)):
         loss = loss_of(job, model, batch)
-        found = torch.autograd.grad(loss / count, list(read.values()), allow_unused=True)
+        found: Any = torch.autograd.grad(loss / count, list(read.values()), allow_unused=True)
     return {name: g for name, g in zip(read, found, strict=True) if g is not None}
 
 
@@ -200,14 +205,15 @@ def _compare(group: str, found: Mapping[str, Tensor], expected: Mapping[str, Ten
         if not key.startswith(f"{group}/"):
             continue
         if key not in found:
-            return Difference(group, key, float("inf"), bitwise=False)
+            return Difference(group, key, math.inf, bitwise=False)
         left = found[key].reshape(right.shape)
-        if torch.equal(left, right) or (torch.isnan(left) & torch.isnan(right)).all():
+        if ((left == right) | (left.isnan() & right.isnan())).all():
             continue
         bitwise = False
         apart = float((left.double() - right.double()).abs().max())
         scale = float(right.double().abs().max())
         value = apart / scale if scale > 0 else apart
-        if not value <= worst:  # also where it is no number
+        value = math.inf if math.isnan(value) else value  # only one of them is no number
+        if value > worst:
             worst, where = value, key
     return Difference(group, where, worst, bitwise)

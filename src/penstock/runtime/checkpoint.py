@@ -1,21 +1,27 @@
 """Checkpoints: a folder with the whole state by parameter name, independent of the plan.
 
-    step-000100/  state.json        step, and the optimizer's plain values by key
+    step-000100/  state.json        step, names of the parts, the optimizer's plain values by key
                   rank-0.safetensors, rank-1.safetensors, ...    tensors by key
 
-Every rank of the first replica writes its own file into a hidden folder; when all are done
-one rank writes state.json and renames the folder.  A folder with that name is complete.
+Every rank of the first replica writes its own part into a hidden folder; when all are done one
+rank writes state.json and renames the folder.  A folder with that name is complete, whoever is
+killed when.  Ranks on several hosts need a folder that all of them see.
 """
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import (
+    load_file,  # pyright: ignore[reportUnknownVariableType]
+    save_file,  # pyright: ignore[reportUnknownVariableType]
+)
 from torch import Tensor
 
 from penstock.errors import CheckpointError
@@ -38,48 +44,100 @@ def folder_of(checkpoints: Path, step: int) -> Path:
 
 
 def write_part(
-    checkpoints: Path, step: int, rank: int, tensors: Mapping[str, Tensor], plain: Mapping[str, object]
+    checkpoints: Path,
+    step: int,
+    rank: int,
+    state: tuple[Mapping[str, Tensor], Mapping[str, object]],
 ) -> None:
-    """Write the part of one rank into the hidden folder of a checkpoint that is being made."""
-    folder = _hidden(checkpoints, step)
-    folder.mkdir(parents=True, exist_ok=True)
-    contiguous = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
-    save_file(contiguous, folder / f"rank-{rank}.safetensors")
-    write_text(folder / f"rank-{rank}.json", json.dumps(dict(plain)))
+    """Write tensors and plain values of one rank into the hidden folder of a checkpoint.
+
+    Raises:   CheckpointError: the disk is full, or the folder cannot be written.
+    """
+    folder, (tensors, plain) = _hidden(checkpoints, step), state
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank-{rank}.safetensors"
+        save_file(
+            {key: value.detach().contiguous().clone() for key, value in tensors.items()}, path
+        )
+        _flush(path)
+        write_text(folder / f"rank-{rank}.json", json.dumps(dict(plain)))
 
 
 def finish(checkpoints: Path, step: int) -> Path:
-    """Join what the ranks wrote and give the folder its name; call it when all have written."""
+    """Join what the ranks wrote and give the folder its name; call it when all have written.
+
+    Raises:   CheckpointError: the disk is full, or the folder cannot be written.
+    """
     hidden, folder = _hidden(checkpoints, step), folder_of(checkpoints, step)
-    plain: dict[str, object] = {}
-    for part in sorted(hidden.glob("rank-*.json")):
-        plain |= read_json(part, CheckpointError, "checkpoint part")
-        part.unlink()
-    write_text(hidden / "state.json", json.dumps({"step": step, "plain": plain}))
-    if folder.exists():
-        shutil.rmtree(folder)
-    hidden.rename(folder)
+    with _writing(hidden):
+        plain: dict[str, object] = {}
+        for part in sorted(hidden.glob("rank-*.json")):
+            plain |= read_json(part, CheckpointError, "checkpoint part")
+            part.unlink()
+        parts = sorted(part.name for part in hidden.glob("rank-*.safetensors"))
+        content = {"step": step, "parts": parts, "plain": plain}
+        write_text(hidden / "state.json", json.dumps(content))
+        if folder.exists():
+            _remove(folder)
+        hidden.rename(folder)
+        _flush(checkpoints)
     return folder
 
 
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as problem:
+        hint = "make room, or give another place; the checkpoints before it are whole"
+        raise CheckpointError(
+            f"cannot write checkpoint {folder}: {problem}", hint=hint
+        ) from problem
+
+
+def _flush(path: Path) -> None:
+    """Return when a file, or the names in a folder, would survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def discard(checkpoints: Path) -> None:
-    """Remove what an interrupted run left half-written."""
+    """Remove what an interrupted run left half-written or half-removed."""
     for hidden in checkpoints.glob(".step-*"):
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 def latest(checkpoints: Path) -> Path | None:
     """Return the newest complete checkpoint of a run, or None."""
-    found = {int(m[1]): p for p in checkpoints.glob("step-*") if (m := _NAME.fullmatch(p.name))}
-    complete = {step: path for step, path in found.items() if (path / "state.json").exists()}
-    return complete[max(complete)] if complete else None
+    found = _complete(checkpoints)
+    return found[-1] if found else None
 
 
 def keep_newest(checkpoints: Path, count: int = 2) -> None:
     """Remove all but the newest `count` checkpoints."""
-    found = sorted(p for p in checkpoints.glob("step-*") if _NAME.fullmatch(p.name))
-    for old in found[:-count]:
-        shutil.rmtree(old)
+    for old in _complete(checkpoints)[:-count]:
+        _remove(old)
+
+
+def _complete(checkpoints: Path) -> list[Path]:
+    """Return all complete checkpoints, the oldest first."""
+    named = {p: m for p in checkpoints.glob("step-*") if (m := _NAME.fullmatch(p.name))}
+    return sorted(
+        (path for path in named if (path / "state.json").exists()),
+        key=lambda path: int(named[path][1]),
+    )
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint so that it is never seen in part: under another name."""
+    gone = folder.with_name(f".{folder.name}-old")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def load(folder: Path) -> Checkpoint:
@@ -88,19 +146,22 @@ def load(folder: Path) -> Checkpoint:
     Raises:   CheckpointError: a file is missing, truncated or damaged.
     """
     content = read_json(folder / "state.json", CheckpointError, "checkpoint")
-    step, plain = content.get("step"), content.get("plain")
-    parts = sorted(folder.glob("rank-*.safetensors"))
-    if not isinstance(step, int) or not isinstance(plain, dict) or not parts:
-        hint = "delete the folder to resume from an older one"
-        raise CheckpointError(f"checkpoint {folder} is incomplete", hint=hint)
+    step, parts, plain = content.get("step"), content.get("parts"), content.get("plain")
+    if not (isinstance(step, int) and isinstance(parts, list) and isinstance(plain, dict)):
+        message = f"{folder / 'state.json'} says nothing of step, parts or plain values"
+        raise CheckpointError(message, hint=_to_older(folder))
     tensors: dict[str, Tensor] = {}
-    for part in parts:
+    for part in (folder / str(name) for name in parts):
         try:
             tensors |= load_file(part)
         except (SafetensorError, OSError) as problem:
-            hint = f"delete {folder} to resume from an older checkpoint"
-            raise CheckpointError(f"checkpoint file {part} is damaged: {problem}", hint=hint) from problem
+            message = f"checkpoint file {part} is missing or damaged: {problem}"
+            raise CheckpointError(message, hint=_to_older(folder)) from problem
     return Checkpoint(step, tensors, plain)
+
+
+def _to_older(folder: Path) -> str:
+    return f"delete {folder} to resume from an older checkpoint"
 
 
 def _hidden(checkpoints: Path, step: int) -> Path:

@@ -7,7 +7,7 @@ sums gradients over all ranks.  No plan, no prediction; checkpoints have the sam
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,19 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.errors import JobError, RunError
-from penstock.graph.trace import loss_of
+from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.trace import build, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime import checkpoint
-from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.runtime.rank import StepResult
+from penstock.runtime.calls import StepResult
 from penstock.runtime.transport import Transport
-from penstock.runtime.weights import load_optimizer_state, optimizer_state
-from penstock.runtime.worker import RankResult, Report
+from penstock.runtime.weights import (
+    fitting,
+    load_optimizer_state,
+    optimizer_of,
+    optimizer_state,
+)
+from penstock.runtime.worker import RankResult, Report, State, save
 from penstock.timeline import Lane, Span, SpanKind
 
 
@@ -46,21 +51,24 @@ def replicas_of(job: Job, most: int) -> int:
 
 
 def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankResult:
-    """Train as one of `transport.num_ranks` replicas and return what was measured."""
+    """Train as one of `transport.num_ranks` replicas, each a process, and return what was measured.
+
+    Raises:   JobError: no trainable parameter, or no optimizer.  RunError: the data ended.
+    """
     rank = _EagerRank(task, transport)
-    everyone = tuple(range(transport.num_ranks))
+    transport.barrier()
     spans: tuple[Span, ...] = ()
     seconds: list[float] = []
-    for step in range(task.first_step, task.first_step + task.num_steps):
+    until = task.first_step + task.num_steps
+    for step in range(task.first_step, until):
         start = time.perf_counter()
-        loss, spans = rank.step(step, everyone)
+        loss, spans = rank.step(step)
         seconds.append(time.perf_counter() - start)
         report(StepResult(step, loss, seconds[-1]))
-        done = step + 1
-        last = done == task.first_step + task.num_steps
-        if task.checkpoints and (last or task.checkpoint_every and done % task.checkpoint_every == 0):
-            rank.save(task.checkpoints, done)
-    answers = transport.all_gather_bytes(json.dumps(seconds).encode(), everyone)
+        is_due = task.checkpoint_every and (step + 1) % task.checkpoint_every == 0
+        if task.checkpoints is not None and (is_due or step + 1 == until):
+            save(task.checkpoints, step + 1, transport, rank.state() if rank.rank == 0 else None)
+    answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
     slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
     typical = statistics.median(slowest[min(2, len(slowest) - 1) :])
     return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {})
@@ -70,33 +78,35 @@ class _EagerRank:
     """One replica: the module, its optimizer and its place in the data."""
 
     def __init__(self, task: EagerTask, transport: Transport) -> None:
-        self.job, self.transport = task.job, transport
-        torch.manual_seed(task.job.seed)
-        self.model = task.job.model()
+        self.job, self.transport, self.rank = task.job, transport, transport.rank
+        self.everyone = tuple(range(transport.num_ranks))
+        self.model, _ = build(task.job)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise JobError("the model has no trainable parameter", hint="unfreeze some")
-        self.optimizer = task.job.optimizer(list(self.parameters.values()))
+        self.optimizer = optimizer_of(task.job, list(self.parameters.values()))
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.share = task.job.micro_batches // transport.num_ranks
         if task.resume is not None:
             self._load(checkpoint.load(task.resume))
+        if task.checkpoints is not None and self.rank == 0:
+            checkpoint.discard(task.checkpoints)
 
-    def step(self, step: int, everyone: tuple[int, ...]) -> tuple[float, tuple[Span, ...]]:
+    def step(self, step: int) -> tuple[float, tuple[Span, ...]]:
         """Return the mean loss of this rank's micro-batches, and its spans."""
-        first = step * self.job.micro_batches + self.transport.rank * self.share
+        first = step * self.job.micro_batches + self.rank * self.share
         data = self.job.data(first)
         self.optimizer.zero_grad()
         losses: list[float] = []
         spans: list[Span] = []
         origin = time.perf_counter()
         for number in range(self.share):
-            start = time.perf_counter()
+            start_s = time.perf_counter() - origin
             losses.append(self._micro_batch(data, first + number))
-            spans.append(self._span("compute", "B", number, start - origin, origin))
-        start = time.perf_counter()
-        self._reduce(everyone)
-        spans.append(self._span("collective", "reduce", 0, start - origin, origin))
+            spans.append(self._span("compute", "B", number, start_s, origin))
+        start_s = time.perf_counter() - origin
+        self._reduce()
+        spans.append(self._span("collective", "reduce", 0, start_s, origin))
         self._update(step)
         return statistics.fmean(losses), tuple(spans)
 
@@ -105,23 +115,27 @@ class _EagerRank:
         if batch is None:
             raise RunError(f"the job's data ended at micro-batch {index}", hint="train fewer steps")
         with SeededRandom(micro_batch_seed(self.job.seed, index)):
-            loss = loss_of(self.job, self.model, batch)
-            (loss / self.job.micro_batches).backward()
+            loss = loss_of(self.job, self.model, on_device(batch))
+            (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
         return float(loss.detach())
 
     def _span(
         self, lane: Lane, kind: SpanKind, micro_batch: int, start_s: float, origin: float
     ) -> Span:
         end_s = time.perf_counter() - origin
-        return Span(self.transport.rank, lane, kind, 0, micro_batch, start_s, end_s)
+        return Span(self.rank, lane, kind, 0, micro_batch, start_s, end_s)
 
-    def _reduce(self, everyone: tuple[int, ...]) -> None:
-        if len(everyone) == 1:
+    def _reduce(self) -> None:
+        """Sum gradients over all ranks; a parameter that no rank has used keeps none."""
+        if len(self.everyone) == 1:
             return
-        for parameter in self.parameters.values():
-            if parameter.grad is None:  # used on another rank, perhaps
-                parameter.grad = torch.zeros_like(parameter)
-            self.transport.all_reduce(parameter.grad, everyone)
+        own = bytes(parameter.grad is not None for parameter in self.parameters.values())
+        used = zip(*self.transport.all_gather_bytes(own, self.everyone), strict=True)
+        for parameter, by_rank in zip(self.parameters.values(), used, strict=True):
+            if any(by_rank):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.transport.all_reduce(parameter.grad, self.everyone)
 
     def _update(self, step: int) -> None:
         if self.job.clip_norm is not None:
@@ -132,18 +146,15 @@ class _EagerRank:
                 group["lr"] = base * factor
         self.optimizer.step()
 
-    def save(self, checkpoints: Path, step: int) -> None:
-        everyone = tuple(range(self.transport.num_ranks))
-        if self.transport.rank == 0:
-            tensors: dict[str, Tensor] = {f"weights/{n}": p for n, p in self.model.named_parameters()}
-            tensors |= {f"buffers/{n}": b for n, b in self.model.named_buffers()}
-            plain: dict[str, object] = {}
-            for name, parameter in self.parameters.items():
-                optimizer_state(self.optimizer, name, parameter, tensors, plain)
-            checkpoint.write_part(checkpoints, step, 0, tensors, plain)
-            checkpoint.finish(checkpoints, step)
-            checkpoint.keep_newest(checkpoints)
-        self.transport.all_gather_bytes(b"named", everyone)
+    def state(self) -> State:
+        """Return what a checkpoint keeps."""
+        tensors: dict[str, Tensor] = {}
+        tensors |= {f"weights/{name}": value for name, value in self.model.named_parameters()}
+        tensors |= {f"buffers/{name}": value for name, value in self.model.named_buffers()}
+        plain: dict[str, object] = {}
+        for name, parameter in self.parameters.items():
+            optimizer_state(self.optimizer, name, parameter, tensors, plain)
+        return tensors, plain
 
     def _load(self, state: checkpoint.Checkpoint) -> None:
         load_model(self.model, state.tensors)
@@ -151,10 +162,13 @@ class _EagerRank:
             load_optimizer_state(self.optimizer, name, parameter, state.tensors, state.plain)
 
 
-def load_model(model: nn.Module, tensors: Any) -> None:
-    """Copy "weights/NAME" and "buffers/NAME" into a module."""
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy "weights/NAME" and "buffers/NAME" into a module.
+
+    Raises:   CheckpointError: one is missing or has another shape.
+    """
     with torch.no_grad():
         for name, value in model.named_parameters():
-            value.copy_(tensors[f"weights/{name}"])
+            value.copy_(fitting(tensors, f"weights/{name}", value))
         for name, value in model.named_buffers():
-            value.copy_(tensors[f"buffers/{name}"])
+            value.copy_(fitting(tensors, f"buffers/{name}", value))

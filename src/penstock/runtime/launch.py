@@ -6,27 +6,28 @@ outlive the run: the parent kills them, and the kernel does if the parent dies.
 
 import contextlib
 import ctypes
+import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
 import os
-import shutil
 import signal
-import tempfile
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import PenstockError, RunError
-from penstock.runtime.rank import StepResult
+from penstock.graph.trace import device_here
+from penstock.runtime.calls import StepResult
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
@@ -39,6 +40,9 @@ Work = Callable[[Transport, Report], RankResult]
 Launcher = Callable[[Work, int, Report], list[RankResult]]
 
 _PR_SET_PDEATHSIG = 1
+_FileStore: Any = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
+_PrefixStore: Any = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+_rendezvous: Any = dist.rendezvous  # pyright: ignore
 
 
 def under_torchrun() -> bool:
@@ -49,45 +53,60 @@ def under_torchrun() -> bool:
 def run_threads(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
     """Run every rank as a thread of this process.
 
-    Raises:   RunError, or what the first failing rank raised.
+    Raises:   RunError: a rank failed; the others have ended when this is raised.
     """
     transports = thread_transports(num_ranks)
     results: dict[int, RankResult] = {}
     failures: list[tuple[int, BaseException]] = []
+    reporting = threading.Lock()
+
+    def tell(step: StepResult) -> None:
+        if failures:
+            raise TransportError(failures[0][0], "failed")
+        with reporting:
+            report(step)
 
     def live(transport: Transport) -> None:
         torch.set_num_threads(1)  # a setting of each thread
         try:
-            results[transport.rank] = work(transport, report)
-        except BaseException as problem:  # carried to the caller's thread below
+            results[transport.rank] = work(transport, tell)
+        except BaseException as problem:  # noqa: BLE001 - carried to the caller's thread below
             failures.append((transport.rank, problem))
             transport.abort(str(problem))
         finally:
             transport.close()
 
     threads = [threading.Thread(target=live, args=(end,), daemon=True) for end in transports]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as problem:  # Ctrl-C, as a rule
+        failures.append((0, problem))
+        for transport in transports:
+            transport.abort("interrupted")
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        raise
     if failures:
         raise _first_cause(failures)
     return [results[rank] for rank in range(num_ranks)]
 
 
-def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> BaseException:
+def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> RunError:
     """Return the error of the rank that failed by itself, not of those that noticed."""
     own = [(r, p) for r, p in failures if not isinstance(p, TransportError)]
     rank, problem = (own or list(failures))[0]
-    if isinstance(problem, PenstockError) or not isinstance(problem, Exception):
-        return problem
-    lines = "".join(traceback.format_exception(problem))
-    error = RunError(f"rank {rank} failed: {type(problem).__name__}: {problem}\n{lines}")
+    error = _rank_error(rank, _problem_as_json(problem))
     error.__cause__ = problem
     return error
 
 
 # -- processes ------------------------------------------------------------------------------------
+
+Pipes = Sequence[tuple[Connection, Connection]]
 
 
 def run_processes(
@@ -100,13 +119,11 @@ def run_processes(
     Raises:   RunError: a rank failed or died; the others are gone when this is raised.
     """
     context = multiprocessing.get_context("fork")
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
-    parent = os.getpid()
+    stores = os.memfd_create("penstock store"), os.memfd_create("penstock watch")
+    join = partial(_host_transport, num_ranks=num_ranks, stores=stores, groups=groups)
     processes = [
-        context.Process(
-            target=_child, args=(work, rank, num_ranks, folder, pipes, parent, groups), daemon=True
-        )
+        context.Process(target=_child, args=(work, rank, join, pipes, os.getpid()), daemon=True)
         for rank in range(num_ranks)
     ]
     try:
@@ -122,17 +139,14 @@ def run_processes(
         for process in processes:
             if process.pid is not None:
                 process.join()
-        shutil.rmtree(folder, ignore_errors=True)
+        for end in itertools.chain(*pipes):
+            end.close()
+        for store in stores:
+            os.close(store)
 
 
 def _child(
-    work: Work,
-    rank: int,
-    num_ranks: int,
-    folder: Path,
-    pipes: Sequence[tuple[Connection, Connection]],
-    parent: int,
-    groups: Groups,
+    work: Work, rank: int, join: Callable[[int], Transport], pipes: Pipes, parent: int
 ) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -147,24 +161,27 @@ def _child(
     torch.set_num_threads(1)
     with contextlib.suppress(BrokenPipeError):
         try:
-            transport = _host_transport(rank, num_ranks, folder, groups)
+            transport = join(rank)
             result = work(transport, lambda step: _tell(pipe, "step", asdict(step)))
             _tell(pipe, "done", as_json(result))
             transport.close()
-        except BaseException as problem:  # everything goes to the parent, which raises it again
+        except BaseException as problem:  # noqa: BLE001 - the parent raises it again
             _tell(pipe, "error", _problem_as_json(problem))
     pipe.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # not the parent's exit handlers
 
 
-def _host_transport(rank: int, num_ranks: int, folder: Path, groups: Groups) -> Transport:
-    store = dist.FileStore(str(folder / "store"), num_ranks)
+def _host_transport(
+    rank: int, *, num_ranks: int, stores: tuple[int, int], groups: Groups
+) -> Transport:
+    """Return the rank's end; `stores` are files without a name, so nothing is ever left of them."""
+    store, watch = (_FileStore(f"/proc/self/fd/{fd}", num_ranks) for fd in stores)
     if available()[0]:
         return SharedMemoryTransport(rank, num_ranks, store)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(minutes=10)
-    )
-    watch = dist.FileStore(str(folder / "watch"), num_ranks)
+    limit = timedelta(minutes=10)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=limit)
     return TorchDistributedTransport(torch.device("cpu"), watch, groups=groups)
 
 
@@ -262,30 +279,17 @@ def _death(rank: int, process: Any) -> RunError:
 
 def torchrun_store() -> Any:
     """Return the store that all ranks of this torchrun job share."""
-    store, _, _ = next(iter(dist.rendezvous("env://")))
+    store, _, _ = next(iter(_rendezvous("env://")))
     return store
 
 
-def run_torchrun(
-    work: Work, store: Any, report: Report, *, groups: Groups = ()
-) -> RankResult:
+def run_torchrun(work: Work, store: Any, report: Report, *, groups: Groups = ()) -> RankResult:
     """Run the rank that this process is; every rank of the torchrun job calls it.
 
     Ranks of one host exchange messages through shared memory, else over gloo or NCCL.
     `store` is that of `torchrun_store`.
     """
-    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if one_host and not cuda and available()[0]:
-        transport: Transport = SharedMemoryTransport(rank, num_ranks, dist.PrefixStore("shared", store))
-    else:
-        backend = "nccl" if cuda else "gloo"
-        groups = dist.PrefixStore("groups", store)
-        dist.init_process_group(backend, store=groups, rank=rank, world_size=num_ranks)
-        watch = dist.PrefixStore("watch", store.clone())
-        transport = TorchDistributedTransport(device, watch, groups=groups)
+    transport = _torchrun_transport(store, groups)
     try:
         return work(transport, report)
     except BaseException as problem:
@@ -296,3 +300,20 @@ def run_torchrun(
         if dist.is_initialized():
             dist.destroy_process_group()
 
+
+def _torchrun_transport(store: Any, groups: Groups) -> Transport:
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    device = device_here()
+    if one_host and device.type == "cpu" and available()[0]:
+        return SharedMemoryTransport(rank, num_ranks, _PrefixStore("shared", store))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=_PrefixStore("groups", store),
+        rank=rank,
+        world_size=num_ranks,
+    )
+    watch = _PrefixStore("watch", store.clone())
+    return TorchDistributedTransport(device, watch, groups=groups)

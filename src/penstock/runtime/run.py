@@ -1,7 +1,7 @@
 """Run: a Program on real ranks; returns the measured Timeline.
 
-    run(program, job, num_steps=100)            one thread per rank, in this process
-    run(program, job, ..., launcher=run_processes)   forked processes of this host
+run(program, ..., num_steps=100)                one thread per rank, in this process
+run(program, ..., launcher=run_processes)       forked processes of this host
 """
 
 import statistics
@@ -44,7 +44,9 @@ class Outcome:
     live_versions: tuple[int, ...]
 
 
-def windows_of(program: Program, num_steps: int, first_step: int = 0) -> tuple[tuple[Program, int], ...]:
+def windows_of(
+    program: Program, num_steps: int, first_step: int = 0
+) -> tuple[tuple[Program, int], ...]:
     """Return the windows that make up `num_steps` steps of `program`.
 
     Raises:   RunError: the window of the program does not divide the number of steps.
@@ -56,7 +58,7 @@ def windows_of(program: Program, num_steps: int, first_step: int = 0) -> tuple[t
     return tuple((program, first_step + start) for start in range(0, num_steps, window))
 
 
-def run(
+def run(  # noqa: PLR0913 - what a run is made of
     program: Program,
     capture: Capture,
     stages: Stages,
@@ -115,21 +117,18 @@ class Steps:
                 self.done(whole)
 
 
-def outcome_of(
-    results: list[RankResult], steps: Steps, weights: Mapping[str, Tensor]
-) -> Outcome:
+def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Tensor]) -> Outcome:
     """Return the outcome of all ranks' results."""
     versions: dict[int, int] = {}
     for result in results:
         versions |= result.versions
     spans = [span for result in results for span in result.spans]
     memory = [held for result in results for held in result.memory]
-    settled = [s for s in zip(*(r.window_s for r in results), strict=True)]
-    slowest = [max(row) for row in settled][min(2, len(settled) - 1) :]
+    slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
     return Outcome(
         timeline=Timeline.of(len(results), spans, memory, meta=(("clock", "measured"),)),
         steps=tuple(sorted(steps.finished, key=lambda step: step.step)),
-        step_s=statistics.median(slowest),
+        step_s=statistics.median(slowest[min(2, len(slowest) - 1) :]),
         peak_bytes=tuple(result.peak_bytes for result in results),
         weights=weights,
         live_versions=tuple(versions[stage] for stage in sorted(versions)),

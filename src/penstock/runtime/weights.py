@@ -6,7 +6,7 @@ Version 0 and those after it are the live tensors, which the optimizer changes i
 older version that is still read is a copy in a numbered stash.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 
 _ALIGN_BYTES = 64  # a cache line; every parameter starts on one
+_norm: Callable[..., Tensor] = torch.linalg.vector_norm  # pyright: ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class StageWeights:
         self.names = names
         self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
         self.buffers = {n: buffers[name].detach().clone() for n, name in self.buffer_names.items()}
-        trainable = {n: parameters[name] for n, name in names.items() if parameters[name].requires_grad}
+        trainable = {
+            n: parameters[name] for n, name in names.items() if parameters[name].requires_grad
+        }
         self.layouts = _layouts(trainable)
         self.flats = [layout.new() for layout in self.layouts]
         self.flat_gradients = [layout.new() for layout in self.layouts]
@@ -66,17 +69,9 @@ class StageWeights:
         self.frozen = {n: parameters[m].detach().clone() for n, m in names.items() if n not in live}
         self.stash: list[tuple[list[Tensor], dict[int, Tensor]]] = []
         self.with_gradient = {node for node, _ in stage.backward.gradients}
-        self.optimizer = self._make_optimizer(job)
-        self.base_rates = [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
-
-    def _make_optimizer(self, job: Job) -> Optimizer | None:
-        if not self.live:
-            return None
-        optimizer = job.optimizer(list(self.live.values()))
-        if not isinstance(optimizer, Optimizer):
-            found = type(optimizer).__name__
-            raise JobError(f"the job's optimizer is a {found}", hint="return a torch optimizer")
-        return optimizer
+        self.optimizer = optimizer_of(job, list(self.live.values())) if self.live else None
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        self.base_rates = [group["lr"] for group in groups]
 
     def tensors(self, slot: int) -> Mapping[int, Tensor]:
         """Return node -> tensor of all parameters: slot 0 is live, slot k the k-th stash."""
@@ -104,9 +99,9 @@ class StageWeights:
     def squares(self, nodes: Iterable[int]) -> float:
         """Return the sum of the squares of the gradients of `nodes`, added in float64."""
         total = 0.0
-        for node in nodes:
-            norm = torch.linalg.vector_norm(self.gradients[node], dtype=torch.float64)
-            total += float(norm) ** 2
+        for gradient in map(self.gradients.__getitem__, nodes):
+            dtype = torch.promote_types(gradient.dtype, torch.float32)
+            total += float(_norm(gradient, dtype=dtype)) ** 2
         return total
 
     def scale_gradients(self, factor: float) -> None:
@@ -155,17 +150,29 @@ class StageWeights:
         Raises:   CheckpointError: a parameter is missing or has another shape.
         """
         for node, value in self.tensors(0).items():
-            value.copy_(_fitting(tensors, f"weights/{self.names[node]}", value))
+            value.copy_(fitting(tensors, f"weights/{self.names[node]}", value))
         for node, value in self.buffers.items():
-            value.copy_(_fitting(tensors, f"buffers/{self.buffer_names[node]}", value))
+            value.copy_(fitting(tensors, f"buffers/{self.buffer_names[node]}", value))
         for slot, (_, views) in enumerate(self.stash, 1):
             for node, value in views.items():
                 older = f"version-{slot}/{self.names[node]}"
                 name = older if older in tensors else f"weights/{self.names[node]}"
-                value.copy_(_fitting(tensors, name, value))
+                value.copy_(fitting(tensors, name, value))
         if self.optimizer is not None:
             for node, parameter in self.live.items():
                 load_optimizer_state(self.optimizer, self.names[node], parameter, tensors, plain)
+
+
+def optimizer_of(job: Job, parameters: list[nn.Parameter]) -> Optimizer:
+    """Return the job's optimizer of some parameters.
+
+    Raises:   JobError: what the job returns is none.
+    """
+    optimizer = job.optimizer(parameters)
+    if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        found = type(optimizer).__name__
+        raise JobError(f"the job's optimizer is a {found}", hint="return a torch optimizer")
+    return optimizer
 
 
 def optimizer_state(
@@ -186,7 +193,9 @@ def optimizer_state(
             plain[f"optimizer/{name}/{key}"] = value
         else:
             found = type(value).__name__
-            raise CheckpointError(f"the optimizer's {key} of {name} is a {found}, which cannot be saved")
+            raise CheckpointError(
+                f"the optimizer's {key} of {name} is a {found}, which cannot be saved"
+            )
 
 
 def load_optimizer_state(
@@ -237,12 +246,18 @@ def _count(shape: Sequence[int]) -> int:
     return count
 
 
-def _fitting(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+def fitting(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """Return the tensor of that name.
+
+    Raises:   CheckpointError: it is missing or has another shape than `like`.
+    """
     found = tensors.get(name)
     if found is None:
         hint = "is it a checkpoint of another model?"
         raise CheckpointError(f"the checkpoint holds no {name}", hint=hint)
     if found.shape != like.shape:
-        message = f"{name} is {list(found.shape)} in the checkpoint, {list(like.shape)} in the model"
+        message = (
+            f"{name} is {list(found.shape)} in the checkpoint, {list(like.shape)} in the model"
+        )
         raise CheckpointError(message, hint="is it a checkpoint of another model?")
     return found

@@ -2,26 +2,31 @@
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from penstock import _compat
 from penstock._compat import MemoryEvent
-from penstock.errors import RunError
+from penstock.errors import CheckpointError, RunError
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment, Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
-from penstock.runtime.rank import Bound, Rank, StepResult
-from penstock.runtime.transport import Transport
+from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.rank import Rank
+from penstock.runtime.transport import Transport, TransportError
 from penstock.timeline import Held, Span
 
 Report = Callable[[StepResult], None]
+State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _WINDOWS_KEPT = 32  # whose marks are kept, to choose a typical one from
 
 
@@ -30,11 +35,13 @@ class Task:
     """What every rank of a run has to do.
 
     windows:           (program, first step) in order.
-    checkpoints:       folder for checkpoints, or None; one every `checkpoint_every` steps and
-                       at the end.
+    checkpoints:       folder for checkpoints, or None; one at the end of every window that ends
+                       at a multiple of `checkpoint_every` steps, and at the end of all.
     resume:            checkpoint to start from.
     function_of:       makes a segment's function; another one emulates it.
     memory_window:     number of the window that is run under the memory profiler, or None.
+
+    Raises:   RunError: there is no window.
     """
 
     capture: Capture
@@ -47,6 +54,10 @@ class Task:
     resume: Path | None = None
     memory_window: int | None = None
     function_of: Callable[[Segment, Capture], Function] = function_of
+
+    def __post_init__(self) -> None:
+        if not self.windows:
+            raise RunError("there are no steps to run", hint="ask for one step or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,62 +74,120 @@ class RankResult:
 
 
 def work(task: Task, transport: Transport, report: Report) -> RankResult:
-    """Run all windows of `task` as rank `transport.rank` and return what was measured."""
+    """Run all windows of `task` as rank `transport.rank` and return what was measured.
+
+    Raises:   RunError: ranks traced different graphs, the data ended, another rank failed, ...
+              CheckpointError: one cannot be written, or does not fit the model.
+    """
+    make = task.function_of
     rank = Rank(
-        task.capture, task.stages, task.job, transport, task.replicas, make=task.function_of
+        task.capture, task.stages, task.job, transport, task.replicas, make=make, report=report
     )
-    bound = {id(program): rank.bind(program) for program, _ in task.windows}
+    programs = {id(program): program for program, _ in task.windows}
+    bound = {number: rank.bind(program) for number, program in programs.items()}
     if task.resume is not None:
         state = checkpoint.load(task.resume)
         for weights in rank.weights.values():
             weights.load(state.tensors, state.plain)
+    if task.checkpoints is not None and rank.rank == 0:
+        checkpoint.discard(task.checkpoints)
     transport.barrier()
-    everyone = tuple(range(transport.num_ranks))
-    _agree(task, transport, everyone)
+    _agree(task, transport)
     watch = _Watch(rank)
     with torch.no_grad():
         for number, (program, first_step) in enumerate(task.windows):
-            calls = bound[id(program)]
-            watch.window(calls, first_step, program.num_steps, number == task.memory_window)
-            for result in rank.progress.done:
-                report(result)
-            rank.progress.done.clear()
-            last = number == len(task.windows) - 1
-            if task.checkpoints is not None:
-                _save_when_due(task, rank, first_step + program.num_steps, last, everyone)
-    return watch.result(everyone)
+            is_profiled = number == task.memory_window
+            watch.window(bound[id(program)], _Window(first_step, program.num_steps, is_profiled))
+            is_last = number == len(task.windows) - 1
+            _save_when_due(task, rank, first_step + program.num_steps, is_last=is_last)
+    return watch.result()
 
 
-def _agree(task: Task, transport: Transport, everyone: tuple[int, ...]) -> None:
+def _agree(task: Task, transport: Transport) -> None:
     """Raise unless all ranks traced the same graph."""
     own = task.capture.graph.digest
-    digests = [d.decode() for d in transport.all_gather_bytes(own.encode(), everyone)]
+    digests = [d.decode() for d in transport.all_gather_bytes(own.encode(), _everyone(transport))]
     if set(digests) != {own}:
         listed = ", ".join(f"rank {r}: {d}" for r, d in enumerate(digests))
         hint = "do all ranks run the same job file with the same library versions?"
         raise RunError(f"ranks traced different graphs: {listed}", hint=hint)
 
 
-def _save_when_due(
-    task: Task, rank: Rank, step: int, last: bool, everyone: tuple[int, ...]
-) -> None:
+def _everyone(transport: Transport) -> tuple[int, ...]:
+    return tuple(range(transport.num_ranks))
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def _save_when_due(task: Task, rank: Rank, step: int, *, is_last: bool) -> None:
     every = task.checkpoint_every
-    if not last and (not every or step % every):
+    if task.checkpoints is None or not (is_last or (every and step % every == 0)):
         return
-    assert task.checkpoints is not None
-    if rank.replica == 0:
-        tensors: dict[str, torch.Tensor] = {}
-        plain: dict[str, object] = {}
-        for weights in rank.weights.values():
-            more, values = weights.state()
-            tensors |= more
-            plain |= values
-        checkpoint.write_part(task.checkpoints, step, rank.rank, tensors, plain)
-    rank.transport.all_gather_bytes(b"written", everyone)
-    if rank.rank == 0:
-        checkpoint.finish(task.checkpoints, step)
-        checkpoint.keep_newest(task.checkpoints)
-    rank.transport.all_gather_bytes(b"named", everyone)
+    save(task.checkpoints, step, rank.transport, _state(rank) if rank.replica == 0 else None)
+
+
+def _state(rank: Rank) -> State:
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, object] = {}
+    for weights in rank.weights.values():
+        more, values = weights.state()
+        tensors |= more
+        plain |= values
+    return tensors, plain
+
+
+def save(checkpoints: Path, step: int, transport: Transport, state: State | None) -> None:
+    """Write a checkpoint together with all other ranks; `state` is this rank's part, if any.
+
+    Raises:   CheckpointError: this rank cannot write.  TransportError: another one cannot.
+              In both cases nothing half-written is left.
+    """
+
+    def write() -> None:
+        if state is not None:
+            checkpoint.write_part(checkpoints, step, transport.rank, state)
+
+    def finish() -> None:
+        if transport.rank == 0:
+            checkpoint.finish(checkpoints, step)
+            checkpoint.keep_newest(checkpoints)
+
+    problem = _problem_of(write)
+    failed = _failed(transport, problem)
+    if not failed:
+        problem = _problem_of(finish)
+        failed = _failed(transport, problem)
+    if failed:
+        if transport.rank == 0:
+            checkpoint.discard(checkpoints)
+        transport.barrier()  # the first rank to raise ends all others
+        raise problem or TransportError(failed[0], "cannot write its part of a checkpoint")
+
+
+def _problem_of(call: Callable[[], None]) -> CheckpointError | None:
+    try:
+        call()
+    except CheckpointError as problem:
+        return problem
+    return None
+
+
+def _failed(transport: Transport, problem: CheckpointError | None) -> list[int]:
+    """Return the ranks that have a problem; every rank asks at the same time."""
+    told = transport.all_gather_bytes(b"" if problem is None else b"failed", _everyone(transport))
+    return [rank for rank, word in enumerate(told) if word]
+
+
+# -- what is measured ----------------------------------------------------------------------------
+
+
+class _Window(NamedTuple):
+    """Which steps a window has, and whether it is run under the memory profiler."""
+
+    first_step: int
+    num_steps: int
+    is_profiled: bool
 
 
 class _Watch:
@@ -126,41 +195,38 @@ class _Watch:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.kept: list[tuple[Sequence[Bound], list[float], int]] = []
+        self.kept: deque[tuple[Sequence[Bound], list[float], int]] = deque(maxlen=_WINDOWS_KEPT)
         self.window_s: list[float] = []
         self.memory: tuple[Held, ...] = ()
-        self.peak_bytes = 0
 
-    def window(self, calls: list[Bound], first_step: int, num_steps: int, profiled: bool) -> None:
-        if profiled:
+    def window(self, calls: list[Bound], window: _Window) -> None:
+        if window.is_profiled:
             with _compat.memory_profile() as memory:
-                marks = self.rank.run(calls, first_step)
+                marks = self.rank.run(calls, window.first_step)
             self.memory = _held(self.rank, memory(), self.rank.held_bytes())
-            self.peak_bytes = max((held.size_bytes for held in self.memory), default=0)
-            if self.kept:
+            if self.kept:  # another one is typical
                 return
         else:
-            marks = self.rank.run(calls, first_step)
-        self.kept.append((calls, marks, num_steps))
-        self.window_s.append((marks[-1] - marks[0]) / num_steps)
-        if len(self.kept) > _WINDOWS_KEPT:
-            self.kept.pop(0)
+            marks = self.rank.run(calls, window.first_step)
+        self.kept.append((calls, marks, window.num_steps))
+        self.window_s.append((marks[-1] - marks[0]) / window.num_steps)
 
-    def result(self, everyone: tuple[int, ...]) -> RankResult:
-        rank = self.rank
-        lengths = [(m[-1] - m[0]) / n for _, m, n in self.kept]
-        answers = rank.transport.all_gather_bytes(json.dumps(lengths).encode(), everyone)
+    def result(self) -> RankResult:
+        """Return what was measured; every rank calls it at the same time."""
+        rank, transport = self.rank, self.rank.transport
+        everyone = _everyone(transport)
+        lengths = [(marks[-1] - marks[0]) / steps for _, marks, steps in self.kept]
+        answers = transport.all_gather_bytes(json.dumps(lengths).encode(), everyone)
         slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
-        settled = slowest[min(2, len(slowest) - 1) :]
-        typical = statistics.median_low(settled)
+        typical = statistics.median_low(slowest[min(2, len(slowest) - 1) :])
         calls, marks, _ = self.kept[slowest.index(typical)]
-        starts = rank.transport.all_gather_bytes(json.dumps(marks[0]).encode(), everyone)
+        starts = transport.all_gather_bytes(json.dumps(marks[0]).encode(), everyone)
         origin = min(map(json.loads, starts))
         return RankResult(
             rank=rank.rank,
             spans=tuple(rank.spans(calls, marks, origin)),
             memory=self.memory,
-            peak_bytes=self.peak_bytes,
+            peak_bytes=max((held.size_bytes for held in self.memory), default=0),
             window_s=tuple(self.window_s),
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},

@@ -1,0 +1,329 @@
+"""Bind: the instructions of one rank as a flat list of calls.
+
+Binding looks up everything that can be known beforehand: the function of each segment, the
+tensors of each version, the ends of each channel, where every value goes.  A call that runs
+has only to take its inputs, compute, and pass its results on.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from penstock import _compat
+from penstock.errors import RunError
+from penstock.graph.code import Function
+from penstock.graph.stages import Segment, SegmentKind
+from penstock.program.program import (
+    Compute,
+    Program,
+    Receive,
+    Reduce,
+    Reshard,
+    Send,
+    Unshard,
+    Update,
+)
+from penstock.runtime.calls import Bound, Call
+from penstock.runtime.sums import sum_call, update_call
+from penstock.runtime.transport.transport import Wait
+from penstock.runtime.versions import VersionSlots
+from penstock.schedule.schedule import Action
+
+if TYPE_CHECKING:
+    from penstock.runtime.rank import Rank
+
+Results = tuple[Any, ...]  # of a segment's function
+Consumer = Callable[[Results], None]
+
+
+def bind(rank: "Rank", program: Program) -> list[Bound]:
+    """Return the calls of one window of `program` on `rank`.
+
+    Raises:   as Rank.bind.
+    """
+    _check_clipping(rank, program)
+    return _Binder(rank, program).calls()
+
+
+def _check_clipping(rank: "Rank", program: Program) -> None:
+    limit = rank.job.clip_norm
+    if program.clip == (limit is not None):
+        return
+    if program.clip:
+        message = "the plan clips gradients, and the job does not say to which norm"
+        raise RunError(message, hint="set Job.clip_norm, or make the plan again")
+    message = f"the job clips gradients to norm {limit:g}, and the plan does not"
+    raise RunError(message, hint="make the plan again, or set Job.clip_norm to None")
+
+
+class _Binder:
+    """Turns instructions into calls; it knows what has been posted, and which use is the last."""
+
+    def __init__(self, rank: "Rank", program: Program) -> None:
+        self.rank, self.program = rank, program
+        self.code = program.code[rank.rank]
+        self.per_step = program.num_micro_batches
+        self.own = program.stages_of(rank.rank)
+        self.slots = VersionSlots(program, rank.rank)
+        for stage in self.own:
+            rank.weights_of(stage).reserve(self.slots.count[stage])
+        nodes, loss = rank.capture.graph.nodes, rank.capture.graph.loss
+        share = 1.0 / (program.num_micro_batches * rank.replicas)
+        dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given
+        self.scale = torch.tensor(share, dtype=dtype, device=rank.device)
+        computes = [i.action for i in self.code if isinstance(i, Compute)]
+        self.first_gradient = self._first_gradients(computes)
+        self.last_leaf_use = self._last_leaf_uses(computes)
+        self.posted: dict[tuple[int, int], list[tuple[int, Wait]]] = defaultdict(list)
+
+    def calls(self) -> list[Bound]:
+        calls: list[Bound] = []
+        for place, instruction in enumerate(self.code):
+            match instruction:
+                case Compute(action, version):
+                    calls += self._wait(action)
+                    slot = self.slots.of(action.stage, version, place)
+                    calls.append(Bound(self._compute(action, slot), "compute", *action))
+                case Send(of, edge, peer, _):
+                    call = self._send((edge, of.micro_batch), peer)
+                    calls.append(Bound(call, "send", *of))
+                case Receive(of, edge, peer, _):
+                    calls += self._receive(of.micro_batch, edge, peer)
+                case Reduce():
+                    call = sum_call(self.rank, instruction, self.own)
+                    calls.append(Bound(call, "collective", "reduce", -1, instruction.step))
+                case Update(stage, step):
+                    calls.append(Bound(self._update(stage, step), "update", "U", stage, step))
+                case Unshard() | Reshard():
+                    hint = "use a plan without sharding"
+                    raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
+        return calls
+
+    # -- computes ----------------------------------------------------------------------------
+
+    def _compute(self, action: Action, slot: int) -> Call:
+        """Return the call that takes its inputs, computes, and passes the results on."""
+        _, stage, micro_batch = action
+        kind = _segment_kind(action)
+        segment = self.rank.stages.stages[stage].segment(kind)
+        function = self.rank.function(stage, kind)
+        if not segment.ops and not function.outputs:
+            return _nothing
+        statics = self._statics(stage, function, slot)
+        leaves, seed = self._leaves(action, function), self._seed(micro_batch, segment)
+        taken, read = (
+            function.values[: len(segment.takes)],
+            function.values[len(segment.takes) :],
+        )
+        frame = self.rank.frames[stage, micro_batch]
+        pop, get = frame.pop, frame.__getitem__
+        consumers = self._consumers(action, segment, function)
+        run, guard = function.run, _compat.below_autograd
+
+        def call() -> None:
+            arguments = [*statics, *leaves(), *map(pop, taken), *map(get, read)]
+            with guard():
+                results = run(arguments, seed())
+                for consume in consumers:
+                    consume(results)
+
+        return call
+
+    def _statics(self, stage: int, function: Function, slot: int) -> tuple[Tensor, ...]:
+        weights, capture = self.rank.weights_of(stage), self.rank.capture
+        known = {**weights.tensors(slot), **weights.buffers, **capture.constants}
+        nodes = capture.graph.nodes
+        return tuple(self.scale if nodes[n].kind == "scale" else known[n] for n in function.statics)
+
+    def _leaves(self, action: Action, function: Function) -> Callable[[], Sequence[Any]]:
+        """Return what gives the leaves of the batch that a function reads."""
+        if not function.leaves:
+            return tuple
+        rank, per_step, micro_batch = self.rank, self.per_step, action.micro_batch
+        places = [rank.capture.inputs[node] for node in function.leaves]
+        batches = rank.batches
+        is_last_use = self.last_leaf_use[micro_batch] == action
+
+        def leaves() -> list[Any]:
+            batch = batches.get(micro_batch)
+            if batch is None:
+                batch = batches[micro_batch] = rank.leaves(micro_batch, per_step)
+            if is_last_use:
+                del batches[micro_batch]
+            return [batch[place] for place in places]
+
+        return leaves
+
+    def _seed(self, micro_batch: int, segment: Segment) -> Callable[[], int]:
+        """Return what gives the seed; always 0 where nothing is random."""
+        nodes = self.rank.capture.graph.nodes
+        if not any(nodes[op].effect == "random" for op in segment.ops):
+            return int
+        seed, per_step = self.rank.seed, self.per_step
+        return lambda: seed(micro_batch, per_step)
+
+    def _first_gradients(self, computes: Sequence[Action]) -> dict[tuple[int, int], Action]:
+        """Return by (stage, step) the action whose gradients are the first of their step."""
+        first: dict[tuple[int, int], Action] = {}
+        for action in computes:
+            if action.kind in ("B", "W"):
+                first.setdefault((action.stage, action.micro_batch // self.per_step), action)
+        return first
+
+    def _last_leaf_uses(self, computes: Sequence[Action]) -> dict[int, Action]:
+        """Return by micro-batch the last action that reads the batch."""
+        reads = (a for a in computes if self.rank.function(a.stage, _segment_kind(a)).leaves)
+        return {action.micro_batch: action for action in reads}
+
+    # -- where results go --------------------------------------------------------------------
+
+    def _consumers(
+        self, action: Action, segment: Segment, function: Function
+    ) -> tuple[Consumer, ...]:
+        """Return what keeps, hands over, puts out, adds up and notes the results."""
+        kind, stage, micro_batch = action
+        frame = self.rank.frames[stage, micro_batch]
+        place = {value: i for i, value in enumerate(function.outputs)}
+        consumers: list[Consumer] = []
+        kept = [value for value in segment.keeps if value in place]
+        if kept:
+            consumers.append(_into(frame, kept, place))
+        for edge, values in segment.sends:
+            target = self.rank.stages.edges[edge].target
+            if target in self.own:
+                there = self.rank.frames[target, micro_batch]
+                consumers.append(_into(there, values, place))
+            else:
+                consumers.append(self._put_out((edge, micro_batch), values, place))
+        if segment.gradients:
+            consumers.append(self._add(action, segment, place))
+        loss = self.rank.capture.graph.loss
+        if kind == "F" and loss in place:
+            consumers.append(self._note_loss(micro_batch // self.per_step, place[loss]))
+        if kind in ("B", "W"):
+            consumers.append(lambda results: frame.clear())
+        return tuple(consumers)
+
+    def _put_out(
+        self, key: tuple[int, int], values: Sequence[int], place: dict[int, int]
+    ) -> Consumer:
+        outbox, pick = self.rank.outbox, _picker([place[value] for value in values])
+
+        def put_out(results: Results) -> None:
+            outbox[key] = pick(results)
+
+        return put_out
+
+    def _add(self, action: Action, segment: Segment, place: dict[int, int]) -> Consumer:
+        """Return what adds gradients to those of the step; the first ones are copied."""
+        sums = self.rank.weights_of(action.stage).gradients
+        parts = dict(segment.gradients)  # the last part of each parameter
+        targets = [sums[parameter] for parameter in parts]
+        pick = _picker([place[value] for value in parts.values()])
+        more = [(sums[p], place[v]) for p, v in segment.gradients if parts[p] != v]
+        is_first = self.first_gradient[action.stage, action.micro_batch // self.per_step] == action
+        combine: Callable[[list[Tensor], list[Tensor]], object]
+        combine = torch._foreach_copy_ if is_first else torch._foreach_add_  # pyright: ignore
+
+        def add(results: Results) -> None:
+            combine(targets, pick(results))
+            for target, at in more:
+                target.add_(results[at])
+
+        return add
+
+    def _note_loss(self, step: int, at: int) -> Consumer:
+        losses = self.rank.progress.losses
+        return lambda results: losses[step].append(results[at])
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def _send(self, key: tuple[int, int], peer: int) -> Call:
+        send, take = self.rank.sender(key[0], peer), self.rank.outbox.pop
+        return lambda: send(take(key))
+
+    def _receive(self, micro_batch: int, edge: int, peer: int) -> list[Bound]:
+        """Return the call that posts a receive, if the transport wants one, and note its wait."""
+        post, wait = self.rank.receiver(edge, peer)
+        to = self.rank.stages.edges[edge]
+        self.posted[to.target, micro_batch].append((edge, wait))
+        return [Bound(post, "wait", to.kind, to.target, micro_batch)] if post else []
+
+    def _wait(self, action: Action) -> list[Bound]:
+        """Return the call that waits for what `action` is the first to use, if there is any."""
+        key, edges = (action.stage, action.micro_batch), self.rank.stages.edges
+        forward = action.kind == "F"
+        posted = self.posted.pop(key, [])
+        now = [(edge, wait) for edge, wait in posted if (edges[edge].kind == "F") == forward]
+        later = [pair for pair in posted if pair not in now]
+        if later:
+            self.posted[key] = later
+        return [Bound(self._wait_call(key, now), "wait", *action)] if now else []
+
+    def _wait_call(self, key: tuple[int, int], posted: list[tuple[int, Wait]]) -> Call:
+        frame, nodes = self.rank.frames[key], self.rank.capture.fx_nodes
+        messages = [(wait, self.rank.stages.edges[edge].values) for edge, wait in posted]
+        arriving = {value for _, values in messages for value in values}
+        permuted = [(value, nodes[value]) for value in arriving if _is_permuted(nodes[value])]
+
+        def call() -> None:
+            for wait, values in messages:
+                frame.update(zip(values, wait(), strict=True))
+            for value, node in permuted:
+                frame[value] = _with_strides(frame[value], node)
+
+        return call
+
+    # -- the end of a step -------------------------------------------------------------------
+
+    def _update(self, stage: int, step: int) -> Call:
+        stages, loss = self.rank.stages.stages, self.rank.capture.graph.loss
+        return update_call(
+            self.rank,
+            stage,
+            step,
+            stash=self.slots.stash_at.get((stage, step)),
+            tells=stage == max(self.own),
+            has_loss=any(loss in stages[own].forward.ops for own in self.own),
+        )
+
+
+def _nothing() -> None:
+    """Do nothing: the I of a stage that no other stage waits for, the W of a frozen one."""
+
+
+def _segment_kind(action: Action) -> SegmentKind:
+    assert action.kind != "U", "an update is no compute"
+    return action.kind
+
+
+def _into(frame: dict[int, Any], values: Sequence[int], place: dict[int, int]) -> Consumer:
+    """Return what puts `values` into a frame."""
+    update, pick = frame.update, _picker([place[value] for value in values])
+    return lambda results: update(zip(values, pick(results), strict=True))
+
+
+def _picker(places: Sequence[int]) -> Callable[[Results], list[Any]]:
+    """Return a function that picks the values at `places`."""
+    if len(places) == 1:
+        (only,) = places
+        return lambda results: [results[only]]
+    if not places:
+        return lambda results: []
+    pick = itemgetter(*places)
+    return lambda results: list(pick(results))
+
+
+def _is_permuted(node: torch.fx.Node) -> bool:
+    value = node.meta["val"]
+    return not value.is_contiguous() and 0 not in value.stride()
+
+
+def _with_strides(tensor: Tensor, node: torch.fx.Node) -> Tensor:
+    """Return a copy laid out as the trace saw it, so that its views stay views."""
+    like = node.meta["val"]
+    return tensor.new_empty_strided(like.shape, like.stride()).copy_(tensor)

@@ -1,0 +1,44 @@
+"""Calls: one call of a rank's flat list, and what a rank tells of a finished step."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from penstock.timeline.spans import Lane, SpanKind
+
+Call = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One call of the flat list, and how it is shown in a timeline."""
+
+    call: Call
+    lane: Lane | Literal["wait"]
+    kind: SpanKind
+    stage: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a rank knows of a step that it has finished; the loss only where the loss is made."""
+
+    step: int
+    loss: float | None
+    seconds: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a rank stands in its window.
+
+    losses:  of the micro-batches of each step of the window that is not finished.
+    """
+
+    first_step: int = 0
+    last_update_s: float = 0.0
+    losses: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))

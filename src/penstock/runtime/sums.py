@@ -1,0 +1,117 @@
+"""Sums: what stands at the end of a step: gradients summed over ranks, clipped, and the update."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.program.program import Reduce
+from penstock.runtime.calls import Call, StepResult
+
+if TYPE_CHECKING:
+    from penstock.runtime.rank import Rank
+
+
+def sum_call(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
+    """Return the call of one Reduce on a rank on which the stages `own` live."""
+    match reduce.how:
+        case "tied":
+            return _tied(rank, reduce, own)
+        case "replicas":
+            return _replicas(rank, reduce)
+        case "norm":
+            return _clip(rank, reduce, own)
+
+
+def _tied(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
+    """Sum the gradients of one parameter over the stages that hold it, here and elsewhere."""
+    nodes = rank.capture.graph.nodes
+    node, holders = next(
+        (node, holders) for node, holders in rank.stages.tied if nodes[node].name == reduce.bucket
+    )
+    here = [rank.weights_of(stage) for stage in holders if stage in own]
+    targets = [weights.gradients[node] for weights in here if node in weights.gradients]
+    silent = [w.gradients[node] for w in here if node not in w.with_gradient and targets]
+
+    def call() -> None:
+        if not targets:  # a frozen one
+            return
+        first, *others = targets
+        for target in silent:  # it still holds the sum of the step before
+            target.zero_()
+        for other in others:
+            first.add_(other)
+        if len(reduce.ranks) > 1:
+            rank.transport.all_reduce(first, reduce.ranks)
+        for other in others:
+            other.copy_(first)
+
+    return call
+
+
+def _replicas(rank: "Rank", reduce: Reduce) -> Call:
+    """Sum all gradients of a stage over its replicas."""
+    stage = int(reduce.bucket.removeprefix("stage"))
+    flats = rank.weights_of(stage).flat_gradients
+
+    def call() -> None:
+        for flat in flats:
+            rank.transport.all_reduce(flat, reduce.ranks)
+
+    return call
+
+
+def _clip(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
+    """Scale gradients so that the norm over all stages is at most the job's clip_norm.
+
+    A tied parameter counts once, in the first stage that holds it.  The formula is that of
+    torch.nn.utils.clip_grad_norm_; squares are added in float64.
+    """
+    limit = rank.job.clip_norm
+    assert limit is not None, "binding has checked it"
+    owner = {node: holders[0] for node, holders in rank.stages.tied}
+    reached = {node for stage in rank.stages.stages for node, _ in stage.backward.gradients}
+    parts = [
+        (weights, [n for n in weights.live if n in reached and owner.get(n, stage) == stage])
+        for stage in own
+        for weights in [rank.weights_of(stage)]
+    ]
+
+    def call() -> None:
+        total = sum(weights.squares(nodes) for weights, nodes in parts)
+        squares = torch.tensor([total], dtype=torch.float64, device=rank.device)
+        if len(reduce.ranks) > 1:
+            rank.transport.all_reduce(squares, reduce.ranks)
+        factor = limit / (float(squares.sqrt()) + 1e-6)
+        if factor < 1.0:
+            for weights, _ in parts:
+                weights.scale_gradients(factor)
+
+    return call
+
+
+def update_call(
+    rank: "Rank", stage: int, step: int, *, stash: int | None, tells: bool, has_loss: bool
+) -> Call:
+    """Return the call of one Update.
+
+    stash:     where the version that it replaces is kept, if it is still read.
+    tells:     whether it is the last one of its step here, and reports the step.
+    has_loss:  whether the losses of the step are on this rank.
+    """
+    weights, progress, rate = rank.weights_of(stage), rank.progress, rank.job.learning_rate
+
+    def call() -> None:
+        if stash is not None:
+            weights.keep(stash)
+        number = progress.first_step + step
+        weights.step(1.0 if rate is None else float(rate(number)))
+        if tells:
+            now = time.perf_counter()
+            parts = [part.double().reshape(()) for part in progress.losses.pop(step, ())]
+            loss = float(torch.stack(parts).mean()) if has_loss else None
+            seconds, progress.last_update_s = now - progress.last_update_s, now
+            rank.report(StepResult(number, loss, seconds))
+
+    return call
