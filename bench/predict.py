@@ -57,19 +57,27 @@ def plans(captured: Capture, profile: Profile, job: Job) -> Iterator[tuple[str, 
     clip = job.clip_norm is not None
     for schedule in ("gpipe", "one_f_one_b", "zb_h1"):
         yield schedule, plan_by_hand(graph, even, schedule, num_micro_batches=count, clip=clip)
-    yield "one_f_one_b, early cut", plan_by_hand(
-        graph, early, "one_f_one_b", num_micro_batches=count, clip=clip
+    yield (
+        "one_f_one_b, early cut",
+        plan_by_hand(graph, early, "one_f_one_b", num_micro_batches=count, clip=clip),
     )
-    yield "one_f_one_b, recompute", plan_by_hand(
-        graph, even, "one_f_one_b", num_micro_batches=count, recompute=(True, True), clip=clip
+    yield (
+        "one_f_one_b, recompute",
+        plan_by_hand(
+            graph, even, "one_f_one_b", num_micro_batches=count, recompute=(True, True), clip=clip
+        ),
     )
     if len(graph.cut_points) >= 3:
         four = balanced_cuts(graph, profile.op_s, 2 * RANKS)
-        yield "interleaved", plan_by_hand(
-            graph, four, "interleaved", num_micro_batches=count, num_ranks=RANKS, clip=clip
+        yield (
+            "interleaved",
+            plan_by_hand(
+                graph, four, "interleaved", num_micro_batches=count, num_ranks=RANKS, clip=clip
+            ),
         )
-    yield "2 replicas", plan_by_hand(
-        graph, (), "one_f_one_b", num_micro_batches=count // 2, replicas=2, clip=clip
+    yield (
+        "2 replicas",
+        plan_by_hand(graph, (), "one_f_one_b", num_micro_batches=count // 2, replicas=2, clip=clip),
     )
 
 
@@ -83,7 +91,9 @@ def predict(name: str, captured: Capture, job: Job, cluster: Cluster) -> list[Ca
     return cases
 
 
-def rows_of(name: str, job: Job, cluster: Cluster, steps: int) -> list[dict[str, float | int | str]]:
+def rows_of(
+    name: str, job: Job, cluster: Cluster, steps: int
+) -> list[dict[str, float | int | str]]:
     """Return one row for each plan of one model."""
     captured = capture(job)
     rows: list[dict[str, float | int | str]] = []

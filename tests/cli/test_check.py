@@ -1,0 +1,51 @@
+"""penstock check: what it compares, what it says, and its exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+
+JOBS = f"{Path(__file__).parent / 'training.py'}"
+KEYS = {"ok", "traced", "stages", "schedule", "bitwise", "max_relative_difference", "why"}
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "one_f_one_b", "interleaved", "zb_h1", "double_buffered"]
+)
+def test_every_schedule_equals_the_plain_step(call: Call, schedule: str) -> None:
+    done = call("check", f"{JOBS}:dropout", "--stages", "4", "--schedule", schedule, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found.keys() == KEYS
+    assert (found["ok"], found["traced"], found["bitwise"]) == (True, True, True)
+    assert (found["stages"], found["schedule"]) == (4, schedule)
+    assert found["max_relative_difference"] == 0.0
+
+
+def test_a_step_that_differs_is_told_and_exits_1(call: Call) -> None:
+    done = call("check", f"{JOBS}:wrong_gradient", "--json")
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert not found["ok"]
+    assert found["max_relative_difference"] > 0.1
+    assert "differs by" in found["why"]
+
+
+def test_a_model_that_cannot_be_traced_is_told_and_exits_1(call: Call) -> None:
+    done = call("check", f"{JOBS}:untraceable", "--json")
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert (found["ok"], found["traced"]) == (False, False)
+    assert "if y.sum() > 0:" in found["why"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--stages", "40"], ["--schedule", "gpip"], ["--plan", "nowhere.json"]]
+)
+def test_bad_usage_exits_2(call: Call, arguments: list[str]) -> None:
+    done = call("check", f"{JOBS}:small", *arguments)
+    assert done.code == 2
+    assert done.err.count("error: ") == 1
+    assert done.err.count("hint: ") == 1

@@ -1,0 +1,190 @@
+"""penstock train: the files of a run, going on from a checkpoint, and what ends it."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.plan import Plan
+from penstock.timeline import Timeline
+from tests.cli.conftest import Call, Done
+
+JOBS = f"{Path(__file__).parent / 'training.py'}"
+FILES = {
+    "plan.json",
+    "graph.json",
+    "profile.json",
+    "cluster.toml",
+    "predicted.trace.json",
+    "measured.trace.json",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "checkpoints",
+}
+
+
+def losses(folder: Path) -> list[float]:
+    return [
+        json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def test_training_without_a_plan_leaves_every_file_of_a_run(call: Call, tmp_path: Path) -> None:
+    done = call("train", f"{JOBS}:small", "--out", str(tmp_path / "run"), "--json")
+    assert done.code == 0, done.err
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == FILES
+    summary = json.loads(done.out)
+    assert summary == json.loads((folder / "summary.json").read_text())
+    assert summary["answer"] == 42.0
+    assert summary["val_loss"] > 0
+    assert summary["step_s_predicted"] > 0
+    assert summary["step_s_measured"] > 0
+    plan = Plan.load(folder / "plan.json")
+    for name in ("peak_bytes_predicted", "peak_bytes_measured"):
+        assert len(summary[name]) == plan.total_ranks
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert all(row["seconds"] > 0 and row["samples_per_second"] > 0 for row in rows)
+    for name in ("predicted", "measured"):
+        assert Timeline.load(folder / f"{name}.trace.json").num_ranks == plan.total_ranks
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "interleaved", "zb_h1"])
+def test_synchronous_schedules_give_the_same_losses(
+    call: Call, tmp_path: Path, schedule: str
+) -> None:
+    stages = "4" if schedule == "interleaved" else "2"
+    wish = ["--schedule", schedule, "--ranks", "2", "--stages", stages]
+    assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish).code == 0
+    alone = ["--ranks", "1", "--schedule", "one_f_one_b"]
+    assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "b"), *alone).code == 0
+    assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "b"), rel=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "double_buffered"])
+def test_resumed_run_goes_on_as_if_it_had_not_stopped(
+    call: Call, tmp_path: Path, schedule: str
+) -> None:
+    wish = ["--schedule", schedule, "--ranks", "2", "--stages", "2"]
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    assert call("train", f"{JOBS}:small", "--out", whole, *wish).code == 0
+    assert call("train", f"{JOBS}:small", "--out", parts, "--steps", "2", *wish).code == 0
+    assert call("train", f"{JOBS}:small", "--out", parts, "--resume").code == 0
+    assert losses(Path(parts)) == losses(Path(whole))
+
+
+def test_model_that_cannot_be_traced_trains_as_eager_data_parallel(
+    call: Call, tmp_path: Path
+) -> None:
+    done = call("train", f"{JOBS}:untraceable", "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    assert "training.py" in done.err
+    assert "if y.sum() > 0:" in done.err
+    assert len(losses(tmp_path / "run")) == 5
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"] > 0
+
+
+def refused(done: Done, code: int) -> None:
+    assert done.code == code, done.err
+    lines = done.err.splitlines()
+    assert sum(line.startswith("error: ") for line in lines) == 1, done.err
+    assert sum(line.startswith("hint: ") for line in lines) == 1, done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ends", "ended at micro-batch"),
+        ("odd_batch", "this batch holds"),
+        ("killed", "was killed by signal 9"),
+    ],
+)
+def test_failure_of_a_rank_ends_the_run_with_its_error(
+    call: Call, tmp_path: Path, name: str, words: str
+) -> None:
+    wish = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+    done = call("train", f"{JOBS}:{name}", "--out", str(tmp_path / "run"), *wish)
+    refused(done, 1)
+    assert words in done.err
+    assert not list((tmp_path / "run").rglob(".step-*"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--resume"],
+        ["--schedule", "one_f_one_bee"],
+        ["--stages", "40"],
+        ["--plan", "no-such-plan.json"],
+        ["--ranks", "0"],
+    ],
+)
+def test_bad_usage_is_told_and_leaves_nothing(
+    call: Call, tmp_path: Path, arguments: list[str]
+) -> None:
+    out = tmp_path / "run"
+    refused(call("train", f"{JOBS}:small", "--out", str(out), *arguments), 2)
+    assert not out.exists() or not any(out.iterdir())
+
+
+def test_plan_for_another_model_is_refused(call: Call, tmp_path: Path) -> None:
+    wish = ["--ranks", "2", "--stages", "2", "--steps", "1"]
+    assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish).code == 0
+    plan = str(tmp_path / "a" / "plan.json")
+    done = call("train", f"{JOBS}:dropout", "--plan", plan, "--out", str(tmp_path / "b"))
+    refused(done, 2)
+    assert "the plan is for graph" in done.err
+
+
+def test_damaged_checkpoint_is_refused_and_kept(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    wish = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+    assert call("train", f"{JOBS}:small", "--out", str(out), "--steps", "1", *wish).code == 0
+    (part, *_) = out.glob("checkpoints/*/rank-0.safetensors")
+    part.write_bytes(part.read_bytes()[:100])
+    refused(call("train", f"{JOBS}:small", "--out", str(out), "--resume"), 2)
+    assert part.exists()
+
+
+def test_full_disk_is_told_and_leaves_no_half_written_checkpoint(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    command = [sys.executable, "-m", "penstock", "train", f"{JOBS}:small", "--out", "run"]
+    done = subprocess.run(
+        [*command, "--ranks", "1", "--schedule", "one_f_one_b"],
+        cwd=tmp_path,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert not list(tmp_path.rglob("step-*/state.json"))
+
+
+def test_same_plan_under_torchrun_gives_the_same_losses(call: Call, tmp_path: Path) -> None:
+    wish = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+    assert call("train", f"{JOBS}:dropout", "--out", str(tmp_path / "here"), *wish).code == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["-m", "penstock", "train", f"{JOBS}:dropout", "--out", str(tmp_path / "there")]
+    done = subprocess.run(
+        [*command, "--plan", str(tmp_path / "here" / "plan.json")],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "there") == losses(tmp_path / "here")
+    assert (tmp_path / "there" / "report.html").exists()

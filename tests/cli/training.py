@@ -1,0 +1,91 @@
+"""Jobs that `penstock train` and `penstock check` are tried on."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+
+import torch
+from torch import Tensor, nn
+
+import penstock as ps
+from tests.cli import mlp
+
+
+class Branches(nn.Module):
+    """A module that no tracer can follow: which way it goes depends on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(mlp.WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if y.sum() > 0:
+            y = 2 * y
+        return y
+
+
+def small() -> ps.Job:
+    return replace(
+        mlp.job(),
+        num_steps=5,
+        clip_norm=1.0,
+        validation=lambda: [next(mlp.data(1000 + i)) for i in range(3)],
+        facts=lambda: {"answer": 42.0},
+    )
+
+
+def untraceable() -> ps.Job:
+    return replace(small(), model=Branches)
+
+
+def ends() -> ps.Job:
+    """A job whose data ends in its third step."""
+    return replace(small(), data=lambda start: islice(mlp.data(start), max(0, 10 - start)))
+
+
+def _short(start: int) -> Iterator[dict[str, Tensor]]:
+    for index in count(start):
+        batch = next(mlp.data(index))
+        yield batch if index < 9 else {name: value[:3] for name, value in batch.items()}
+
+
+def odd_batch() -> ps.Job:
+    """A job whose tenth micro-batch has fewer samples."""
+    return replace(small(), data=_short)
+
+
+def killed() -> ps.Job:
+    """A job of which the process of one rank is killed in its second step."""
+    home = os.getpid()
+
+    def data(start: int) -> Iterator[dict[str, Tensor]]:
+        for index in count(start):
+            if index == 5 and os.getpid() != home:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield next(mlp.data(index))
+
+    return replace(small(), data=data)
+
+
+def wrong_gradient() -> ps.Job:
+    """A job whose loss changes from call to call: the plain step cannot be repeated."""
+    calls = count()
+
+    def loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return mlp.loss(module, batch) * (1.0 + next(calls))
+
+    return replace(small(), loss=loss)
+
+
+def dropout() -> ps.Job:
+    def model() -> nn.Module:
+        blocks = [
+            nn.Sequential(nn.Linear(mlp.WIDTH, mlp.WIDTH), nn.ReLU(), nn.Dropout(0.3))
+            for _ in range(5)
+        ]
+        return nn.Sequential(*blocks, nn.Linear(mlp.WIDTH, 1))
+
+    return replace(small(), model=model)
