@@ -5,7 +5,7 @@ only looks at values (a logged `.item()`).  What it gives is run by make_fx like
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ def forward_by_dynamo(
     """Return the forward pass as a function of (parameters and buffers by name, batch leaves).
 
     `loss` computes the loss of the batch whose leaves are `leaves`.
-    Raises:   GraphError: Dynamo would break the graph, or it reads a tensor from elsewhere.
+    Raises:   GraphError: Dynamo would break the graph, or it reads a tensor from elsewhere, or
+              it may put a new tensor in a buffer's place.
     """
     module, inputs = _captured(loss)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -33,10 +34,12 @@ def forward_by_dynamo(
     if unknown:
         shapes = [tuple(value.shape) if isinstance(value, Tensor) else value for value in unknown]
         raise GraphError(f"the model reads values from outside itself and the batch: {shapes}")
+    _refuse_replaced_buffers(module, model)
+    paths = {path for path, _ in _compat.named_modules(model)}
 
     def forward(given: Mapping[str, Tensor], batch: Sequence[Any]) -> Tensor:
         values = [given[names[id(i)]] if id(i) in names else batch[places[id(i)]] for i in inputs]
-        (result, *_) = _Annotated(module).run(*values)
+        (result, *_) = _Annotated(module, paths).run(*values)
         return result
 
     return forward
@@ -73,18 +76,44 @@ def _captured(loss: Callable[[], Tensor]) -> tuple[fx.GraphModule, list[Any]]:
     raise GraphError("Dynamo found nothing to compute")
 
 
+def _refuse_replaced_buffers(module: fx.GraphModule, model: nn.Module) -> None:
+    """Raise if a result beside the loss may be meant to replace a buffer: it would be lost."""
+    result: Any = module.graph.output_node().args[0]
+    given = {_memory_of(node) for node in module.graph.find_nodes(op="placeholder")}
+    kept = [node.meta["example_value"] for node in result[1:] if _memory_of(node) not in given]
+    found = {(value.shape, value.dtype) for value in kept if isinstance(value, Tensor)}
+    for name, buffer in model.named_buffers():
+        if (buffer.shape, buffer.dtype) in found:
+            raise GraphError(f"the model may replace buffer {name}: let it use copy_ instead")
+
+
+def _memory_of(node: fx.Node) -> int | None:
+    value = node.meta.get("example_value")
+    return _compat.storage_key(value) if isinstance(value, Tensor) else None
+
+
 class _Annotated(fx.Interpreter):
     """Runs a captured graph and notes for each op the module path that it comes from."""
 
+    def __init__(self, module: fx.GraphModule, paths: Set[str]) -> None:
+        super().__init__(module)
+        self.paths = paths
+
     def run_node(self, n: fx.Node) -> Any:
         stack = list(n.meta.get("nn_module_stack", {}).values())
-        path = _path(stack[-1][0]) if stack else ""
-        with _compat.annotate({"module": path}):
-            return super().run_node(n)
+        path = _path(stack[-1][0], self.paths) if stack else ""
+        n.meta["custom"] = {
+            **n.meta.get("custom", {}),
+            "module": path,
+        }  # the interpreter's own note
+        return super().run_node(n)
 
 
-def _path(source: str) -> str:
-    """Return "blocks.0.ln" for Dynamo's "L['model'].blocks[0]._modules['ln']"."""
-    inside = re.sub(r"^[A-Za-z_]+\[['\"][^'\"]*['\"]\]", "", source)
-    parts = re.findall(r"[A-Za-z_]\w*|\d+", inside.replace("_modules", ""))
-    return ".".join(parts)
+def _path(source: str, paths: Set[str]) -> str:
+    """Return "blocks.0.ln" for Dynamo's "L['self'].model.blocks[0]._modules['ln']".
+
+    That is the longest end of it that is the path of a module.
+    """
+    parts = re.findall(r"[A-Za-z_]\w*|\d+", source.replace("_modules", ""))
+    ends = (".".join(parts[first:]) for first in range(len(parts)))
+    return next((end for end in ends if end in paths), "")
