@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def plans(captured: Capture, profile: Profile, job: Job) -> Iterator[tuple[str, Plan]]:
-    """Yield plans of every kind that two ranks allow: schedules, uneven cuts, recompute, replicas."""
+    """Yield plans of every kind that two ranks allow."""
     graph, count = captured.graph, job.micro_batches
     even = balanced_cuts(graph, profile.op_s, RANKS)
     early = (max(0, even[0] - max(1, len(graph.cut_points) // 6)),)

@@ -11,6 +11,7 @@ peak_bytes     most memory of the process
 """
 
 import argparse
+import itertools
 import json
 import resource
 import time
@@ -36,7 +37,7 @@ def figures(ranks: int, micro_batches: int) -> dict[str, float | int]:
     marks.append(time.perf_counter())
     timeline = simulate(program, Costs(seconds), spans=False)
     marks.append(time.perf_counter())
-    schedule_s, program_s, simulate_s = (b - a for a, b in zip(marks, marks[1:], strict=False))
+    schedule_s, program_s, simulate_s = (b - a for a, b in itertools.pairwise(marks))
     expected = 3.0 * (micro_batches + ranks - 1)
     assert step_s(timeline) == expected, (step_s(timeline), expected)
     return {

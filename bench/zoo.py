@@ -1,5 +1,6 @@
 """Zoo: the models that predictions are tried on, as jobs."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -64,7 +65,7 @@ class Residual(nn.Module):
 
 def _images() -> nn.Module:
     widths = [16, 16, 32, 32, 64, 64, 128]
-    pairs = zip(widths, widths[1:], strict=False)
+    pairs = itertools.pairwise(widths)
     body = [Residual(a, b, 1 if a == b else 2) for a, b in pairs]
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, 1, 1), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)
@@ -74,7 +75,7 @@ def _images() -> nn.Module:
 def _uneven() -> nn.Module:
     widths = [128, 512, 256, 1024, 384, 768, 192, 640, 128, 10]
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Sequential(nn.Linear(a, b), nn.LayerNorm(b), nn.GELU())]
     return nn.Sequential(*layers)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
 
-import torch
 from torch import Tensor, nn
 
 import penstock as ps
