@@ -4,11 +4,11 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from penstock.errors import PenstockError
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
@@ -61,4 +61,4 @@ def read_json(path: Path | str, error: type[PenstockError], what: str) -> dict[s
     if not isinstance(content, dict):
         found = type(content).__name__
         raise error(f"{what} {path} holds a {found}, not an object", hint=f"is it a {what}?")
-    return content
+    return cast("dict[str, Json]", content)

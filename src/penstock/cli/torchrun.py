@@ -58,7 +58,7 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
     return session.train(choice, first_step, checkpoint, launch, leader=rank == 0)
 
 
-def _launch(
+def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     work: "Work",
     num_ranks: int,
     report: "Report",

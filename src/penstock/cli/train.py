@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ CHECKPOINT_EVERY = 100  # steps; and at the end
 FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched, before the rest
 
 
-def train(
+def train(  # noqa: PLR0913 - the command's flags
     job: Annotated[str, typer.Argument(metavar="JOB", help="file.py[:name] or module:name")],
     plan: Annotated[Path | None, typer.Option(help="train by this plan")] = None,
     schedule: Annotated[
@@ -92,14 +92,15 @@ class Session:
 
     def lead(self) -> dict[str, object]:
         """Run all phases in this process, ranks as processes of this host."""
-        from penstock.runtime.launch import run_processes
+        from penstock.runtime.launch import local_launcher
 
         first_step, checkpoint = self.start()
         captured = self.trace()
         if captured is None:
             return self._train_eagerly(first_step, checkpoint)
         choice = self.choose(captured, checkpoint)
-        summary = self.train(choice, first_step, checkpoint, run_processes)
+        launch = local_launcher(choice.plan.total_ranks)
+        summary = self.train(choice, first_step, checkpoint, launch)
         assert summary is not None
         return summary
 
@@ -212,7 +213,7 @@ class Session:
         groups = sorted(sums | {tuple(range(plan.total_ranks))})
         launch = partial(launch, groups=groups)
         if not leader:
-            launch(run, plan.total_ranks, lambda step: None)
+            launch(run, plan.total_ranks, _unheard)
             return None
         self._clear(first_step, checkpoint)
         outcome = self._run(run, plan.total_ranks, choice, first_step, launch)
@@ -297,7 +298,7 @@ class Session:
         outcome = self._run(work, ranks, None, first_step, run_processes)
         return self._finish(outcome, None)
 
-    # -- after the last step ------------------------------------------------------------------------
+    # -- after the last step ----------------------------------------------------------------------
 
     def _finish(self, outcome: "Outcome", choice: Choice | None) -> dict[str, object]:
         outcome.timeline.save(self.folder / "measured.trace.json")
@@ -316,7 +317,8 @@ class Session:
         }
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         report_of(self.folder).save(self.folder / "report.html")
-        view.show_summary(summary, self.folder)
+        view.show_summary(summary, outcome, choice.plan if choice else None)
+        face.say(f"written to {self.folder}: open {self.folder / 'report.html'}")
         return summary
 
     def _validate(self, outcome: "Outcome", choice: Choice | None) -> float | None:
@@ -348,7 +350,11 @@ if TYPE_CHECKING:
     from penstock.runtime.launch import Work
     from penstock.runtime.worker import RankResult
 
-    Launch = Callable[..., Sequence[RankResult]]  # (work, ranks, report, *, groups)
+    Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
+
+
+def _unheard(step: "StepResult") -> None:
+    """Let a report pass: another rank listens."""
 
 
 def _row(step: "StepResult", samples: int, tokens: int) -> dict[str, float | int | None]:

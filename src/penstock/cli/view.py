@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -12,12 +13,15 @@ from penstock.cli import face
 from penstock.plan import Plan
 from penstock.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from penstock.runtime.run import Outcome
+
 Row = Mapping[str, float | int | None]
 _LOG_EVERY_S = 10.0  # where stderr is no terminal
 
 
 @contextmanager
-def lines(path: Path) -> Iterator[Callable[[Row], None]]:
+def lines(path: Path) -> Generator[Callable[[Row], None]]:
     """Append rows to a file, one JSON object in a line, each written out at once."""
     with path.open("a") as file:
 
@@ -31,7 +35,7 @@ def lines(path: Path) -> Iterator[Callable[[Row], None]]:
 @contextmanager
 def training(
     first_step: int, num_steps: int, predicted_s: float | None
-) -> Iterator[Callable[[Row], None]]:
+) -> Generator[Callable[[Row], None]]:
     """Show loss, speed and predicted beside measured: a bar on a terminal, else a line at times."""
     columns = (
         TextColumn("training"),
@@ -60,40 +64,27 @@ def training(
 
 def _words(row: Row, predicted_s: float | None) -> str:
     speed = row["tokens_per_second"], row["samples_per_second"]
-    rate = f"{speed[0]:,.0f} tokens/s" if speed[0] else f"{speed[1]:,.1f} samples/s" if speed[1] else ""
+    samples = f"{speed[1]:,.1f} samples/s" if speed[1] else ""
+    rate = f"{speed[0]:,.0f} tokens/s" if speed[0] else samples
     predicted = f" (predicted {format_seconds(predicted_s)})" if predicted_s else ""
     return f"loss {row['loss']:.4f}  {rate}  {format_seconds(row['seconds'] or 0.0)}{predicted}"
 
 
-def show_plan(plan: Plan) -> None:
-    """Print the plan and the reason for each decision."""
-    face.say(str(plan))
-
-
-def show_summary(summary: Mapping[str, object], folder: Path) -> None:
+def show_summary(summary: Mapping[str, object], outcome: "Outcome", plan: Plan | None) -> None:
     """Print what the run gave, predicted beside measured."""
-    rows: list[tuple[str, str, str, str]] = []
-    predicted, measured = summary["step_s_predicted"], summary["step_s_measured"]
-    if isinstance(measured, float):
-        guess = predicted if isinstance(predicted, float) else None
-        rows.append(("seconds per step", *_pair(guess, measured, format_seconds)))
-    guesses, sizes = summary["peak_bytes_predicted"], summary["peak_bytes_measured"]
-    if isinstance(sizes, list):
-        for rank, size in enumerate(sizes):
-            guess = guesses[rank] if isinstance(guesses, list) else None
-            rows.append((f"peak bytes of rank {rank}", *_pair(guess, size, format_bytes)))
+    guess = plan.predicted if plan else None
+    rows = [("seconds per step", *_pair(guess and guess.step_s, outcome.step_s, format_seconds))]
+    for rank, size in enumerate(outcome.peak_bytes):
+        expected = guess.peak_bytes[rank] if guess else None
+        rows.append((f"peak bytes of rank {rank}", *_pair(expected, size, format_bytes)))
     face.say(face.table(("", "predicted", "measured", "error"), rows))
-    shown = ("steps", "step_s_", "peak_bytes", "live_versions")
     for key, value in summary.items():
-        if not key.startswith(shown):
+        if not key.startswith(("steps", "step_s_", "peak_bytes", "live_versions")):
             words = f"{value:.4f}" if isinstance(value, float) else str(value)
             face.say(f"{key.replace('_', ' ')}: {words}")
-    face.say(f"written to {folder}: open {folder / 'report.html'}")
 
 
-def _pair(
-    guess: float | None, found: float, words: Callable[[float], str]
-) -> tuple[str, str, str]:
+def _pair(guess: float | None, found: float, words: Callable[[float], str]) -> tuple[str, str, str]:
     if not guess:
         return "-", words(found) if found else "-", "-"
     error = f"{100 * (guess / found - 1):+.1f} %" if found else "-"

@@ -50,7 +50,9 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
-def run_threads(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
+def run_threads(
+    work: Work, num_ranks: int, report: Report, *, groups: Groups = ()
+) -> list[RankResult]:
     """Run every rank as a thread of this process.
 
     Raises:   RunError: a rank failed; the others have ended when this is raised.
@@ -102,6 +104,19 @@ def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> RunError:
     error = _rank_error(rank, _problem_as_json(problem))
     error.__cause__ = problem
     return error
+
+
+def local_launcher(num_ranks: int) -> Callable[..., list[RankResult]]:
+    """Return what runs `num_ranks` ranks on this host: processes, or on one GPU a thread.
+
+    Raises:   RunError: several GPUs, whose processes torchrun has to start.
+    """
+    if not torch.cuda.is_available():
+        return run_processes
+    if num_ranks > 1:
+        hint = f"torchrun --nproc-per-node {num_ranks} -m penstock train ..."
+        raise RunError(f"{num_ranks} ranks on GPUs need a process each, started afresh", hint=hint)
+    return run_threads
 
 
 # -- processes ------------------------------------------------------------------------------------
