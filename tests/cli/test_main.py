@@ -163,7 +163,10 @@ def test_interrupt_while_the_commands_are_loaded_ends_with_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
-@pytest.mark.parametrize("arguments", [("schedule",), ("schedule", "gpipe", "--json"), ("-h",)])
+LONG = ("schedule", "gpipe", "--stages", "50", "--micro-batches", "99", "--json")
+
+
+@pytest.mark.parametrize("arguments", [("schedule",), LONG, ("-h",)])
 def test_reader_that_goes_away_is_no_news(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -172,9 +175,10 @@ def test_reader_that_goes_away_is_no_news(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_stdout_without_room_is_an_error(spawn: Call) -> None:
+@pytest.mark.parametrize("arguments", [("schedule", "--json"), LONG])
+def test_stdout_without_room_is_an_error(spawn: Call, arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
-        error, _ = spawn("schedule", "--json", stdout=full).refusal(1)
+        error, _ = spawn(*arguments, stdout=full).refusal(1)
     assert error == "stdout: No space left on device"
 
 

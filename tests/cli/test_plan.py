@@ -157,6 +157,13 @@ def test_micro_batches_are_joined_where_that_is_faster_and_the_plan_says_so(
     assert json.loads(again.out)["step_s"] > 0
 
 
+def test_micro_batches_are_not_joined_where_memory_is_the_objective(
+    call: Call, machines: Path
+) -> None:
+    wish = "--cluster", machines, "--ranks", 1, "--objective", "memory"
+    assert json.loads(call("plan", f"{MLP}:joins", *wish, "--json").out)["joined"] == 1
+
+
 # simulate
 
 

@@ -48,12 +48,10 @@ def run(arguments: Sequence[str]) -> int:
         with typer.main.get_command(app).make_context("penstock", [*arguments]) as context:
             context.command.invoke(context)
         sys.stdout.flush()
-        code = face.DONE
     except typer.Exit as end:
-        code = end.exit_code
+        return end.exit_code
     except BrokenPipeError:  # who reads stdout has enough
-        code = face.FAILED
+        return face.FAILED
     except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nobody above: say it
-        code = face.fail(problem, arguments)
-    face.let_go_of_stdout()
-    return code
+        return face.fail(problem, arguments)
+    return face.DONE

@@ -228,13 +228,3 @@ def _without_frames(lines: Sequence[str]) -> list[str]:
     last = max([at for at in frames if at > starts[0]], default=len(lines))
     kept = [*lines[: starts[0]], *lines[last:]]
     return [line for line in kept if line.strip()]
-
-
-def let_go_of_stdout() -> None:
-    """Throw away what stdout cannot take, so that Python does not try again when it exits."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
