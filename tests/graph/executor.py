@@ -59,7 +59,8 @@ class _Executor:
         self.statics: dict[int, Tensor] = dict(capture.constants)
         for i, node in enumerate(self.nodes):
             if node.kind in ("parameter", "buffer"):
-                self.statics[i] = state[node.name].detach()
+                held = state[node.name].detach()
+                self.statics[i] = held.contiguous() if node.kind == "parameter" else held
             elif node.kind == "scale":
                 self.statics[i] = torch.tensor(1 / micro_batches)
         data = job.data(0)

@@ -384,8 +384,9 @@ class Crossing(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         y = self.layers[0](x_BTD)
         order, mask = y.sum(-1).argsort(-1), y > 0
+        one = y.mean(1, keepdim=True).expand(-1, y.shape[1], -1)
         wide = self.layers[1](y.transpose(0, 1)).permute(2, 0, 1)
-        one = self.layers[2](y).mean(1, keepdim=True).expand(-1, y.shape[1], -1)
+        y = self.layers[2](y)
         left, right = self.layers[3](y).chunk(2, -1)
         y = wide.permute(2, 1, 0) + one + torch.cat([right, left], -1)
         y = torch.where(mask, y, -y).gather(1, order[..., None].expand(-1, -1, D))

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock import _compat
+from penstock.graph.direct import DIRECT
 from penstock.graph.functional import HIDDEN_MUTATIONS
 from penstock.graph.stages import Segment
 from penstock.graph.trace import Capture
@@ -155,7 +156,7 @@ class _Writer:
 def callable_of(target: Any) -> Callable[..., Any]:
     """Return what computes an op of a traced step, given that grad mode is off."""
     if target not in _IN_GRAD_MODE:
-        return target
+        return DIRECT.get(target, target)
 
     def in_grad_mode(*args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():

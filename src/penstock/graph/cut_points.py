@@ -11,7 +11,7 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     """Return the places where the path of the running module changes and least data crosses.
 
     A place is kept where no neighbouring place lets fewer bytes cross, and only with work
-    before and after it.  Forward values that would cross are counted once for each storage;
+    before and after it.  Every forward value that is read later crosses;
     what every stage can compute for itself (see `free_ops`) does not cross.
     """
     crossing = _crossing_bytes(graph)
@@ -74,12 +74,8 @@ def _elements(node: Node) -> int:
 
 def _crossing_bytes(graph: Graph) -> list[int]:
     """Return for each node the bytes that would cross a cut made just before it."""
-    by_storage: dict[int, tuple[int, int, int]] = {}
-    for value, last in _last_uses(graph).items():
-        node = graph.nodes[value]
-        first, until, size = by_storage.get(node.storage, (value, 0, 0))
-        by_storage[node.storage] = (min(first, value), max(until, last), max(size, node.size_bytes))
-    return _sum_of_ranges(len(graph.nodes), by_storage.values())
+    sizes = ((v, last, graph.nodes[v].size_bytes) for v, last in _last_uses(graph).items())
+    return _sum_of_ranges(len(graph.nodes), sizes)
 
 
 def _last_uses(graph: Graph) -> dict[int, int]:
@@ -89,7 +85,7 @@ def _last_uses(graph: Graph) -> dict[int, int]:
     """
     free, last = free_ops(graph), dict[int, int]()
     for i, node in enumerate(graph.nodes):
-        place = i
+        place = max(_places(graph, i))
         if node.phase == "B":
             place = node.origin if node.origin >= 0 else graph.loss
         for source in node.inputs:

@@ -121,7 +121,8 @@ class _Step:
         self.trainable = [name for name, value in parameters.items() if value.requires_grad]
         self.state_names = [*parameters, *buffers]
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-        self.tensors = [*parameters.values(), *buffers.values(), *self._distinct_leaves()]
+        weights = map(_contiguous, parameters.values())
+        self.tensors = [*weights, *buffers.values(), *self._distinct_leaves()]
         self.tensors.append(torch.tensor(1.0, device=device_here()))
         self.placeholders = [
             *(Placeholder(name, "parameter") for name in parameters),
@@ -206,6 +207,13 @@ class _Step:
             f"autocast: {self.job.autocast}",
             f"torch: {torch.__version__}",
         )
+
+
+def _contiguous(parameter: Tensor) -> Tensor:
+    """Return a parameter as a run holds it: contiguous, whatever the model made it from."""
+    if parameter.is_contiguous():
+        return parameter
+    return nn.Parameter(parameter.detach().contiguous(), requires_grad=parameter.requires_grad)
 
 
 def _write_replaced_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> None:

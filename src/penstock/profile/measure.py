@@ -69,7 +69,9 @@ def _inputs(capture: Capture, job: Job) -> dict[int, Any]:
     values: dict[int, Any] = dict(capture.constants)
     for i, node in enumerate(nodes):
         match node.kind:
-            case "parameter" | "buffer":
+            case "parameter":
+                values[i] = state[node.name].detach().clone(memory_format=torch.contiguous_format)
+            case "buffer":
                 values[i] = state[node.name].detach().clone()
             case "input":
                 values[i] = leaves[capture.inputs[i]]
