@@ -155,8 +155,10 @@ class _Writer:
 
 def callable_of(target: Any) -> Callable[..., Any]:
     """Return what computes an op of a traced step, given that grad mode is off."""
+    if target in DIRECT:
+        return DIRECT[target]
     if target not in _IN_GRAD_MODE:
-        return DIRECT.get(target, target)
+        return target
 
     def in_grad_mode(*args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
