@@ -59,8 +59,8 @@ def test_drawing_shows_the_picture_bubble_versions_and_activations(call: Call) -
 
 def test_backward_is_drawn_twice_as_long_as_forward(call: Call) -> None:
     lines = call("schedule", "one_f_one_b", "--stages", 2, "--micro-batches", 2).out.splitlines()
-    assert "rank 0  F0 F1 .  B0 -  B1 -" in lines
-    assert "rank 1  .  F0 B0 -  F1 B1 -" in lines
+    assert "rank 0  F0 F1 .  .  B0 -  .  B1 -" in lines
+    assert "rank 1  .  F0 B0 -  F1 B1 -  .  ." in lines
 
 
 def test_drawing_of_two_versions_says_so_for_each_rank(call: Call) -> None:
