@@ -81,3 +81,20 @@ def test_shared_memory_that_does_not_work_is_a_note_with_its_reason(
     monkeypatch.setattr(place, lambda: (False, "no futex"))
     found = {finding.what: finding for finding in examine()}
     assert (found["shared memory"].state, found["shared memory"].value) == ("note", "no futex")
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        (b"processor\t: 0\nmodel name\t: Fast 9\n", "Fast 9"),
+        (b"processor\t: 0\n", ""),
+        (b"\xff", ""),
+    ],
+)
+def test_processor_is_named_by_itself_or_by_its_architecture(
+    tmp_path: Path, lines: bytes, name: str
+) -> None:
+    (tmp_path / "cpuinfo").write_bytes(lines)
+    expected = name or platform.processor() or platform.machine()
+    assert cpu_name(tmp_path / "cpuinfo") == expected
+    assert cpu_name(tmp_path / "nowhere") == platform.processor() or platform.machine()
