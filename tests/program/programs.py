@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from penstock.errors import ProgramError
 from penstock.program.codes import Codes
 from penstock.program.lower import chain, lower_schedule
 from penstock.program.program import (
@@ -18,6 +19,8 @@ from penstock.program.program import (
     Update,
 )
 from penstock.schedule import (
+    DOUBLE_BUFFERED,
+    SYNCHRONOUS,
     Action,
     Schedule,
     double_buffered,
@@ -49,14 +52,45 @@ def random_schedule(chance, num_stages, num_micro_batches, num_ranks, *, fixed, 
         if action.kind in "BI" and action.stage < num_stages - 1:
             later = (Action(kind, action.stage + 1, action.micro_batch) for kind in "BI")
             before.append(next(one for one in later if one in needs))
+    orders = _cut(chance, needs, lambda action: rank_of[action[1:]], num_ranks)
+    return Schedule(num_stages, num_micro_batches, orders, name="random")
+
+
+def random_window(chance, num_stages, num_micro_batches, num_ranks):
+    """Return a schedule of some steps without a flush, cut from a random possible order."""
+    num_steps = chance.randrange(1, 4)
+    together = chance.random() < 0.7  # all gradients of a step are whole before its first update
+    rule = chance.choice((SYNCHRONOUS, DOUBLE_BUFFERED))
+    home = [chance.randrange(num_ranks) for _ in range(num_stages)]
+    needs = {}
+    for stage in range(num_stages):
+        for m in range(num_steps * num_micro_batches):
+            step = m // num_micro_batches
+            needs[Action("F", stage, m)] = [Action("F", stage - 1, m)] if stage else []
+            if (made := step - 1 - rule.history) >= 0:
+                needs[Action("F", stage, m)].append(Action("U", stage, made))
+            later = [Action("B", stage + 1, m)] if stage < num_stages - 1 else []
+            needs[Action("B", stage, m)] = [Action("F", stage, m), *later]
+        for step in range(num_steps):
+            own = range(step * num_micro_batches, (step + 1) * num_micro_batches)
+            whole = range(num_stages) if together else (stage,)
+            before = [Action("U", stage, step - 1)] if step else []
+            before += [Action("B", other, m) for other in whole for m in own]
+            needs[Action("U", stage, step)] = before
+    orders = _cut(chance, needs, lambda action: home[action.stage], num_ranks)
+    return Schedule(num_stages, num_micro_batches, orders, num_steps, rule)
+
+
+def _cut(chance, needs, rank_of, num_ranks):
+    """Return the orders of all ranks in a random order of everything that fits `needs`."""
     orders = [[] for _ in range(num_ranks)]
     done = set()
     while len(done) < len(needs):
         ready = [one for one in needs if one not in done and done.issuperset(needs[one])]
         action = chance.choice(ready)
         done.add(action)
-        orders[rank_of[action[1:]]].append(action)
-    return Schedule(num_stages, num_micro_batches, tuple(map(tuple, orders)), name="random")
+        orders[rank_of(action)].append(action)
+    return tuple(map(tuple, orders))
 
 
 def forward_only(num_stages, num_micro_batches):
@@ -79,6 +113,8 @@ def schedule_of(kind, num_stages, num_micro_batches, chance):
             return double_buffered(num_stages, num_micro_batches, num_steps=chance.randrange(1, 4))
         case "forward_only":
             return forward_only(num_stages, num_micro_batches)
+        case "window":
+            return random_window(chance, num_stages, num_micro_batches, chance.randrange(1, 4))
         case "random" | "scattered":
             ranks, fixed = chance.randrange(1, 4), kind == "random"
             backward = chance.random() < 0.9
@@ -94,6 +130,7 @@ KINDS = (
     "zb_h1",
     "double_buffered",
     "forward_only",
+    "window",
     "random",
     "scattered",
 )
@@ -126,13 +163,13 @@ def programs(draw, *, kinds=KINDS, max_stages=4, max_micro_batches=4):
         tied.append(TiedGroup("wte", tuple(stages), 64))
         if chance.random() < 0.3:
             tied.append(TiedGroup("norm.weight", (0, num_stages - 1), 4))
-    program = lower_schedule(
-        schedule,
-        edges=skips(num_stages, chance) if chance.random() < 0.4 else None,
-        tied=tied,
-        replicas=2 if chance.random() < 0.3 else 1,
-        clip=chance.random() < 0.3,
-    )
+    edges = skips(num_stages, chance) if chance.random() < 0.4 else None
+    replicas, clip = 2 if chance.random() < 0.3 else 1, chance.random() < 0.3
+    try:
+        program = lower_schedule(schedule, edges=edges, tied=tied, replicas=replicas, clip=clip)
+    except ProgramError:  # a random window may have no place for sums over several stages
+        assert kind == "window"
+        program = lower_schedule(schedule, edges=edges, replicas=replicas)
     return with_shards(program, chance) if chance.random() < 0.3 else program
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from penstock.program.program import (
     Unshard,
     Update,
 )
-from penstock.schedule import double_buffered, gpipe, one_f_one_b, zb_h1
+from penstock.schedule import Reads, WeightRule, double_buffered, gpipe, one_f_one_b, zb_h1
 from tests.program.programs import programs, unsharded
 
 SIZES = st.integers(1, 6), st.integers(1, 8)
@@ -60,6 +61,22 @@ def test_two_buffered_weights_are_two_versions(num_stages, micro_batches, num_st
 def test_synchronous_weights_are_one_version_and_their_gradient(num_stages, micro_batches):
     program = of_chain(zb_h1(num_stages, micro_batches), StageBytes(weights=100, optimizer=10))
     assert peak_bytes(program) == (210,) * num_stages
+
+
+@given(*SIZES, st.integers(1, 4))
+def test_version_that_is_read_after_the_next_one_was_made_is_held(
+    num_stages, micro_batches, num_steps
+):
+    late = WeightRule("late", _step_before_but_never_below_0)
+    schedule = double_buffered(num_stages, micro_batches, num_steps=num_steps)
+    program = of_chain(replace(schedule, weight_rule=late), StageBytes(weights=100))
+    versions = 1 if num_steps == 1 else 2
+    assert peak_bytes(program) == (100 * versions + 100,) * num_stages
+
+
+def _step_before_but_never_below_0(stage, micro_batch, num_micro_batches):
+    step = micro_batch // num_micro_batches
+    return Reads(np.maximum(step - 1, 0), np.maximum(step - 1, 0), step)
 
 
 def test_a_message_is_held_from_its_receive_to_its_last_use():

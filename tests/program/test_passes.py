@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.program.lower import lower
+from penstock.program.instructions import parse_instruction
+from penstock.program.lower import chain, lower
 from penstock.program.passes import PASSES, prefetch, receive_early
-from penstock.program.program import Compute, Receive, Reduce, Reshard, Send, Unshard
+from penstock.program.program import Compute, Program, Receive, Reduce, Reshard, Send, Unshard
 from penstock.schedule import interleaved, one_f_one_b
 from tests.program.programs import programs, unsharded, with_shards
 from tests.program.toy_run import run_toy
@@ -127,6 +128,16 @@ def most_gathered(code):
         now += isinstance(one, Unshard) - isinstance(one, Reshard)
         most = max(most, now)
     return most
+
+
+def test_prefetch_gathers_no_weights_that_are_about_to_be_updated():
+    line = (
+        "unshard0 F0.0 F1.0 I1.0 B0.0 reshard0 W1.0 U0.0 U1.0 "
+        "unshard0 F0.1@1 F1.1@1 B1.1@1 B0.1@1 reshard0 U0.1 U1.1"
+    )
+    code = (tuple(parse_instruction(word, {}) for word in line.split()),)
+    program = Program(2, 1, code, edges=chain(2), num_steps=2)
+    assert prefetch(program, distance=9) == program
 
 
 def test_prefetch_does_what_its_docstring_shows():
