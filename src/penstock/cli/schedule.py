@@ -42,7 +42,9 @@ def schedule(
     Example: penstock schedule zb_h1 --stages 4 --micro-batches 8
     """
     if name is not None:
-        _one(build(find(name), stages, micro_batches, ranks), as_json=as_json)
+        with face.busy("building"):
+            made = build(find(name), stages, micro_batches, ranks)
+        _one(made, as_json=as_json)
     elif as_json:
         face.show_json({"schedules": [builder.__name__ for builder in SCHEDULES]})
     else:
@@ -69,12 +71,14 @@ def build(builder: Builder, stages: int, micro_batches: int, ranks: int | None) 
 
 def _all(stages: int, micro_batches: int) -> None:
     rows: list[tuple[object, ...]] = []
-    for builder in SCHEDULES:
-        made = build(builder, stages, micro_batches, None)
-        text = (inspect.getdoc(inspect.getmodule(builder)) or "").splitlines()[0]
-        idle, held = 100 * bubble_fraction(made), max(peak_activations(made))
-        alive = max(versions(made).alive)
-        rows.append((made.name, made.num_ranks, f"{idle:.1f} %", held, alive, text))
+    with face.progress("building") as update:
+        for number, builder in enumerate(SCHEDULES):
+            update(number, len(SCHEDULES))
+            made = build(builder, stages, micro_batches, None)
+            text = (inspect.getdoc(inspect.getmodule(builder)) or "").splitlines()[0]
+            idle, held = 100 * bubble_fraction(made), max(peak_activations(made))
+            alive = max(versions(made).alive)
+            rows.append((made.name, made.num_ranks, f"{idle:.1f} %", held, alive, text))
     face.show(f"{stages} stages, {micro_batches} micro-batches a step; {UNITS}\n")
     face.show(face.table(("schedule", "ranks", "bubble", "activations", "versions", ""), rows))
     face.show(
@@ -93,14 +97,15 @@ def _one(made: Schedule, *, as_json: bool) -> None:
         face.show(f"{picture(made)}\n")
     else:
         face.show(f"(no picture of more than {_MOST_DRAWN} ranks; --json lists the orders)\n")
-    idle_s, held = bubble(made), peak_activations(made)
-    alive, lives = versions(made).alive, made.stage_ranks
+    with face.busy("counting"):
+        idle_s, held, share = bubble(made), peak_activations(made), bubble_fraction(made)
+        alive, lives = versions(made).alive, made.stage_ranks
     rows = [
         (rank, f"{idle_s[rank]:g} s", held[rank], max(_of_rank(rank, alive, lives), default=0))
         for rank in range(made.num_ranks)
     ]
     face.show(face.table(("rank", "idle", "activations", "versions"), rows[:_MOST_DRAWN]))
-    face.show(f"\nbubble: {100 * bubble_fraction(made):.2f} % of all ranks' time")
+    face.show(f"\nbubble: {100 * share:.2f} % of all ranks' time")
 
 
 def _of_rank(rank: int, alive: Sequence[int], lives: Sequence[Sequence[int]]) -> Iterator[int]:
