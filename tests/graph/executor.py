@@ -97,7 +97,7 @@ class _Executor:
     def _segment(self, segment: Segment, stage: int, m: int) -> None:
         frame = self.frames[stage, m]
         self._receive(segment, stage, m, frame)
-        if not segment.ops and not segment.sends and not segment.takes:
+        if not (segment.ops or segment.sends or segment.takes or segment.gradients):
             return
         function = function_of(segment, self.capture)
         assert set(function.values) == set(segment.inputs)

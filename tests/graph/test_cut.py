@@ -179,9 +179,7 @@ def test_skip_connection_has_an_edge_over_the_stages_between_and_its_gradient_on
     assert stage_of_gradient(stages, node_of(graph, "side.weight")) == [0]
 
 
-def test_encoder_output_goes_to_each_stage_that_reads_it_and_its_gradient_is_summed_on_the_way() -> (
-    None
-):
+def test_gradient_of_a_value_read_by_several_stages_is_summed_on_its_way_back() -> None:
     graph = captured("encoder_decoder").graph
     names = [point.name for point in graph.cut_points]
     cuts = [k for k, name in enumerate(names) if name in ("after encoder", "after decoder.0")]

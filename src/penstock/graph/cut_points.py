@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterable
 
 from penstock.graph.graph import CutPoint, Graph, Node
@@ -11,8 +12,8 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     """Return the places where the path of the running module changes and least data crosses.
 
     A place is kept where no neighbouring place lets fewer bytes cross, and only with work
-    before and after it.  Every forward value that is read later crosses;
-    what every stage can compute for itself (see `free_ops`) does not cross.
+    before and after it.  Every forward value that is read later crosses, but what each stage
+    can compute for itself (see `free_ops`).
     """
     crossing = _crossing_bytes(graph)
     ops = [i for i, n in enumerate(graph.nodes) if n.kind == "op" and n.phase == "F"]
@@ -134,7 +135,10 @@ def _sum_of_ranges(count: int, ranges: Iterable[tuple[int, int, int]]) -> list[i
 
 
 def _with_work(graph: Graph, points: list[CutPoint]) -> list[CutPoint]:
-    """Drop cuts with no matrix product before or none after, and all but one between two."""
+    """Drop cuts with no matrix product before or none after, and all but one between two.
+
+    Then those that let more bytes cross than both their neighbours.
+    """
     heavy = [
         i
         for i, node in enumerate(graph.nodes)
@@ -147,12 +151,9 @@ def _with_work(graph: Graph, points: list[CutPoint]) -> list[CutPoint]:
         if 0 < before < len(heavy) and (best is None or point.forward_bytes < best.forward_bytes):
             kept[before] = point
     points = sorted(kept.values(), key=lambda point: point.at)
-    sizes = [point.forward_bytes for point in points]
-    return [
-        p
-        for k, p in enumerate(points)
-        if sizes[k] <= max(sizes[k - 1 : k] + sizes[k + 1 : k + 2] or [sizes[k]])
-    ]
+    sizes = [math.inf, *(point.forward_bytes for point in points), math.inf]
+    around = zip(sizes, sizes[1:], sizes[2:], strict=False)
+    return [p for p, (a, own, b) in zip(points, around, strict=True) if own <= max(a, b)]
 
 
 def _name(left: str, right: str) -> str:

@@ -30,14 +30,18 @@ _BACKWARD_OF_HIDDEN = (
 )
 
 
+class UntraceableError(GraphError):
+    """A model that cannot run on fake tensors, as one whose control flow depends on data."""
+
+
 def functional_trace(
     step: Callable[..., Any], tensors: Sequence[Tensor], kinds: Sequence[NodeKind]
 ) -> fx.GraphModule:
     """Return the ops that `step` runs on `tensors`; its result is [loss, *gradients].
 
     kinds:    of each tensor.
-    Raises:   GraphError: the model cannot run on fake tensors, or writes into a tensor that is
-              neither a buffer nor its own.
+    Raises:   UntraceableError: the model cannot run on fake tensors.
+              GraphError: it writes into a tensor that is neither a buffer nor its own.
     """
     mode = _compat.fake_mode()
     fakes = [_compat.as_fake(mode, tensor) for tensor in tensors]
@@ -53,7 +57,7 @@ def functional_trace(
     except GraphError:
         raise
     except Exception as problem:  # whatever the user's model raises under tracing
-        raise GraphError(_where(problem)) from problem
+        raise UntraceableError(_where(problem)) from problem
     _drop_writes_into_the_batch(traced.graph, kinds)
     traced.graph.eliminate_dead_code()
     _drop_identities(traced.graph)
@@ -183,6 +187,8 @@ def _drop_identities(graph: fx.Graph) -> None:
         if not isinstance(source, fx.Node):
             continue
         if node.target in (aten.detach.default, aten.alias.default):
+            if source.op != "call_function" and graph.output_node() in node.users:
+                continue  # the loss is to be an op
             node.replace_all_uses_with(source)
             graph.erase_node(node)
         elif node.target == aten.t.default == source.target:

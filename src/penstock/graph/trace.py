@@ -21,7 +21,7 @@ from penstock.errors import GraphError
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.cut_points import find_cut_points
 from penstock.graph.dynamo import Forward, forward_by_dynamo
-from penstock.graph.functional import functional_trace, loss_and_gradients
+from penstock.graph.functional import UntraceableError, functional_trace, loss_and_gradients
 from penstock.graph.graph import Graph, NodeKind, with_cut_points
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.job import Job
@@ -62,16 +62,17 @@ def trace(job: Job) -> Graph:
 
 
 def capture(job: Job) -> Capture:
-    """Trace `job` by make_fx or, where that fails, by Dynamo and then make_fx.
+    """Trace `job` by make_fx or, where the model cannot run so, by Dynamo and then make_fx.
 
-    Raises:   GraphError: neither can; the message is that of the first way.
+    Raises:   GraphError: neither can, and the message is that of the first way; or the step does
+              what a run would lose.
     """
     model, batch = build(job)
     _refuse_hooks(model)
     step = _Step(job, model, batch)
     try:
         return step.capture(step.forward)
-    except GraphError as first:
+    except UntraceableError as first:
         try:
             loss = lambda: step.forward({}, step.leaves)  # noqa: E731
             return step.capture(forward_by_dynamo(loss, model, step.leaves))
@@ -155,9 +156,9 @@ class _Step:
                 leaves[i] = leaf
             with _compat.reparametrize(self.model, state), _compat.tracing_backward():
                 loss = forward(state, leaves)
-                _write_replaced_buffers(self.model, state)
                 wanted = [state[name] for name in self.trainable]
                 grads = torch.autograd.grad(loss, wanted, flat[-1].to(loss), allow_unused=True)
+                _write_replaced_buffers(self.model, state)  # autograd has read the old ones
             return [loss.detach(), *grads]
 
         kinds: list[NodeKind] = [placeholder.kind for placeholder in self.placeholders]
