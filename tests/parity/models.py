@@ -1,6 +1,6 @@
 """Tiny models and their jobs, and the plain loop that every run is held against."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -63,26 +63,31 @@ class Normed(nn.Module):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        layers = [nn.Embedding(VOCABULARY, WIDTH), nn.Flatten(), nn.Linear(TOKENS * WIDTH, WIDTH)]
-        for _ in range(BLOCKS):
-            layers += [nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()]
-            layers += [nn.Dropout(dropout)] if dropout else []
-        self.layers = nn.Sequential(*layers, nn.Linear(WIDTH, TOKENS * VOCABULARY))
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(BLOCKS))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.layers(tokens).view(*tokens.shape, VOCABULARY)
+        x = self.embedding(tokens).flatten(0, 1)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + self.dropout(torch.relu(norm(layer(x))))
+        return self.head(x).view(*tokens.shape, VOCABULARY)
 
 
 class Chain(nn.Module):
-    """Linear layers of which the second is frozen and the last is not used by the loss."""
+    """Linear layers of which some are frozen; the loss does not use the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: Sequence[int]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
         self.head = nn.Linear(WIDTH, VOCABULARY)
         self.unused = nn.Linear(WIDTH, WIDTH)
-        self.layers[1].requires_grad_(False)
+        for number in frozen:
+            self.layers[number].requires_grad_(False)
+        self.embedding.requires_grad_(0 not in frozen)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -96,7 +101,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: GPT(0.2),
     "tied": lambda: GPT(0.2, tied=True),
     "batch_norm": lambda: Normed(0.2),
-    "frozen": Chain,
+    "frozen": lambda: Chain([3, 4]),  # a stage that has nothing to train
+    "frozen_start": lambda: Chain([0, 1, 2, 3, 4]),  # stages that have no backward pass at all
 }
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {

@@ -154,6 +154,7 @@ def run_processes(
         for process in processes:
             if process.pid is not None:
                 process.join()
+            process.close()
         for end in itertools.chain(*pipes):
             end.close()
         for store in stores:

@@ -4,6 +4,7 @@ import json
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -79,6 +80,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     Raises:   RunError: ranks traced different graphs, the data ended, another rank failed, ...
               CheckpointError: one cannot be written, or does not fit the model.
     """
+    _agree(task, transport)
     make = task.function_of
     rank = Rank(
         task.capture, task.stages, task.job, transport, task.replicas, make=make, report=report
@@ -92,7 +94,6 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     if task.checkpoints is not None and rank.rank == 0:
         checkpoint.discard(task.checkpoints)
     transport.barrier()
-    _agree(task, transport)
     watch = _Watch(rank)
     with torch.no_grad():
         for number, (program, first_step) in enumerate(task.windows):
@@ -161,7 +162,8 @@ def save(checkpoints: Path, step: int, transport: Transport, state: State | None
     if failed:
         if transport.rank == 0:
             checkpoint.discard(checkpoints)
-        transport.barrier()  # the first rank to raise ends all others
+        with suppress(TransportError):  # of a rank that has raised already
+            transport.barrier()  # the first one to raise ends all others
         raise problem or TransportError(failed[0], "cannot write its part of a checkpoint")
 
 
@@ -220,8 +222,9 @@ class _Watch:
         slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
         typical = statistics.median_low(slowest[min(2, len(slowest) - 1) :])
         calls, marks, _ = self.kept[slowest.index(typical)]
-        starts = transport.all_gather_bytes(json.dumps(marks[0]).encode(), everyone)
-        origin = min(map(json.loads, starts))
+        first = min((span.start_s for span in rank.spans(calls, marks, 0.0)), default=marks[0])
+        starts = transport.all_gather_bytes(json.dumps(first).encode(), everyone)
+        origin = min(map(json.loads, starts))  # ranks of one host have one clock
         return RankResult(
             rank=rank.rank,
             spans=tuple(rank.spans(calls, marks, origin)),

@@ -1,0 +1,139 @@
+"""A model that cannot be traced trains as plain data parallelism, and equals the plain loop."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from penstock.errors import CheckpointError, GraphError, RunError
+from penstock.graph.trace import capture
+from penstock.runtime import checkpoint
+from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
+from penstock.runtime.launch import run_processes
+from penstock.runtime.run import Steps
+from tests.parity.models import OPTIMIZERS, TOKENS, VOCABULARY, WIDTH, Trained, job_of, plain_loop
+from tests.parity.training import difference, differing
+
+STEPS, MICRO_BATCHES = 4, 4
+
+
+class Choosing(nn.Module):
+    """Which layer it runs depends on the data, so no trace could hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        number = int(x.sum() > 0)
+        x = F.dropout(torch.relu(self.layers[number](x)), 0.2, self.training)
+        return self.head(self.norm(x.flatten(0, 1)).view(*tokens.shape[:2], WIDTH))
+
+
+def choosing(optimizer="adamw", **options):
+    job = job_of("gpt", torch.float64, optimizer, micro_batches=MICRO_BATCHES, **options)
+    return replace(job, model=lambda: Choosing().double())
+
+
+def train(job, folder, ranks, *, first_step=0, steps=STEPS, **options) -> Trained:
+    told = Steps(ranks)
+    task = EagerTask(job, first_step, steps, folder, **options)
+    results = run_processes(partial(work_eagerly, task), ranks, told.add)
+    assert [len(result.window_s) for result in results] == [steps] * ranks
+    assert [len(r.spans) for r in results] == [MICRO_BATCHES // ranks + 1] * ranks
+    newest = checkpoint.latest(folder)
+    return Trained([step.loss for step in told.finished], checkpoint.load(newest).tensors)
+
+
+def without_running_statistics(trained: Trained):
+    return {k: v for k, v in trained.weights.items() if "running" not in k and "num_b" not in k}
+
+
+def test_the_model_cannot_be_traced_and_the_message_names_the_line():
+    with pytest.raises(GraphError, match=r"test_eager.py:\d+: number = int\(x.sum\(\) > 0\)"):
+        capture(choosing())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_one_rank_gives_the_bits_of_the_plain_loop(optimizer, tmp_path):
+    trained = train(choosing(optimizer), tmp_path, 1)
+    expected = plain_loop(choosing(optimizer), STEPS, MICRO_BATCHES)
+    assert differing(trained.weights, expected.weights) == []
+    assert trained.losses == pytest.approx(expected.losses, rel=1e-14)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_more_ranks_differ_only_by_the_order_of_the_sum(ranks, tmp_path):
+    options = {"clip_norm": 0.05, "learning_rate": lambda step: 1 / (1 + step)}
+    trained = train(choosing("sgd", **options), tmp_path, ranks)
+    expected = plain_loop(choosing("sgd", **options), STEPS, MICRO_BATCHES)
+    assert difference(trained.weights, without_running_statistics(expected)) < 1e-12
+    assert trained.losses == pytest.approx(expected.losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parameters_that_no_rank_uses_stay_as_they_were(ranks, tmp_path):
+    """AdamW would shrink a parameter whose gradient is zero instead of none."""
+    trained = train(choosing("adamw"), tmp_path, ranks)
+    torch.manual_seed(3)
+    first = Choosing().double()
+    assert torch.equal(trained.weights["weights/unused.weight"], first.unused.weight)
+    assert torch.equal(trained.weights["weights/head.bias"], first.head.bias)
+    assert not torch.equal(trained.weights["weights/head.weight"], first.head.weight)
+
+
+def test_resuming_gives_the_bits_of_one_run(tmp_path):
+    whole = train(choosing(), tmp_path / "whole", 1)
+    train(choosing(), tmp_path / "part", 1, steps=1)
+    done = checkpoint.latest(tmp_path / "part")
+    rest = train(choosing(), tmp_path / "rest", 1, first_step=1, steps=STEPS - 1, resume=done)
+    assert differing(rest.weights, whole.weights) == []
+    assert rest.losses == whole.losses[1:]
+
+
+def test_checkpoints_are_made_when_due(tmp_path):
+    train(choosing(), tmp_path, 2, steps=5, checkpoint_every=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000004", "step-000005"]
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "most", "ranks"), [(8, 2, 2), (8, 3, 2), (6, 4, 3), (5, 4, 1), (1, 9, 1)]
+)
+def test_ranks_share_the_micro_batches_evenly(micro_batches, most, ranks):
+    assert replicas_of(replace(choosing(), micro_batches=micro_batches), most) == ranks
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_data_that_ends_is_told(ranks, tmp_path):
+    job = choosing()
+    short = replace(job, data=lambda start: (b for i, b in zip(range(start, 6), job.data(start))))  # noqa: B905
+    with pytest.raises(RunError, match="the job's data ended at micro-batch 6"):
+        train(short, tmp_path, ranks)
+
+
+def test_a_model_without_trainable_parameters_is_refused(tmp_path):
+    job = replace(choosing(), model=lambda: Choosing().requires_grad_(False))
+    with pytest.raises(RunError, match="the model has no trainable parameter"):
+        train(job, tmp_path, 1)
+
+
+def test_an_optimizer_that_is_none_is_refused(tmp_path):
+    with pytest.raises(RunError, match="the job's optimizer is a tuple"):
+        train(replace(choosing(), optimizer=tuple), tmp_path, 2)
+
+
+def test_weights_of_another_model_are_refused():
+    with pytest.raises(CheckpointError, match=r"holds no weights/embedding\.weight"):
+        load_model(Choosing(), {})
+    shape = torch.zeros(VOCABULARY, TOKENS)
+    with pytest.raises(CheckpointError, match=r"weights/embedding\.weight is \[11, 6\]"):
+        load_model(Choosing(), {"weights/embedding.weight": shape})

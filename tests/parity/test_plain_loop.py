@@ -1,0 +1,145 @@
+"""A cut, scheduled, distributed run gives the weights and losses of the plain loop.
+
+Bit for bit in float32 where sums are made in the same order; where several ranks or stages add
+to one gradient the order differs, and float64 shows that nothing else does.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+
+from penstock.runtime.launch import run_processes, run_threads
+from tests.parity.models import (
+    MODELS,
+    OPTIMIZERS,
+    Trained,
+    captured,
+    job_of,
+    plain_loop,
+    plan_of,
+)
+from tests.parity.training import Run, difference, differing, train
+
+STEPS = 3
+SYNCHRONOUS = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
+EXACT, WITHOUT_BUFFERS = torch.float64, "weights/"
+
+
+@cache
+def expected(name: str, dtype: torch.dtype, optimizer: str, micro_batches: int) -> Trained:
+    return plain_loop(job_of(name, dtype, optimizer), STEPS, micro_batches)
+
+
+def run_of(name, dtype, optimizer, schedule, stages, micro_batches, **options) -> Run:
+    graph = captured(name, dtype).graph
+    plan = plan_of(graph, schedule, stages, micro_batches, **options)
+    return Run(plan, job_of(name, dtype, optimizer), captured(name, dtype))
+
+
+def assert_equal_bits(run: Run, outcome, trained: Trained) -> None:
+    assert differing(outcome.weights, trained.weights) == []
+    assert [step.loss for step in outcome.steps] == trained.losses
+
+
+@pytest.mark.parametrize("micro_batches", range(1, 7))
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_thread_ranks_give_the_bits_of_the_plain_loop(schedule, stages, micro_batches, tmp_path):
+    optimizer = tuple(OPTIMIZERS)[(stages + micro_batches) % len(OPTIMIZERS)]
+    run = run_of("dropout", torch.float32, optimizer, schedule, stages, micro_batches)
+    outcome = train(run, tmp_path)
+    assert_equal_bits(run, outcome, expected("dropout", torch.float32, optimizer, micro_batches))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("micro_batches", range(1, 7))
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_two_processes_give_the_bits_of_the_plain_loop(
+    schedule, micro_batches, optimizer, tmp_path
+):
+    stages = 4 if schedule == "interleaved" else 2
+    run = run_of("dropout", torch.float32, optimizer, schedule, stages, micro_batches)
+    outcome = train(run, tmp_path, launcher=run_processes)
+    assert_equal_bits(run, outcome, expected("dropout", torch.float32, optimizer, micro_batches))
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "tied"])
+def test_every_model_gives_the_bits_of_the_plain_loop(name, schedule, tmp_path):
+    run = run_of(name, torch.float32, "adamw", schedule, 4, 3)
+    assert_equal_bits(run, train(run, tmp_path), expected(name, torch.float32, "adamw", 3))
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize("dtype", [torch.float32, EXACT])
+def test_tied_weights_differ_only_by_the_order_of_their_sum(dtype, schedule, tmp_path):
+    run = run_of("tied", dtype, "sgd", schedule, 4, 3)
+    outcome, trained = train(run, tmp_path), expected("tied", dtype, "sgd", 3)
+    assert difference(outcome.weights, trained.weights) < (1e-12 if dtype is EXACT else 1e-6)
+
+
+@pytest.mark.parametrize("launcher", [run_threads, run_processes])
+@pytest.mark.parametrize("name", ["dropout", "tied", "batch_norm", "frozen"])
+def test_two_replicas_differ_only_by_the_order_of_their_sum(name, launcher, tmp_path):
+    run = run_of(name, EXACT, "sgd", "one_f_one_b", 1, 2, replicas=2)
+    outcome, trained = train(run, tmp_path, launcher=launcher), expected(name, EXACT, "sgd", 4)
+    assert difference(outcome.weights, only_weights(trained)) < 1e-12
+    losses = [step.loss for step in outcome.steps]
+    assert losses == pytest.approx(trained.losses, rel=1e-14)
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_two_replicas_of_a_pipeline_differ_only_by_the_order_of_their_sum(schedule, tmp_path):
+    run = run_of("tied", EXACT, "adamw", schedule, 4, 2, replicas=2)
+    outcome, trained = train(run, tmp_path), expected("tied", EXACT, "adamw", 4)
+    assert difference(outcome.weights, only_weights(trained)) < 1e-11  # AdamW divides by the sum
+
+
+def only_weights(trained: Trained) -> dict[str, torch.Tensor]:
+    """Return the weights: each replica has running statistics of its own."""
+    return {k: v for k, v in trained.weights.items() if k.startswith("weights/")}
+
+
+# -- what the optimizer is given -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("name", ["dropout", "tied", "frozen"])
+def test_clipping_counts_every_gradient_once(name, stages, replicas, tmp_path):
+    job = job_of(name, EXACT, "sgd", clip_norm=0.05)
+    options = {"clip": True, "replicas": replicas}
+    plan = plan_of(captured(name, EXACT).graph, "one_f_one_b", stages, 4 // replicas, **options)
+    run = Run(plan, job, captured(name, EXACT))
+    outcome, trained = train(run, tmp_path), plain_loop(job, STEPS, 4)
+    assert difference(outcome.weights, trained.weights) < 1e-12
+    unclipped = plain_loop(job_of(name, EXACT, "sgd"), STEPS, 4)
+    assert difference(trained.weights, unclipped.weights) > 1e-3
+
+
+def test_a_norm_below_the_limit_changes_no_bit(tmp_path):
+    job = job_of("dropout", torch.float32, "adam", clip_norm=1e6)
+    graph = captured("dropout", torch.float32).graph
+    run = Run(plan_of(graph, "zb_h1", 4, 3, clip=True), job, captured("dropout", torch.float32))
+    trained = expected("dropout", torch.float32, "adam", 3)
+    assert differing(train(run, tmp_path).weights, trained.weights) == []
+
+
+@pytest.mark.parametrize("launcher", [run_threads, run_processes])
+def test_learning_rate_factor_is_that_of_the_step(launcher, tmp_path):
+    job = job_of("dropout", torch.float32, "adamw", learning_rate=lambda step: 1 / (1 + step))
+    graph = captured("dropout", torch.float32).graph
+    run = Run(plan_of(graph, "one_f_one_b", 2, 2), job, captured("dropout", torch.float32))
+    outcome = train(run, tmp_path, launcher=launcher)
+    assert_equal_bits(run, outcome, plain_loop(job, STEPS, 2))
+
+
+def test_frozen_and_unused_parameters_stay_as_they_were(tmp_path):
+    run = run_of("frozen", torch.float32, "adamw", "one_f_one_b", 4, 2)
+    weights = train(run, tmp_path).weights
+    first = dict(run.captured.model.named_parameters())
+    still = [name for name in first if name.startswith(("layers.3.", "layers.4.", "unused."))]
+    assert len(still) == 6
+    moved = {name for name in first if not torch.equal(weights[f"weights/{name}"], first[name])}
+    assert moved == first.keys() - still

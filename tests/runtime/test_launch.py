@@ -1,0 +1,385 @@
+"""Whatever fails on one rank ends all of them with its error, and nothing is left behind."""
+
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.errors import JobError, RunError
+from penstock.graph.code import Function, function_of
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.runtime.calls import StepResult
+from penstock.runtime.launch import as_json, from_json, run_processes, run_threads
+from penstock.runtime.worker import RankResult, Task, work
+from penstock.timeline import Held, Span
+from tests.parity.models import captured, data, job_of, plan_of
+
+pytestmark = pytest.mark.timeout(60)
+LAUNCHERS = [run_threads, run_processes]
+ROOT = Path(__file__).parents[2]
+
+
+def open_files() -> set[str]:
+    links = set()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            links.add(f"{link.name} {os.readlink(link)}")
+        except FileNotFoundError:  # the one that lists them
+            continue
+    return links
+
+
+def children(pid: int) -> set[int]:
+    """Return the processes whose parent is `pid`."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(after_name[1]) == pid and after_name[0] != "Z":
+            found.add(int(stat.parent.name))
+    return found
+
+
+def traces() -> tuple[object, ...]:
+    """Return what a run could leave behind: processes, threads, files."""
+    temporary = {p.name for p in Path(tempfile.gettempdir()).glob("penstock*")}
+    shared = {p.name for p in Path("/dev/shm").iterdir()}
+    ranks = {t.name for t in threading.enumerate()}
+    return children(os.getpid()), temporary, shared, ranks, open_files()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    captured("frozen", torch.float32)  # tracing opens files of its own
+    before = traces()
+    yield
+    assert traces() == before
+
+
+def result(rank: int) -> RankResult:
+    return RankResult(rank, (), (), 0, (0.0,), 0.0, {})
+
+
+def task_of(job=None, *, schedule="one_f_one_b", stages=2, replicas=1, steps=3, **options) -> Task:
+    made = captured("frozen", torch.float32)
+    plan = plan_of(made.graph, schedule, stages, 2, replicas=replicas)
+    program = lower_plan(plan, made.graph)
+    job = job or job_of("frozen", torch.float32)
+    windows = tuple((program, step) for step in range(steps))
+    return Task(made, stages_of(plan, made.graph), job, windows, replicas, **options)
+
+
+def run(task: Task, launcher, report=lambda step: None):
+    return launcher(partial(work, task), task.windows[0][0].num_ranks, report)
+
+
+def at_call(number: int, happens, *, of: str, where: int):
+    """Return a maker of functions; the `number`-th call of the segment does `happens` instead.
+
+    The segment is of kind `of`; `where` is 0 for the first stage, -1 for the last.
+    """
+
+    def make(segment, capture) -> Function:
+        function = function_of(segment, capture)
+        last = capture.graph.loss in segment.ops or not segment.sends
+        if segment.kind != of or last != (where == -1):
+            return function
+        calls = itertools.count()
+
+        def once(arguments, seed):
+            if next(calls) == number:
+                happens()
+            return function.run(arguments, seed)
+
+        return replace(function, run=once)
+
+    return make
+
+
+def stumbles() -> None:
+    raise ArithmeticError("the stage stumbles")
+
+
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- what a rank raises --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(("kind", "where", "rank"), [("F", -1, 1), ("F", 0, 0), ("B", -1, 0)])
+def test_a_stage_that_raises_ends_the_run_with_its_error(kind, where, rank, launcher):
+    task = task_of(function_of=at_call(3, stumbles, of=kind, where=where))
+    with pytest.raises(RunError) as caught:
+        run(task, launcher)
+    assert f"rank {rank} failed: ArithmeticError: the stage stumbles" in str(caught.value)
+    assert "in stumbles" in str(caught.value)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_data_that_ends_is_told_with_its_micro_batch(launcher):
+    job = replace(
+        job_of("frozen", torch.float32), data=lambda start: itertools.islice(data(start), 5)
+    )
+    with pytest.raises(RunError, match="the job's data ended at micro-batch 5") as caught:
+        run(task_of(job), launcher)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_later_batch_of_another_shape_is_refused(launcher):
+    def shorter(start):
+        for index, batch in zip(itertools.count(start), data(start), strict=False):
+            yield {k: v[:2] for k, v in batch.items()} if index == 3 else batch
+
+    job = replace(job_of("frozen", torch.float32), data=shorter)
+    with pytest.raises(
+        RunError, match=r"this batch holds int64\[2, 6\].* traced for int64\[3, 6\]"
+    ):
+        run(task_of(job), launcher)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_optimizer_that_is_none_is_refused(launcher):
+    job = replace(job_of("frozen", torch.float32), optimizer=lambda parameters: list(parameters))
+    with pytest.raises(RunError, match="the job's optimizer is a list") as caught:
+        run(task_of(job), launcher)
+    assert caught.value.hint == "return a torch optimizer"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_that_traced_different_graphs_are_told(launcher):
+    ours = task_of()
+    graph = replace(ours.capture.graph, key=("another",))
+    theirs = replace(ours, capture=replace(ours.capture, graph=graph))
+
+    def different(transport, report):
+        return work(ours if transport.rank else theirs, transport, report)
+
+    with pytest.raises(RunError, match=r"traced different graphs: rank 0: .*, rank 1: "):
+        launcher(different, 2, lambda step: None)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_report_that_raises_ends_the_run(launcher):
+    def full(step):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises((RunError, OSError), match="No space left on device"):
+        run(task_of(steps=1000), launcher, full)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_a_rank_raises_before_it_joins_is_told(launcher):
+    def work(transport, report):
+        if transport.rank == 1:
+            raise JobError("not today", hint="tomorrow")
+        transport.barrier()
+        return result(transport.rank)
+
+    with pytest.raises(RunError, match="rank 1 failed: not today") as caught:
+        launcher(work, 3, lambda step: None)
+    assert caught.value.hint == "tomorrow"
+
+
+# -- processes that die --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "where", "rank"), [("F", -1, 1), ("F", 0, 0), ("B", -1, 0)])
+def test_a_killed_rank_ends_the_run(kind, where, rank):
+    task = task_of(function_of=at_call(3, dies, of=kind, where=where))
+    with pytest.raises(RunError, match=f"rank {rank} was killed by signal 9") as caught:
+        run(task, run_processes)
+    assert "memory" in caught.value.hint
+
+
+def test_a_rank_killed_while_others_wait_in_a_sum_ends_the_run():
+    def work(transport, report):
+        transport.barrier()
+        if transport.rank == 1:
+            dies()
+        transport.all_reduce(torch.zeros(1000), (0, 1, 2))
+        return result(transport.rank)
+
+    with pytest.raises(RunError, match="rank 1 was killed by signal 9"):
+        run_processes(work, 3, lambda step: None)
+
+
+def test_a_replica_killed_in_its_step_ends_the_run():
+    mortal = task_of(stages=1, replicas=2, function_of=at_call(2, dies, of="B", where=-1))
+
+    def work_of(transport, report):
+        task = mortal if transport.rank == 1 else task_of(stages=1, replicas=2)
+        return work(task, transport, report)
+
+    with pytest.raises(RunError, match="rank 1 was killed by signal 9"):
+        run_processes(work_of, 2, lambda step: None)
+
+
+def test_a_rank_that_leaves_without_a_word_ends_the_run():
+    def work(transport, report):
+        if transport.rank == 1:
+            os._exit(3)
+        transport.barrier()
+        return result(transport.rank)
+
+    with pytest.raises(RunError, match=r"rank 1 left \(3\)"):
+        run_processes(work, 2, lambda step: None)
+
+
+def test_sys_exit_on_a_rank_ends_the_run():
+    def work(transport, report):
+        if transport.rank == 1:
+            sys.exit("that was it")
+        transport.barrier()
+        return result(transport.rank)
+
+    for launcher in LAUNCHERS:
+        with pytest.raises(RunError, match="rank 1 failed: SystemExit: that was it"):
+            launcher(work, 2, lambda step: None)
+
+
+# -- programs that are interrupted ---------------------------------------------------------------
+
+PROGRAM = """
+    import sys, torch
+    sys.path.insert(0, {root!r})
+    torch.set_num_threads(1)
+    from dataclasses import replace
+    from penstock.runtime.launch import run_processes, run_threads
+    from tests.runtime.test_launch import run, task_of
+
+    def report(step):
+        if step.loss is not None and step.step == 1:
+            print("under way", flush=True)
+
+    run(task_of(steps=1_000_000, stages={stages}), {launcher}, report)
+"""
+
+
+def started(launcher: str, folder: Path, stages: int = 2) -> subprocess.Popen[str]:
+    """Start a program that trains for ever, and return when it does."""
+    source = textwrap.dedent(PROGRAM).format(root=str(ROOT), launcher=launcher, stages=stages)
+    program = subprocess.Popen(
+        [sys.executable, "-c", source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "under way\n"
+    return program
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    ended, _, _ = select.select([handle], [], [], 20)
+    os.close(handle)
+    return bool(ended)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "stages"), [("run_processes", 2), ("run_threads", 2), ("run_threads", 1)]
+)
+def test_ctrl_c_ends_program_and_ranks(launcher, stages, tmp_path):
+    program = started(launcher, tmp_path, stages)
+    ranks = children(program.pid)
+    assert len(ranks) == (2 if launcher == "run_processes" else 0)
+    os.killpg(program.pid, signal.SIGINT)
+    _, errors = program.communicate(timeout=20)
+    assert program.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert all(has_ended(rank) for rank in ranks)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_no_rank_survives_the_program(signum, tmp_path):
+    program = started("run_processes", tmp_path)
+    ranks = children(program.pid)
+    assert len(ranks) == 2
+    program.send_signal(signum)
+    program.communicate(timeout=20)
+    assert program.returncode == -signum
+    assert all(has_ended(rank) for rank in ranks)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- what runs give ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_results_stand_in_the_order_of_the_ranks(launcher):
+    def work(transport, report):
+        transport.barrier()
+        return result(transport.rank)
+
+    assert [r.rank for r in launcher(work, 5, lambda step: None)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_report_arrives_one_at_a_time(launcher):
+    told, inside = [], threading.Lock()
+
+    def report(step):
+        assert inside.acquire(blocking=False)
+        told.append((step.step, step.loss))
+        inside.release()
+
+    def work(transport, tell):
+        for step in range(200):
+            tell(StepResult(step, float(transport.rank), 0.0))
+        return result(transport.rank)
+
+    launcher(work, 3, report)
+    for rank in range(3):
+        assert [step for step, loss in told if loss == rank] == list(range(200))
+
+
+def test_a_result_crosses_the_pipe_as_it_is():
+    span = Span(1, "compute", "F", 2, 3, 0.25, 0.5)
+    whole = RankResult(1, (span,), (Held(1, 0.0, 7),), 7, (0.5, 1.5), 0.75, {2: 1, 0: 2})
+    assert from_json(json.loads(json.dumps(as_json(whole)))) == whole
+
+
+def test_what_a_rank_prints_is_not_lost(capfd):
+    def work(transport, report):
+        print(f"rank {transport.rank} is here")
+        return result(transport.rank)
+
+    run_processes(work, 2, lambda step: None)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["rank 0 is here", "rank 1 is here"]
+
+
+def test_ranks_compute_on_one_thread_each_and_leave_the_caller_alone():
+    before = torch.get_num_threads()
+    counts = []
+
+    def work(transport, report):
+        counts.append(torch.get_num_threads())
+        return result(transport.rank)
+
+    run_threads(work, 3, lambda step: None)
+    assert counts == [1, 1, 1]
+    assert torch.get_num_threads() == before

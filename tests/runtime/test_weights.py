@@ -1,0 +1,160 @@
+"""A stage's weights: flat, with the layout, the names and the bytes that they say."""
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import CheckpointError, JobError
+from penstock.graph.cut import cut
+from penstock.graph.trace import capture
+from penstock.job import Job
+from penstock.runtime.weights import StageWeights, fitting
+from tests.parity.models import captured, job_of
+
+
+class Mixed(nn.Module):
+    """Parameters of two dtypes and odd sizes, a frozen one and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(7, 5)
+        self.exact = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        self.still = nn.Linear(5, 3).requires_grad_(False)
+        self.register_buffer("shift", torch.full((3,), 0.5))
+
+    def forward(self, x):
+        return (self.still(self.wide(x) * self.exact.float()) + self.shift).square().mean()
+
+
+def mixed(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)):
+    def data(start):
+        while True:
+            yield torch.ones(2, 7)
+
+    job = Job(Mixed, lambda model, x: model(x), data, optimizer)
+    made = capture(job)
+    return StageWeights(cut(made.graph).stages[0], made, job), made
+
+
+def test_parameters_of_a_dtype_lie_in_one_tensor_each_on_a_cache_line():
+    weights, _ = mixed()
+    assert sorted(flat.dtype.itemsize for flat in weights.flats) == [4, 8]
+    starts = {flat.data_ptr() for flat in weights.flats}
+    for node, parameter in weights.live.items():
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.is_contiguous()
+        offset = min(parameter.data_ptr() - s for s in starts if parameter.data_ptr() >= s)
+        assert offset % 64 == 0
+        assert weights.gradients[node].shape == parameter.shape
+
+
+def test_first_weights_are_those_of_the_model():
+    weights, made = mixed()
+    model = dict(made.model.named_parameters())
+    found = {weights.names[node]: value for node, value in weights.tensors(0).items()}
+    assert found.keys() == model.keys()
+    assert all(torch.equal(found[name], model[name]) for name in model)
+
+
+def test_an_update_changes_weights_here_and_not_in_the_model():
+    weights, made = mixed()
+    before = {name: value.clone() for name, value in made.model.named_parameters()}
+    weights.use_gradients([])
+    for flat in weights.flat_gradients:
+        flat.fill_(1.0)
+    weights.step(0.5)
+    for node, parameter in weights.live.items():
+        assert torch.equal(parameter, before[weights.names[node]] - 0.05)
+    for node, value in weights.frozen.items():
+        assert torch.equal(value, before[weights.names[node]])
+    for name, value in made.model.named_parameters():
+        assert torch.equal(value, before[name])
+
+
+def test_rate_is_a_factor_on_the_first_rate_and_not_on_the_last():
+    weights, _ = mixed()
+    weights.use_gradients([])
+    for factor in (0.5, 0.25, 1.0):
+        weights.step(factor)
+        assert weights.optimizer is not None
+        assert weights.optimizer.param_groups[0]["lr"] == 0.1 * factor
+
+
+def test_a_stash_keeps_what_was_live():
+    weights, _ = mixed()
+    weights.reserve(2)
+    first = {node: value.clone() for node, value in weights.tensors(0).items()}
+    weights.use_gradients([])
+    weights.flat_gradients[0].fill_(1.0)
+    weights.keep(1)
+    weights.step(1.0)
+    assert all(torch.equal(weights.tensors(1)[node], value) for node, value in first.items())
+    assert any(not torch.equal(weights.tensors(0)[node], value) for node, value in first.items())
+    weights.reserve(1)
+    assert len(weights.stash) == 2
+
+
+def test_size_is_that_of_every_tensor_held():
+    weights, _ = mixed()
+    padded = 4 * (48 + 16) + 8 * 8  # 7 x 5 and 5 numbers in float32, 5 in float64
+    others = 4 * (5 * 3 + 3) + 4 * 3  # frozen, and the buffer
+    assert weights.size_bytes() == 2 * padded + others
+    weights.reserve(1)
+    assert weights.size_bytes() == 3 * padded + others
+    weights.use_gradients([])
+    weights.step(1.0)
+    momentum = 4 * (7 * 5 + 5) + 8 * 5
+    assert weights.size_bytes() == 3 * padded + others + momentum
+
+
+def test_squares_are_added_in_float64():
+    weights, _ = mixed()
+    for flat in weights.flat_gradients:
+        flat.fill_(1e-3)
+    expected = sum(
+        float(g.double().square().sum()) for g in weights.gradients.values() if g.numel()
+    )
+    assert weights.squares(weights.live) == pytest.approx(expected, rel=1e-6)
+    assert weights.squares([]) == 0.0
+
+
+def test_a_stage_without_trainable_parameters_has_no_optimizer():
+    made, job = captured("frozen_start", torch.float32), job_of("frozen_start", torch.float32)
+    called = []
+    job = Job(job.model, job.loss, job.data, lambda parameters: called.append(parameters))
+    second = cut(made.graph, [0, 1]).stages[1]
+    weights = StageWeights(second, made, job)
+    assert second.parameters
+    assert called == []
+    assert weights.optimizer is None
+    weights.step(1.0)
+    assert weights.state()[0].keys() == {f"weights/{name}" for name in weights.names.values()}
+
+
+def test_an_optimizer_that_is_none_is_refused():
+    with pytest.raises(JobError, match="the job's optimizer is a NoneType"):
+        mixed(lambda parameters: None)
+
+
+def test_state_is_loaded_by_name():
+    weights, _ = mixed()
+    weights.use_gradients([])
+    weights.flat_gradients[0].fill_(1.0)
+    weights.step(1.0)
+    tensors, plain = weights.state()
+    copied = {key: value.clone() for key, value in tensors.items()}
+    other, _ = mixed()
+    other.load(copied, plain)
+    found, again = other.state()
+    assert again == plain
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[key], value) for key, value in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [({}, "the checkpoint holds no a"), ({"a": torch.ones(2)}, r"a is \[2\] in the checkpoint")],
+)
+def test_a_tensor_that_does_not_fit_is_refused(tensors, message):
+    with pytest.raises(CheckpointError, match=message):
+        fitting(tensors, "a", torch.ones(3))
