@@ -184,6 +184,11 @@ def test_picture_in_the_docstring_is_what_is_drawn():
     assert textwrap.indent(draw(Timeline.of(2, spans)), " " * 8) in draw.__doc__
 
 
+def test_picture_shows_what_runs_in_the_middle_of_a_column():
+    spans = [Span(0, "compute", "F", 0, 0, 0.0, 0.4), Span(0, "compute", "F", 0, 1, 0.4, 1.6)]
+    assert draw(Timeline.of(1, spans), unit_s=1.0) == "rank 0  F1 -"
+
+
 def test_picture_names_stages_where_a_rank_has_others_than_its_own():
     spans = [
         Span(0, "compute", "F", 0, 0, 0, 1),

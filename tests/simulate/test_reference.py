@@ -74,3 +74,12 @@ def test_messages_that_wait_for_a_shared_lane_may_be_more_than_the_heap_had_room
     program = lower_schedule(gpipe(3, 1500), edges=chain(3, size_bytes=1))
     seconds, cluster = random_seconds(1), hosts_of(3, 1, Link(5e4, 0.1))
     check(simulate(program, seconds, cluster), Reference(program, seconds, cluster, None))
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 2])
+def test_senders_to_one_card_that_wait_for_room_equal_the_reference(capacity: int):
+    """Messages take longer than computes, so a sender comes back before its last one is there."""
+    program = lower_schedule(gpipe(3, 6), edges=chain(3, size_bytes=1))
+    seconds, cluster = random_seconds(2), hosts_of(3, 1, Link(0.5, 0.5))
+    timeline = simulate(program, seconds, cluster, capacity=capacity)
+    check(timeline, Reference(program, seconds, cluster, capacity))

@@ -275,9 +275,7 @@ def run(job: Job) -> int:  # long: see the top of the file
                     if len(posted_s) > 0:
                         posted_s[message] = clock_s[rank]
                         _wake(int(peers[row]), POST, message, agenda)
-                elif op == RESHARD:
-                    gathered_s[rank * sizes.stages + stage] = ABSENT
-                else:
+                elif op != RESHARD:
                     _issue(rank, clock_s[rank], queues, agenda)
                 row += 1
             rows[rank] = row

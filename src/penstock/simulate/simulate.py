@@ -79,7 +79,8 @@ def simulate(
         holds = holds_of(program, memory, curve=spans)
         kernel.hold(job.code, holds, job.record.work_s, job.queues.issued_s)
         curve, peak_bytes = _curve(program, holds), holds.peak.tolist()
-    totals = Totals(_step_s(job), tuple(job.threads.busy_s.tolist()), tuple(peak_bytes))
+    step_s = float(job.threads.clock_s.max())  # all messages are used, all collectives waited for
+    totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), tuple(peak_bytes))
     kept = _spans(program, job) if spans else Spans.of([])
     return Timeline(program.num_ranks, kept, curve, META, totals)
 
@@ -94,12 +95,6 @@ def _check_end(program: Program, job: kernel.Job) -> None:
         evidence = "\n".join(excerpt(program.code, int(rows[rank])) for rank in stuck[:4])
         hint = "what this instruction waits for never comes: check the program"
         raise ProgramError(f"rank {stuck[0]} waits for ever at {at}\n{evidence}", hint=hint)
-
-
-def _step_s(job: kernel.Job) -> float:
-    """Return when the last thing is over."""
-    ends_s = job.threads.clock_s, job.mail.arrival_s, job.queues.over_s
-    return float(max(end_s.max(initial=0.0) for end_s in ends_s))
 
 
 def _curve(program: Program, holds: kernel.Holds) -> MemoryCurve:
