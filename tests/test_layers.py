@@ -31,6 +31,7 @@ ROOMS = (
     "fleet",
     "report",
     "cli",
+    "__main__",
 )
 
 # Where torch may be imported; everything else plans and simulates without it.
@@ -44,6 +45,7 @@ TORCH_FILES = {
     "graph/merge.py",
     "graph/flop.py",
     "graph/code.py",
+    "graph/direct.py",
     "profile/measure.py",
 }
 

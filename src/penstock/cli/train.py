@@ -20,6 +20,7 @@ from penstock.files import write_text
 from penstock.job import Job, load_job
 from penstock.plan import Plan
 from penstock.report import report_of
+from penstock.schedule import find
 from penstock.search import Wish
 
 if TYPE_CHECKING:
@@ -60,14 +61,16 @@ def train(  # noqa: PLR0913 - the command's flags
     from penstock.runtime.launch import under_torchrun
 
     torch.set_num_threads(1)
+    if schedule is not None:
+        find(schedule)  # a wrong name is told before anything is traced
     loaded = load_job(job)
     folder = out or Path("runs") / _name(job)
     num_steps = steps or loaded.num_steps
     wish = Wish(ranks=ranks, schedule=schedule, stages=stages)
     session = Session(loaded, job, folder, num_steps, wish, plan, resume)
     summary = session.follow_torchrun() if under_torchrun() else session.lead()
-    if as_json and summary is not None:
-        print(json.dumps(summary))
+    if summary is not None:
+        face.show(json.dumps(summary) if as_json else view.words_of(summary))
 
 
 def _name(job: str) -> str:
@@ -317,7 +320,7 @@ class Session:
         }
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         report_of(self.folder).save(self.folder / "report.html")
-        view.show_summary(summary, outcome, choice.plan if choice else None)
+        view.show_outcome(outcome, choice.plan if choice else None)
         face.say(f"written to {self.folder}: open {self.folder / 'report.html'}")
         return summary
 

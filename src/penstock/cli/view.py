@@ -70,7 +70,7 @@ def _words(row: Row, predicted_s: float | None) -> str:
     return f"loss {row['loss']:.4f}  {rate}  {format_seconds(row['seconds'] or 0.0)}{predicted}"
 
 
-def show_summary(summary: Mapping[str, object], outcome: "Outcome", plan: Plan | None) -> None:
+def show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
     """Print what the run gave, predicted beside measured."""
     guess = plan.predicted if plan else None
     rows = [("seconds per step", *_pair(guess and guess.step_s, outcome.step_s, format_seconds))]
@@ -78,10 +78,13 @@ def show_summary(summary: Mapping[str, object], outcome: "Outcome", plan: Plan |
         expected = guess.peak_bytes[rank] if guess else None
         rows.append((f"peak bytes of rank {rank}", *_pair(expected, size, format_bytes)))
     face.say(face.table(("", "predicted", "measured", "error"), rows))
-    for key, value in summary.items():
-        if not key.startswith(("steps", "step_s_", "peak_bytes", "live_versions")):
-            words = f"{value:.4f}" if isinstance(value, float) else str(value)
-            face.say(f"{key.replace('_', ' ')}: {words}")
+
+
+def words_of(summary: Mapping[str, object]) -> str:
+    """Return what the run and the job report, a line each; the table above has the rest."""
+    left_out = ("steps", "step_s_", "peak_bytes", "live_versions")
+    rows = [(k.replace("_", " "), v) for k, v in summary.items() if not k.startswith(left_out)]
+    return "\n".join(f"{k}: {f'{v:.4f}' if isinstance(v, float) else v}" for k, v in rows)
 
 
 def _pair(guess: float | None, found: float, words: Callable[[float], str]) -> tuple[str, str, str]:

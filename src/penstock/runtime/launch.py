@@ -80,10 +80,7 @@ def run_threads(
 
     threads = [threading.Thread(target=live, args=(end,), daemon=True) for end in transports]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _live_together(threads)
     except BaseException as problem:  # Ctrl-C, as a rule
         failures.append((0, problem))
         for transport in transports:
@@ -95,6 +92,13 @@ def run_threads(
     if failures:
         raise _first_cause(failures)
     return [results[rank] for rank in range(num_ranks)]
+
+
+def _live_together(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> RunError:
