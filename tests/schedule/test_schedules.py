@@ -124,7 +124,7 @@ def test_unknown_name_is_refused_with_the_names_there_are():
     with pytest.raises(ScheduleError, match="there is no schedule '1f1b'") as caught:
         find("1f1b")
     assert caught.value.hint == (
-        "use one of: gpipe, one_f_one_b, interleaved, zb_h1, double_buffered"
+        "there are: gpipe, one_f_one_b, interleaved, zb_h1, double_buffered"
     )
 
 
