@@ -1,0 +1,85 @@
+"""Ours: a model of bench/models.py cut at its blocks, lowered, and bound on two ranks."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bench.models import Size
+from penstock.graph.stages import Stages
+from penstock.graph.trace import Capture
+from penstock.job import Job
+from penstock.plan import plan_by_hand
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.program import Compute, Program
+from penstock.runtime.rank import Rank
+from penstock.runtime.transport import Transport
+from penstock.schedule.schedule import Action
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class Ours(NamedTuple):
+    """All that a rank needs to run."""
+
+    capture: Capture
+    stages: Stages
+    job: Job
+    program: Program
+
+    def orders(self) -> list[list[Action]]:
+        """Return the actions of each rank, without messages."""
+        code = self.program.code
+        return [
+            [i.action for i in code[rank] if isinstance(i, Compute)]
+            for rank in range(self.program.num_ranks)
+        ]
+
+
+def lowered(
+    captured: Capture,
+    size: Size,
+    schedule: str,
+    num_micro_batches: int,
+    *,
+    num_steps: int = 1,
+    optimizer: MakeOptimizer | None = None,
+) -> Ours:
+    """Return a model lowered for two ranks: one stage on each, or two if interleaved.
+
+    num_steps:  the window of an asynchronous schedule.
+    """
+    job, graph = size.job(), captured.graph
+    job = job if optimizer is None else replace(job, optimizer=optimizer)
+    pieces = size.pieces_of(4 if schedule == "interleaved" else 2)
+    names = [point.name for point in graph.cut_points]
+    cuts = [names.index(f"after pieces.{stage[-1]}") for stage in pieces[:-1]]
+    plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=num_micro_batches, num_ranks=2)
+    return Ours(captured, stages_of(plan, graph), job, lower_plan(plan, graph, num_steps=num_steps))
+
+
+def rank_of(ours: Ours, end: Transport, windows: int = 1) -> tuple[Rank, Callable[[], None]]:
+    """Return this rank, and the call that runs some windows of its program."""
+    rank = Rank(ours.capture, ours.stages, ours.job, end, replicas=1)
+    calls = rank.bind(ours.program)
+    starts = range(0, windows * ours.program.num_steps, ours.program.num_steps)
+    end.barrier()
+
+    def run() -> None:
+        with torch.no_grad():
+            for start in starts:
+                rank.run(calls, start)
+
+    return rank, run
+
+
+def gradients_of(rank: Rank) -> dict[str, Tensor]:
+    """Return the gradients that the last step left on a rank, by name."""
+    return {
+        weights.names[node]: gradient
+        for weights in rank.weights.values()
+        for node, gradient in weights.gradients.items()
+    }
