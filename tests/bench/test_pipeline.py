@@ -47,9 +47,9 @@ def weights_bytes() -> int:
     return min(sum(p.numel() * p.element_size() for p in half.parameters()) for half in halves)
 
 
-def test_different_gradients_stop_the_bench(monkeypatch):
+def test_different_gradients_stop_the_bench():
     case = Case(MINI, "gpipe", 2, lowered(capture(MINI.job()), MINI, "gpipe", 4))  # 4 of ours
-    with pytest.raises(SystemExit, match="gradients of .*gpipe.* differ by"):
+    with pytest.raises(SystemExit, match=r"gradients of .*gpipe.* differ by"):
         rows_of(case, TURNS)
 
 
