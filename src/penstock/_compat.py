@@ -28,9 +28,12 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
+    "DispatchMode",
     "MemoryEvent",
+    "add_in_place",
     "annotate",
     "as_fake",
     "below_autograd",
@@ -41,8 +44,11 @@ __all__ = [
     "make_fx",
     "memory_mark",
     "memory_profile",
+    "named_modules",
+    "packet_of",
     "pytree",
     "reparametrize",
+    "schema_of",
     "storage_key",
     "tracing_backward",
     "tracing_session",
@@ -188,6 +194,21 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 def storage_key(tensor: Tensor) -> int:
     """Return a number that is the same for all living tensors that share their memory."""
     return tensor.untyped_storage()._cdata
+
+
+def schema_of(op: Any) -> Any:
+    """Return what an ATen op declares of its arguments and results; None if it is no such op."""
+    return getattr(op, "_schema", None)
+
+
+def packet_of(op: Any) -> Any:
+    """Return the op of which `op` is one overload; None if it is no ATen op."""
+    return getattr(op, "_overloadpacket", None)
+
+
+def add_in_place(sums: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Add each value to its sum, all in one call."""
+    torch._foreach_add_(list(sums), list(values))
 
 
 def named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:

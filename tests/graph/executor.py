@@ -50,6 +50,32 @@ def run_cut(
     return _Executor(job, capture, stages, micro_batches).run(split)
 
 
+def measure_bytes(
+    job: Job, capture: Capture, stages: Stages, *, split: bool
+) -> list[tuple[Segment, int, int]]:
+    """Return (segment, stage, most bytes above those at its start) of one micro-batch."""
+    executor = _Executor(job, capture, stages, 1)
+    executor.before = executor.after = lambda: _compat.memory_mark(len(executor.ran))
+    with _compat.memory_profile() as memory:
+        executor.leaves = [[_copy(leaf) for leaf in leaves] for leaves in executor.leaves]
+        executor.run(split)
+    peaks: list[int] = []
+    inside, now, peak = False, 0, 0
+    for event in memory():
+        if event.is_mark and inside:
+            peaks.append(peak)
+        if event.is_mark:
+            inside, now, peak = not inside, 0, 0
+        now += event.size_bytes
+        peak = max(peak, now)
+    rows = zip(executor.ran, peaks, strict=True)
+    return [(segment, stage, peak) for (segment, stage), peak in rows]
+
+
+def _copy(leaf: object) -> object:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
 class _Executor:
     def __init__(self, job: Job, capture: Capture, stages: Stages, micro_batches: int) -> None:
         self.capture, self.stages, self.seed = capture, stages, job.seed
@@ -69,6 +95,8 @@ class _Executor:
         self.messages: dict[tuple[int, int], dict[int, object]] = {}
         self.parts: dict[tuple[str, int], Tensor] = {}
         self.losses: list[Tensor] = []
+        self.ran: list[tuple[Segment, int]] = []
+        self.before = self.after = lambda: None
 
     def run(self, split: bool) -> Step:
         count = len(self.stages.stages)
@@ -107,7 +135,10 @@ class _Executor:
         arguments += [frame.pop(v) for v in function.values[:taken]]
         arguments += [frame[v] for v in function.values[taken:]]
         with torch.no_grad(), _compat.below_autograd():
+            self.before()
             found = function.run(arguments, micro_batch_seed(self.seed, m))
+            self.after()
+        self.ran.append((segment, stage))
         outputs = dict(zip(function.outputs, found, strict=True))
         frame.update((v, outputs[v]) for v in segment.keeps if v in outputs)
         for edge, values in segment.sends:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock import _compat
 from penstock.graph.direct import DIRECT
@@ -183,7 +182,7 @@ def reseed(seed: int, ordinal: int) -> None:
         torch.cuda.manual_seed(value)
 
 
-class SeededRandom(TorchDispatchMode):
+class SeededRandom(_compat.DispatchMode):
     """Eager code under this mode draws what the traced step draws for that micro-batch."""
 
     def __init__(self, seed: int) -> None:
@@ -201,7 +200,7 @@ class SeededRandom(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         reseed(self.seed, self.count)
         self.count += 1
-        if not func._schema.is_mutable or args[0].is_contiguous():
+        if not _compat.schema_of(func).is_mutable or args[0].is_contiguous():
             return func(*args, **(kwargs or {}))
         # A traced op draws into a new tensor; one drawn in place goes by the order in memory.
         new = args[0].contiguous() if func in _DRAWN_IN_ORDER else args[0].clone()

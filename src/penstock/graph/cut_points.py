@@ -67,10 +67,13 @@ def written_buffers(graph: Graph) -> set[int]:
 
 
 def _elements(node: Node) -> int:
-    count = 1
-    for size in node.shape:
-        count *= size
-    return count
+    return math.prod(node.shape)
+
+
+def _results(graph: Graph, i: int) -> int:
+    """Return the elements that an op makes, in all its results."""
+    parts = [graph.nodes[k] for k in graph.users[i] if graph.nodes[k].target == "getitem"]
+    return sum(map(_elements, parts)) or _elements(graph.nodes[i])
 
 
 def _crossing_bytes(graph: Graph) -> list[int]:
@@ -142,7 +145,7 @@ def _with_work(graph: Graph, points: list[CutPoint]) -> list[CutPoint]:
     heavy = [
         i
         for i, node in enumerate(graph.nodes)
-        if node.phase == "F" and node.flop > 8 * max(1, _elements(node))
+        if node.phase == "F" and node.flop > 8 * _results(graph, i)
     ]
     kept: dict[int, CutPoint] = {}
     for point in points:

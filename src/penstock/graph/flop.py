@@ -18,7 +18,8 @@ def flop_of(node: fx.Node) -> int:
     """Return the floating-point operations of one traced op.
 
     2 * m * n * k for a product; 4 * b * h * q * k * d for attention, 10 / 4 of it backward;
-    the number of elements written for everything else; 0 for a view.
+    2 * steps * b * weights for a recurrent layer, 4 backward; the number of elements written
+    for everything else; 0 for a view.
     Ignores:  masked halves of causal attention; ops whose sizes depend on data.
     """
     value = node.meta.get("val")
@@ -28,16 +29,24 @@ def flop_of(node: fx.Node) -> int:
     read = [x for source in node.all_input_nodes for x in _tensors(source.meta.get("val"))]
     if not all(map(is_static, outputs + read)):
         return 0
-    packet = getattr(node.target, "_overloadpacket", None)
+    packet = _compat.packet_of(node.target)
     given: Any = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     args, kwargs = given
     if packet == aten._scaled_dot_product_flash_attention_for_cpu:
         return 4 * _attention(args[0], args[1])
     if packet == aten._scaled_dot_product_flash_attention_for_cpu_backward:
         return 10 * _attention(args[1], args[2])
+    if packet == aten.mkldnn_rnn_layer:
+        return 2 * _recurrent(args[0], args[1:3])
+    if packet == aten.mkldnn_rnn_layer_backward:
+        return 4 * _recurrent(args[0], args[1:3])
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=value))
     return sum(math.prod(out.shape) for out in outputs)
+
+
+def _recurrent(x_TBD: Tensor, weights: list[Tensor]) -> int:
+    return math.prod(x_TBD.shape[:2]) * sum(weight.numel() for weight in weights)
 
 
 def _tensors(value: Any) -> list[Tensor]:

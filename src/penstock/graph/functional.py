@@ -146,7 +146,7 @@ def _refuse_writes(graph: fx.Graph, kinds: Sequence[NodeKind]) -> None:
 
 def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
     """Return (schema, value) of the positional arguments and of `out` of an op."""
-    schema: Any = getattr(node.target, "_schema", None)
+    schema = _compat.schema_of(node.target)
     if schema is None:
         return []
     named = [(one, node.kwargs[one.name]) for one in schema.arguments if one.name in node.kwargs]
@@ -227,7 +227,7 @@ def _writes(user: fx.Node, buffer: fx.Node) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """Return whether an op's result shares the memory of an argument."""
-    schema: Any = getattr(node.target, "_schema", None)
+    schema = _compat.schema_of(node.target)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 

@@ -152,6 +152,8 @@ class Graph:
         Raises:   GraphError: the file is missing, damaged or no graph.
         """
         content = read_json(path, GraphError, "graph")
+        if content.get("penstock") != "graph":
+            raise GraphError(f"{path} is JSON, but no graph", hint="trace the job again")
         try:
             return cls._from_json(content)
         except (KeyError, TypeError, ValueError) as problem:

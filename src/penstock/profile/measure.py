@@ -39,7 +39,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
     Ignores:  what messages cost (that is the Cluster's) and reading the data.
     """
     stages = cut(capture.graph)
-    inputs = _inputs(capture, job)
+    inputs = inputs_of(capture, job)
     with _companions(capture, stages, inputs, beside), torch.no_grad():
         whole_f, whole_b, call_s = _whole(capture, stages, inputs)
         op_s = _op_by_op(capture, inputs)
@@ -55,13 +55,13 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         how="measured",
         beside=beside,
         op_s=tuple(s * factor[node.phase] for node, s in rows),
-        workspace_bytes=_workspaces(capture, inputs),
+        workspace_bytes=workspaces(capture, inputs),
         call_s=call_s,
         **optimizer,
     )
 
 
-def _inputs(capture: Capture, job: Job) -> dict[int, Any]:
+def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
     """Return a value for each node that is no op: weights, a batch, constants."""
     nodes = capture.graph.nodes
     state = {**dict(capture.model.named_parameters()), **dict(capture.model.named_buffers())}
@@ -215,7 +215,7 @@ class _Ops:
         return times
 
 
-def _workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
+def workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
     """Return for each node the bytes that it holds only while it runs.
 
     The profiler notes every allocation; marks between the ops say which op made it.
@@ -242,7 +242,7 @@ def _optimizer(capture: Capture, job: Job) -> dict[str, float]:
     gradients = [torch.full_like(p, 1e-4) for p in parameters]
     size = sum(p.numel() * p.element_size() for p in parameters)
     sums: Any = [torch.zeros_like(p) for p in parameters]
-    accumulate_s = _timed(lambda: torch._foreach_add_(sums, gradients))  # pyright: ignore
+    accumulate_s = _timed(lambda: _compat.add_in_place(sums, gradients))
     optimizer = job.optimizer(parameters)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient

@@ -1,0 +1,253 @@
+"""Every private name of torch that Penstock uses does what it is used for.
+
+If one of these fails on a new torch, mend `penstock._compat` and nothing else.
+"""
+
+import ast
+import gc
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+import penstock
+from penstock import _compat
+
+aten = torch.ops.aten
+
+
+def traced(step, *tensors: Tensor) -> fx.GraphModule:
+    mode = _compat.fake_mode()
+    with _compat.tracing_session(mode):
+        fakes = [_compat.as_fake(mode, tensor) for tensor in tensors]
+        return _compat.make_fx(step, record_stack_traces=False)(*fakes)
+
+
+def ops(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "call_function"]
+
+
+def loss_and_gradient(x: Tensor, w: Tensor) -> list[Tensor]:
+    with _compat.tracing_backward():
+        loss = (x @ w).tanh().sum()
+        (gradient,) = torch.autograd.grad(loss, [w])
+    return [loss.detach(), gradient]
+
+
+def test_fake_tensor_has_the_shape_layout_and_gradient_flag_of_the_real_one() -> None:
+    real = nn.Parameter(torch.ones(4, 3).t())
+    fake = _compat.as_fake(_compat.fake_mode(), real)
+    assert (tuple(fake.shape), fake.stride(), fake.requires_grad) == ((3, 4), (1, 3), True)
+    assert all(type(size) is int for size in fake.shape)
+
+
+def test_fake_mode_takes_real_constants() -> None:
+    constant = torch.ones(3)
+    mode = _compat.fake_mode()
+    with mode:
+        total = _compat.as_fake(mode, torch.ones(3)) + constant
+    assert tuple(total.shape) == (3,)
+
+
+def test_traced_backward_ops_are_marked_and_repeat_the_number_of_their_forward_op() -> None:
+    nodes = ops(traced(loss_and_gradient, torch.ones(2, 3), nn.Parameter(torch.ones(3, 4))))
+    number = {node.target: node.meta["seq_nr"] for node in nodes}
+    assert number[aten.tanh_backward.default] == number[aten.tanh.default]
+    backward = {node.target for node in nodes if node.meta.get("autograd_backward")}
+    assert aten.tanh_backward.default in backward
+    assert aten.tanh.default not in backward
+
+
+def test_annotation_reaches_the_traced_op() -> None:
+    def step(x: Tensor) -> Tensor:
+        with _compat.annotate({"module": "here"}):
+            x = x.sin()
+        return x.cos()
+
+    sin, cos = ops(traced(step, torch.ones(2)))
+    assert sin.meta["custom"]["module"] == "here"
+    assert "module" not in cos.meta.get("custom", {})
+
+
+def test_grouped_product_is_traced_in_float32_and_its_rule_put_back() -> None:
+    rules = dict(_compat.op_implementations_dict)
+
+    def step(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(x, w, ends)
+
+    sizes = torch.tensor([16, 32], dtype=torch.int32)
+    module = traced(step, torch.ones(32, 16), torch.ones(2, 16, 8), sizes)
+    assert tuple(ops(module)[-1].meta["val"].shape) == (32, 8)
+    assert dict(_compat.op_implementations_dict) == rules
+
+
+def test_reparametrized_module_computes_with_other_tensors_also_where_they_are_tied() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight
+    before, other = model["a"].weight, torch.full((2, 2), 7.0)
+    with _compat.reparametrize(model, {"a.weight": other}):
+        assert model["a"].weight is other
+        assert model["b"].weight is other
+    assert model["a"].weight is model["b"].weight is before
+
+
+@pytest.mark.parametrize(
+    ("call", "random"),
+    [
+        (lambda q: F.dropout(q, 0.5), True),
+        (lambda q: torch.rand(3) + q.sum(), True),
+        (lambda q: F.scaled_dot_product_attention(q, q, q), False),
+        (lambda q: q.softmax(-1), False),
+    ],
+)
+def test_random_ops_are_known(call, random: bool) -> None:
+    found: list[bool] = []
+
+    class Watch(_compat.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found.append(_compat.draws_random(func, args, kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        call(torch.ones(1, 2, 4, 8))
+    assert any(found) == random
+
+
+@pytest.mark.parametrize(("dropout", "random"), [(0.0, False), (0.5, True)])
+def test_fused_attention_is_random_only_with_dropout(dropout: float, random: bool) -> None:
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    q = torch.ones(1, 2, 4, 8)
+    assert _compat.draws_random(op, (q, q, q, dropout), {}) == random
+    assert _compat.draws_random(op, (q, q, q), {"dropout_p": dropout}) == random
+
+
+def test_memory_profile_notes_allocations_releases_and_marks_in_order() -> None:
+    with _compat.memory_profile() as events:
+        a = torch.empty(1000)
+        _compat.memory_mark(1)
+        b = torch.empty(500)
+        _compat.memory_mark(2)
+        del a
+        gc.collect()
+        del b
+    found = [(event.size_bytes, event.is_mark) for event in events()]
+    assert found == [
+        (4000, False),
+        (0, True),
+        (2000, False),
+        (0, True),
+        (-4000, False),
+        (-2000, False),
+    ]
+
+
+def test_memory_profile_leaves_stderr_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    with _compat.memory_profile():
+        torch.empty(3)
+    print("seen", file=__import__("sys").stderr)
+    assert capfd.readouterr().err == "seen\n"
+
+
+def test_gradient_hooks_of_a_parameter_are_seen() -> None:
+    plain, first, second = (nn.Parameter(torch.ones(1)) for _ in range(3))
+    first.register_hook(lambda gradient: None)
+    second.register_post_accumulate_grad_hook(lambda parameter: None)
+    assert [_compat.has_gradient_hook(p) for p in (plain, first, second)] == [False, True, True]
+
+
+def test_storage_key_is_shared_by_views_only() -> None:
+    whole = torch.ones(4)
+    assert _compat.storage_key(whole) == _compat.storage_key(whole[1:].view(3))
+    assert _compat.storage_key(whole) != _compat.storage_key(whole.clone())
+    mode = _compat.fake_mode()
+    fake = _compat.as_fake(mode, whole)
+    with mode:
+        assert _compat.storage_key(fake) == _compat.storage_key(fake[1:])
+
+
+def test_schema_tells_views_and_writes() -> None:
+    assert [r.alias_info is not None for r in _compat.schema_of(aten.view.default).returns] == [
+        True
+    ]
+    assert [r.alias_info is not None for r in _compat.schema_of(aten.sin.default).returns] == [
+        False
+    ]
+    assert _compat.schema_of(aten.add_.Tensor).arguments[0].alias_info.is_write
+    assert _compat.schema_of(aten.add_.Tensor).is_mutable
+    assert not _compat.schema_of(aten.add.Tensor).is_mutable
+    assert _compat.schema_of(len) is None
+
+
+def test_packet_is_the_op_of_an_overload() -> None:
+    assert _compat.packet_of(aten.add.Tensor) is aten.add
+    assert _compat.packet_of(len) is None
+
+
+def test_add_in_place_adds_pairwise() -> None:
+    sums = [torch.ones(2), torch.zeros(3)]
+    _compat.add_in_place(sums, [torch.ones(2), torch.ones(3)])
+    assert [total.tolist() for total in sums] == [[2, 2], [1, 1, 1]]
+
+
+def test_named_modules_are_those_of_the_model() -> None:
+    names = [name for name, _ in _compat.named_modules(nn.Sequential(nn.ReLU(), nn.ReLU()))]
+    assert names == ["", "0", "1"]
+
+
+def test_below_autograd_records_no_graph_even_in_grad_mode() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    with _compat.below_autograd():
+        assert not (weight * 2).requires_grad
+    assert (weight * 2).requires_grad
+
+
+def test_dynamo_keeps_item_in_its_graph() -> None:
+    found: list[str] = []
+
+    def backend(module: fx.GraphModule, inputs: list[Tensor]):
+        found.extend(str(node.target) for node in module.graph.nodes)
+        return module.forward
+
+    def step(x: Tensor) -> Tensor:
+        return x * x.sum().item()
+
+    with _compat.dynamo_scalars(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(step, backend=backend, fullgraph=True)(torch.ones(2))
+    torch.compiler.reset()
+    assert "item" in found
+
+
+def test_pytree_gives_leaves_and_structure_and_takes_them_back() -> None:
+    batch = {"b": [1, None], "a": (torch.ones(1), "x")}
+    leaves, spec = _compat.pytree.tree_flatten(batch)
+    assert len(leaves) == 4
+    assert _compat.pytree.tree_unflatten(leaves, spec) == batch
+    assert spec == _compat.pytree.tree_flatten({"b": [2, 3], "a": (4, 5)})[1]
+    assert spec != _compat.pytree.tree_flatten({"b": [2, 3], "a": [4, 5]})[1]
+
+
+def private_names(path: Path) -> list[str]:
+    """Return the private names of torch that a file reads: torch._x, and imports of torch._y."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            found += [f"{path.name}: {name}" for name in names if name.startswith("_")]
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and node.attr != "__version__"
+        ):
+            if ast.unparse(node.value).startswith("torch") and "ops" not in ast.unparse(node.value):
+                found.append(f"{path.name}: {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("room", ["graph", "profile"])
+def test_no_other_file_of_a_room_uses_a_private_name_of_torch(room: str) -> None:
+    files = sorted((Path(penstock.__file__).parent / room).glob("*.py"))
+    assert [name for file in files for name in private_names(file)] == []
