@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
@@ -26,14 +27,15 @@ def costs_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[
     check_profile(graph, profile)
     seconds = np.zeros((len(KINDS), len(stages.stages), 1))
     for stage in stages.stages:
-        trained = _trained_bytes(graph, stage)
+        updated = _trained_bytes(graph, stage, reached=True)
         for kind in _SEGMENTS:
             seconds[KINDS.index(kind), stage.index, 0] = _segment_s(
                 graph, stage.segment(kind), profile
             )
-        copies = len(versions) > stage.index and versions[stage.index] > 1
-        per_byte = profile.update_s_per_byte + (profile.copy_s_per_byte if copies else 0.0)
-        seconds[KINDS.index("U"), stage.index, 0] = profile.update_s + trained * per_byte
+        update_s = profile.update_s + updated * profile.update_s_per_byte
+        if len(versions) > stage.index and versions[stage.index] > 1:
+            update_s += _trained_bytes(graph, stage) * profile.copy_s_per_byte
+        seconds[KINDS.index("U"), stage.index, 0] = update_s
     return Costs(seconds)
 
 
@@ -66,8 +68,8 @@ def memory_of(
             )
             net[at] = stage.segment(kind).change_bytes
         _add_batch(graph, stage, transient, net)
-        trained = _trained_bytes(graph, stage)
-        at_update = int(trained * profile.update_workspace_per_byte)
+        updated = _trained_bytes(graph, stage, reached=True)
+        at_update = int(updated * profile.update_workspace_per_byte)
         transient[KINDS.index("U"), stage.index] = at_update
     held = [_held_bytes(graph, stage, profile, versions) for stage in stages.stages]
     start = [
@@ -76,29 +78,38 @@ def memory_of(
     return Memory(np.array(start, np.int64), transient, net)
 
 
-def _add_batch(graph: Graph, stage: Stage, transient: np.ndarray, net: np.ndarray) -> None:
-    """Add the batch: held from F to B where both read it, else only while F runs."""
+def _add_batch(
+    graph: Graph, stage: Stage, transient: NDArray[np.int64], net: NDArray[np.int64]
+) -> None:
+    """Add the batch: all of it is held up to its last use, which drops what it does not read."""
     size = sum(node.size_bytes for node in graph.nodes if node.kind == "input")
-    forward, backward = (_reads_batch(graph, stage.segment(kind)) for kind in ("F", "B"))
+    forward, backward = (_batch_bytes(graph, stage.segment(kind)) for kind in ("F", "B"))
     at = stage.index
-    if forward:
-        transient[KINDS.index("F"), at] += size
-    if forward and backward:
-        net[KINDS.index("F"), at] += size
-        net[KINDS.index("B"), at] -= size
-        last = "W" if _reads_batch(graph, stage.weight_gradient) else "I"
-        net[KINDS.index(last), at] -= size
+    if not (forward and backward):
+        transient[KINDS.index("F"), at] += forward
+        transient[KINDS.index("B"), at] += backward
+        return
+    last: SegmentKind = "W" if _batch_bytes(graph, stage.weight_gradient) else "I"
+    transient[KINDS.index("F"), at] += size
+    net[KINDS.index("F"), at] += size
+    for kind in ("B", last):
+        net[KINDS.index(kind), at] -= size
+        transient[KINDS.index(kind), at] -= size - _batch_bytes(graph, stage.segment(kind))
 
 
-def _reads_batch(graph: Graph, segment: Segment) -> bool:
-    return any(graph.nodes[k].kind == "input" for op in segment.ops for k in graph.nodes[op].inputs)
+def _batch_bytes(graph: Graph, segment: Segment) -> int:
+    """Return the bytes of the leaves of the batch that a segment reads."""
+    read = {k for op in segment.ops for k in graph.nodes[op].inputs}
+    return sum(graph.nodes[k].size_bytes for k in read if graph.nodes[k].kind == "input")
 
 
-def _trained_bytes(graph: Graph, stage: Stage) -> int:
+def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
+    """Return the bytes of the trainable parameters, or only of those the loss depends on."""
+    names = {graph.nodes[p].name: graph.nodes[p].size_bytes for p in stage.parameters}
     return sum(
-        graph.nodes[p].size_bytes
-        for p in stage.parameters
-        if graph.nodes[p].name in graph.gradients
+        size_bytes
+        for name, size_bytes in names.items()
+        if name in graph.gradients and not (reached and graph.gradients[name] is None)
     )
 
 
@@ -106,7 +117,8 @@ def _held_bytes(graph: Graph, stage: Stage, profile: Profile, versions: Sequence
     trained = _trained_bytes(graph, stage)
     alive = versions[stage.index] if len(versions) > stage.index else 1
     others = sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers)) - trained
-    return int(trained * (1 + alive + profile.state_bytes_per_byte)) + others
+    state = profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
+    return int(trained * (1 + alive) + state) + others
 
 
 def check_profile(graph: Graph, profile: Profile) -> None:
