@@ -5,6 +5,7 @@ If one of these fails on a new torch, mend `penstock._compat` and nothing else.
 
 import ast
 import gc
+import re
 import warnings
 from pathlib import Path
 
@@ -237,13 +238,10 @@ def private_names(path: Path) -> list[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
             names = [*node.module.split("."), *(alias.name for alias in node.names)]
             found += [f"{path.name}: {name}" for name in names if name.startswith("_")]
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr.startswith("_")
-            and node.attr != "__version__"
-        ):
-            if ast.unparse(node.value).startswith("torch") and "ops" not in ast.unparse(node.value):
-                found.append(f"{path.name}: {ast.unparse(node)}")
+        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+            owner = ast.unparse(node.value)
+            if owner.startswith("torch") and "ops" not in owner:
+                found.append(f"{path.name}: {owner}.{node.attr}")
     return found
 
 

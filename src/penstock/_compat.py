@@ -208,7 +208,8 @@ def packet_of(op: Any) -> Any:
 
 def add_in_place(sums: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Add each value to its sum, all in one call."""
-    torch._foreach_add_(list(sums), list(values))
+    add: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+    add(list(sums), list(values))
 
 
 def named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
