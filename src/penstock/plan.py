@@ -60,8 +60,8 @@ class Plan:
     predicted: Prediction | None = None
 
     def __post_init__(self) -> None:
-        if list(self.cuts) != sorted(set(self.cuts)):
-            raise PlanError(f"cuts {self.cuts} are not increasing")
+        if list(self.cuts) != sorted(set(self.cuts)) or min(self.cuts, default=0) < 0:
+            raise PlanError(f"cuts {self.cuts} are not increasing numbers of cut points")
         if len(self.cut_names) != len(self.cuts):
             raise PlanError(f"{len(self.cut_names)} names for {len(self.cuts)} cuts")
         for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):

@@ -84,6 +84,9 @@ class Graph:
         for index, node in enumerate(self.nodes):
             if any(not 0 <= source < index for source in node.inputs):
                 raise GraphError(f"node {index} ({node.name}) reads a later node: {node.inputs}")
+            if not (0 <= node.storage <= index and -1 <= node.origin < index):
+                places = f"storage {node.storage} and origin {node.origin}"
+                raise GraphError(f"node {index} ({node.name}) has {places}, which come later")
         places = [point.at for point in self.cut_points]
         if places != sorted(set(places)):
             raise GraphError(f"cut points are not in order: {places}")
@@ -156,9 +159,9 @@ class Graph:
             raise GraphError(f"{path} is JSON, but no graph", hint="trace the job again")
         try:
             return cls._from_json(content)
-        except (KeyError, TypeError, ValueError) as problem:
+        except (GraphError, KeyError, TypeError, ValueError) as problem:
             hint = "trace the job again"
-            raise GraphError(f"graph {path} is damaged: {problem!r}", hint=hint) from problem
+            raise GraphError(f"graph {path} is damaged: {problem}", hint=hint) from problem
 
     @classmethod
     def _from_json(cls, content: dict[str, Json]) -> "Graph":

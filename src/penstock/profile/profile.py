@@ -1,14 +1,26 @@
 """Profile: seconds and bytes per op on one kind of device, measured or estimated."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.errors import ProfileError
 from penstock.files import Json, read_json, write_text
 
 How = Literal["measured", "estimated"]
+_NUMBERS = (
+    "op_s",
+    "workspace_bytes",
+    "call_s",
+    "accumulate_s_per_byte",
+    "update_s_per_byte",
+    "update_s",
+    "state_bytes_per_byte",
+    "update_workspace_per_byte",
+    "copy_s_per_byte",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +57,14 @@ class Profile:
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):
             raise ProfileError(f"{len(self.op_s)} times, {len(self.workspace_bytes)} workspaces")
-        if any(not seconds >= 0 for seconds in self.op_s):
-            raise ProfileError("an op takes less than no time")
+        if self.how not in get_args(How):
+            raise ProfileError(f"how is {self.how!r}, not one of {', '.join(get_args(How))}")
+        for name in _NUMBERS:
+            value: float | tuple[float, ...] = getattr(self, name)
+            row = value if isinstance(value, tuple) else (value,)
+            wrong = [number for number in row if not 0 <= number < math.inf]
+            if wrong:
+                raise ProfileError(f"{name} holds {wrong[0]}; it must be 0 or more")
 
     @property
     def micro_batch_s(self) -> float:
@@ -78,6 +96,6 @@ class Profile:
             for name in ("op_s", "workspace_bytes"):
                 fields[name] = tuple(fields[name])
             return cls(**fields)
-        except (KeyError, TypeError) as problem:
+        except (KeyError, TypeError, ProfileError) as problem:
             hint = "delete it; it will be measured again"
-            raise ProfileError(f"profile {path} is damaged: {problem!r}", hint=hint) from problem
+            raise ProfileError(f"profile {path} is damaged: {problem}", hint=hint) from problem

@@ -41,9 +41,16 @@ def is_asynchronous(plan: Plan) -> bool:
     return "num_steps" in inspect.signature(find(plan.schedule)).parameters
 
 
-def lower_plan(plan: Plan, graph: Graph, *, num_steps: int = 1) -> Program:
-    """Return the program of `plan`: one step, or a window of `num_steps` if it is asynchronous."""
-    stages = stages_of(plan, graph)
+def lower_plan(
+    plan: Plan, graph: Graph, *, num_steps: int = 1, stages: Stages | None = None
+) -> Program:
+    """Return the program of `plan`: one step, or a window of `num_steps` if it is asynchronous.
+
+    stages:   what `stages_of` returns for the plan, where that is at hand.
+    Raises:   PlanError: the plan is for another graph.  GraphError: a cut that cannot be.
+              ScheduleError: no such schedule, or one that cannot be built for these sizes.
+    """
+    stages = stages_of(plan, graph) if stages is None else stages
     nodes = graph.nodes
     return lower_schedule(
         schedule_of(plan, num_steps=num_steps),

@@ -15,8 +15,8 @@ from penstock.graph.graph import Graph
 from penstock.plan import By, Decision, Plan, Prediction, decide, plan_by_hand
 from penstock.profile import Profile
 from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
-from penstock.schedule import SCHEDULES, versions
-from penstock.search.balance import balanced_cuts
+from penstock.schedule import SCHEDULES, find, versions
+from penstock.search.balance import balanced_cuts, stage_seconds
 from penstock.simulate import simulate
 from penstock.simulate.price import costs_of, memory_of
 from penstock.timeline import Timeline, peak_bytes, step_s
@@ -77,7 +77,10 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
                     each is always this number, so every candidate computes the same step.
     Asynchronous schedules change the mathematics: they are tried only where `wish` names one.
     Raises:   PlanError: nothing fits the wish, or nothing fits the memory.
+              ScheduleError: the wish names a schedule that does not exist.
     """
+    if wish.schedule is not None:
+        find(wish.schedule)
     shapes = list(_shapes(graph, cluster, micro_batches, wish))
     if not shapes:
         raise PlanError(*_nothing_fits(graph, cluster, micro_batches, wish))
@@ -93,7 +96,8 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     polished = [_polish(graph, profile, cluster, c, objective) for c in ranked]
     best = min(polished, key=lambda c: c.score(objective))
     everything = (best, *found)
-    reasons = _reasons(best, everything, objective, wish)
+    per_stage = stage_seconds(graph, profile.op_s, best.plan.cuts)
+    reasons = _reasons(best, everything, objective, wish, per_stage)
     prediction = Prediction(best.step_s, best.peak_bytes, best.usd)
     return decide(best.plan, reasons, prediction), everything
 
@@ -103,11 +107,9 @@ def evaluate(
 ) -> tuple[Candidate, Timeline]:
     """Return what the exact simulation of `plan` says, and its timeline.
 
-    For an asynchronous schedule seconds are per step of a window of 8 steps, without its end.
+    For an asynchronous schedule, a window of 8 steps; seconds are those that one more step adds.
     """
-    window = _WINDOW if is_asynchronous(plan) else 1
-    candidate, timeline = _simulated(graph, profile, cluster, plan, window, spans=True)
-    return candidate, timeline
+    return _simulated(graph, profile, cluster, plan, spans=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,9 @@ class _Shape:
 
 
 def _shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> Iterator[_Shape]:
-    most = min(wish.ranks or cluster.num_ranks, cluster.num_ranks)
-    fewest = most if wish.ranks else 1
-    for ranks in range(fewest, most + 1):
+    for ranks in range(1, cluster.num_ranks + 1):
+        if wish.ranks not in (None, ranks):
+            continue
         for replicas in range(1, ranks + 1):
             if (
                 ranks % replicas
@@ -173,9 +175,8 @@ def _candidates(
 
 
 def _candidate(graph: Graph, profile: Profile, cluster: Cluster, plan: Plan) -> Candidate:
-    window = _WINDOW if is_asynchronous(plan) else 1
     try:
-        candidate, _ = _simulated(graph, profile, cluster, plan, window, spans=False)
+        candidate, _ = _simulated(graph, profile, cluster, plan, spans=False)
     except (GraphError, ScheduleError) as problem:
         return Candidate(plan, float("inf"), (), 0.0, refused=problem.message)
     for rank, peak in enumerate(candidate.peak_bytes):
@@ -187,26 +188,24 @@ def _candidate(graph: Graph, profile: Profile, cluster: Cluster, plan: Plan) -> 
 
 
 def _simulated(
-    graph: Graph, profile: Profile, cluster: Cluster, plan: Plan, window: int, *, spans: bool
+    graph: Graph, profile: Profile, cluster: Cluster, plan: Plan, *, spans: bool
 ) -> tuple[Candidate, Timeline]:
     stages = stages_of(plan, graph)
-    program = lower_plan(plan, graph, num_steps=window)
-    alive: Sequence[int] = ()
-    if window > 1:
-        alive = [int(count) for count in versions(schedule_of(plan, num_steps=window)).alive]
-    timeline = simulate(
-        program,
-        costs_of(graph, stages, profile, alive),
-        cluster,
-        memory=memory_of(graph, stages, profile, program, alive),
-        spans=spans,
-    )
-    seconds = step_s(timeline)
-    if window > 1:  # the steady state: what one more step adds
-        shorter, _ = _simulated(graph, profile, cluster, plan, window // 2, spans=False)
-        seconds = (seconds - shorter.step_s * (window // 2)) / (window - window // 2)
-        if window // 2 == 1:
-            seconds = step_s(timeline) / window
+
+    def window(steps: int, *, spans: bool) -> Timeline:
+        program = lower_plan(plan, graph, num_steps=steps, stages=stages)
+        several = is_asynchronous(plan)
+        alive = versions(schedule_of(plan, num_steps=steps)).alive if several else ()
+        costs = costs_of(graph, stages, profile, alive)
+        memory = memory_of(graph, stages, profile, program, alive)
+        return simulate(program, costs, cluster, memory=memory, spans=spans)
+
+    if is_asynchronous(plan):
+        timeline, half = window(_WINDOW, spans=spans), window(_WINDOW // 2, spans=False)
+        seconds = (step_s(timeline) - step_s(half)) / (_WINDOW - _WINDOW // 2)
+    else:
+        timeline = window(1, spans=spans)
+        seconds = step_s(timeline)
     usd_per_s = sum(cluster.device_of(r).usd_per_hour for r in range(plan.total_ranks)) / 3600
     return Candidate(plan, seconds, peak_bytes(timeline), usd_per_s * seconds), timeline
 
@@ -240,7 +239,11 @@ def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:
 
 
 def _reasons(
-    best: Candidate, found: Sequence[Candidate], objective: Objective, wish: Wish
+    best: Candidate,
+    found: Sequence[Candidate],
+    objective: Objective,
+    wish: Wish,
+    per_stage: Sequence[float],
 ) -> tuple[Decision, ...]:
     def by(wanted: object) -> By:
         return "user" if wanted is not None else "search"
@@ -251,17 +254,17 @@ def _reasons(
     plan = best.plan
     ranks = against("ranks", lambda p: p.total_ranks)
     replicas = against("replicas", lambda p: p.replicas)
+    stages = against("number of stages", lambda p: p.num_stages)
     schedule = against("schedule", lambda p: p.schedule)
     again = against("recompute", lambda p: any(p.recompute))
     per = f"{plan.num_micro_batches} in each of {plan.replicas} replicas"
     cuts = ", ".join(plan.cut_names) or "uncut"
+    balance = "per micro-batch: " + ", ".join(map(format_seconds, per_stage))
     return (
         Decision("ranks", str(plan.total_ranks), by(wish.ranks), ranks),
         Decision("replicas", str(plan.replicas), by(wish.replicas), replicas),
-        Decision(
-            "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), replicas
-        ),
-        Decision("cuts", cuts, "search", "the slowest stage is as fast as it can be"),
+        Decision("stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), stages),
+        Decision("cuts", cuts, "search", balance),
         Decision("schedule", plan.schedule, by(wish.schedule), schedule),
         Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
         Decision("recompute", _yes_no(plan), by(wish.recompute), again),
@@ -292,12 +295,16 @@ def _against(
     what = f"{plan.replicas} x {plan.num_stages} stages, {plan.schedule}"
     if any(plan.recompute):
         what += ", recompute"
-    ratio = other.step_s / best.step_s
-    peak, own = max(other.peak_bytes), max(best.peak_bytes)
+    peak = max(other.peak_bytes)
+    slower, larger = _times(other.step_s, best.step_s), _times(peak, max(best.peak_bytes))
     return (
-        f"the best otherwise ({what}) takes {format_seconds(other.step_s)} "
-        f"({ratio:.2f}x) and {format_bytes(peak)} ({peak / max(1, own):.2f}x)"
+        f"the best otherwise ({what}) takes {format_seconds(other.step_s)} ({slower}) "
+        f"and {format_bytes(peak)} ({larger})"
     )
+
+
+def _times(other: float, own: float) -> str:
+    return f"{other / own:.2f}x" if own else "against none"
 
 
 def _nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> tuple[str]:
