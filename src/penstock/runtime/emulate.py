@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.graph.code import Function
+from penstock import _compat
+from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment
 from penstock.graph.trace import Capture
 from penstock.profile import Profile
@@ -33,18 +34,11 @@ def emulated(task: Task, profile: Profile) -> Task:
 
 
 def _sleeping(profile: Profile, segment: Segment, capture: Capture) -> Function:
-    nodes = capture.graph.nodes
-    seconds = sum(profile.op_s[op] for op in segment.ops) + profile.call_s
-    sent = [v for _, values in segment.sends for v in values]
-    inputs = set(segment.inputs)
-    kept = [v for v in segment.keeps if v not in inputs]
-    gradients = [v for _, v in segment.gradients]
-    loss = [v for v in segment.ops if v == capture.graph.loss]
-    outputs = tuple(dict.fromkeys((*sent, *kept, *gradients, *loss)))
-    if not segment.ops:
-        seconds = 0.0
-    shapes = [(nodes[v].shape, getattr(torch, nodes[v].dtype)) for v in outputs]
-    values = (*segment.takes, *(v for v in segment.inputs if v not in set(segment.takes)))
+    """Return a function that sleeps, and returns zeros in the shapes of the segment's results."""
+    function = function_of(segment, capture)
+    seconds = sum(profile.op_s[op] for op in segment.ops)
+    seconds += profile.call_s if segment.ops else 0.0
+    results = tuple(capture.fx_nodes[value].meta["val"] for value in function.outputs)
 
     def run(given: list[Any], seed: int) -> tuple[Any, ...]:
         until = time.perf_counter() + seconds
@@ -52,9 +46,14 @@ def _sleeping(profile: Profile, segment: Segment, capture: Capture) -> Function:
         given.clear()
         time.sleep(max(0.0, until - time.perf_counter()))
         del peak
-        return tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in shapes)
+        return _compat.pytree.tree_map(_zeros_like, results)
 
-    return Function(run, (), (), values, outputs, f"sleep({seconds})")
+    return replace(function, run=run, statics=(), leaves=(), source=f"sleep({seconds})")
+
+
+def _zeros_like(value: Any) -> Any:
+    """Return zeros for a fake tensor; some ops also give numbers, or nothing."""
+    return torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
 
 
 class _Sleeper(Optimizer):

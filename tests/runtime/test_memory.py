@@ -1,0 +1,80 @@
+"""The bytes that a rank holds at most are those that were predicted."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+
+from penstock.plan import Plan
+from penstock.profile import Profile, measure
+from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.runtime.launch import run_processes
+from penstock.runtime.worker import Task, work
+from penstock.schedule import versions
+from penstock.simulate.price import memory_of
+from penstock.simulate.simulate import simulate
+from penstock.timeline import peak_bytes
+from tests.parity.models import captured, job_of, plan_of
+
+FLOAT = torch.float32
+CLOSE = 0.02  # what the allocator rounds up is much of tensors of 16 numbers
+
+
+@cache
+def profile_of(name: str) -> Profile:
+    """Return the profile of a model, measured in no time: only its bytes are looked at."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(measure, "_BUDGET_S", 0.0)
+        return measure.measure(captured(name, FLOAT), job_of(name, FLOAT, "adamw"))
+
+
+def programs(plan: Plan, name: str):
+    window = 4 if is_asynchronous(plan) else 1
+    return lower_plan(plan, captured(name, FLOAT).graph, num_steps=window), window
+
+
+def predicted(plan: Plan, name: str) -> tuple[int, ...]:
+    graph = captured(name, FLOAT).graph
+    program, window = programs(plan, name)
+    alive = versions(schedule_of(plan, num_steps=window)).alive if window > 1 else ()
+    memory = memory_of(graph, stages_of(plan, graph), profile_of(name), program, alive)
+    return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
+
+
+def measured(plan: Plan, name: str, *, memory_window: int = 1, **options) -> list[int]:
+    made = captured(name, FLOAT)
+    program, window = programs(plan, name)
+    windows = tuple((program, number * window) for number in range(1 + memory_window))
+    job = job_of(name, FLOAT, "adamw", **options)
+    task = Task(
+        made, stages_of(plan, made.graph), job, windows, plan.replicas, memory_window=memory_window
+    )
+    results = run_processes(partial(work, task), plan.total_ranks, lambda step: None)
+    return [result.peak_bytes for result in results]
+
+
+@pytest.mark.parametrize("name", ["tied", "batch_norm", "frozen", "frozen_start"])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "options"),
+    [
+        ("gpipe", 2, {}),
+        ("one_f_one_b", 2, {}),
+        ("zb_h1", 2, {}),
+        ("interleaved", 4, {}),
+        ("double_buffered", 2, {}),
+        ("one_f_one_b", 2, {"recompute": (True, True)}),
+        ("one_f_one_b", 1, {"replicas": 2}),
+        ("one_f_one_b", 2, {"clip": True}),
+    ],
+)
+def test_peak_is_the_predicted_one(schedule, stages, options, name):
+    optimizer = {"clip_norm": 1.0} if options.get("clip") else {}
+    plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, **options)
+    found = measured(plan, name, **optimizer)
+    expected = predicted(plan, name)
+    assert found == pytest.approx(expected, rel=CLOSE)
+
+
+def test_peak_does_not_grow_from_window_to_window():
+    plan = plan_of(captured("tied", FLOAT).graph, "zb_h1", 2, 4)
+    assert measured(plan, "tied", memory_window=1) == measured(plan, "tied", memory_window=8)
