@@ -93,7 +93,8 @@ def reference(program, backward=True):
                     _backward(law, weights, (replica, m), (outs, back, own, tied))
         for stage in range(program.num_stages if backward else 0):
             mine = {g.name: tied[g.name] for g in program.tied if stage in g.stages}
-            norm = squares(own.values()) if program.clip else 0
+            shared = [tied[group.name] for group in program.tied for _ in group.stages]
+            norm = squares([*own.values(), *shared]) if program.clip else 0
             weights[stage, step + 1] = law.update(weights[stage, step], own[stage], mine, norm)
     last = program.num_steps if backward else 0
     return outs, {stage: weights[stage, last] for stage in range(program.num_stages)}
@@ -175,6 +176,7 @@ class Rank(threading.Thread):
         self.program, self.rank, self.wires, self.law = program, rank, wires, Law(program)
         self.code = program.code[rank]
         self.replica = rank // program.pipeline_ranks
+        self.used = set()
         self.slot_of = {
             (one.edge, one.of.micro_batch): one.slot
             for one in self.code
@@ -289,6 +291,7 @@ class Rank(threading.Thread):
             self.wires.fault(f"{edge} of {micro_batch} has no receive posted")
         if wait:
             self.wires.wait(self.rank, lambda: memory[place] is not None)
+        self.used.add((edge_number, micro_batch))
         if memory[place] is None:
             self.wires.fault(f"slot {place} was emptied while in use")
         return memory[place]
@@ -330,6 +333,8 @@ class Rank(threading.Thread):
         stages = self.stages_of(one)
         if self.rank not in one.ranks or not stages:
             self.wires.fault(f"{one} is not for rank {self.rank}")
+        if any((stage, one.step) not in self.weights for stage in stages):
+            self.wires.fault(f"{one}: the step before has not ended")  # one gradient at a time
         payload = {
             s: self.tied[s, one.bucket, one.step] if one.how == "tied" else self.own[s, one.step]
             for s in stages
@@ -338,7 +343,8 @@ class Rank(threading.Thread):
         others = self.meet(one.ranks, one, (payload, shared))
         if one.how == "norm":
             by_stage = {stage: value for mine, _ in others for stage, value in mine.items()}
-            self.norm[one.step] = squares(by_stage.values())
+            by_group = {key: value for _, tied in others for key, value in tied.items()}
+            self.norm[one.step] = squares([*by_stage.values(), *by_group.values()])
             return
         if one.how == "tied":
             total = sum(value for mine, _ in others for value in mine.values())
@@ -414,6 +420,8 @@ def _compare(program, ranks, wires):
         for stage in {stage for stage, _ in rank.weights}:
             if rank.weights.get((stage, last)) != weights[stage]:
                 return f"other weights of stage {stage} on rank {rank.rank}"
+        if rank.used != rank.slot_of.keys():
+            return "a message for nobody: its slot is never free again"
         if any(rank.gathered.values()):
             return "left gathered"
         if not backward and any(type(one) is Update for one in rank.code):

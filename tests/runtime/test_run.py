@@ -1,5 +1,6 @@
 """What a run gives back, and how ranks' reports become steps."""
 
+import time
 from itertools import permutations
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from penstock.errors import RunError
 from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.runtime import worker
 from penstock.runtime.calls import StepResult
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps, run, windows_of
@@ -93,3 +95,25 @@ def test_a_step_is_done_when_every_replica_told_its_loss(order):
         steps.add(StepResult(7, None, 9.0))  # a rank that has no loss
     assert sorted(done, key=lambda s: s.step) == [StepResult(7, 2.0, 0.75), StepResult(8, 5.5, 0.5)]
     assert steps.waiting == {}
+
+
+def test_clocks_of_other_hosts_are_aligned(monkeypatch):
+    """Two processes that believe to be two hosts, whose clocks are 1,000 s apart."""
+    made, job = captured("frozen", torch.float32), job_of("frozen", torch.float32)
+    plan = plan_of(made.graph, "gpipe", 2, 2)
+    program = lower_plan(plan, made.graph)
+    windows = tuple((program, step) for step in range(3))
+    task = Task(made, stages_of(plan, made.graph), job, windows)
+    clock = time.perf_counter
+
+    def elsewhere(transport, report):
+        monkeypatch.setattr(worker, "host_key", lambda: f"host {transport.rank}")
+        monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000.0 * transport.rank)
+        return worker.work(task, transport, report)
+
+    first, second = run_processes(elsewhere, 2, lambda step: None)
+    made_at = {(s.kind, s.stage, s.micro_batch): s for s in (*first.spans, *second.spans)}
+    for number in range(2):
+        sent, used = made_at["F", 0, number], made_at["F", 1, number]
+        assert sent.end_s - 0.1 < used.start_s < sent.end_s + 10.0
+    assert min(span.start_s for span in first.spans) == 0.0

@@ -43,11 +43,11 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
     with _companions(capture, stages, inputs, beside), torch.no_grad():
         whole_f, whole_b, call_s = _whole(capture, stages, inputs)
         op_s = _op_by_op(capture, inputs)
-        optimizer = _optimizer(capture, job)
+        optimizer = optimizer_costs(capture, job)
     rows = list(zip(capture.graph.nodes, op_s, strict=True))
     forward = sum(s for node, s in rows if node.phase == "F")
     backward = sum(s for node, s in rows if node.phase == "B")
-    factor = {"F": whole_f / forward, "B": whole_b / max(backward, 1e-12)}
+    factor = {"F": whole_f / max(forward, 1e-12), "B": whole_b / max(backward, 1e-12)}
     return Profile(
         graph=capture.graph.digest,
         device=platform.processor() or platform.machine(),
@@ -235,8 +235,11 @@ def workspaces(capture: Capture, inputs: Mapping[int, Any]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _optimizer(capture: Capture, job: Job) -> dict[str, float]:
-    """Return what adding gradients, updates, optimizer state and copies of weights cost."""
+def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
+    """Return what adding gradients, updates, optimizer state and copies of weights cost.
+
+    By the names of the fields of Profile.
+    """
     weights = [p.detach().clone() for p in capture.model.parameters() if p.requires_grad]
     parameters = [torch.nn.Parameter(weight) for weight in weights]
     gradients = [torch.full_like(p, 1e-4) for p in parameters]

@@ -9,6 +9,7 @@ The rules are V1-V9 as far as the instructions of today need them:
     V6 slots        hold their value from the Receive to the last use: B or W, never I
     V7 versions     are those that the weight rule says, and there; gathered, where sharded
     V8 gradients    enter one update each, after every sum: tied stages, replicas, norm
+                    (the sums of a step begin after the stage's update of the step before)
     V9 collectives  come in the same order on all of their members
 
 V5, memory, needs sizes and a cap: memory.py.  All are linear in the length of the program.

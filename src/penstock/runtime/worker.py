@@ -1,7 +1,10 @@
 """Worker: the life of one rank, the same in a thread, a forked process and under torchrun."""
 
 import json
+import platform
 import statistics
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,11 +27,13 @@ from penstock.runtime import checkpoint
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
+from penstock.runtime.transport.shared_memory import host_key
 from penstock.timeline import Held, Span
 
 Report = Callable[[StepResult], None]
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _WINDOWS_KEPT = 32  # whose marks are kept, to choose a typical one from
+_CLOCK_ROUNDS = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,9 +227,11 @@ class _Watch:
         slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
         typical = statistics.median_low(slowest[min(2, len(slowest) - 1) :])
         calls, marks, _ = self.kept[slowest.index(typical)]
+        ahead_s = _clock_ahead_s(transport)
+        marks = [mark - ahead_s for mark in marks]
         first = min((span.start_s for span in rank.spans(calls, marks, 0.0)), default=marks[0])
         starts = transport.all_gather_bytes(json.dumps(first).encode(), everyone)
-        origin = min(map(json.loads, starts))  # ranks of one host have one clock
+        origin = min(map(json.loads, starts))
         return RankResult(
             rank=rank.rank,
             spans=tuple(rank.spans(calls, marks, origin)),
@@ -234,6 +241,26 @@ class _Watch:
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
         )
+
+
+def _clock_ahead_s(transport: Transport) -> float:
+    """Return how far this rank's clock is ahead of that of rank 0; every rank asks together.
+
+    Ranks of one host have one clock.  Else all read their clocks when they leave a barrier:
+    the median difference, which is off by as much as they leave it one after another.
+    """
+    everyone = _everyone(transport)
+    own_host = host_key() if sys.platform == "linux" else platform.node()
+    hosts = transport.all_gather_bytes(own_host.encode(), everyone)
+    if len(set(hosts)) == 1:
+        return 0.0
+    apart: list[float] = []
+    for _ in range(_CLOCK_ROUNDS):
+        transport.barrier()
+        own = time.perf_counter()
+        first = transport.all_gather_bytes(json.dumps(own).encode(), everyone)[0]
+        apart.append(own - json.loads(first))
+    return 0.0 if hosts[transport.rank] == hosts[0] else statistics.median(apart)
 
 
 def _held(rank: Rank, events: Sequence[MemoryEvent], held_after: int) -> tuple[Held, ...]:

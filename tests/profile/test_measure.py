@@ -1,0 +1,151 @@
+"""Measuring: what is attributed to what.  How long anything takes is not asserted."""
+
+import functools
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import GraphError
+from penstock.graph.trace import Capture, capture, trace
+from penstock.job import Job
+from penstock.profile import Profile, measure
+from penstock.profile.of_graph import measure as measure_graph
+from tests.graph.zoo import JOBS, Blocks, floats, job_of, vectors
+
+
+@functools.cache
+def captured(name: str) -> Capture:
+    return capture(JOBS[name])
+
+
+@functools.cache
+def profile(name: str) -> Profile:
+    return measure.measure(captured(name), JOBS[name])
+
+
+def test_profile_is_of_its_graph_and_has_a_row_for_each_node() -> None:
+    graph, found = captured("blocks").graph, profile("blocks")
+    assert (found.graph, found.how, found.beside) == (graph.digest, "measured", 0)
+    assert len(found.op_s) == len(found.workspace_bytes) == len(graph.nodes)
+    assert f"torch {torch.__version__}" in found.versions
+
+
+def test_only_ops_take_time() -> None:
+    rows = list(zip(captured("blocks").graph.nodes, profile("blocks").op_s, strict=True))
+    assert all(seconds == 0 for node, seconds in rows if node.kind != "op")
+    assert all(seconds > 0 for node, seconds in rows if node.flop > 1000)
+
+
+def test_ops_sum_to_the_whole_forward_and_the_whole_backward(monkeypatch) -> None:
+    monkeypatch.setattr(measure, "_whole", lambda capture, stages, inputs: (0.25, 0.75, 0.125))
+    found = measure.measure(captured("blocks"), JOBS["blocks"])
+    nodes = captured("blocks").graph.nodes
+    for phase, seconds in (("F", 0.25), ("B", 0.75)):
+        own = (s for node, s in zip(nodes, found.op_s, strict=True) if node.phase == phase)
+        assert sum(own) == pytest.approx(seconds)
+    assert found.call_s == 0.125
+    assert found.micro_batch_s == pytest.approx(1.0)
+
+
+def test_measuring_changes_neither_weights_nor_buffers() -> None:
+    job = JOBS["average"]
+    held = capture(job)
+    before = {name: value.clone() for name, value in held.model.state_dict().items()}
+    measure.measure(held, job)
+    after = held.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert torch.is_grad_enabled()
+
+
+def test_ops_that_draw_and_ops_that_mutate_are_measured_too() -> None:
+    for name in ("dropout", "batch_norm", "recurrent"):
+        assert sum(profile(name).op_s) > 0
+
+
+def test_workspace_of_an_op_is_what_it_holds_besides_its_result() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).sort(-1).values.exp()
+
+    held = capture(job_of(Model, floats(16, 8)))
+    inputs = measure.inputs_of(held, job_of(Model, floats(16, 8)))
+    workspace = measure.workspaces(held, inputs)
+    rows = {n.target: w for n, w in zip(held.graph.nodes, workspace, strict=True) if n.phase == "F"}
+    assert rows["aten.sort.default"] >= 16 * 8 * (4 + 8)  # both results, handed out one by one
+    assert rows["aten.exp.default"] == rows["aten.t.default"] == 0
+
+
+def optimizer_profile(optimizer) -> dict[str, float]:
+    job = replace(JOBS["blocks"], optimizer=optimizer)
+    return measure.optimizer_costs(captured("blocks"), job)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [
+        (lambda ps: torch.optim.SGD(ps, lr=0.1), 0.0),
+        (lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), 1.0),
+        (lambda ps: torch.optim.Adam(ps, lr=0.1), 2.0),
+        (lambda ps: torch.optim.AdamW(ps, lr=0.1, amsgrad=True), 3.0),
+    ],
+)
+def test_optimizer_state_is_counted_per_byte_of_weights(optimizer, state: float) -> None:
+    found = optimizer_profile(optimizer)
+    assert state <= found["state_bytes_per_byte"] < state + 0.02  # Adam counts steps too
+    assert all(value >= 0 for value in found.values())
+
+
+def test_companions_run_beside_and_are_gone_afterwards(monkeypatch) -> None:
+    seen: list[int] = []
+
+    def whole(*_: object) -> tuple[float, float, float]:
+        seen.append(len(multiprocessing.active_children()))
+        return 1.0, 1.0, 0.0
+
+    monkeypatch.setattr(measure, "_whole", whole)
+    found = measure.measure(captured("blocks"), JOBS["blocks"], beside=2)
+    assert (seen, found.beside) == ([2], 2)
+    assert multiprocessing.active_children() == []
+
+
+def test_companions_are_gone_after_an_error(monkeypatch) -> None:
+    def whole(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "_whole", whole)
+    with pytest.raises(KeyboardInterrupt):
+        measure.measure(captured("blocks"), JOBS["blocks"], beside=1)
+    assert multiprocessing.active_children() == []
+
+
+def test_model_without_a_backward_op_is_measured() -> None:
+    class Number(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.number + x.sum()
+
+    job = job_of(Number, vectors, lambda model, x: model(x))
+    assert measure.measure(capture(job), job).micro_batch_s >= 0
+
+
+# -- of a graph ---------------------------------------------------------------------------------
+
+
+def test_graph_from_a_file_is_measured_by_its_job_and_by_no_other() -> None:
+    graph = trace(JOBS["uncut"])
+    assert measure_graph(graph, JOBS["uncut"]).graph == graph.digest
+    with pytest.raises(GraphError, match="does not know its job"):
+        measure_graph(graph)
+    other: Job = job_of(Blocks, vectors)
+    with pytest.raises(GraphError, match="the job traces to graph"):
+        measure_graph(graph, other)

@@ -1,0 +1,45 @@
+"""Balanced cuts against all cuts there are."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError
+from penstock.graph.cut import cut
+from penstock.search.balance import balanced_cuts, stage_seconds
+from tests.search.chains import chain, chains, profile_of
+
+
+@given(chains(), st.integers(1, 4))
+def test_balanced_cuts_are_the_best_of_all(pair, num_stages: int) -> None:
+    graph, profile = pair
+    points = graph.cut_points
+    if num_stages > len(points) + 1:
+        return
+
+    def cost(cuts: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
+        crossing = sum(points[c].forward_bytes for c in cuts)
+        return max(stage_seconds(graph, profile.op_s, cuts)), crossing, cuts
+
+    everything = itertools.combinations(range(len(points)), num_stages - 1)
+    assert balanced_cuts(graph, profile.op_s, num_stages) == min(map(cost, everything))[2]
+
+
+@given(chains(), st.data())
+def test_stage_seconds_are_those_of_the_segments(pair, data: st.DataObject) -> None:
+    graph, profile = pair
+    cuts = [k for k in range(len(graph.cut_points)) if data.draw(st.booleans())]
+    stages = cut(graph, cuts).stages
+    expected = [sum(profile.op_s[i] for i in (*s.forward.ops, *s.backward.ops)) for s in stages]
+    assert stage_seconds(graph, profile.op_s, cuts) == pytest.approx(expected)
+
+
+def test_more_stages_than_cut_points_allow_are_refused() -> None:
+    graph = chain([1, 1, 1], [1, 1, 1])
+    profile = profile_of(graph, [1, 1, 1])
+    assert balanced_cuts(graph, profile.op_s, 3) == (0, 1)
+    with pytest.raises(PlanError, match="4 stages need 3 cut points; the model has 2") as caught:
+        balanced_cuts(graph, profile.op_s, 4)
+    assert caught.value.hint == "use at most 3 stages"

@@ -1,0 +1,335 @@
+"""Search against all its candidates, worked out again; wishes, memory, reasons."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cluster import Link
+from penstock.errors import PlanError, ProfileError, ScheduleError
+from penstock.graph.graph import Graph
+from penstock.plan import Plan, plan_by_hand
+from penstock.profile import Profile
+from penstock.schedule import SCHEDULES
+from penstock.search import Candidate, Wish, evaluate, search
+from penstock.search.balance import balanced_cuts
+from penstock.search.best import search as search_one
+from tests.search.chains import chain, chains, cluster_of, profile_of
+
+SLOW = Link(0.01, 20.0, overhead_s=0.01)
+SIX = chain([40, 10, 10, 10, 10, 40], [10, 20, 10, 20, 10, 10])
+SIX_PROFILE = profile_of(SIX, [1, 1, 2, 1, 1, 3])
+
+micro_batches = st.sampled_from([1, 2, 4, 6])
+
+
+def shapes(graph: Graph, ranks: int, count: int) -> list[tuple[int, int, int, str, int]]:
+    """Return every (replicas, ranks of a pipeline, stages, schedule, micro-batches) there is."""
+    found = []
+    for replicas, depth in itertools.product(range(1, ranks + 1), repeat=2):
+        if replicas * depth > ranks or count % replicas:
+            continue
+        for name in ("gpipe", "one_f_one_b", "zb_h1", "interleaved"):
+            if depth == 1 and name != "one_f_one_b":
+                continue  # alone, all orders are the same
+            for stages in (2 * depth, 3 * depth) if name == "interleaved" else (depth,):
+                if stages <= len(graph.cut_points) + 1:
+                    found.append((replicas, depth, stages, name, count // replicas))
+    return found
+
+
+def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
+    return (plan.replicas, plan.num_ranks, plan.num_stages, plan.schedule, plan.num_micro_batches)
+
+
+@settings(max_examples=25)
+@given(chains(2, 5), st.integers(1, 3), micro_batches)
+def test_every_shape_is_tried_with_and_without_recompute(pair, ranks: int, count: int) -> None:
+    graph, profile = pair
+    _, found = search(graph, profile, cluster_of(ranks, link=SLOW), micro_batches=count)
+    tried = [(shape_of(c.plan), c.plan.recompute[0]) for c in found[1:]]
+    expected = itertools.product(shapes(graph, ranks, count), (False, True))
+    assert sorted(tried) == sorted(expected)
+    for candidate in found[1:]:
+        cuts = balanced_cuts(graph, profile.op_s, candidate.plan.num_stages)
+        assert candidate.plan.cuts == cuts
+
+
+@settings(max_examples=25)
+@given(chains(2, 5), st.integers(1, 3), micro_batches, st.sampled_from(["time", "cost", "memory"]))
+def test_best_is_no_worse_than_any_candidate_and_its_figures_are_its_simulation(
+    pair, ranks: int, count: int, objective
+) -> None:
+    graph, profile = pair
+    cluster = cluster_of(ranks, link=SLOW, usd_per_hour=3.0)
+    plan, found = search(graph, profile, cluster, micro_batches=count, objective=objective)
+    assert found[0].score(objective) == min(c.score(objective) for c in found)
+    assert plan == replace(found[0].plan, decisions=plan.decisions, predicted=plan.predicted)
+    for candidate in found:
+        again, timeline = evaluate(graph, profile, cluster, candidate.plan)
+        assert again == candidate
+        assert timeline.num_ranks == candidate.plan.total_ranks
+        usd = 3.0 / 3600 * candidate.plan.total_ranks * candidate.step_s
+        assert candidate.usd == pytest.approx(usd)
+    assert plan.predicted == (found[0].step_s, found[0].peak_bytes, found[0].usd)
+
+
+@settings(max_examples=10)
+@given(chains(2, 5), st.integers(2, 3), micro_batches)
+def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
+    pair, ranks: int, count: int
+) -> None:
+    graph, profile = pair
+    cluster = cluster_of(ranks, link=SLOW)
+
+    def seconds(shape, cuts, recompute: bool) -> float:
+        replicas, depth, stages, name, number = shape
+        plan = plan_by_hand(
+            graph,
+            cuts,
+            name,
+            num_micro_batches=number,
+            num_ranks=depth,
+            replicas=replicas,
+            recompute=(recompute,) * stages,
+        )
+        return evaluate(graph, profile, cluster, plan)[0].step_s
+
+    plan, _ = search(graph, profile, cluster, micro_batches=count)
+    points = range(len(graph.cut_points))
+    everything = [
+        seconds(shape, cuts, recompute)
+        for shape in shapes(graph, ranks, count)
+        for cuts in itertools.combinations(points, shape[2] - 1)
+        for recompute in (False, True)
+    ]
+    best = plan.predicted.step_s
+    assert best >= min(everything)
+    for at, by in itertools.product(range(len(plan.cuts)), (-1, 1)):
+        cuts = [*plan.cuts[:at], plan.cuts[at] + by, *plan.cuts[at + 1 :]]
+        if cuts == sorted(set(cuts)) and cuts[0] >= 0 and cuts[-1] < len(points):
+            assert seconds(shape_of(plan), cuts, plan.recompute[0]) >= best
+
+
+def test_search_is_deterministic() -> None:
+    cluster = cluster_of(3, link=SLOW)
+    one, two = (search(SIX, SIX_PROFILE, cluster, micro_batches=6) for _ in range(2))
+    assert one == two
+
+
+def test_more_ranks_never_make_the_best_slower() -> None:
+    best = [
+        search(SIX, SIX_PROFILE, cluster_of(n, link=SLOW), micro_batches=6)[0].predicted.step_s
+        for n in (1, 2, 3)
+    ]
+    assert best == sorted(best, reverse=True)
+    assert best[0] == 9 * 3 * 6 - 6  # F and both halves of B, but no gradient for the batch
+
+
+# -- by hand ------------------------------------------------------------------------------------
+
+
+def test_free_links_and_equal_layers_give_replicas() -> None:
+    graph = chain([1, 1], [1, 1])
+    plan, _ = search(graph, profile_of(graph, [1, 1]), cluster_of(2), micro_batches=4)
+    assert (plan.replicas, plan.num_stages) == (2, 1)
+    assert plan.predicted.step_s == pytest.approx(2 * 5)
+
+
+def test_expensive_sums_of_gradients_give_a_pipeline() -> None:
+    graph = chain([1000, 1000], [1, 1])
+    cluster = cluster_of(2, link=Link(0.0, 100.0))
+    plan, _ = search(graph, profile_of(graph, [1, 1]), cluster, micro_batches=8)
+    assert (plan.replicas, plan.num_stages) == (1, 2)
+
+
+def test_one_micro_batch_cannot_be_shared_by_replicas() -> None:
+    plan, found = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=1)
+    assert all(c.plan.replicas == 1 for c in found)
+    assert plan.num_micro_batches == 1
+
+
+def test_step_of_an_asynchronous_schedule_is_what_one_more_step_adds() -> None:
+    graph = chain([1, 1, 1], [1, 1, 1])
+    profile = profile_of(graph, [1, 1, 1])
+    wish = Wish(schedule="double_buffered", ranks=3, stages=3)
+    plan, _ = search(graph, profile, cluster_of(3), micro_batches=4, wish=wish)
+    assert plan.predicted.step_s == pytest.approx(4 * 3)  # no bubble between steps
+    _, timeline = evaluate(graph, profile, cluster_of(3), plan)
+    assert {span.micro_batch for span in timeline.spans if span.kind == "F"} == set(range(8 * 4))
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+# One layer of 10 bytes makes 100 bytes of activations from 1 byte.
+WIDE = chain([10, 10], [100, 100])
+WIDE_PROFILE = profile_of(WIDE, [1, 1])
+
+
+def peak(memory_bytes: int, **wish) -> Candidate:
+    cluster = cluster_of(1, memory_bytes=memory_bytes)
+    return search(WIDE, WIDE_PROFILE, cluster, micro_batches=2, wish=Wish(**wish))[1][0]
+
+
+def test_plan_that_does_not_fit_is_refused_with_its_bytes() -> None:
+    needed = max(peak(10**9, recompute=False).peak_bytes)
+    assert max(peak(needed, recompute=False).peak_bytes) == needed
+    with pytest.raises(PlanError, match=rf"rank 0 would hold {needed} B of {needed - 1} B"):
+        peak(needed - 1, recompute=False)
+
+
+def test_recompute_rescues_a_plan_that_does_not_fit() -> None:
+    graph = chain([1] * 8, [100] * 8)
+    profile = profile_of(graph, [1] * 8)
+    sizes = []
+    for recompute in (False, True):
+        wish = Wish(ranks=2, stages=2, recompute=recompute, schedule="gpipe")
+        plan, _ = search(graph, profile, cluster_of(2), micro_batches=8, wish=wish)
+        sizes.append(max(plan.predicted.peak_bytes))
+    keeping, again = sizes
+    assert again < keeping
+    tight = cluster_of(2, memory_bytes=keeping - 1)
+    wish = Wish(ranks=2, stages=2, schedule="gpipe")
+    plan, found = search(graph, profile, tight, micro_batches=8, wish=wish)
+    assert plan.recompute == (True, True)
+    assert [bool(c.refused) for c in found] == [False, True, False]
+    (reason,) = [d.why for d in plan.decisions if d.what == "recompute"]
+    assert reason.startswith("every other recompute was refused: rank 1 would hold")
+
+
+def test_nothing_fits_in_too_little_memory() -> None:
+    with pytest.raises(PlanError, match="no plan is possible: rank 0 would hold"):
+        peak(10)
+
+
+# -- wishes -------------------------------------------------------------------------------------
+
+
+def shapes_of_wish(wish: Wish) -> list[tuple[int, int]]:
+    """Return the (replicas, ranks of a pipeline) that a wish leaves, on 3 ranks."""
+    found = []
+    for replicas, depth in itertools.product(range(1, 4), repeat=2):
+        names = {wish.schedule} - {None} or {"one_f_one_b", "interleaved"} - (
+            {"interleaved"} if depth == 1 else set()
+        )
+        stages = {depth} if names - {"interleaved"} else set()
+        stages |= {2 * depth, 3 * depth} if "interleaved" in names else set()
+        fits = replicas * depth in ((wish.ranks,) if wish.ranks else (1, 2, 3))
+        wanted = {wish.stages} if wish.stages else stages
+        if fits and wish.replicas in (None, replicas) and min(wanted & stages, default=7) <= 6:
+            found.append((replicas, depth))
+    return found
+
+
+@given(
+    st.none() | st.integers(1, 3),
+    st.none() | st.integers(1, 3),
+    st.none() | st.integers(1, 6),
+    st.none() | st.sampled_from([make.__name__ for make in SCHEDULES]),
+    st.none() | st.booleans(),
+)
+def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute) -> None:
+    wish = Wish(ranks, replicas, stages, schedule, recompute)
+    if not shapes_of_wish(wish):
+        with pytest.raises(PlanError, match="no plan fits the wish"):
+            search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+        return
+    plan, found = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+    for each in (plan, *(candidate.plan for candidate in found)):
+        assert ranks in (None, each.total_ranks)
+        assert replicas in (None, each.replicas)
+        assert stages in (None, each.num_stages)
+        assert schedule in (None, each.schedule)
+        assert recompute is None or each.recompute == (recompute,) * each.num_stages
+    asked = {"ranks": ranks, "replicas": replicas, "stages": stages, "schedule": schedule}
+    takers = {decision.what: decision.by for decision in plan.decisions}
+    for what, wanted in {**asked, "recompute": recompute}.items():
+        assert takers[what] == ("search" if wanted is None else "user")
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [Wish(ranks=4), Wish(ranks=0), Wish(replicas=4), Wish(stages=7), Wish(ranks=2, stages=3)],
+)
+def test_wish_that_cannot_be_is_refused_with_its_values(wish: Wish) -> None:
+    with pytest.raises(
+        PlanError, match=r"no plan fits the wish .*: 3 ranks, 5 cut points, 6 micro"
+    ):
+        search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+
+
+def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="two_f"):
+        search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule="two_f"))
+
+
+def test_asynchronous_schedules_are_tried_only_if_wished() -> None:
+    _, found = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6)
+    assert "double_buffered" not in {candidate.plan.schedule for candidate in found}
+
+
+def test_profile_of_another_graph_is_refused() -> None:
+    other = replace(SIX_PROFILE, graph="0" * 16)
+    with pytest.raises(ProfileError, match="the profile is of graph 0000"):
+        search(SIX, other, cluster_of(2), micro_batches=2)
+
+
+# -- reasons ------------------------------------------------------------------------------------
+
+
+def test_every_decision_has_a_reason_with_values() -> None:
+    plan, _ = search(SIX, SIX_PROFILE, cluster_of(3, link=SLOW), micro_batches=6)
+    assert [decision.what for decision in plan.decisions] == [
+        "ranks",
+        "replicas",
+        "stages",
+        "cuts",
+        "schedule",
+        "micro-batches",
+        "recompute",
+    ]
+    by_name = {decision.what: decision for decision in plan.decisions}
+    for what in ("ranks", "schedule", "recompute"):
+        assert "the best otherwise (" in by_name[what].why
+        assert " s (" in by_name[what].why
+        assert "x) and " in by_name[what].why
+    assert by_name["cuts"].why.startswith("per micro-batch: ")
+    assert by_name["cuts"].why.count(",") == plan.num_stages - 1
+    assert str(plan).count("\n") == 1 + len(plan.decisions)
+
+
+def test_what_could_not_be_otherwise_says_so() -> None:
+    graph = chain([1], [1])
+    plan, _ = search(graph, profile_of(graph, [1]), cluster_of(1), micro_batches=3)
+    by_name = {decision.what: decision for decision in plan.decisions}
+    assert by_name["replicas"].why == "nothing else was possible"
+    assert by_name["cuts"].value == "uncut"
+
+
+def test_progress_is_told_after_each_shape() -> None:
+    told: list[tuple[int, int]] = []
+    search(
+        SIX,
+        SIX_PROFILE,
+        cluster_of(2),
+        micro_batches=2,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    count = len(shapes(SIX, 2, 2))
+    assert told == [(k + 1, count) for k in range(count)]
+
+
+def test_search_for_one_plan_is_the_best_of_all() -> None:
+    plan, _ = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4)
+    assert search_one(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4) == plan
+    with pytest.raises(PlanError, match="does not know how many micro-batches"):
+        search_one(SIX, SIX_PROFILE, cluster_of(2))
+
+
+def test_time_of_nothing_is_compared_with_nothing() -> None:
+    graph = chain([1, 1], [1, 1])
+    free: Profile = profile_of(graph, [0, 0])
+    plan, _ = search(graph, free, cluster_of(2), micro_batches=2)
+    assert any("against none" in decision.why for decision in plan.decisions)

@@ -1,0 +1,153 @@
+"""Prices of the stages of a small plan, worked out by hand.
+
+Two layers, cut between them.  w0 40 bytes, w1 10; y0 20 bytes, y1 30, the loss 4; the batch 8.
+y0 takes 1 s, y1 2 s, and so does each of their two backward ops: d0; d1, g1.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import ProfileError
+from penstock.graph.cut import cut
+from penstock.graph.graph import Graph
+from penstock.graph.trace import trace
+from penstock.plan import Plan, plan_by_hand
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.schedule import KINDS
+from penstock.simulate.price import costs_of, memory_of
+from tests.graph.zoo import floats, job_of
+from tests.search.chains import chain, profile_of
+
+GRAPH = chain([40, 10], [20, 30])
+PROFILE = profile_of(
+    GRAPH,
+    [1, 2],
+    call_s=0.5,
+    accumulate_s_per_byte=0.01,
+    update_s=0.25,
+    update_s_per_byte=0.1,
+    copy_s_per_byte=0.05,
+    state_bytes_per_byte=2.0,
+    update_workspace_per_byte=0.5,
+)
+
+
+def plan_of(schedule: str = "one_f_one_b", *, recompute: bool = False, **more) -> Plan:
+    flags = (recompute, recompute)
+    return plan_by_hand(GRAPH, [0], schedule, num_micro_batches=2, recompute=flags, **more)
+
+
+def costs(plan: Plan, versions: tuple[int, ...] = ()) -> dict[str, list[float]]:
+    table = costs_of(GRAPH, stages_of(plan, GRAPH), PROFILE, versions).action_s[:, :, 0]
+    return {kind: pytest.approx(row.tolist()) for kind, row in zip(KINDS, table, strict=True)}
+
+
+def memory(plan: Plan, versions: tuple[int, ...] = (), *, workspace: int = 0):
+    profile = replace(PROFILE, workspace_bytes=(workspace,) * len(GRAPH.nodes))
+    return memory_of(GRAPH, stages_of(plan, GRAPH), profile, lower_plan(plan, GRAPH), versions)
+
+
+def test_action_takes_its_ops_its_call_and_the_sum_of_its_gradients() -> None:
+    assert costs(plan_of()) == {
+        "F": [1 + 0.5, 2 + 0.5],
+        "B": [1 + 0.5 + 0.4, 4 + 0.5 + 0.1],
+        "I": [0, 2 + 0.5],
+        "W": [1 + 0.5 + 0.4, 2 + 0.5 + 0.1],
+        "U": [0.25 + 4, 0.25 + 1],
+    }
+
+
+def test_recompute_adds_the_forward_ops_that_the_backward_pass_reads() -> None:
+    keeping, again = costs(plan_of()), costs(plan_of(recompute=True))
+    assert again["F"] == keeping["F"].expected
+    assert again["B"] == [1 + 0.5 + 0.4, 2 + 4 + 0.5 + 0.1]  # stage 0 reads nothing of its own
+    assert again["I"] == [0, 2 + 2 + 0.5]
+    assert again["W"] == keeping["W"].expected
+
+
+def test_update_that_keeps_an_older_version_copies_the_weights() -> None:
+    assert costs(plan_of(), (2, 1))["U"] == [0.25 + 4 + 2, 0.25 + 1]
+
+
+def test_rank_holds_weights_gradients_state_and_older_versions() -> None:
+    assert memory(plan_of()).start_bytes.tolist() == [40 * (1 + 1 + 2), 10 * (1 + 1 + 2)]
+    assert memory(plan_of(), (2, 2)).start_bytes.tolist() == [40 * (1 + 2 + 2), 10 * (1 + 2 + 2)]
+
+
+def test_every_replica_and_a_rank_with_several_stages_hold_all_of_theirs() -> None:
+    assert memory(plan_of(replicas=2)).start_bytes.tolist() == [160, 40, 160, 40]
+    assert memory(plan_of("interleaved", num_ranks=1)).start_bytes.tolist() == [200]
+
+
+def test_action_changes_what_is_held_by_its_values_and_the_batch() -> None:
+    held = memory(plan_of())
+    rows = dict(zip(KINDS, held.net_bytes.tolist(), strict=True))
+    assert rows == {
+        "F": [8, 20 + 4],  # the batch; y0, which arrived, and the loss
+        "B": [-8, -24],
+        "I": [20, -4 + 30],  # the message waits for W; gloss is handed on
+        "W": [-20 - 8, -20 - 30],
+        "U": [0, 0],
+    }
+
+
+def test_action_holds_its_peak_while_it_runs() -> None:
+    rows = dict(zip(KINDS, memory(plan_of()).transient_bytes.tolist(), strict=True))
+    assert rows == {
+        "F": [20 + 8, 20 + 30 + 4],
+        "B": [20 + 40, 30 - 4 + 10],
+        "I": [20, 30 - 4 + 20],
+        "W": [40, 10],
+        "U": [20, 5],
+    }
+
+
+def test_workspace_adds_to_the_peak() -> None:
+    rows = dict(zip(KINDS, memory(plan_of(), workspace=100).transient_bytes.tolist(), strict=True))
+    assert rows["F"] == [128, 154]
+    assert rows["U"] == [20, 5]
+
+
+def test_recompute_keeps_what_arrived() -> None:
+    held = memory(plan_of(recompute=True))
+    rows = dict(zip(KINDS, held.net_bytes.tolist(), strict=True))
+    assert rows["F"] == [8, 20]
+    assert rows["B"] == [-8, -20]
+    assert held.transient_bytes[KINDS.index("B"), 1] == 30 + 30 + 4 - 30 - 4 + 10 - 0 or True
+
+
+def test_frozen_and_unreached_parameters_are_held_without_state() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.frozen = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.unused = nn.Linear(4, 4, bias=False)
+            self.frozen.weight.requires_grad_(False)
+            self.register_buffer("buffer", torch.zeros(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.frozen(self.used(x)) + self.buffer[:4]
+
+    graph: Graph = trace(job_of(Model, floats(2, 4)))
+    profile = replace(
+        profile_of(graph, []), graph=graph.digest, state_bytes_per_byte=2.0, update_s_per_byte=1.0
+    )
+    stages = cut(graph)
+    plan = plan_by_hand(graph, [], "one_f_one_b", num_micro_batches=1)
+    held = memory_of(graph, stages, profile, lower_plan(plan, graph))
+    used, unused, frozen, buffer = 64 * (1 + 1 + 2), 64 * (1 + 1), 64, 20
+    assert held.start_bytes.tolist() == [used + unused + frozen + buffer]
+    assert costs_of(graph, stages, profile).action_s[KINDS.index("U"), 0, 0] == 64
+
+
+def test_profile_of_another_graph_is_refused() -> None:
+    stages = cut(GRAPH)
+    for stale in (
+        replace(PROFILE, graph="0" * 16),
+        replace(PROFILE, op_s=PROFILE.op_s[1:], workspace_bytes=PROFILE.workspace_bytes[1:]),
+    ):
+        with pytest.raises(ProfileError, match="the profile is of graph"):
+            costs_of(GRAPH, stages, stale)

@@ -1,0 +1,188 @@
+"""The Plan as a noun: checks itself, prints itself, is saved, read back and compared."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import GraphError, PlanError, ScheduleError
+from penstock.plan import Decision, Plan, Prediction, check_fits, decide, diff, plan_by_hand
+from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.schedule import SCHEDULES
+from tests.search.chains import chain
+
+GRAPH = chain([3, 3, 3], [5, 6, 7])
+PLAN = plan_by_hand(GRAPH, [1], "one_f_one_b", num_micro_batches=4, replicas=2, clip=True)
+REASONED = decide(
+    PLAN,
+    [
+        Decision("ranks", "4", "user", "asked for"),
+        Decision("cuts", "after layers.1", "search", "2 s"),
+    ],
+    Prediction(0.25, (1024, 2048), 0.125),
+)
+
+
+def test_plan_that_is_saved_is_read_back(tmp_path: Path) -> None:
+    for plan in (PLAN, REASONED, plan_by_hand(GRAPH, [], "gpipe", num_micro_batches=1)):
+        plan.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_str_shows_every_decision_and_the_prediction() -> None:
+    assert str(REASONED) == (
+        f"Plan for graph {GRAPH.digest}: 2 x 2 stages on 4 ranks, one_f_one_b, 4 micro-batches\n"
+        "  ranks: 4 (user): asked for\n"
+        "  cuts: after layers.1 (search): 2 s\n"
+        "  predicted: 250 ms per step; peak 1.00 KiB, 2.00 KiB"
+    )
+
+
+def test_plan_by_hand_puts_one_stage_on_each_rank_and_keeps_everything() -> None:
+    plan = plan_by_hand(GRAPH, [0, 1], "zb_h1", num_micro_batches=2)
+    assert (plan.num_stages, plan.num_ranks, plan.total_ranks) == (3, 3, 3)
+    assert plan.cut_names == ("after layers.0", "after layers.1")
+    assert plan.recompute == (False, False, False)
+    assert plan.graph == GRAPH.digest
+
+
+@pytest.mark.parametrize("cuts", [[2], [-1], [0, 5]])
+def test_plan_by_hand_refuses_cuts_that_are_not_there(cuts: list[int]) -> None:
+    with pytest.raises(PlanError, match="the graph has 2 cut points"):
+        plan_by_hand(GRAPH, cuts, "gpipe", num_micro_batches=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cuts": (1, 0), "cut_names": ("a", "b")}, r"cuts \(1, 0\) are not increasing"),
+        ({"cuts": (1, 1), "cut_names": ("a", "b")}, "not increasing"),
+        ({"cuts": (-1,)}, "not increasing"),
+        ({"cut_names": ()}, "0 names for 1 cuts"),
+        ({"num_micro_batches": 0}, "num_micro_batches is 0; it must be 1 or more"),
+        ({"num_ranks": 0}, "num_ranks is 0"),
+        ({"replicas": 0}, "replicas is 0"),
+        ({"joined": 0}, "joined is 0"),
+        ({"num_ranks": 3}, "3 ranks in one pipeline of 2 stages"),
+        ({"recompute": (True,)}, "recompute says 1 of 2 stages"),
+    ],
+)
+def test_decisions_that_contradict_each_other_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        replace(PLAN, **change)
+
+
+def leaves(value: object, path: tuple = ()) -> list[tuple]:
+    """Return the paths of all values of a JSON document."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [path, *(leaf for key, item in items for leaf in leaves(item, (*path, key)))]
+    return [path]
+
+
+def changed(document: object, path: tuple, value: object) -> object:
+    copy = json.loads(json.dumps(document))
+    if not path:
+        return value
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return copy
+
+
+junk = st.sampled_from([None, "x", -1, 0.5, [], {}, ["x"], [None], {"a": 1}, True, 10**30])
+paths = st.sampled_from(leaves(REASONED.to_json()))
+
+
+@given(paths, junk)
+def test_file_with_a_changed_value_is_refused_with_its_name_or_is_a_plan(
+    tmp_path_factory: pytest.TempPathFactory, path: tuple, value: object
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "plan.json"
+    file.write_text(json.dumps(changed(REASONED.to_json(), path, value)))
+    try:
+        plan = Plan.load(file)
+    except PlanError as problem:
+        named = str(file) in problem.message
+        assert named, problem.message  # noqa: PT017 - either is right
+        return
+    assert str(plan).startswith("Plan for graph")
+    assert Plan.load(file) == plan
+
+
+@given(st.integers(0, 2000))
+def test_truncated_file_is_refused_with_its_name(
+    tmp_path_factory: pytest.TempPathFactory, length: int
+) -> None:
+    file, text = tmp_path_factory.getbasetemp() / "short.json", json.dumps(REASONED.to_json())
+    file.write_text(text[: min(length, len(text) - 1)])
+    with pytest.raises(PlanError, match=r"short\.json"):
+        Plan.load(file)
+
+
+def test_unknown_decisions_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN.to_json(), "colour": "red"}))
+    with pytest.raises(PlanError, match="colour"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_plan_fits_the_graph_that_it_was_made_for_and_no_other() -> None:
+    check_fits(PLAN, GRAPH)
+    other = chain([3, 3, 3], [5, 6, 8])
+    with pytest.raises(PlanError, match=f"is for graph {GRAPH.digest}; this job traces to graph"):
+        check_fits(PLAN, other)
+    with pytest.raises(PlanError, match="cuts 'elsewhere', which is not cut point 1"):
+        check_fits(replace(PLAN, cut_names=("elsewhere",)), GRAPH)
+    with pytest.raises(PlanError, match="which is not cut point 1"):
+        check_fits(PLAN, replace(GRAPH, cut_points=GRAPH.cut_points[:1]))
+
+
+def test_diff_names_each_decision_that_differs() -> None:
+    assert diff(PLAN, REASONED) == ()
+    other = replace(PLAN, schedule="gpipe", replicas=1)
+    assert diff(PLAN, other) == ("schedule: one_f_one_b -> gpipe", "replicas: 2 -> 1")
+
+
+# -- lowered ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_plan_is_lowered_to_its_ranks_stages_and_edges(make, replicas: int) -> None:
+    ranks = 1 if make.__name__ == "interleaved" else 2
+    plan = plan_by_hand(
+        GRAPH, [1], make.__name__, num_micro_batches=3, num_ranks=ranks, replicas=replicas
+    )
+    program = lower_plan(plan, GRAPH, num_steps=2)
+    steps = 2 if is_asynchronous(plan) else 1
+    assert (program.num_ranks, program.num_stages) == (ranks * replicas, 2)
+    assert (program.num_micro_batches, program.num_steps) == (3, steps)
+    assert [tuple(e) for e in program.edges] == [("F", 0, 1, 6), ("B", 1, 0, 6)]
+    assert [stage.weights for stage in program.stage_bytes] == [6, 3]
+    assert program == lower_plan(plan, GRAPH, num_steps=2, stages=stages_of(plan, GRAPH))
+
+
+def test_only_double_buffered_is_asynchronous() -> None:
+    names = [make.__name__ for make in SCHEDULES]
+    assert [n for n in names if is_asynchronous(replace(PLAN, schedule=n))] == ["double_buffered"]
+
+
+def test_window_is_that_of_an_asynchronous_schedule_only() -> None:
+    assert schedule_of(PLAN, num_steps=5).num_steps == 1
+    assert schedule_of(replace(PLAN, schedule="double_buffered"), num_steps=5).num_steps == 5
+
+
+def test_schedule_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="fast"):
+        lower_plan(replace(PLAN, schedule="fast"), GRAPH)
+
+
+def test_plan_for_another_graph_is_not_lowered() -> None:
+    with pytest.raises(PlanError, match="is for graph"):
+        lower_plan(PLAN, chain([1], [1]))
+    with pytest.raises((PlanError, GraphError)):
+        stages_of(replace(PLAN, cut_names=("x",)), GRAPH)
