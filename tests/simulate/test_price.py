@@ -116,7 +116,7 @@ def test_recompute_keeps_what_arrived() -> None:
     rows = dict(zip(KINDS, held.net_bytes.tolist(), strict=True))
     assert rows["F"] == [8, 20]
     assert rows["B"] == [-8, -20]
-    assert held.transient_bytes[KINDS.index("B"), 1] == 30 + 10  # gloss and d1; y1 is gone again
+    assert held.transient_bytes[KINDS.index("B"), 1] == 30 + 4 + 10  # gloss, loss, d1
 
 
 def test_frozen_and_unreached_parameters_are_held_without_state() -> None:
