@@ -216,6 +216,8 @@ class Reference:
         heads = [self.queues[rank][0] if self.queues[rank] else None for rank in members]
         if any(head is None or head[:2] != heads[0][:2] for head in heads):
             return
+        if heads[0][1] != members:  # what was issued stands behind one that waits for other ranks
+            return
         if self.running & set(members):
             return
         self.running |= set(members)

@@ -54,7 +54,6 @@ def tables(num_stages: int, devices: tuple[str, ...], seed: int) -> Costs:
     return Costs(random.random(shape) + 0.01, devices, random.random(num_stages) + 0.01)
 
 
-@pytest.mark.skip(reason="differs from the reference after tests of prices ran: to be found")
 @given(st.data(), programs(), st.integers(0, 999))
 def test_simulation_by_a_table_equals_the_reference(
     data: st.DataObject, program: Program, seed: int
