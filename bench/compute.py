@@ -1,32 +1,25 @@
 """Compute: what a rank computes in one step, action by action, with messages and runtime left out.
 
 The actions run in the rank's own order, on values that were made beforehand.  What is timed is
-a segment and the adding of its gradients, or for the peer a module and its backward; by the
-thread's own clock, so that what other processes take from the core does not count.
+a segment and the adding of its gradients; by the thread's own clock, so that what other
+processes take from the core does not count.
 """
 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from bench.models import Size, cross_entropy, micro_batches
+from bench.inside import Seconds
 from bench.ours import Ours
-from bench.peer import modules_of
 from penstock import _compat
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment
-from penstock.program.program import Program
 from penstock.runtime.weights import StageWeights
-from penstock.schedule.schedule import Action, Schedule
-from penstock.simulate import simulate
-from penstock.timeline import step_s
-
-Seconds = dict[Action, float]
+from penstock.schedule.schedule import Action
 
 
 class Segments:
@@ -118,72 +111,6 @@ class Segments:
             *map(frame.get, function.values[taken:]),
         )
         return [*(known[node] for node in function.statics), *leaves, *values]
-
-
-class Modules:
-    """The peer's modules of one rank under autograd, in the order of a schedule.
-
-    The peer splits a backward by walking autograd's graph; here I is the whole backward and W
-    is nothing, so what the split costs counts as the peer's runtime.
-    """
-
-    def __init__(self, size: Size, schedule: Schedule, rank: int) -> None:
-        self.order, self.count = list(schedule.orders[rank]), schedule.num_stages
-        self.share = schedule.num_micro_batches
-        numbers = sorted({action.stage for action in self.order})
-        modules = modules_of(size, self.count, numbers)
-        self.modules = dict(zip(numbers, modules, strict=True))
-        self.tokens, self.labels = micro_batches(size)[0]
-        self.crossing = torch.randn(*self.tokens.shape, size.width)
-
-    def step(self) -> list[float]:
-        """Compute one step; return the seconds of each action."""
-        for module in self.modules.values():
-            module.zero_grad()
-        held: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
-        return [self._compute(action, held) for action in self.order]
-
-    def _compute(
-        self, action: Action, held: dict[tuple[int, int], tuple[Tensor, Tensor | None]]
-    ) -> float:
-        kind, stage, micro_batch = action
-        if kind == "W":
-            return 0.0
-        last = stage == self.count - 1
-        if kind == "F":
-            x = self.crossing.clone().requires_grad_() if stage else self.tokens
-            start = time.thread_time()
-            y = self.modules[stage](x)
-            if last:
-                y = cross_entropy(y, self.labels) / self.share
-            seconds = time.thread_time() - start
-            held[stage, micro_batch] = y, None if last else self.crossing.clone()
-            return seconds
-        y, gradient = held.pop((stage, micro_batch))
-        start = time.thread_time()
-        torch.autograd.backward(y, gradient)
-        del y
-        return time.thread_time() - start
-
-
-def split_like(seconds: Seconds, ours: Seconds) -> Seconds:
-    """Return the seconds of I and W where `seconds` has the whole backward in I.
-
-    The share of I is the one that our segments have, over all stages.
-    """
-    total = {kind: sum(s for a, s in ours.items() if a.kind == kind) for kind in ("I", "W")}
-    share = total["I"] / (total["I"] + total["W"] or 1.0)
-    whole = {(a.stage, a.micro_batch): s for a, s in seconds.items() if a.kind == "I"}
-    parts = {"I": share, "W": 1.0 - share}
-    return {
-        a: parts[a.kind] * whole[a.stage, a.micro_batch] if a.kind in parts else s
-        for a, s in seconds.items()
-    }
-
-
-def bound_s(program: Program, seconds: Mapping[Action, float]) -> float:
-    """Return the seconds of a window that consists of these computes and its bubble: free links."""
-    return step_s(simulate(program, seconds.__getitem__, spans=False))
 
 
 def seconds_of(order: Sequence[Action], steps: Sequence[Sequence[float]]) -> Seconds:

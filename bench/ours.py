@@ -1,6 +1,7 @@
 """Ours: a model of bench/models.py cut at its blocks, lowered, and bound on two ranks."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bench.inside import Inside
 from bench.models import Size
+from penstock.graph.code import function_of
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -61,10 +64,18 @@ def lowered(
     return Ours(captured, stages_of(plan, graph), job, lower_plan(plan, graph, num_steps=num_steps))
 
 
-def rank_of(ours: Ours, end: Transport, windows: int = 1) -> tuple[Rank, Callable[[], None]]:
-    """Return this rank, and the call that runs some windows of its program."""
-    rank = Rank(ours.capture, ours.stages, ours.job, end, replicas=1)
-    calls = rank.bind(ours.program)
+def rank_of(
+    ours: Ours, end: Transport, windows: int = 1, inside: Inside | None = None
+) -> tuple[Rank, Callable[[], None]]:
+    """Return this rank, and the call that runs some windows of its program.
+
+    inside:  where the seconds of its computes are to be noted.
+    """
+    make = function_of if inside is None else inside.function_of
+    rank = Rank(ours.capture, ours.stages, ours.job, end, replicas=1, make=make)
+    with nullcontext() if inside is None else inside.adding():
+        calls = rank.bind(ours.program)
+    calls = calls if inside is None else inside.bound(calls)
     starts = range(0, windows * ours.program.num_steps, ours.program.num_steps)
     end.barrier()
 

@@ -19,6 +19,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from bench.inside import Inside
 from bench.models import Pieces, Size, cross_entropy, micro_batches
 from penstock.schedule import Schedule, find
 from penstock.schedule.schedule import Action
@@ -55,6 +56,7 @@ class Stepper:
     """One rank of the peer.  Its process group must be the default one."""
 
     def __init__(self, peer: Peer, size: Size, num_micro_batches: int, rank: int) -> None:
+        self.inside = inside = Inside()
         count, numbers = peer.num_stages, peer.stages[rank]
         self.modules = modules_of(size, count, numbers)
         cpu = torch.device("cpu")
@@ -62,11 +64,13 @@ class Stepper:
             PipelineStage(module, number, count, cpu)
             for number, module in zip(numbers, self.modules, strict=True)
         ]
+        for stage in stages:
+            inside.stage(stage)
         one = peer.make in (ScheduleGPipe, Schedule1F1B)
         self.schedule = peer.make(
             stages[0] if one else stages,
             num_micro_batches,
-            loss_fn=lambda y, labels: cross_entropy(y, labels) / num_micro_batches,
+            loss_fn=inside.timed(lambda y, labels: cross_entropy(y, labels) / num_micro_batches),
             scale_grads=False,
         )
         made = micro_batches(size)
@@ -79,7 +83,8 @@ class Stepper:
         """Run one step: forward, backward, gradients summed up."""
         for module in self.modules:
             module.zero_grad()
-        self.schedule.step(*self.inputs, **self.target, return_outputs=False)
+        with self.inside.asking():
+            self.schedule.step(*self.inputs, **self.target, return_outputs=False)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients that the last step left, by name."""

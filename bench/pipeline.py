@@ -15,9 +15,8 @@ bound_s           our own segments alone - one rank computes, the other one wait
 over_bound        ours_s / bound_s
 *_peak_bytes      of the rank that holds most, weights and buffers at rest included; in a run of
                   its own under the memory profiler
-*_us_per_action   (step - bound) / actions of a rank, in microseconds, where the bound is of the
-                  computes while both ranks compute: what cores take from each other is no
-                  matter of the runtime.  The peer's is of its modules under autograd in its order
+*_us_per_action   (step - bound) / actions of a rank, in microseconds, step by step, where the
+                  bound is of what the computes of that very step took inside it (bench/inside.py)
 *_cpu_s           CPU seconds of a step, all threads of both ranks
 kept              quiet blocks of all blocks, of the one that has fewer: docs/bench.md
 """
@@ -26,6 +25,7 @@ import argparse
 import gc
 import itertools
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -37,9 +37,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.compute import Modules, Seconds, Segments, bound_s, seconds_of, split_like
+from bench.compute import Segments, seconds_of
+from bench.inside import Inside, Seconds, bound_s
 from bench.machine import machine
-from bench.measure import Block, Figure, Side, Turns, chosen_of, figure, in_ranks, take_turns
+from bench.measure import Figure, Side, Turns, chosen_of, figure, in_ranks, take_turns
 from bench.models import SIZES, Size
 from bench.ours import Ours, gradients_of, lowered, rank_of
 from bench.peer import PEERS, Peer, Stepper, schedule_of
@@ -93,7 +94,7 @@ def rows_of(case: Case, turns: Turns) -> list[Row]:
             "micro_batches": case.num_micro_batches,
             "peer": peer.name,
             **ours,
-            **peer_columns(case, peer, told, ours["ours_s"]),
+            **peer_columns(peer, told, ours["ours_s"]),
             "peer_peak_bytes": peer_bytes,
             "gradients_difference": how_far,
         }
@@ -170,76 +171,98 @@ def difference(save: Path, one: str, other: str) -> float:
 
 
 class Told(NamedTuple):
-    """What one rank tells: the figures of all sides, and seconds of its own computes."""
+    """What one rank tells of the steps that count."""
 
     figures: dict[str, Figure]
-    alone: dict[str, Seconds]
-    beside: dict[str, Seconds]
-    schedules: dict[str, str]
+    steps: dict[str, list[float]]  # seconds of every step of each side
+    inside: dict[str, list[list[float]]]  # seconds of this rank's computes in each of them
+    orders: dict[str, list[Action]]  # whose they are
+    alone: Seconds  # of our computes
+    schedules: dict[str, str]  # of the peer
 
     @classmethod
     def of(cls, content: Any) -> "Told":
-        figures, *tables, schedules = content
-        tables = [
-            {name: {Action.parse(a): s for a, s in table.items()} for name, table in named.items()}
-            for named in tables
-        ]
-        return cls({name: Figure(*row) for name, row in figures.items()}, *tables, schedules)
+        figures, steps, inside, orders, alone, schedules = content
+        return cls(
+            {name: Figure(*row) for name, row in figures.items()},
+            steps,
+            inside,
+            {name: [Action.parse(text) for text in order] for name, order in orders.items()},
+            {Action.parse(text): seconds for text, seconds in alone.items()},
+            schedules,
+        )
 
 
 def play(case: Case, turns: Turns, rank: int, folder: Path) -> Any:
     """Let ours, the peer and the bare computes take turns; return what `Told.of` reads."""
     end = join(rank, folder, gloo=True)
     steppers = {p.name: Stepper(p, case.size, case.num_micro_batches, rank) for p in case.peers}
-    _, window = rank_of(case.ours, end)
+    inside = {"ours": Inside()} | {name: stepper.inside for name, stepper in steppers.items()}
+    _, window = rank_of(case.ours, end, inside=inside["ours"])
     schedules = {
         peer.name: schedule_of(peer, steppers[peer.name].schedule, case.num_micro_batches)
         for peer in case.peers
     }
-    computes: dict[str, Segments | Modules] = {"ours": Segments(case.ours, rank)}
-    for name, schedule in schedules.items():
-        computes[name] = Modules(case.size, schedule, rank)
-    sides: dict[str, Side] = {"ours": window}
-    sides |= {name: stepper.step for name, stepper in steppers.items()}
-    for name, compute in computes.items():
-        sides[f"{name} beside"] = compute.step
-    for turn in range(RANKS):
-        sides[f"ours alone {turn}"] = computes["ours"].step if turn == rank else list
-    bare = sides.keys() - {"ours", *steppers}
-    blocks = take_turns(sides, end, turns, seldom=bare)
-    beside = {n: table(c.order, blocks[f"{n} beside"], turns) for n, c in computes.items()}
-    alone = {"ours": table(computes["ours"].order, blocks[f"ours alone {rank}"], turns)}
-    figures = {name: list(figure(blocks[name], turns)) for name in ("ours", *steppers)}
-    texts = {name: str(schedule) for name, schedule in schedules.items()}
+    orders = {"ours": case.ours.orders()[rank]}
+    orders |= {name: list(schedule.orders[rank]) for name, schedule in schedules.items()}
+    steps: dict[str, Side] = {"ours": window}
+    steps |= {name: stepper.step for name, stepper in steppers.items()}
+    sides = {name: noted(step, inside[name], orders[name]) for name, step in steps.items()}
+    segments = Segments(case.ours, rank)
+    alone = [f"alone {turn}" for turn in range(RANKS)]
+    sides |= {name: segments.step if name == alone[rank] else list for name in alone}
+    blocks = take_turns(sides, end, turns, seldom=alone)
+    chosen = {name: chosen_of(blocks[name], turns) for name in (*steps, alone[rank])}
+    notes = {
+        name: [note for block in kept for note in block.notes] for name, kept in chosen.items()
+    }
+    bare = seconds_of(segments.order, notes.pop(alone[rank]))
     end.barrier()
     dist.destroy_process_group()
     end.close()
-    return [figures, alone, beside, texts]
+    return [
+        {name: list(figure(blocks[name], turns)) for name in steps},
+        {name: [s for block in chosen[name] for s in block.step_s] for name in steps},
+        notes,
+        {name: list(map(str, order)) for name, order in orders.items()},
+        {str(action): seconds for action, seconds in bare.items()},
+        {name: str(schedule) for name, schedule in schedules.items()},
+    ]
 
 
-def table(order: Sequence[Action], blocks: list[Block], turns: Turns) -> dict[str, float]:
-    steps = [note for block in chosen_of(blocks, turns) for note in block.notes]
-    return {str(action): seconds for action, seconds in seconds_of(order, steps).items()}
+def noted(step: Side, inside: Inside, order: Sequence[Action]) -> Side:
+    """Return a step that returns the seconds of its computes, in `order`."""
+
+    def call() -> list[float]:
+        step()
+        return inside.take(order)
+
+    return call
 
 
 # -- columns --------------------------------------------------------------------------------------
 
 
-def all_ranks(told: Sequence[Told], which: str, name: str) -> Seconds:
-    """Return the seconds of the actions of all ranks."""
-    return {a: s for one in told for a, s in getattr(one, which)[name].items()}
+def us_per_action(program: Program, told: Sequence[Told], name: str) -> float:
+    """Return microseconds beyond computes and bubble for each action of a rank: a median."""
+    actions = [action for one in told for action in one.orders[name]]
+    rows = zip(*(one.inside[name] for one in told), strict=True)
+    beyond = [
+        step_s - bound_s(program, dict(zip(actions, itertools.chain(*row), strict=True)))
+        for step_s, row in zip(told[0].steps[name], rows, strict=True)
+    ]
+    return 1e6 * statistics.median(beyond) / max(len(one.orders[name]) for one in told)
 
 
-def us_per_action(step_s: float, program: Program, seconds: Seconds, order_length: int) -> float:
-    """Return microseconds beyond computes and bubble for each action of a rank."""
-    return 1e6 * (step_s - bound_s(program, seconds)) / order_length
+def inside_s(told: Sequence[Told], name: str) -> float:
+    """Return the seconds of all computes of all ranks inside a step: a median."""
+    rows = zip(*(one.inside[name] for one in told), strict=True)
+    return statistics.median(sum(map(sum, row)) for row in rows)
 
 
 def ours_columns(case: Case, told: Sequence[Told]) -> Row:
     own, program = told[0].figures["ours"], case.ours.program
-    bound = bound_s(program, all_ranks(told, "alone", "ours"))
-    beside = all_ranks(told, "beside", "ours")
-    length = max(map(len, case.ours.orders()))
+    bound = bound_s(program, {a: s for one in told for a, s in one.alone.items()})
     return {
         "ours_s": own.step_s,
         "ours_spread_s": [own.low_s, own.high_s],
@@ -247,27 +270,21 @@ def ours_columns(case: Case, told: Sequence[Told]) -> Row:
         "ours_kept": [own.kept, own.blocks],
         "bound_s": bound,
         "over_bound": own.step_s / bound,
-        "bound_beside_s": bound_s(program, beside),
-        "ours_us_per_action": us_per_action(own.step_s, program, beside, length),
+        "ours_us_per_action": us_per_action(program, told, "ours"),
     }
 
 
-def peer_columns(case: Case, peer: Peer, told: Sequence[Told], ours_s: float) -> Row:
+def peer_columns(peer: Peer, told: Sequence[Told], ours_s: float) -> Row:
     own, name = told[0].figures[peer.name], peer.name
-    schedule = Schedule.parse(told[0].schedules[name])
-    program = lower(schedule)
-    ours_beside = all_ranks(told, "beside", "ours")
-    seconds = split_like(all_ranks(told, "beside", name), ours_beside)
-    length = max(map(len, schedule.orders))
+    program = lower(Schedule.parse(told[0].schedules[name]))
     return {
         "peer_s": own.step_s,
         "peer_spread_s": [own.low_s, own.high_s],
         "peer_cpu_s": own.cpu_s,
         "peer_kept": [own.kept, own.blocks],
         "ratio": ours_s / own.step_s,
-        "peer_bound_beside_s": bound_s(program, seconds),
-        "peer_us_per_action": us_per_action(own.step_s, program, seconds, length),
-        "compute_ratio": sum(ours_beside.values()) / sum(seconds.values()),
+        "peer_us_per_action": us_per_action(program, told, name),
+        "compute_ratio": inside_s(told, "ours") / inside_s(told, name),
     }
 
 
