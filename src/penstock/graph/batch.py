@@ -4,8 +4,8 @@ A trace has no guards: it would take a batch of another shape, or another number
 tensors, and give a wrong result without a word.  So every batch is compared with the traced one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -29,6 +29,7 @@ class TensorKey(NamedTuple):
 
 
 LeafKey: TypeAlias = "TensorKey | str"  # a plain value is kept as text
+Take: TypeAlias = Callable[[Any, Callable[[Any], None]], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,12 +38,19 @@ class BatchKey:
 
     spec: Any
     leaves: tuple[LeafKey, ...]
+    _take: "Take | None" = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_take", _taker(self.spec, iter(self.leaves)))
 
     def leaves_of(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits, laid out as they were traced.
 
         Raises:   GraphError: another structure, shape, dtype or plain value.
         """
+        taken: list[Any] = []
+        if self._take is not None and self._take(batch, taken.append):
+            return taken
         leaves, spec = _compat.pytree.tree_flatten(batch)
         found = tuple(map(leaf_key, leaves))
         if found == self.leaves and spec == self.spec:
@@ -63,6 +71,45 @@ class BatchKey:
             hint = "what is no tensor is fixed when the step is traced: make it a tensor"
         parts = [f"{got} as leaf {i}, the step was traced for {key}" for i, got, key in wrong]
         return GraphError(f"this batch holds {'; '.join(parts)}", hint=hint)
+
+
+def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:
+    """Return what hands over the leaves of a batch that fits exactly, and says whether it did.
+
+    It is an order of magnitude faster than flattening, for a batch is looked at in every step.
+    None: the batch is not made of tensors in tuples, lists and dicts.
+    """
+    if spec.is_leaf():
+        key = next(keys)
+        return None if isinstance(key, str) else _tensor_taker(key)
+    parts = [_taker(part, keys) for part in spec.children()]
+    takers = [part for part in parts if part is not None]
+    if spec.type not in (tuple, list, dict) or len(takers) < len(parts):
+        return None
+    kind = spec.type
+    names: list[Any] = spec.context if kind is dict else list(range(len(takers)))
+    pairs = list(zip(names, takers, strict=True))
+
+    def take(batch: Any, add: Callable[[Any], None]) -> bool:
+        if type(batch) is not kind or len(batch) != len(pairs):
+            return False
+        if kind is dict and list(batch) != names:
+            return False
+        return all([taker(batch[name], add) for name, taker in pairs])
+
+    return take
+
+
+def _tensor_taker(key: TensorKey) -> Take:
+    shape, dtype, strides = torch.Size(key.shape), key.dtype, key.strides
+
+    def take(leaf: Any, add: Callable[[Any], None]) -> bool:
+        if not isinstance(leaf, Tensor) or leaf.shape != shape:
+            return False
+        add(leaf)
+        return leaf.dtype == dtype and leaf.stride() == strides
+
+    return take
 
 
 def key_of(batch: object) -> BatchKey:
