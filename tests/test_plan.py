@@ -66,7 +66,6 @@ def test_plan_by_hand_refuses_cuts_that_are_not_there(cuts: list[int]) -> None:
         ({"num_ranks": 0}, "num_ranks is 0"),
         ({"replicas": 0}, "replicas is 0"),
         ({"joined": 0}, "joined is 0"),
-        ({"num_ranks": 3}, "3 ranks in one pipeline of 2 stages"),
         ({"recompute": (True,)}, "recompute says 1 of 2 stages"),
     ],
 )
@@ -153,7 +152,7 @@ def test_diff_names_each_decision_that_differs() -> None:
 @pytest.mark.parametrize("make", SCHEDULES)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_plan_is_lowered_to_its_ranks_stages_and_edges(make, replicas: int) -> None:
-    ranks = 1 if make.__name__ == "interleaved" else 2
+    ranks = make(2, 3).num_ranks
     plan = plan_by_hand(
         GRAPH, [1], make.__name__, num_micro_batches=3, num_ranks=ranks, replicas=replicas
     )
@@ -166,9 +165,15 @@ def test_plan_is_lowered_to_its_ranks_stages_and_edges(make, replicas: int) -> N
     assert program == lower_plan(plan, GRAPH, num_steps=2, stages=stages_of(plan, GRAPH))
 
 
-def test_only_double_buffered_is_asynchronous() -> None:
-    names = [make.__name__ for make in SCHEDULES]
-    assert [n for n in names if is_asynchronous(replace(PLAN, schedule=n))] == ["double_buffered"]
+def test_asynchronous_are_those_that_have_updates() -> None:
+    for make in SCHEDULES:
+        plan = replace(PLAN, schedule=make.__name__)
+        assert is_asynchronous(plan) == make(2, 2).has_updates
+
+
+def test_plan_for_another_number_of_ranks_than_its_schedule_has_is_refused() -> None:
+    with pytest.raises(PlanError, match="gpipe puts 2 stages on 2 ranks, the plan on 3"):
+        lower_plan(replace(PLAN, schedule="gpipe", num_ranks=3), GRAPH)
 
 
 def test_window_is_that_of_an_asynchronous_schedule_only() -> None:

@@ -67,10 +67,6 @@ class Plan:
         for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
-        if self.num_ranks > self.num_stages:
-            hint = "cut the model into more stages, or use fewer ranks"
-            message = f"{self.num_ranks} ranks in one pipeline of {self.num_stages} stages"
-            raise PlanError(message, hint=hint)
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
 

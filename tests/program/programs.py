@@ -67,7 +67,8 @@ def random_window(chance, num_stages, num_micro_batches, num_ranks):
         for m in range(num_steps * num_micro_batches):
             step = m // num_micro_batches
             needs[Action("F", stage, m)] = [Action("F", stage - 1, m)] if stage else []
-            if (made := step - 1 - rule.history) >= 0:
+            history = int(rule.history(num_stages, num_micro_batches)[stage])
+            if (made := step - 1 - history) >= 0:
                 needs[Action("F", stage, m)].append(Action("U", stage, made))
             later = [Action("B", stage + 1, m)] if stage < num_stages - 1 else []
             needs[Action("B", stage, m)] = [Action("F", stage, m), *later]

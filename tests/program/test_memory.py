@@ -74,7 +74,7 @@ def test_version_that_is_read_after_the_next_one_was_made_is_held(
     assert peak_bytes(program) == (100 * versions + 100,) * num_stages
 
 
-def _step_before_but_never_below_0(stage, micro_batch, num_micro_batches):
+def _step_before_but_never_below_0(stage, micro_batch, num_stages, num_micro_batches):
     step = micro_batch // num_micro_batches
     return Reads(np.maximum(step - 1, 0), np.maximum(step - 1, 0), step)
 
@@ -170,7 +170,8 @@ def _versions(program, code, at, stage):
         for one in code[at + 1 :]
         if isinstance(one, Compute) and one.action.stage == stage
     }
-    history = program.weight_rule.history
+    sizes = program.num_stages, program.num_micro_batches
+    history = int(program.weight_rule.history(*sizes)[stage])
     kept = {v for v in range(-history, newest + 1) if v >= program.num_steps - history}
     if newest == 0:  # of what was there at the start, only what is read is kept
         kept = {v for v in kept if v >= 0}

@@ -125,7 +125,7 @@ EXPECTED = """\
 
 
 def test_program_with_a_weight_rule_of_ones_own_loads_when_it_is_given(tmp_path):
-    mine = WeightRule("mine", DOUBLE_BUFFERED.law, history=1)
+    mine = WeightRule("mine", DOUBLE_BUFFERED.law)
     program = replace(lower(double_buffered(2, 2)), weight_rule=mine)
     program.save(tmp_path / "program.json")
     assert Program.load(tmp_path / "program.json", weight_rules=[mine]) == program

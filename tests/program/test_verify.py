@@ -212,20 +212,21 @@ def test_gradient_slot_filled_again_between_i_and_w_is_refused():
 
 def test_version_that_does_not_exist_yet_is_refused():
     ahead = WeightRule(
-        "ahead", lambda stage, m, per_step: Reads(m * 0 + 1, m * 0 + 1, m // per_step)
+        "ahead", lambda stage, m, stages, per_step: Reads(m * 0 + 1, m * 0 + 1, m // per_step)
     )
     message = refusal("F0.0@1 B0.0@1 U0.0", num_stages=1, edges=(), weight_rule=ahead)
     assert "F0.0@1: that version is not there: versions 0 to 0 are" in message
 
 
 def test_version_older_than_the_history_is_refused():
-    old = WeightRule("old", DOUBLE_BUFFERED.law, history=0)
-    message = refusal("F0.0@-1 B0.0@-1 U0.0", num_stages=1, edges=(), weight_rule=old)
-    assert "F0.0@-1: that version is not there: versions 0 to 0 are" in message
+    back = WeightRule("back", lambda stage, m, stages, per_step: Reads(-m, -m, m // per_step))
+    code = "F0.0 B0.0 U0.0 F0.1@-1 B0.1@-1 U0.1"
+    message = refusal(code, num_stages=1, edges=(), num_steps=2, weight_rule=back)
+    assert "F0.1@-1: that version is not there: versions 0 to 1 are" in message
 
 
 def test_law_that_moves_a_gradient_to_another_step_is_refused():
-    late = WeightRule("late", lambda stage, m, per_step: Reads(m * 0, m * 0, m // per_step + 1))
+    late = WeightRule("late", lambda stage, m, stages, n: Reads(m * 0, m * 0, m // n + 1))
     message = refusal("F0.0 B0.0 U0.0", num_stages=1, edges=(), weight_rule=late)
     assert message == "rule late puts a gradient into another step than its micro-batch's own"
 

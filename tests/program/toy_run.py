@@ -71,8 +71,13 @@ class Law:
         return mix(weights, own, *(tied[name] for name in sorted(tied)), norm)
 
 
+def oldest(program):
+    return int(program.weight_rule.history(program.num_stages, program.num_micro_batches).max())
+
+
 def reads(program, stage, micro_batch):
-    return program.weight_rule.law(stage, micro_batch, program.num_micro_batches)
+    sizes = program.num_stages, program.num_micro_batches
+    return program.weight_rule.law(stage, micro_batch, *sizes)
 
 
 def reference(program, backward=True):
@@ -82,7 +87,7 @@ def reference(program, backward=True):
     weights = {
         (stage, version): initial(stage, version)
         for stage in range(program.num_stages)
-        for version in range(-program.weight_rule.history, 1)
+        for version in range(-oldest(program), 1)
     }
     for step in range(program.num_steps):
         own, tied = defaultdict(int), defaultdict(int)
@@ -189,7 +194,7 @@ class Rank(threading.Thread):
             (one.action.stage, version): initial(one.action.stage, version)
             for one in self.code
             if isinstance(one, Compute)
-            for version in range(-program.weight_rule.history, 1)
+            for version in range(-oldest(program), 1)
         }
         self.gathered = {
             one.stage: False for one in self.code if isinstance(one, Unshard | Reshard)

@@ -29,19 +29,19 @@ sizes = st.integers(1, 6)
 def stash(num_stages: int) -> WeightRule:
     """PipeDream: the weights of a micro-batch are those there were when it came to the stage."""
 
-    def law(stage, micro_batch, num_micro_batches, /):
+    def law(stage, micro_batch, num_stages, num_micro_batches, /):
         version = np.maximum(micro_batch - (num_stages - stage) + 1, 0)
         return Reads(version, version, micro_batch)
 
     return WeightRule("stash", law)
 
 
-def delayed(by: int, history: int) -> WeightRule:
-    def law(stage, micro_batch, num_micro_batches, /):
+def delayed(by: int) -> WeightRule:
+    def law(stage, micro_batch, num_stages, num_micro_batches, /):
         step = micro_batch // num_micro_batches
         return Reads(step - by, step - by, step)
 
-    return WeightRule(f"delayed by {by}", law, history)
+    return WeightRule(f"delayed by {by}", law)
 
 
 def pipedream(num_stages: int, num_steps: int) -> Schedule:
@@ -75,10 +75,10 @@ def reads_of(schedule: Schedule) -> dict[Action, int]:
     }
 
 
-@given(sizes, st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2))
-def test_versions_alive_are_those_that_someone_still_needs(num_stages, m, num_steps, by, more):
+@given(sizes, st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))
+def test_versions_alive_are_those_that_someone_still_needs(num_stages, m, num_steps, by):
     orders = double_buffered(num_stages, m, num_steps=num_steps).orders
-    schedule = Schedule(num_stages, m, orders, num_steps, delayed(by, by + more))
+    schedule = Schedule(num_stages, m, orders, num_steps, delayed(by))
     reads = reads_of(schedule)
     counted = tuple(alive(schedule, stage, stage, reads) for stage in range(num_stages))
     assert versions(schedule).alive == counted
@@ -123,20 +123,23 @@ def test_version_that_comes_later_is_named_with_the_place():
 def test_updates_out_of_order_are_refused():
     orders = (actions("F0.0 F0.1 B0.0 B0.1 U0.1 U0.0"),)
     with pytest.raises(ScheduleError, match=r"cannot do U0\.1: .* needs version 1"):
-        Schedule(1, 1, orders, 2, delayed(1, 1))
+        Schedule(1, 1, orders, 2, delayed(1))
 
 
-def test_version_older_than_the_history_is_refused():
+def test_law_that_goes_back_to_an_older_version_is_refused():
+    def law(stage, micro_batch, num_stages, num_micro_batches, /):
+        return Reads(-1 - micro_batch, -1 - micro_batch, micro_batch // num_micro_batches)
+
     orders = double_buffered(2, 2, num_steps=2).orders
     with pytest.raises(ScheduleError, match=r"needs version -2 .* only versions -1 to 2") as caught:
-        Schedule(2, 2, orders, 2, delayed(2, 1))
-    assert caught.value.hint == "give rule delayed by 2 a greater history, or another law"
+        Schedule(2, 2, orders, 2, WeightRule("back", law))
+    assert caught.value.hint == "give rule back a law that never goes back to an older version"
 
 
 def test_version_after_the_window_is_refused():
     orders = (actions("F0.0 B0.0 U0.0"),)
     with pytest.raises(ScheduleError, match=r"needs version 2 .* only versions 0 to 1"):
-        Schedule(1, 1, orders, 1, delayed(-2, 0))
+        Schedule(1, 1, orders, 1, delayed(-2))
 
 
 def test_version_made_on_another_rank_does_not_count():
@@ -148,13 +151,13 @@ def test_version_made_on_another_rank_does_not_count():
 
 def test_each_copy_of_a_stage_is_counted_by_itself():
     orders = (actions("F0.0 B0.0 U0.0 U0.1"), actions("F0.1 B0.1 U0.0 U0.1"))
-    schedule = Schedule(1, 1, orders, 2, delayed(1, 1))
+    schedule = Schedule(1, 1, orders, 2, delayed(1))
     reads = reads_of(schedule)
     assert versions(schedule).alive == (max(alive(schedule, 0, rank, reads) for rank in (0, 1)),)
 
 
 def test_law_that_puts_a_gradient_into_another_step_is_refused():
-    def law(stage, micro_batch, num_micro_batches, /):
+    def law(stage, micro_batch, num_stages, num_micro_batches, /):
         return Reads(0 * micro_batch, 0 * micro_batch, 0 * micro_batch)
 
     orders = (actions("F0.0 B0.0 U0.0 F0.1 B0.1 U0.1"),)
@@ -167,10 +170,30 @@ def test_law_that_puts_a_gradient_into_another_step_is_refused():
 
 
 @given(st.integers(0, 9), st.integers(0, 30), st.integers(1, 6))
-def test_laws_of_the_built_in_rules(stage, micro_batch, num_micro_batches):
+def test_laws_of_the_foundation(stage, micro_batch, num_micro_batches):
     step = micro_batch // num_micro_batches
-    assert SYNCHRONOUS.law(stage, micro_batch, num_micro_batches) == (step, step, step)
-    now = DOUBLE_BUFFERED.law(stage, micro_batch, num_micro_batches)
-    assert now == (step - 1, step - 1, step)
-    assert (SYNCHRONOUS.history, DOUBLE_BUFFERED.history) == (0, 1)
-    assert [rule.name for rule in WEIGHT_RULES] == ["synchronous", "double_buffered"]
+    sizes = stage, micro_batch, stage + 1, num_micro_batches
+    assert SYNCHRONOUS.law(*sizes) == (step, step, step, 0, 0)
+    assert DOUBLE_BUFFERED.law(*sizes) == (step - 1, step - 1, step, 0, 0)
+    for rule, kept in ((SYNCHRONOUS, 0), (DOUBLE_BUFFERED, 1)):
+        assert rule.history(stage + 1, num_micro_batches).tolist() == [kept] * (stage + 1)
+
+
+@pytest.mark.parametrize("rule", WEIGHT_RULES, ids=lambda rule: rule.name)
+@given(st.integers(1, 7), st.integers(1, 5))
+def test_law_takes_numbers_and_arrays_and_never_goes_back(rule, num_stages, num_micro_batches):
+    stages, m = np.arange(num_stages), np.arange(3 * num_micro_batches)
+    arrays = rule.law(stages[:, None], m[None, :], num_stages, num_micro_batches)
+    table = [np.broadcast_to(read, (len(stages), len(m))) for read in arrays]
+    for stage in stages.tolist():
+        for number in m.tolist():
+            reads = rule.law(stage, number, num_stages, num_micro_batches)
+            assert reads == tuple(int(column[stage, number]) for column in table)
+            assert max(reads.forward, reads.backward) <= reads.step
+    assert all((np.diff(column) >= 0).all() for column in table[:3])
+    oldest = np.minimum(table[0], table[1]).min(1)
+    assert (rule.history(num_stages, num_micro_batches) == np.maximum(-oldest, 0)).all()
+
+
+def test_names_of_rules_are_unique():
+    assert len({rule.name for rule in WEIGHT_RULES}) == len(WEIGHT_RULES)

@@ -101,7 +101,8 @@ def peak(order: Order) -> int:
 def alive(schedule: Schedule, stage: int, rank: int, reads: Mapping[Action, int]) -> int:
     """Return the most versions of `stage` on `rank` that some action or the end still needs."""
     order = [action for action in schedule.orders[rank] if action.stage == stage]
-    history, most, newest = schedule.weight_rule.history, 0, 0
+    sizes = schedule.num_stages, schedule.num_micro_batches
+    history, most, newest = int(schedule.weight_rule.history(*sizes)[stage]), 0, 0
     at_end = set(range(schedule.num_steps - history, schedule.num_steps + 1))
     for index, action in enumerate(order):
         needed = {reads[later] for later in order[index:] if later.kind != "U"} | at_end

@@ -39,7 +39,7 @@ WORDS: dict[int, tuple[str, str]] = {
     rules.WRONG_VERSION: ("the rule {rule} says version {number}", "read that version"),
     rules.VERSION_NOT_THERE: (
         "that version is not there: versions {oldest} to {number} are",
-        "put the update before it, or give the rule a greater history",
+        "put the update before it, or take another rule",
     ),
     rules.STILL_SHARDED: ("the weights of the stage are sharded", "put an Unshard before it"),
     rules.TOO_LATE_FOR_SUM: (
@@ -127,7 +127,7 @@ def broken_rule(program: "Program", finding: Finding) -> ProgramError:
     meanings = {
         "number": number,
         "rule": program.weight_rule.name,
-        "oldest": -program.weight_rule.history,
+        "oldest": -_history(program, int(code.stage[row])),
         "edge": program.edges[number] if "{edge}" in words else "",
         "how": HOWS[number] if "{how}" in words else "",
         "instruction": code.between(slice(number, number + 1))[0]
@@ -241,3 +241,8 @@ def _late_source(
             if peer != rank and facts.places.send_at[message] >= stopped[peer]:
                 return peer
     raise AssertionError(f"rank {rank} has all that {action} needs")
+
+
+def _history(program: "Program", stage: int) -> int:
+    history = program.weight_rule.history(program.num_stages, program.num_micro_batches)
+    return int(history[stage]) if 0 <= stage < len(history) else 0

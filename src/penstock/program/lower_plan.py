@@ -5,6 +5,7 @@ import inspect
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
+from penstock.errors import PlanError
 from penstock.plan import Plan, check_fits
 from penstock.program.instructions import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
@@ -25,6 +26,7 @@ def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:
     """Return the schedule of `plan`; `num_steps` is the window of an asynchronous one.
 
     Raises:   ScheduleError: no such schedule, or one that cannot be built for these sizes.
+              PlanError: it puts the stages on another number of ranks.
     """
     make = find(plan.schedule)
     extra: dict[str, int] = {}
@@ -33,7 +35,12 @@ def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:
         extra["num_ranks"] = plan.num_ranks
     if "num_steps" in known:
         extra["num_steps"] = num_steps
-    return make(plan.num_stages, plan.num_micro_batches, **extra)
+    made = make(plan.num_stages, plan.num_micro_batches, **extra)
+    if made.num_ranks != plan.num_ranks:
+        message = f"{made.name} puts {plan.num_stages} stages on {made.num_ranks} ranks"
+        hint = "cut the model into more stages, or use another number of ranks"
+        raise PlanError(f"{message}, the plan on {plan.num_ranks}", hint=hint)
+    return made
 
 
 def is_asynchronous(plan: Plan) -> bool:

@@ -37,7 +37,8 @@ class Held(NamedTuple):
     deferred: NDArray[np.int64]
     message: NDArray[np.int64]  # edge -> bytes
     posted: NDArray[np.uint8]  # [edge, micro-batch]: it is in a slot of the rank at hand
-    last_read: NDArray[np.int64]  # [stage, version + history] -> row, or -1
+    last_read: NDArray[np.int64]  # [stage, version + oldest] -> row, or -1
+    history: NDArray[np.int64]  # stage -> versions before version 0 that are kept
     updates: NDArray[np.int64]  # stage -> updates so far
 
 
@@ -46,7 +47,7 @@ class Window(NamedTuple):
 
     micro_batches: int
     steps: int
-    history: int
+    oldest: int  # the greatest history of all stages
     backward: bool
 
 
@@ -84,10 +85,11 @@ def _peaks(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return for each rank its peak, and the row after which it is reached (-1: from the start)."""
     if not program.stage_bytes:
         raise ValueError("this program has no stage_bytes; lower it with the sizes of its stages")
+    history = program.weight_rule.history(program.num_stages, program.num_micro_batches)
     window = Window(
         program.num_micro_batches * program.num_steps,
         program.num_steps,
-        program.weight_rule.history,
+        int(history.max()),
         bool((program.code.kind[program.code.op == COMPUTE] != F).any()),
     )
     sizes = np.array(program.stage_bytes, np.int64)
@@ -97,7 +99,8 @@ def _peaks(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         np.ascontiguousarray(sizes[:, 3]),
         np.array([edge.size_bytes for edge in program.edges], np.int64),
         np.zeros(len(program.edges) * window.micro_batches, np.uint8),
-        np.zeros(program.num_stages * (window.steps + window.history + 1), np.int64),
+        np.zeros(program.num_stages * (window.steps + window.oldest + 1), np.int64),
+        history,
         np.zeros(program.num_stages, np.int64),
     )
     peaks = _always_held(program)
@@ -155,16 +158,16 @@ def _walk(
 @part
 def _old_versions(rank: int, code: Columns, window: Window, held: Held) -> int:
     """Note the last reader of each version; return the bytes of those older than version 0."""
-    versions = window.steps + window.history + 1
+    versions = window.steps + window.oldest + 1
     held.last_read[:] = -1
     held.updates[:] = 0
     for row in range(code.offsets[rank], code.offsets[rank + 1]):
         if code.op[row] == COMPUTE:
-            at = code.stage[row] * versions + code.version[row] + window.history
+            at = code.stage[row] * versions + code.version[row] + window.oldest
             held.last_read[at] = row
     total = 0
     for stage in range(len(held.weights)):
-        for version in range(window.history):
+        for version in range(window.oldest):
             if held.last_read[stage * versions + version] >= 0:
                 total += held.weights[stage]
     return total
@@ -192,9 +195,9 @@ def _freed_by(row: int, code: Columns, wiring: Wiring, window: Window, held: Hel
             freed += held.posted[at] * held.message[wiring.into[place]]
             held.posted[at] = 0
     version = int(code.version[row])
-    versions = window.steps + window.history + 1
-    is_old = version < held.updates[stage] and version < window.steps - window.history
-    if is_old and held.last_read[stage * versions + version + window.history] == row:
+    versions = window.steps + window.oldest + 1
+    is_old = version < held.updates[stage] and version < window.steps - held.history[stage]
+    if is_old and held.last_read[stage * versions + version + window.oldest] == row:
         freed += int(held.weights[stage])
     return int(freed)
 
@@ -204,7 +207,7 @@ def _update(row: int, code: Columns, window: Window, held: Held) -> int:
     """Return the bytes of a further version: none where nobody reads the old one again."""
     stage, version = int(code.stage[row]), int(code.micro_batch[row])
     held.updates[stage] = version + 1
-    versions = window.steps + window.history + 1
-    read_later = held.last_read[stage * versions + version + window.history] > row
-    kept = version >= window.steps - window.history
+    versions = window.steps + window.oldest + 1
+    read_later = held.last_read[stage * versions + version + window.oldest] > row
+    kept = version >= window.steps - held.history[stage]
     return int(held.weights[stage]) if read_later or kept else 0

@@ -91,7 +91,6 @@ class Sizes(NamedTuple):
     stages: int
     micro_batches: int
     steps: int
-    history: int
     edges: int
     reductions: int
     pipeline_ranks: int
@@ -256,7 +255,7 @@ def _compute(code: Columns, row: int, rank: int, facts: Facts, state: State) -> 
     version = law[min(stage, law.shape[0] - 1), micro_batch]
     if code.version[row] != version:
         return WRONG_VERSION, int(version)
-    if not -sizes.history <= version <= state.updates[stage]:
+    if not -facts.laws.history[stage] <= version <= state.updates[stage]:
         return VERSION_NOT_THERE, int(state.updates[stage])
     if state.gathered[stage] == PENDING:
         return STILL_SHARDED, -1

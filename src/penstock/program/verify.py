@@ -87,7 +87,6 @@ def _sizes_of(program: "Program") -> Sizes:
         program.num_stages,
         program.num_micro_batches * program.num_steps,
         program.num_steps,
-        program.weight_rule.history,
         len(program.edges),
         len(program.code.reductions),
         program.num_ranks // program.replicas,

@@ -27,6 +27,7 @@ class Laws(NamedTuple):
 
     forward: NDArray[np.int64]
     backward: NDArray[np.int64]
+    history: NDArray[np.int64]  # [stage]: versions before version 0 that are there
 
 
 def wire(num_stages: int, edges: Sequence[Edge]) -> Wiring:
@@ -53,10 +54,10 @@ def laws(rule: WeightRule, num_stages: int, per_step: int, num_steps: int) -> La
     """
     stages = np.arange(num_stages, dtype=np.int64)[:, None]
     micro_batches = np.arange(per_step * num_steps, dtype=np.int64)[None, :]
-    reads = rule.law(stages, micro_batches, per_step)
+    reads = rule.law(stages, micro_batches, num_stages, per_step)
     forward, backward, step = (
         np.broadcast_to(read, np.broadcast_shapes(np.shape(read), micro_batches.shape))
-        for read in reads
+        for read in reads[:3]
     )
     if not np.array_equal(step, np.broadcast_to(micro_batches // per_step, step.shape)):
         hint = "return micro_batch // num_micro_batches as the step"
@@ -64,4 +65,5 @@ def laws(rule: WeightRule, num_stages: int, per_step: int, num_steps: int) -> La
             f"rule {rule.name} puts a gradient into another step than its micro-batch's own",
             hint=hint,
         )
-    return Laws(np.ascontiguousarray(forward), np.ascontiguousarray(backward))
+    history = rule.history(num_stages, per_step)
+    return Laws(np.array(forward, order="C"), np.array(backward, order="C"), history)

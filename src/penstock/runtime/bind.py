@@ -7,6 +7,7 @@ has only to take its inputs, compute, and pass its results on.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from penstock.program.program import (
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.sums import sum_call, update_call
 from penstock.runtime.transport.transport import Wait
-from penstock.runtime.versions import VersionSlots
+from penstock.runtime.versions import Read, VersionSlots
 from penstock.schedule.schedule import Action
 
 if TYPE_CHECKING:
@@ -69,8 +70,11 @@ class _Binder:
         self.per_step = program.num_micro_batches
         self.own = program.stages_of(rank.rank)
         self.slots = VersionSlots(program, rank.rank)
+        sizes, rule = (program.num_stages, program.num_micro_batches), program.weight_rule
         for stage in self.own:
-            rank.weights_of(stage).reserve(self.slots.count[stage])
+            weights = rank.weights_of(stage)
+            weights.reserve(self.slots.count[stage], self.slots.predictions[stage])
+            weights.attend(rule, rule.staleness(stage, *sizes))
         nodes, loss = rank.capture.graph.nodes, rank.capture.graph.loss
         share = 1.0 / (program.num_micro_batches * rank.replicas)
         dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given
@@ -86,26 +90,43 @@ class _Binder:
             match instruction:
                 case Compute(action, version):
                     calls += self._wait(action)
-                    slot = self.slots.of(action.stage, version, place)
-                    calls.append(Bound(self._compute(action, slot), "compute", *action))
+                    read = self.slots.of(action, version, place)
+                    calls += self._predict(action, read)
+                    calls.append(Bound(self._compute(action, read), "compute", *action))
                 case Send(of, edge, peer, _):
                     call = self._send((edge, of.micro_batch), peer)
                     calls.append(Bound(call, "send", *of))
                 case Receive(of, edge, peer, _):
                     calls += self._receive(of.micro_batch, edge, peer)
                 case Reduce():
-                    call = sum_call(self.rank, instruction, self.own)
+                    call = sum_call(self.rank, instruction, self.own, self.first_gradient)
                     calls.append(Bound(call, "collective", "reduce", -1, instruction.step))
                 case Update(stage, step):
                     calls.append(Bound(self._update(stage, step), "update", "U", stage, step))
                 case Unshard() | Reshard():
                     hint = "use a plan without sharding"
                     raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
-        return calls
+        return [*calls, *self._move_stashes()]
+
+    def _move_stashes(self) -> list[Bound]:
+        """Return the calls that put older versions where the next window looks for them."""
+        last = self.program.num_steps - 1
+        moved = ((stage, moves) for stage, moves in self.slots.moved.items() if moves)
+        return [
+            Bound(partial(self.rank.weights_of(stage).move, moves), "wait", "U", stage, last)
+            for stage, moves in moved
+        ]
 
     # -- computes ----------------------------------------------------------------------------
 
-    def _compute(self, action: Action, slot: int) -> Call:
+    def _predict(self, action: Action, read: Read) -> list[Bound]:
+        """Return the call that predicts the weights that `action` is the first to read."""
+        if not read.is_first:
+            return []
+        predict = partial(self.rank.weights_of(action.stage).predict, read.slot, read.ahead)
+        return [Bound(predict, "wait", *action)]
+
+    def _compute(self, action: Action, read: Read) -> Call:
         """Return the call that takes its inputs, computes, and passes the results on."""
         _, stage, micro_batch = action
         kind = _segment_kind(action)
@@ -113,19 +134,17 @@ class _Binder:
         function = self.rank.function(stage, kind)
         if not segment.ops and not function.outputs:
             return _nothing
-        statics = self._statics(stage, function, slot)
+        statics = self._statics(stage, function, read)
         leaves, seed = self._leaves(action, function), self._seed(micro_batch, segment)
-        taken, read = (
-            function.values[: len(segment.takes)],
-            function.values[len(segment.takes) :],
-        )
+        count = len(segment.takes)
+        taken, others = function.values[:count], function.values[count:]
         frame = self.rank.frames[stage, micro_batch]
         pop, get = frame.pop, frame.__getitem__
         consumers = self._consumers(action, segment, function)
         run, guard = function.run, _compat.below_autograd
 
         def call() -> None:
-            arguments = [*statics, *leaves(), *map(pop, taken), *map(get, read)]
+            arguments = [*statics, *leaves(), *map(pop, taken), *map(get, others)]
             with guard():
                 results = run(arguments, seed())
                 for consume in consumers:
@@ -133,9 +152,10 @@ class _Binder:
 
         return call
 
-    def _statics(self, stage: int, function: Function, slot: int) -> tuple[Tensor, ...]:
+    def _statics(self, stage: int, function: Function, read: Read) -> tuple[Tensor, ...]:
         weights, capture = self.rank.weights_of(stage), self.rank.capture
-        known = {**weights.tensors(slot), **weights.buffers, **capture.constants}
+        held = weights.prediction(read.slot) if read.ahead else weights.tensors(read.slot)
+        known = {**held, **weights.buffers, **capture.constants}
         nodes = capture.graph.nodes
         return tuple(self.scale if nodes[n].kind == "scale" else known[n] for n in function.statics)
 

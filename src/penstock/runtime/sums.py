@@ -1,7 +1,7 @@
 """Sums: what stands at the end of a step: gradients summed over ranks, clipped, and the update."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
 
 
-def sum_call(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
-    """Return the call of one Reduce on a rank on which the stages `own` live."""
+def sum_call(
+    rank: "Rank", reduce: Reduce, own: Sequence[int], added: Container[tuple[int, int]]
+) -> Call:
+    """Return the call of one Reduce on a rank on which the stages `own` live.
+
+    added:  (stage, step) of the gradients to which this rank adds something.
+    """
     match reduce.how:
         case "tied":
             return _tied(rank, reduce, own)
         case "replicas":
-            return _replicas(rank, reduce)
+            return _replicas(rank, reduce, added)
         case "norm":
             return _clip(rank, reduce, own)
 
@@ -50,13 +55,16 @@ def _tied(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
     return call
 
 
-def _replicas(rank: "Rank", reduce: Reduce) -> Call:
+def _replicas(rank: "Rank", reduce: Reduce, added: Container[tuple[int, int]]) -> Call:
     """Sum all gradients of a stage over its replicas."""
     stage = int(reduce.bucket.removeprefix("stage"))
     flats = rank.weights_of(stage).flat_gradients
+    silent = (stage, reduce.step) not in added
 
     def call() -> None:
         for flat in flats:
+            if silent:  # it still holds the sum of the step before
+                flat.zero_()
             rank.transport.all_reduce(flat, reduce.ranks)
 
     return call
@@ -106,7 +114,10 @@ def update_call(
         if stash is not None:
             weights.keep(stash)
         number = progress.first_step + step
-        weights.step(1.0 if rate is None else float(rate(number)))
+        factor = 1.0 if rate is None else float(rate(number))
+        if weights.staleness is not None:
+            factor *= weights.staleness.rate(number)
+        weights.step(factor)
         if tells:
             now = time.perf_counter()
             parts = [part.double().reshape(()) for part in progress.losses.pop(step, ())]

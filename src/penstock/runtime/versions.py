@@ -1,49 +1,109 @@
 """Versions: which tensors hold which version of a stage's weights, decided before a window runs.
 
 Version v is live (slot 0) until U(v) makes the next one; if it is still read after that, U(v)
-first copies it into a stash (slot 1, 2, ...) that no version needs any more.
+first copies it into a stash (slot 1, 2, ...) that no version needs any more.  Weights that are
+predicted from a version are made when they are first read, and have places of their own.
 """
+
+from typing import NamedTuple
 
 from penstock.errors import RunError
 from penstock.program.program import Compute, Program, Update
+from penstock.schedule.schedule import Action
+
+
+class Read(NamedTuple):
+    """Where an action finds its weights.
+
+    slot:     0 the live ones, k the k-th stash; of a prediction its place, from 0 on.
+    ahead:    0, or how many updates ahead they are predicted.
+    is_first: whether the prediction has to be made now.
+    """
+
+    slot: int
+    ahead: int = 0
+    is_first: bool = False
 
 
 class VersionSlots:
     """The slots of the stages of one rank, for one program.
 
-    count:     by stage, how many stashes it needs.
-    stash_at:  by (stage, version), the stash into which its update copies it first.
+    count:       by stage, how many stashes it needs.
+    predictions: by stage, how many predictions are kept at once.
+    stash_at:    by (stage, version), the stash into which its update copies it first.
+    moved:       by stage, where each stash has to be taken from at the window's end, so that
+                 version -k of the next window is in stash k.
 
-    A window leaves version -k of the next one in stash k.
-    Raises:   RunError: that cannot be arranged.
+    Raises:   RunError: a prediction is wanted from a version that is not the newest.
     """
 
     def __init__(self, program: Program, rank: int) -> None:
-        self.history, self.num_steps = program.weight_rule.history, program.num_steps
+        self.program, self.num_steps = program, program.num_steps
+        self.history: list[int] = program.weight_rule.history(
+            program.num_stages, program.num_micro_batches
+        ).tolist()
         self.count: dict[int, int] = {}
+        self.predictions: dict[int, int] = {}
         self.stash_at: dict[tuple[int, int], int] = {}
+        self.moved: dict[int, dict[int, int]] = {}
         self._updated_at: dict[tuple[int, int], int] = {}
         self._last_read: dict[tuple[int, int], int] = {}
+        self._predicted: dict[tuple[int, int, int], list[int]] = {}  # key -> [first, last, slot]
         for place, instruction in enumerate(program.code[rank]):
             match instruction:
                 case Compute(action, version):
-                    self._last_read[action.stage, version] = place
+                    ahead = self._ahead(action)
+                    if ahead:
+                        key = action.stage, version, ahead
+                        self._predicted.setdefault(key, [place, place, 0])[1] = place
+                    else:
+                        self._last_read[action.stage, version] = place
                 case Update(stage, step):
                     self._updated_at[stage, step] = place
                 case _:
                     pass
         for stage in program.stages_of(rank):
             self._assign(stage)
+            self._assign_predictions(stage)
 
-    def of(self, stage: int, version: int, place: int) -> int:
-        """Return the slot in which instruction `place` finds `version`; 0 is the live weights."""
+    def of(self, action: Action, version: int, place: int) -> Read:
+        """Return where instruction `place`, which does `action`, finds its weights."""
+        stage, ahead = action.stage, self._ahead(action)
+        if ahead:
+            first, _, slot = self._predicted[stage, version, ahead]
+            return Read(slot, ahead, is_first=first == place)
         if version < 0:
-            return -version
+            return Read(-version)
         replaced = place > self._updated_at.get((stage, version), place)
-        return self.stash_at[stage, version] if replaced else 0
+        return Read(self.stash_at[stage, version] if replaced else 0)
+
+    def _ahead(self, action: Action) -> int:
+        kind, stage, micro_batch = action
+        program = self.program
+        reads = program.weight_rule.law(
+            stage, micro_batch, program.num_stages, program.num_micro_batches
+        )
+        return reads.forward_ahead if kind == "F" else reads.backward_ahead
+
+    def _assign_predictions(self, stage: int) -> None:
+        free_at: list[int] = []  # by slot, the place of the last read
+        for (of_stage, version, _), use in self._predicted.items():
+            if of_stage != stage:
+                continue
+            first, last, _ = use
+            made = self._updated_at.get((stage, version - 1), -1)
+            replaced = self._updated_at.get((stage, version), first)
+            if version < 0 or not made < first <= replaced:
+                name = self.program.weight_rule.name
+                message = f"rule {name} predicts from version {version} of stage {stage}"
+                raise RunError(f"{message}, which is not the newest when it is read")
+            slot = next((k for k, end in enumerate(free_at) if end < first), len(free_at))
+            free_at[slot : slot + 1] = [last]
+            use[2] = slot
+        self.predictions[stage] = len(free_at)
 
     def _assign(self, stage: int) -> None:
-        count = self.history
+        count = self.history[stage]
         holds = {slot: -slot for slot in range(1, count + 1)}  # the version in each stash
         for step in range(self.num_steps):
             place = self._updated_at[stage, step]
@@ -55,12 +115,12 @@ class VersionSlots:
             count = max(count, slot)
             holds[slot] = step
             self.stash_at[stage, step] = slot
-        moved = [k for k in range(1, self.history + 1) if holds[k] != self.num_steps - k]
-        if moved:
-            raise RunError(f"stage {stage}: older versions {moved} end in other stashes")
+        found = {version: slot for slot, version in holds.items()}
+        moved = {k: found[self.num_steps - k] for k in range(1, self.history[stage] + 1)}
+        self.moved[stage] = {to: of for to, of in moved.items() if to != of}
         self.count[stage] = count
 
     def _needed(self, stage: int, version: int, place: int) -> bool:
         """Return whether `version` is read after `place`, or by the next window."""
         is_read = self._last_read.get((stage, version), -1) > place
-        return is_read or version >= self.num_steps - self.history
+        return is_read or version >= self.num_steps - self.history[stage]

@@ -17,6 +17,8 @@ from penstock.errors import CheckpointError, JobError
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
+from penstock.runtime.staleness import Staleness
+from penstock.schedule.weight_rule import WeightRule
 
 _ALIGN_BYTES = 64  # a cache line; every parameter starts on one
 _norm: Callable[..., Tensor] = torch.linalg.vector_norm  # pyright: ignore
@@ -68,6 +70,8 @@ class StageWeights:
         self.live = {node: nn.Parameter(value) for node, value in live.items()}
         self.frozen = {n: parameters[m].detach().clone() for n, m in names.items() if n not in live}
         self.stash: list[tuple[list[Tensor], dict[int, Tensor]]] = []
+        self.predicted: list[tuple[list[Tensor], dict[int, Tensor]]] = []
+        self.staleness: Staleness | None = None
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.optimizer = optimizer_of(job, list(self.live.values())) if self.live else None
         groups = self.optimizer.param_groups if self.optimizer is not None else []
@@ -79,16 +83,40 @@ class StageWeights:
         detached = {node: value.detach() for node, value in values.items()}
         return {**detached, **self.frozen}
 
-    def reserve(self, num_slots: int) -> None:
-        """Make stashes up to slot `num_slots`, each holding what is live now."""
-        while len(self.stash) < num_slots:
-            flats = [flat.clone() for flat in self.flats]
-            self.stash.append((flats, _all_views(self.layouts, flats)))
+    def reserve(self, num_slots: int, num_predictions: int = 0) -> None:
+        """Make stashes up to slot `num_slots` and places for predictions, each as live now."""
+        for room, count in ((self.stash, num_slots), (self.predicted, num_predictions)):
+            while len(room) < count:
+                flats = [flat.clone() for flat in self.flats]
+                room.append((flats, _all_views(self.layouts, flats)))
+
+    def attend(self, rule: WeightRule, delay: float) -> None:
+        """Do from now on what `rule` says about staleness; `delay` is that of this stage."""
+        minds = rule.predictor is not None or rule.compensate or rule.rescale_steps > 0
+        if minds and (self.staleness is None or self.staleness.rule != rule):
+            self.staleness = Staleness(rule, delay, self.flats, self.optimizer)
+
+    def prediction(self, slot: int) -> Mapping[int, Tensor]:
+        """Return node -> tensor of all parameters, as predicted in `slot`."""
+        return {**self.predicted[slot][1], **self.frozen}
+
+    def predict(self, slot: int, ahead: int) -> None:
+        """Predict the weights of `ahead` updates later into `slot`."""
+        assert self.staleness is not None, "binding has made it"
+        flats, views = self.predicted[slot]
+        self.staleness.predict(ahead, flats, self.live, views)
 
     def keep(self, slot: int) -> None:
         """Copy the live weights into stash `slot`."""
         for kept, flat in zip(self.stash[slot - 1][0], self.flats, strict=True):
             kept.copy_(flat)
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        """Give each stash the contents of another one: {to: of}."""
+        taken = {of: [flat.clone() for flat in self.stash[of - 1][0]] for of in moved.values()}
+        for to, of in moved.items():
+            for kept, flat in zip(self.stash[to - 1][0], taken[of], strict=True):
+                kept.copy_(flat)
 
     def use_gradients(self, tied: Iterable[int]) -> None:
         """Point each parameter at its gradient; None where the loss does not reach it."""
@@ -115,12 +143,20 @@ class StageWeights:
             return
         for group, base in zip(self.optimizer.param_groups, self.base_rates, strict=True):
             group["lr"] = base * rate
+        if self.staleness is None:
+            self.optimizer.step()
+            return
+        self.staleness.before_update()
         self.optimizer.step()
+        self.staleness.after_update(self.live)
 
     def size_bytes(self) -> int:
         """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
         held: list[Tensor] = [*self.flats, *self.flat_gradients, *self.frozen.values()]
         held += [*self.buffers.values(), *(flat for flats, _ in self.stash for flat in flats)]
+        held += [flat for flats, _ in self.predicted for flat in flats]
+        if self.staleness is not None:
+            held += [*self.staleness.previous, *self.staleness.average]
         if self.optimizer is not None:
             states = self.optimizer.state.values()
             held += [v for state in states for v in state.values() if isinstance(v, Tensor)]
@@ -139,6 +175,8 @@ class StageWeights:
         for slot, (_, views) in enumerate(self.stash, 1):
             for node, value in views.items():
                 tensors[f"version-{slot}/{self.names[node]}"] = value
+        for key, views in self._kept():
+            tensors |= {f"{key}/{self.names[node]}": value for node, value in views.items()}
         if self.optimizer is not None:
             for node, parameter in self.live.items():
                 optimizer_state(self.optimizer, self.names[node], parameter, tensors, plain)
@@ -158,9 +196,23 @@ class StageWeights:
                 older = f"version-{slot}/{self.names[node]}"
                 name = older if older in tensors else f"weights/{self.names[node]}"
                 value.copy_(fitting(tensors, name, value))
+        for key, views in self._kept():
+            for node, value in views.items():
+                name = f"{key}/{self.names[node]}"
+                if name in tensors:
+                    value.copy_(fitting(tensors, name, value))
+                elif key == "previous":  # a run by another rule wrote the checkpoint
+                    value.copy_(self.live[node])
         if self.optimizer is not None:
             for node, parameter in self.live.items():
                 load_optimizer_state(self.optimizer, self.names[node], parameter, tensors, plain)
+
+    def _kept(self) -> list[tuple[str, dict[int, Tensor]]]:
+        """Return what the remedies against staleness remember, by name and node."""
+        if self.staleness is None:
+            return []
+        kept = (("previous", self.staleness.previous), ("average", self.staleness.average))
+        return [(name, _all_views(self.layouts, flats)) for name, flats in kept if flats]
 
 
 def optimizer_of(job: Job, parameters: list[nn.Parameter]) -> Optimizer:

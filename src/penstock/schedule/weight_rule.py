@@ -1,11 +1,23 @@
-"""Weight rules: which version of the weights each action reads, and what that costs in copies.
+"""Weight rules: which version of the weights each action reads, and what the update makes of that.
 
 Version v + 1 of a stage is made by U(stage, v); version 0 is there when a window starts.
 A rule is a law, arithmetic on (stage, micro-batch) alone; a schedule must fit its rule.
+
+A rank that keeps `w` micro-batches in flight does F(m) right after B(m - w), so when F(m) starts,
+(m - w + 1) // M updates of its stage are done: the *newest* version then.  B(m) starts when
+m // M are done.  The laws differ in which of these they read:
+
+    stashing        F and B the newest at F; older versions are kept for B and, over the end of a
+                    window, for the next one, so that windows change nothing
+    vertical sync   F and B what the first stage reads: one version for a micro-batch everywhere
+    newest          F the newest at F, B the newest at B: one version is alive.  A window begins
+                    with what is there, so the pipeline starts afresh at its end
+    2BW             F and B the version of one step before
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,55 +33,271 @@ Number = TypeVar("Number", int, IntArray)
 
 
 class Reads(NamedTuple, Generic[Number]):
-    """The versions read by F, and by B (or I and W), and the step that the gradient enters."""
+    """What one micro-batch reads at one stage, and the step that its gradient enters.
+
+    The versions read by F, and by B (or I and W); and how many updates ahead of that version
+    (behind it, where negative) the weights are predicted.  0: the version itself.
+    """
 
     forward: Number
     backward: Number
     step: Number
+    forward_ahead: Number | int = 0
+    backward_ahead: Number | int = 0
 
 
 class Law(Protocol):
     """A function written in arithmetic, so that it takes numbers and arrays of numbers.
 
-    The micro-batch counts over the whole window; the last argument is the number in one step.
+    The micro-batch counts over the whole window; then come the stages, and the micro-batches of
+    one step.  A later micro-batch never reads an older version.
     """
 
     def __call__(
-        self, stage: Number, micro_batch: Number, num_micro_batches: int, /
+        self, stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
     ) -> Reads[Number]: ...
+
+
+Predictor = Literal["optimizer", "difference", "average"]
+"""What one update is predicted to add to the weights.
+
+    optimizer    the optimizer's next step as far as its state tells: - lr * v after SGD with
+                 momentum, - lr * m' / (sqrt(v') + eps) after Adam, its moments without bias
+    difference   what the last update added: W(t) - W(t-1)
+    average      an average of what updates added: d <- g * d + (1 - g) * (W(t+1) - W(t)) with
+                 g = decay ** (1 / staleness)
+"""
+
+
+def _no_staleness(stage: int, num_stages: int, num_micro_batches: int) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WeightRule:
-    """A law, and how many versions older than version 0 are kept from one window for the next.
+    """A law, how weights are predicted where it reads ahead, and how the update minds staleness.
 
-    At the very start of training version -1 and those before it equal version 0.
+    staleness:      (stage, stages, micro-batches of a step) -> updates between F and B, a mean.
+    decay:          of the average, over as many updates as the staleness.
+    rescale_steps:  learning rate / max(1, staleness) ** p, with p from 1 to 0 in so many steps;
+                    0: as it is.
+    compensate:     spike compensation: a gradient that is D updates late has at once the effect
+                    that the momentum would have given it in D updates.
     """
 
     name: str
     law: Law
-    history: int = 0
+    predictor: Predictor | None = None
+    staleness: Callable[[int, int, int], float] = _no_staleness
+    decay: float = 0.0
+    rescale_steps: int = 0
+    compensate: bool = False
+
+    def history(self, num_stages: int, num_micro_batches: int) -> IntArray:
+        """Return, for each stage, how many versions older than version 0 a window reads.
+
+        They are kept from one window for the next; at the very start of training version -1 and
+        those before it equal version 0.
+        """
+        stages = np.arange(num_stages, dtype=np.int64)
+        first = self.law(stages, np.zeros(1, np.int64), num_stages, num_micro_batches)
+        oldest = np.broadcast_to(np.minimum(first.forward, first.backward), stages.shape)
+        return np.maximum(-oldest, 0)
+
+    @property
+    def kept(self) -> int:
+        """The tensors of the size of the weights that predictions need from update to update."""
+        match self.predictor:
+            case None | "optimizer":
+                return 0
+            case "difference":
+                return 1
+            case "average":
+                return 2
 
 
-def _synchronous(stage: Number, micro_batch: Number, num_micro_batches: int, /) -> Reads[Number]:
+# -- in flight ------------------------------------------------------------------------------------
+
+
+class InFlight(Protocol):
+    """The micro-batches that a stage of so many keeps in flight in the steady state."""
+
+    def __call__(self, stage: Number, num_stages: int, /) -> Number: ...
+
+
+def as_1f1b(stage: Number, num_stages: int, /) -> Number:
+    """Return those of 1F1B: one for each stage from here on."""
+    return num_stages - stage
+
+
+def as_pipelined(stage: Number, num_stages: int, /) -> Number:
+    """Return those where each stage does an F and a B in every tick: there and back again."""
+    return 2 * (num_stages - 1 - stage) + 1
+
+
+def as_round_robin(stage: Number, num_stages: int, /) -> Number:
+    """Return those of 1F1B whose first stage takes turns on two ranks: an even number there."""
+    return num_stages - stage + (stage == 0) * (1 + (num_stages + 1) % 2)
+
+
+def _staleness(in_flight: InFlight) -> Callable[[int, int, int], float]:
+    """Return the mean number of updates from F to B: one for M micro-batches in flight."""
+
+    def staleness(stage: int, num_stages: int, num_micro_batches: int) -> float:
+        return (in_flight(stage, num_stages) - 1) / num_micro_batches
+
+    return staleness
+
+
+def _not_negative(number: Number) -> Number:
+    return (number + abs(number)) // 2
+
+
+# -- laws -----------------------------------------------------------------------------------------
+
+
+def _synchronous(
+    stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+) -> Reads[Number]:
     step = micro_batch // num_micro_batches
     return Reads(step, step, step)
 
 
 def _double_buffered(
-    stage: Number, micro_batch: Number, num_micro_batches: int, /
+    stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
 ) -> Reads[Number]:
     step = micro_batch // num_micro_batches
     return Reads(step - 1, step - 1, step)
 
 
+def _stashing(in_flight: InFlight) -> Law:
+    def law(
+        stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+    ) -> Reads[Number]:
+        newest = (micro_batch - in_flight(stage, num_stages) + 1) // num_micro_batches
+        return Reads(newest, newest, micro_batch // num_micro_batches)
+
+    return law
+
+
+def _vertical_sync(
+    stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+) -> Reads[Number]:
+    oldest = (micro_batch - num_stages + 1) // num_micro_batches
+    return Reads(oldest, oldest, micro_batch // num_micro_batches)
+
+
+def _newest(in_flight: InFlight, *, ahead: int = 0, back: int = 0) -> Law:
+    """Return the law that F reads the newest version, and so does B.
+
+    ahead:  1: F reads a prediction of what B will read.  back: 1: B one of what F has read.
+    """
+
+    def law(
+        stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+    ) -> Reads[Number]:
+        step = micro_batch // num_micro_batches
+        newest = (micro_batch - in_flight(stage, num_stages) + 1) // num_micro_batches
+        forward = _not_negative(newest)
+        gap = step - forward
+        return Reads(forward, step, step, ahead * gap, -back * gap)
+
+    return law
+
+
+def _bellwether(
+    stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+) -> Reads[Number]:
+    """All micro-batches of a step read what its first one predicts."""
+    step = micro_batch // num_micro_batches
+    first = step * num_micro_batches
+    forward = _not_negative((first - as_1f1b(stage, num_stages) + 1) // num_micro_batches)
+    return Reads(forward, step, step, step - forward)
+
+
+def _whole_steps(
+    stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+) -> Reads[Number]:
+    """As many steps are in flight as 1F1B has micro-batches."""
+    step = micro_batch // num_micro_batches
+    return Reads(_not_negative(step - as_1f1b(stage, num_stages) + 1), step, step)
+
+
+# -- rules ----------------------------------------------------------------------------------------
+
 SYNCHRONOUS = WeightRule("synchronous", _synchronous)
 """W(t+1) = update(W(t), gradient at W(t))."""
 
-DOUBLE_BUFFERED = WeightRule("double_buffered", _double_buffered, history=1)
+DOUBLE_BUFFERED = WeightRule("double_buffered", _double_buffered)
 """W(t+1) = update(W(t), gradient at W(t-1)): PipeDream-2BW, arXiv:2006.09503."""
 
-WEIGHT_RULES = (SYNCHRONOUS, DOUBLE_BUFFERED)
+STASHING = WeightRule("stashing", _stashing(as_1f1b))
+"""F and B of stage s read the version S - 1 - s micro-batches ago: PipeDream, arXiv:1806.03377."""
+
+VERTICAL_SYNC = WeightRule("vertical_sync", _vertical_sync)
+"""F and B of every stage read the version S - 1 micro-batches ago: PipeDream's other rule."""
+
+ROUND_ROBIN = WeightRule("round_robin", _stashing(as_round_robin))
+"""As stashing, where micro-batches take turns on two ranks of the first stage."""
+
+DELAYED = WeightRule("delayed", _stashing(as_pipelined))
+"""F and B read the version 2 (S - 1 - s) micro-batches ago: LayerPipe, arXiv:2108.06629."""
+
+NEWEST = WeightRule("newest", _whole_steps)
+"""F and B read the newest version, and so different ones: TiMePReSt, arXiv:2410.14312."""
+
+DISCREPANCY = WeightRule(
+    "discrepancy",
+    _newest(as_1f1b, back=1),
+    predictor="average",
+    staleness=_staleness(as_1f1b),
+    decay=0.135,
+    rescale_steps=100,
+)
+"""F and B the newest, B corrected to F's; lower rates at first: PipeMare, arXiv:1910.05124."""
+
+SPECULATIVE = WeightRule("speculative", _newest(as_1f1b, ahead=1), predictor="optimizer")
+"""F reads the newest version, predicted to what B will read: SpecTrain, arXiv:1809.02839."""
+
+BELLWETHER = WeightRule("bellwether", _bellwether, predictor="optimizer")
+"""As speculative, one prediction for all micro-batches of a step: XPipe, arXiv:1911.04610."""
+
+PIPELINED = WeightRule("pipelined", _newest(as_pipelined))
+"""F and B read the newest, 2 (S - 1 - s) micro-batches apart: pipelined backpropagation."""
+
+COMPENSATED = WeightRule(
+    "compensated", _newest(as_pipelined), staleness=_staleness(as_pipelined), compensate=True
+)
+"""As pipelined, with spike compensation: arXiv:2003.11666."""
+
+PREDICTED = WeightRule("predicted", _newest(as_pipelined, ahead=1), predictor="difference")
+"""As pipelined, with linear weight prediction in its weight form: arXiv:2003.11666."""
+
+PREDICTED_COMPENSATED = WeightRule(
+    "predicted_compensated",
+    _newest(as_pipelined, ahead=1),
+    predictor="difference",
+    staleness=_staleness(as_pipelined),
+    compensate=True,
+)
+"""Both: LWP with spike compensation, which that paper found best."""
+
+WEIGHT_RULES = (
+    SYNCHRONOUS,
+    DOUBLE_BUFFERED,
+    STASHING,
+    VERTICAL_SYNC,
+    ROUND_ROBIN,
+    DELAYED,
+    NEWEST,
+    DISCREPANCY,
+    SPECULATIVE,
+    BELLWETHER,
+    PIPELINED,
+    COMPENSATED,
+    PREDICTED,
+    PREDICTED_COMPENSATED,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +306,8 @@ class VersionTable:
 
     forward: IntArray  # version read by F
     backward: IntArray  # version read by B, or by I and W
+    forward_ahead: IntArray  # updates that F's weights are predicted ahead of it
+    backward_ahead: IntArray  # the same for B
     step: IntArray  # step, counted in the window, whose update takes the gradient
     alive: tuple[int, ...]  # per stage, the greatest number of versions alive at once on a rank
 
@@ -94,46 +324,48 @@ def versions(schedule: "Schedule") -> VersionTable:
     rule, per_step = schedule.weight_rule, schedule.num_micro_batches
     shape = (schedule.num_stages, per_step * schedule.num_steps)
     stages, micro_batches = (np.arange(size, dtype=np.int64) for size in shape)
-    reads = rule.law(stages[:, None], micro_batches[None, :], per_step)
-    forward, backward, step = (np.broadcast_to(read, shape) for read in reads)
+    reads = rule.law(stages[:, None], micro_batches[None, :], schedule.num_stages, per_step)
+    forward, backward, step, *ahead = (np.broadcast_to(read, shape) for read in reads)
     if not np.array_equal(step, np.broadcast_to(micro_batches // per_step, shape)):
         raise _wrong_step(schedule, step)
     if not schedule.has_updates:
-        return VersionTable(forward, backward, step, (1,) * schedule.num_stages)
-    read = (np.ascontiguousarray(forward), np.ascontiguousarray(backward))
-    alive, wrong = _walk(columns_of(schedule.orders), read, schedule.num_steps, rule.history)
+        return VersionTable(forward, backward, *ahead, step, (1,) * schedule.num_stages)
+    read = (np.array(forward, order="C"), np.array(backward, order="C"))  # one type of array
+    history = rule.history(schedule.num_stages, per_step)
+    alive, wrong = _walk(columns_of(schedule.orders), read, schedule.num_steps, history)
     if wrong >= 0:
         raise _unavailable(schedule, int(wrong), read)
-    return VersionTable(forward, backward, step, tuple(alive.tolist()))
+    return VersionTable(forward, backward, *ahead, step, tuple(alive.tolist()))
 
 
 @compiled
 def _walk(
-    columns: Columns, read: tuple[IntArray, IntArray], num_steps: int, history: int
+    columns: Columns, read: tuple[IntArray, IntArray], num_steps: int, history: IntArray
 ) -> tuple[IntArray, int]:
     """Return the most versions alive per stage, and the first action without its version, or -1."""
     kinds, stages, numbers, offsets = columns
-    num_stages = read[0].shape[0]
-    # Version v of a stage stands at [stage, v + history].  What lies before the first action
+    num_stages, oldest = read[0].shape[0], history.max()
+    # Version v of a stage stands at [stage, v + oldest].  What lies before the first action
     # of a rank belongs to a rank before it, and is not there.
-    born = np.full((num_stages, history + num_steps + 1), -1)
-    last = np.full((num_stages, history + num_steps + 1), -1)
+    born = np.full((num_stages, oldest + num_steps + 1), -1)
+    last = np.full((num_stages, oldest + num_steps + 1), -1)
     alive = np.zeros(num_stages, np.int64)
     for rank in range(len(offsets) - 1):
         start = offsets[rank]
         for index in range(start, offsets[rank + 1]):
             kind, stage, number = kinds[index], stages[index], numbers[index]
             version = number if kind == UPDATE else read[0 if kind == FORWARD else 1][stage, number]
-            if version < -history or version > num_steps:
+            if version < -history[stage] or version > num_steps:
                 return alive, index
-            if version > 0 and born[stage, version + history] < start:
+            if version > 0 and born[stage, version + oldest] < start:
                 return alive, index
-            last[stage, version + history] = index
+            last[stage, version + oldest] = index
             if kind == UPDATE:
-                born[stage, version + history + 1] = index
+                born[stage, version + oldest + 1] = index
         for stage in range(num_stages):
             if born[stage, -1] >= start:
-                most = _most_alive(born[stage], last[stage], start, history)
+                first = oldest - history[stage]
+                most = _most_alive(born[stage, first:], last[stage, first:], start, history[stage])
                 alive[stage] = max(alive[stage], most)
     return alive, -1
 
@@ -178,8 +410,9 @@ def _unavailable(
         why = f"but U{stage}.{version - 1} makes it later"
         hint = f"move U{stage}.{version - 1} before {action} on rank {rank}"
     else:
-        why = f"but there are only versions {-rule.history} to {schedule.num_steps}"
-        hint = f"give rule {rule.name} a greater history, or another law"
+        oldest = -int(rule.history(schedule.num_stages, schedule.num_micro_batches)[stage])
+        why = f"but there are only versions {oldest} to {schedule.num_steps}"
+        hint = f"give rule {rule.name} a law that never goes back to an older version"
     head = (
         f"rank {rank} cannot do {action}: rule {rule.name} needs version {version} of stage {stage}"
     )

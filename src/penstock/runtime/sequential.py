@@ -1,0 +1,231 @@
+"""Sequential: what a weight rule means, without a pipeline.
+
+Generated from the rule alone: micro-batch m reads, for the parameters of stage s, version
+law(s, m).forward in its forward pass and law(s, m).backward in its backward pass, both predicted
+as the law says; its gradient enters step law(s, m).step; the update of step t makes version t + 1
+from version t.  One process, the uncut model, eager autograd.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from penstock import _compat
+from penstock.errors import RunError
+from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Stages
+from penstock.graph.trace import build, loss_of, on_device
+from penstock.job import Job
+from penstock.program.program import Program
+from penstock.schedule.weight_rule import WeightRule
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One stage's parameters, its optimizer, and what each of its versions is predicted to become.
+
+    versions:  by number; adds: what one more update is predicted to add to each.
+    """
+
+    names: list[str]
+    parameters: dict[str, torch.nn.Parameter]
+    optimizer: Optimizer | None
+    rates: list[float]
+    delay: float
+    versions: dict[int, Weights] = field(default_factory=dict[int, Weights])
+    adds: dict[int, Weights] = field(default_factory=dict[int, Weights])
+
+    def read(self, version: int, ahead: int) -> Weights:
+        """Return the weights that are `ahead` updates from a version."""
+        weights = self.versions[version]
+        if not ahead:
+            return weights
+        return {name: weights[name] + ahead * self.adds[version][name] for name in self.names}
+
+
+def sequential(
+    job: Job, program: Program, steps: int, stages: Stages, graph: Graph
+) -> dict[str, Tensor]:
+    """Return the weights after `steps` steps, as "weights/NAME".
+
+    Raises:   RunError: stages that share a parameter read other versions of it.
+    """
+    rule, per_step = program.weight_rule, program.num_micro_batches
+    model, _ = build(job)
+    parts = _stages(job, model, program, stages, graph)
+    data, count = job.data(0), per_step * program.replicas
+    for step in range(steps):
+        sums: Weights = {}
+        for number in range(count):
+            index = step * count + number
+            local = step * per_step + number % per_step
+            batch = on_device(next(data))
+            with SeededRandom(micro_batch_seed(job.seed, index)):
+                found = _gradients(job, model, parts, program, (local, batch))
+            for name, gradient in found.items():
+                sums[name] = sums[name] + gradient if name in sums else gradient
+        everything = [p for part in parts for p in part.parameters.values()]
+        for part in parts:
+            for name, parameter in part.parameters.items():
+                parameter.grad = sums.get(name)
+        if job.clip_norm is not None:
+            clip_grad_norm_(everything, job.clip_norm)
+        factor = 1.0 if job.learning_rate is None else float(job.learning_rate(step))
+        for part in parts:
+            _update(part, rule, step, factor)
+    return {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+
+
+def _stages(
+    job: Job, model: torch.nn.Module, program: Program, stages: Stages, graph: Graph
+) -> list[_Stage]:
+    rule, sizes = program.weight_rule, (program.num_stages, program.num_micro_batches)
+    owner = {graph.nodes[p].name: s.index for s in reversed(stages.stages) for p in s.parameters}
+    shared = [p for p, held in stages.tied if len(held) > 1]
+    laws = {rule.law(s, m, *sizes) for s in range(sizes[0]) for m in range(sizes[1])}
+    if shared and len(laws) > sizes[1]:
+        name = graph.nodes[shared[0]].name
+        message = f"under rule {rule.name} the stages that share {name} read other versions of it"
+        raise RunError(message, hint="take another schedule, or cut the model elsewhere")
+    history = rule.history(*sizes).tolist()
+    parts: list[_Stage] = []
+    for stage in range(program.num_stages):
+        own = {n: p for n, p in model.named_parameters() if p.requires_grad and owner[n] == stage}
+        optimizer = job.optimizer(list(own.values())) if own else None
+        rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
+        part = _Stage(list(own), own, optimizer, rates, rule.staleness(stage, *sizes))
+        start = {name: parameter.detach().clone() for name, parameter in own.items()}
+        part.versions = {-k: start for k in range(history[stage] + 1)}
+        zero = {name: torch.zeros_like(value) for name, value in start.items()}
+        part.adds = dict.fromkeys(part.versions, zero)
+        parts.append(part)
+    return parts
+
+
+def _gradients(
+    job: Job, model: torch.nn.Module, parts: list[_Stage], program: Program, of: tuple[int, Any]
+) -> Weights:
+    """Return the gradient of one micro-batch: (its number in the window, the batch)."""
+    number, batch = of
+    forward: Weights = {}
+    backward: Weights = {}
+    for stage, part in enumerate(parts):
+        sizes = program.num_stages, program.num_micro_batches
+        reads = program.weight_rule.law(stage, number, *sizes)
+        forward |= part.read(reads.forward, reads.forward_ahead)
+        backward |= part.read(reads.backward, reads.backward_ahead)
+    read = {name: value.clone().requires_grad_() for name, value in forward.items()}
+    pack, unpack = _swapping(read, backward)
+    with (
+        _compat.reparametrize(model, dict(read)),
+        torch.autograd.graph.saved_tensors_hooks(pack, unpack),
+    ):
+        loss = loss_of(job, model, batch) / (program.num_micro_batches * program.replicas)
+        found: Any = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
+    return {name: g for name, g in zip(read, found, strict=True) if g is not None}
+
+
+def _swapping(
+    forward: Mapping[str, Tensor], backward: Mapping[str, Tensor]
+) -> tuple[Callable[[Tensor], object], Callable[[Any], Tensor]]:
+    """Return hooks that give the backward pass `backward` where it saved `forward`, or a view."""
+    names = {value.untyped_storage().data_ptr(): name for name, value in forward.items()}
+
+    def pack(saved: Tensor) -> object:
+        name = names.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
+        if name is None:
+            return saved
+        return name, saved.shape, saved.stride(), saved.storage_offset()
+
+    def unpack(saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        name, *view = saved
+        return backward[name].clone().as_strided(*view)
+
+    return pack, unpack
+
+
+def _update(part: _Stage, rule: WeightRule, step: int, factor: float) -> None:
+    """Make version step + 1."""
+    before = part.versions[step]
+    if part.optimizer is not None:
+        if rule.rescale_steps:
+            power = 1.0 - min(1.0, step / rule.rescale_steps)
+            factor = factor / max(part.delay, 1.0) ** power
+        for group, base in zip(part.optimizer.param_groups, part.rates, strict=True):
+            group["lr"] = base * factor
+        part.optimizer.step()
+        if rule.compensate and part.delay > 0:
+            for name in part.names:
+                _compensate(part, name, before[name])
+    after = {name: p.detach().clone() for name, p in part.parameters.items()}
+    part.versions[step + 1] = after
+    match rule.predictor:
+        case None:
+            added = {name: torch.zeros_like(value) for name, value in after.items()}
+        case "optimizer":
+            added = {name: -_velocity(part, name) for name in part.names}
+        case "difference":
+            added = {name: after[name] - before[name] for name in part.names}
+        case "average":
+            share = rule.decay ** (1 / part.delay) if part.delay > 0 else 0.0
+            old = part.adds[step]
+            added = {
+                name: share * old[name] + (1 - share) * (after[name] - before[name])
+                for name in part.names
+            }
+    part.adds[step + 1] = added
+
+
+def _moments(part: _Stage, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    parameter, optimizer = part.parameters[name], part.optimizer
+    assert optimizer is not None
+    for group in optimizer.param_groups:
+        if any(parameter is each for each in group["params"]):
+            return group, optimizer.state.get(parameter, {})
+    raise AssertionError(f"{name} is in no group of the optimizer")
+
+
+def _velocity(part: _Stage, name: str, moment: Tensor | None = None) -> Tensor:
+    """Return what the optimizer subtracts for its first moment, or for another one."""
+    group, state = _moments(part, name)
+    if "exp_avg" in state:
+        (beta1, beta2), t = group["betas"], float(state["step"])
+        first = (state["exp_avg"] if moment is None else moment) / (1 - beta1**t)
+        second = state["exp_avg_sq"] / (1 - beta2**t)
+        return group["lr"] * first / (second.sqrt() + group["eps"])
+    buffer = state.get("momentum_buffer")
+    if buffer is None:
+        return torch.zeros_like(part.parameters[name])
+    return group["lr"] * (buffer if moment is None else moment)
+
+
+def _compensate(part: _Stage, name: str, before: Tensor) -> None:
+    """Put what spike compensation makes of the update in its place.
+
+    After SGD:  w(t+1) = w(t) - lr * (a * v(t+1) + b * g), a = m^D, b = (1 - m^D) / (1 - m).
+    """
+    parameter = part.parameters[name]
+    group, state = _moments(part, name)
+    if parameter.grad is None or not state:
+        return
+    with torch.no_grad():
+        if "exp_avg" in state:
+            a = group["betas"][0] ** part.delay
+            moment = a * state["exp_avg"] + (1 - a) * parameter.grad
+            plain, mended = _velocity(part, name), _velocity(part, name, moment)
+            parameter += plain - mended
+        elif state.get("momentum_buffer") is not None:
+            a = group["momentum"] ** part.delay
+            b = (1 - a) / (1 - group["momentum"])
+            gradient = parameter.grad + group["weight_decay"] * before
+            parameter.copy_(before - group["lr"] * (a * state["momentum_buffer"] + b * gradient))

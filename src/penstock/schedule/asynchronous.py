@@ -1,0 +1,209 @@
+"""Asynchronous schedules: nobody waits at the end of a step; each is an order and a weight rule.
+
+After the last backward of a step a rank updates at once, while micro-batches of the next steps
+are on their way.  Three orders:
+
+    no flush     1F1B: F(m) follows B(m - (S - r)) on rank r
+    pipelined    an F and a B of every stage in each tick: F(m) follows B(m - 2 (S - 1 - r) - 1),
+                 so that more is in flight and no stage ever waits
+    whole steps  all forwards of a step, then all backwards of the step S - r - 1 before it
+
+    S = 2, M = 1, three steps, one second for F and for U, two for B:
+    rank 0  F0 F1 .  B0 B0 U0 F2 B1 B1 U1 .  .  B2 B2 U2
+    rank 1  .  F0 B0 B0 U0 F1 B1 B1 U1 F2 B2 B2 U2 .  .
+
+Bubble, in seconds, for equal stages, free links and u = 0, in the whole window, for it fills and
+drains only once: (S - 1) * (f + b) without a flush.
+
+weight_rule.py says which versions the rules read.
+"""
+
+import numpy as np
+
+from penstock.schedule import weight_rule as rules
+from penstock.schedule.orders import Row, arrange
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.weight_rule import InFlight, WeightRule
+
+
+def pipedream(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return 1F1B without a flush, with weight stashing.
+
+    With one micro-batch a step, rank r holds S - r versions of its weights:
+    w_r(t+1) = w_r(t) - update(gradient at w_0(t-S+1), w_1(t-S+2), ..., w_{S-1}(t)).
+    Source: arXiv:1806.03377, section 3.3.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(pipedream.__name__, rules.STASHING, rules.as_1f1b, sizes)
+
+
+def vertical_sync(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return 1F1B without a flush; a micro-batch reads one version at all stages.
+
+    With one micro-batch a step: W(t+1) = update(W(t), gradient at W(t-S+1)).
+    Source: arXiv:1806.03377, section 3.3.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(vertical_sync.__name__, rules.VERTICAL_SYNC, rules.as_1f1b, sizes)
+
+
+def pipemare(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return 1F1B without a flush on the newest weights, with PipeMare's two remedies.
+
+    One version is alive.  The learning rate is divided by the staleness at first, and B reads
+    weights that are corrected towards those that F has read.
+    Source: arXiv:1910.05124, sections 3.1 and 3.2, with the delays of this order.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(pipemare.__name__, rules.DISCREPANCY, rules.as_1f1b, sizes)
+
+
+def spec_train(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return 1F1B without a flush; F reads the weights that the optimizer is expected to make.
+
+    The prediction reaches to the update that takes the micro-batch's gradient, where B reads the
+    weights as they are.
+    Source: arXiv:1809.02839, section 3.2, with the version differences of this order.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(spec_train.__name__, rules.SPECULATIVE, rules.as_1f1b, sizes)
+
+
+def x_pipe(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return 1F1B without a flush; all micro-batches of a step read one prediction.
+
+    Source: arXiv:1911.04610, section 3.3, with the version differences of this order.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(x_pipe.__name__, rules.BELLWETHER, rules.as_1f1b, sizes)
+
+
+def delayed_gradients(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return the pipelined order with stashing: gradients are delayed by 2 (S - 1 - s).
+
+    Source: arXiv:2108.06629 (LayerPipe), the delays by retiming of arXiv:2512.08160.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(delayed_gradients.__name__, rules.DELAYED, rules.as_pipelined, sizes)
+
+
+def pipelined_backprop(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return the pipelined order on the newest weights: F and B read different ones.
+
+    Source: arXiv:2003.11666, section 2.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(pipelined_backprop.__name__, rules.PIPELINED, rules.as_pipelined, sizes)
+
+
+def spike_compensation(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return pipelined backpropagation whose updates make up for the delay.
+
+    Source: arXiv:2003.11666, section 3.1.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(spike_compensation.__name__, rules.COMPENSATED, rules.as_pipelined, sizes)
+
+
+def weight_prediction(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return pipelined backpropagation with linear weight prediction.
+
+    F reads w(t) + T (w(t) - w(t-1)), with T the updates until B.
+    Source: arXiv:2003.11666, section 3.2.
+    """
+    sizes = num_stages, num_micro_batches, num_steps
+    return _no_flush(weight_prediction.__name__, rules.PREDICTED, rules.as_pipelined, sizes)
+
+
+def prediction_with_compensation(
+    num_stages: int, num_micro_batches: int, *, num_steps: int = 4
+) -> Schedule:
+    """Return pipelined backpropagation with both.
+
+    Source: arXiv:2003.11666, section 3.3.
+    """
+    name, rule = prediction_with_compensation.__name__, rules.PREDICTED_COMPENSATED
+    return _no_flush(name, rule, rules.as_pipelined, (num_stages, num_micro_batches, num_steps))
+
+
+def timeprest(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return the order of whole steps on the newest weights: M forwards, then M backwards.
+
+    One version is alive; F of step t reads version max(0, t - S + s + 1), B version t.
+    Source: arXiv:2410.14312, section 3 (nF1B).
+    """
+    m, step = np.arange(num_steps * num_micro_batches), np.arange(num_steps)
+    tick = 2 * num_micro_batches + 1
+    of, within = m // num_micro_batches * tick, m % num_micro_batches
+    orders = arrange(
+        (
+            Row("B", rank, m, of + within),
+            Row("U", rank, step, step * tick + num_micro_batches),
+            Row("F", rank, m, of + within - (num_stages - rank - 1) * tick - num_micro_batches),
+        )
+        for rank in range(num_stages)
+    )
+    name = timeprest.__name__
+    return Schedule(num_stages, num_micro_batches, orders, num_steps, rules.NEWEST, name)
+
+
+def round_robin(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+    """Return 1F1B without a flush, with stashing; the first stage takes turns on two ranks.
+
+    Micro-batch m is on rank m % 2, stage s > 0 on rank s + 1.  Both ranks update with the sum of
+    their gradients.
+    Source: arXiv:1806.03377, section 3.2 (1F1B-RR).
+    """
+    m, step = np.arange(num_steps * num_micro_batches), np.arange(num_steps)
+    rows: list[tuple[Row, ...]] = []
+    for rank in range(num_stages + 1):
+        stage = max(0, rank - 1)
+        own = m[m % 2 == rank] if rank < 2 else m
+        lag = rules.as_round_robin(stage, num_stages)
+        steps = step if len(own) else step[:0]  # the second rank of one micro-batch does nothing
+        last = (steps + 1) * num_micro_batches - 1
+        rows.append(
+            (
+                Row("B", stage, own, 3 * own),
+                Row("U", stage, steps, 3 * last + 1),
+                Row("F", stage, own, 3 * (own - lag) + 2),
+            )
+        )
+    name = round_robin.__name__
+    return Schedule(
+        num_stages, num_micro_batches, arrange(rows), num_steps, rules.ROUND_ROBIN, name
+    )
+
+
+ASYNCHRONOUS = (
+    pipedream,
+    vertical_sync,
+    round_robin,
+    pipemare,
+    spec_train,
+    x_pipe,
+    timeprest,
+    delayed_gradients,
+    pipelined_backprop,
+    spike_compensation,
+    weight_prediction,
+    prediction_with_compensation,
+)
+
+
+def _no_flush(
+    name: str, rule: WeightRule, in_flight: InFlight, sizes: tuple[int, int, int]
+) -> Schedule:
+    """Return the schedule in which F(m) follows B(m - in_flight) on every rank."""
+    num_stages, num_micro_batches, num_steps = sizes
+    m, step = np.arange(num_steps * num_micro_batches), np.arange(num_steps)
+    last = (step + 1) * num_micro_batches - 1
+    orders = arrange(
+        (
+            Row("B", rank, m, 3 * m),
+            Row("U", rank, step, 3 * last + 1),
+            Row("F", rank, m, 3 * (m - in_flight(rank, num_stages)) + 2),
+        )
+        for rank in range(num_stages)
+    )
+    return Schedule(num_stages, num_micro_batches, orders, num_steps, rule, name)
