@@ -45,7 +45,7 @@ def choosing(optimizer="adamw", **options):
 
 
 def train(job, folder, ranks, *, first_step=0, steps=STEPS, **options) -> Trained:
-    told = Steps(ranks)
+    told = Steps(job.micro_batches)
     task = EagerTask(job, first_step, steps, folder, **options)
     results = run_processes(partial(work_eagerly, task), ranks, told.add)
     assert [len(result.window_s) for result in results] == [steps] * ranks

@@ -59,7 +59,7 @@ def train(
         checkpoints=folder,
         **options,
     )
-    steps = Steps(plan.replicas)
+    steps = Steps(plan.num_micro_batches * plan.replicas)
     results = launcher(partial(work, task), plan.total_ranks, steps.add)
     newest = checkpoint.latest(folder)
     assert newest is not None

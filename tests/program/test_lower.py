@@ -334,10 +334,13 @@ def test_tied_group_that_cannot_be_is_refused(groups, message):
         lower_schedule(one_f_one_b(2, 2), tied=groups)
 
 
-def test_tied_group_of_a_stage_on_two_ranks_is_refused():
+def test_tied_group_of_stages_on_two_ranks_is_summed_over_both_before_the_stages_are():
     orders = (_actions("F0.0 F1.1 B1.1 B0.0"), _actions("F0.1 F1.0 B1.0 B0.1"))
-    with pytest.raises(ProgramError, match="stage 0 of tied group w lives on ranks 0 1"):
-        lower_schedule(Schedule(2, 2, orders), tied=[TiedGroup("w", (0, 1))])
+    program = lower_schedule(Schedule(2, 2, orders), tied=[TiedGroup("w", (0, 1))])
+    for rank in (0, 1):
+        sums = [i for i in program.code[rank] if isinstance(i, Reduce)]
+        assert [i.how for i in sums] == ["tied", "replicas", "replicas"]
+        assert all(i.ranks == (0, 1) for i in sums)
 
 
 def test_clipping_where_a_rank_updates_one_stage_before_the_other_is_whole_is_refused():

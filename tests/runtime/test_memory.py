@@ -10,7 +10,7 @@ from penstock.profile import Profile, measure
 from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
-from penstock.schedule import versions
+from penstock.schedule import weight_copies
 from penstock.simulate.price import memory_of
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
@@ -36,7 +36,7 @@ def programs(plan: Plan, name: str):
 def predicted(plan: Plan, name: str) -> tuple[int, ...]:
     graph = captured(name, FLOAT).graph
     program, window = programs(plan, name)
-    alive = versions(schedule_of(plan, num_steps=window)).alive if window > 1 else ()
+    alive = weight_copies(schedule_of(plan, num_steps=window)) if window > 1 else ()
     memory = memory_of(graph, stages_of(plan, graph), profile_of(name), program, alive)
     return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
 
@@ -62,6 +62,9 @@ def measured(plan: Plan, name: str, *, memory_window: int = 1, **options) -> lis
         ("zb_h1", 2, {}),
         ("interleaved", 4, {}),
         ("double_buffered", 2, {}),
+        ("pipedream", 2, {}),
+        ("pipemare", 2, {}),
+        ("weight_prediction", 2, {}),
         ("one_f_one_b", 2, {"recompute": (True, True)}),
         ("one_f_one_b", 1, {"replicas": 2}),
         ("one_f_one_b", 2, {"clip": True}),

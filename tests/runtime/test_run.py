@@ -81,19 +81,19 @@ def test_a_task_without_windows_is_refused():
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_a_step_is_done_when_every_replica_told_its_loss(order):
+def test_a_step_is_done_when_the_losses_of_all_micro_batches_are_told(order):
     told = [
-        StepResult(7, 1.0, 0.5),
+        StepResult(7, 1.0, 0.5, 3),
         StepResult(7, 3.0, 0.75),
-        StepResult(8, 5.0, 0.25),
+        StepResult(8, 5.0, 0.25, 3),
         StepResult(8, 6.0, 0.5),
     ]
     done: list[StepResult] = []
-    steps = Steps(2, done.append)
+    steps = Steps(4, done.append)
     for number in order:
         steps.add(told[number])
         steps.add(StepResult(7, None, 9.0))  # a rank that has no loss
-    assert sorted(done, key=lambda s: s.step) == [StepResult(7, 2.0, 0.75), StepResult(8, 5.5, 0.5)]
+    assert sorted(done, key=lambda s: s.step) == [StepResult(7, 1.5, 0.75, 4), StepResult(8, 5.25, 0.5, 4)]
     assert steps.waiting == {}
 
 

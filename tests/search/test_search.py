@@ -1,5 +1,6 @@
 """Search against all its candidates, worked out again; wishes, memory, reasons."""
 
+import inspect
 import itertools
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from penstock.errors import PlanError, ProfileError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
-from penstock.schedule import SCHEDULES
+from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.search import Candidate, Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
@@ -21,6 +22,12 @@ from tests.search.chains import chain, chains, cluster_of, profile_of
 SLOW = Link(0.01, 20.0, overhead_s=0.01)
 SIX = chain([40, 10, 10, 10, 10, 40], [10, 20, 10, 20, 10, 10])
 SIX_PROFILE = profile_of(SIX, [1, 1, 2, 1, 1, 3])
+
+TRAINING = [
+    make
+    for make in SCHEDULES
+    if make.__name__ != "forward_only" and "num_steps" not in inspect.signature(make).parameters
+]
 
 micro_batches = st.sampled_from([1, 2, 4, 6])
 
@@ -31,13 +38,24 @@ def shapes(graph: Graph, ranks: int, count: int) -> list[tuple[int, int, int, st
     for replicas, depth in itertools.product(range(1, ranks + 1), repeat=2):
         if replicas * depth > ranks or count % replicas:
             continue
-        for name in ("gpipe", "one_f_one_b", "zb_h1", "interleaved"):
-            if depth == 1 and name != "one_f_one_b":
-                continue  # alone, all orders are the same
-            for stages in (2 * depth, 3 * depth) if name == "interleaved" else (depth,):
-                if stages <= len(graph.cut_points) + 1:
-                    found.append((replicas, depth, stages, name, count // replicas))
+        for make in TRAINING if depth > 1 else (one_f_one_b,):  # alone, all orders are the same
+            several = "num_ranks" in inspect.signature(make).parameters
+            for stages in (2 * depth, 3 * depth) if several else (depth,):
+                if stages <= len(graph.cut_points) + 1 and builds(make, stages, count, depth):
+                    found.append((replicas, depth, stages, make.__name__, count // replicas))
     return found
+
+
+def builds(make: Builder, stages: int, count: int, ranks: int) -> bool:
+    """Return whether a schedule puts so many stages on so many ranks, and trains."""
+    several = "num_ranks" in inspect.signature(make).parameters
+    if stages < (ranks if several else 1):
+        return False
+    try:
+        made = make(stages, count, **({"num_ranks": ranks} if several else {}))
+    except ScheduleError:
+        return False
+    return made.num_ranks == ranks and make.__name__ != "forward_only"
 
 
 def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
@@ -211,14 +229,18 @@ def shapes_of_wish(wish: Wish) -> list[tuple[int, int]]:
     """Return the (replicas, ranks of a pipeline) that a wish leaves, on 3 ranks."""
     found = []
     for replicas, depth in itertools.product(range(1, 4), repeat=2):
-        names = {wish.schedule} - {None} or {"one_f_one_b", "interleaved"} - (
-            {"interleaved"} if depth == 1 else set()
-        )
-        stages = {depth} if names - {"interleaved"} else set()
-        stages |= {2 * depth, 3 * depth} if "interleaved" in names else set()
+        makes = [find(wish.schedule)] if wish.schedule else TRAINING if depth > 1 else [one_f_one_b]
         fits = replicas * depth in ((wish.ranks,) if wish.ranks else (1, 2, 3))
-        wanted = {wish.stages} if wish.stages else stages
-        if fits and wish.replicas in (None, replicas) and min(wanted & stages, default=7) <= 6:
+        if not fits or wish.replicas not in (None, replicas):
+            continue
+        tried = itertools.product(makes, [wish.stages] if wish.stages else range(1, 7))
+        several = {make for make in makes if "num_ranks" in inspect.signature(make).parameters}
+        if any(
+            (stages >= 2 * depth or wish.stages or make not in several)
+            and stages <= 6
+            and builds(make, stages, 6 // replicas, depth)
+            for make, stages in tried
+        ):
             found.append((replicas, depth))
     return found
 
@@ -251,7 +273,7 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
 
 @pytest.mark.parametrize(
     "wish",
-    [Wish(ranks=4), Wish(ranks=0), Wish(replicas=4), Wish(stages=7), Wish(ranks=2, stages=3)],
+    [Wish(ranks=4), Wish(ranks=0), Wish(replicas=4), Wish(stages=7), Wish(ranks=3, replicas=1, stages=2)],
 )
 def test_wish_that_cannot_be_is_refused_with_its_values(wish: Wish) -> None:
     with pytest.raises(

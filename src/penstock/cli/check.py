@@ -76,7 +76,7 @@ def _checked(
 
 def by_hand(graph: Graph, job: Job, stages: int, schedule: str, *, recompute: bool) -> Plan:
     """Return a plan with cuts balanced by FLOP, all of the job's micro-batches in one pipeline."""
-    from penstock.schedule import find
+    from penstock.program.lower_plan import ranks_of
     from penstock.search.balance import balanced_cuts
 
     if stages > len(graph.cut_points) + 1:
@@ -85,7 +85,7 @@ def by_hand(graph: Graph, job: Job, stages: int, schedule: str, *, recompute: bo
             hint=f"use at most {len(graph.cut_points) + 1} stages",
         )
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
-    ranks = find(schedule)(stages, job.micro_batches).num_ranks
+    ranks = ranks_of(schedule, stages, job.micro_batches)
     return plan_by_hand(
         graph,
         cuts,

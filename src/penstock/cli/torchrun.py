@@ -53,7 +53,10 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
             f"the plan is for {plan.total_ranks} ranks; torchrun started {world}", hint=hint
         )
     launch = partial(
-        _launch, store=store, steps=(first_step, session.num_steps), replicas=plan.replicas
+        _launch,
+        store=store,
+        steps=(first_step, session.num_steps),
+        micro_batches=plan.replicas * plan.num_micro_batches,
     )
     return session.train(choice, first_step, checkpoint, launch, leader=rank == 0)
 
@@ -65,7 +68,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     *,
     store: Any,
     steps: tuple[int, int],
-    replicas: int,
+    micro_batches: int,
     groups: "Groups" = (),
 ) -> "list[RankResult]":
     """Run this rank; on rank 0 return all results, elsewhere none."""
@@ -78,11 +81,11 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
         if result.loss is not None:
             with told:
                 place = store.add(f"penstock/told/{result.step}", 1)
-            row = [result.step, result.loss, result.seconds]
+            row = [result.step, result.loss, result.seconds, result.micro_batches]
             store.set(f"penstock/step/{result.step}/{place}", json.dumps(row))
 
     listener = threading.Thread(
-        target=_listen, args=(store.clone(), steps, replicas, report), daemon=True
+        target=_listen, args=(store.clone(), steps, micro_batches, report), daemon=True
     )
     if rank == 0:
         listener.start()
@@ -95,13 +98,16 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     return [own, *(from_json(json.loads(text)) for text in others)]
 
 
-def _listen(store: Any, steps: tuple[int, int], replicas: int, report: "Report") -> None:
-    """Pass every replica's report of every step on, in order."""
+def _listen(store: Any, steps: tuple[int, int], micro_batches: int, report: "Report") -> None:
+    """Pass the reports of every step on, in order, until they are of all its micro-batches."""
     from penstock.runtime.rank import StepResult
 
     for step in range(*steps):
-        for place in range(1, replicas + 1):
+        place = told = 0
+        while told < micro_batches:
+            place += 1
             key = f"penstock/step/{step}/{place}"
-            number, loss, seconds = json.loads(store.get(key))
+            result = StepResult(*json.loads(store.get(key)))
             store.delete_key(key)
-            report(StepResult(number, loss, seconds))
+            told += result.micro_batches
+            report(result)

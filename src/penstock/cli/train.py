@@ -258,10 +258,11 @@ class Session:
         from penstock.runtime.checkpoint import latest, load
         from penstock.runtime.run import Steps, outcome_of
 
-        replicas, predicted, samples, tokens = ranks, None, 0, 0
+        predicted, samples, tokens = None, 0, 0
+        micro_batches = self.job.micro_batches
         if choice is not None:
             graph, scale = choice.captured.graph, choice.job.micro_batches
-            replicas = choice.plan.replicas
+            micro_batches = scale
             samples, tokens = graph.samples * scale, graph.tokens * scale
             predicted = choice.plan.predicted.step_s if choice.plan.predicted else None
         with (
@@ -274,7 +275,7 @@ class Session:
                 write(row)
                 show(row)
 
-            steps = Steps(replicas, done)
+            steps = Steps(micro_batches, done)
             results = launch(work, ranks, steps.add)
         newest = latest(self.folder / "checkpoints")
         assert newest is not None, "a run ends with a checkpoint"

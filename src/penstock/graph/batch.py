@@ -91,7 +91,8 @@ def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:
     pairs = list(zip(names, takers, strict=True))
 
     def take(batch: Any, add: Callable[[Any], None]) -> bool:
-        if type(batch) is not kind or len(batch) != len(pairs):
+        found: Any = type(batch)
+        if found is not kind or len(batch) != len(pairs):
             return False
         if kind is dict and list(batch) != names:
             return False

@@ -2,15 +2,16 @@
 
 import inspect
 
+from penstock.errors import PlanError, ScheduleError
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.errors import PlanError
 from penstock.plan import Plan, check_fits
 from penstock.program.instructions import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
 from penstock.program.program import Program
 from penstock.schedule import Schedule, find
+from penstock.schedule.orders import F
 
 
 def stages_of(plan: Plan, graph: Graph) -> Stages:
@@ -45,7 +46,35 @@ def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:
 
 def is_asynchronous(plan: Plan) -> bool:
     """Return whether the plan's schedule drains only at the end of a window of several steps."""
-    return "num_steps" in inspect.signature(find(plan.schedule)).parameters
+    return has_window(plan.schedule)
+
+
+def has_window(schedule: str) -> bool:
+    """Return whether a schedule is built for a window of several steps."""
+    return "num_steps" in inspect.signature(find(schedule)).parameters
+
+
+def shares_ranks(schedule: str) -> bool:
+    """Return whether a schedule can be told on how many ranks to put the stages."""
+    return "num_ranks" in inspect.signature(find(schedule)).parameters
+
+
+def on_ranks(schedule: str, num_stages: int, num_micro_batches: int, num_ranks: int) -> bool:
+    """Return whether a schedule that trains puts so many stages on so many ranks."""
+    make = find(schedule)
+    extra = {"num_ranks": num_ranks} if shares_ranks(schedule) else {}
+    if extra and num_stages < num_ranks:  # some would have nothing to do
+        return False
+    try:
+        made = make(num_stages, num_micro_batches, **extra)
+    except ScheduleError:
+        return False
+    return made.num_ranks == num_ranks and bool((made.orders.kinds != F).any())
+
+
+def ranks_of(schedule: str, num_stages: int, num_micro_batches: int) -> int:
+    """Return on how many ranks a schedule puts so many stages if it is not told otherwise."""
+    return find(schedule)(num_stages, num_micro_batches).num_ranks
 
 
 def lower_plan(

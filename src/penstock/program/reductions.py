@@ -6,7 +6,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ProgramError
 from penstock.program.instructions import HOWS, Reduce, StageBytes, TiedGroup
 
 Holders: TypeAlias = Sequence[
@@ -42,12 +41,11 @@ def needed(
 
     Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
     norm over each replica.  A stage on one rank needs no sum over replicas.
-    Raises:   ProgramError: a stage of a tied group lives on several ranks of one replica.
     """
     found: list[Needed] = []
     for group in tied:
         for stages in holders:
-            ranks = _ranks_of_group(group, stages)
+            ranks = _union(stages[stage] for stage in group.stages)
             found.append(
                 Needed(Reduce(group.name, "tied", ranks, 0, group.size_bytes), group.stages)
             )
@@ -65,16 +63,6 @@ def needed(
                 Needed(Reduce("all", "norm", _union(stages), 0, 8), tuple(range(num_stages)))
             )
     return tuple(found)
-
-
-def _ranks_of_group(group: TiedGroup, stages: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    for stage in group.stages:
-        if len(stages[stage]) > 1:
-            hint = "give each stage of a tied group one rank"
-            ranks = " ".join(map(str, stages[stage]))
-            where = f"stage {stage} of tied group {group.name} lives on ranks {ranks}"
-            raise ProgramError(f"{where} of one replica", hint=hint)
-    return _union(stages[stage] for stage in group.stages)
 
 
 def _union(many: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

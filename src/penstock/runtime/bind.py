@@ -29,7 +29,7 @@ from penstock.program.program import (
     Update,
 )
 from penstock.runtime.calls import Bound, Call
-from penstock.runtime.sums import sum_call, update_call
+from penstock.runtime.sums import Own, sum_call, update_call
 from penstock.runtime.transport.transport import Wait
 from penstock.runtime.versions import Read, VersionSlots
 from penstock.schedule.schedule import Action
@@ -86,6 +86,7 @@ class _Binder:
 
     def calls(self) -> list[Bound]:
         calls: list[Bound] = []
+        own = Own(self.own, self._first_homes(), self.first_gradient)
         for place, instruction in enumerate(self.code):
             match instruction:
                 case Compute(action, version):
@@ -99,7 +100,7 @@ class _Binder:
                 case Receive(of, edge, peer, _):
                     calls += self._receive(of.micro_batch, edge, peer)
                 case Reduce():
-                    call = sum_call(self.rank, instruction, self.own, self.first_gradient)
+                    call = sum_call(self.rank, instruction, own)
                     calls.append(Bound(call, "collective", "reduce", -1, instruction.step))
                 case Update(stage, step):
                     calls.append(Bound(self._update(stage, step), "update", "U", stage, step))
@@ -116,6 +117,12 @@ class _Binder:
             Bound(partial(self.rank.weights_of(stage).move, moves), "wait", "U", stage, last)
             for stage, moves in moved
         ]
+
+    def _first_homes(self) -> set[int]:
+        """Return the stages of this rank that live on no earlier rank of its replica."""
+        start = self.rank.replica * self.program.pipeline_ranks
+        earlier = map(self.program.stages_of, range(start, self.rank.rank))
+        return set(self.own).difference(*earlier)
 
     # -- computes ----------------------------------------------------------------------------
 

@@ -25,11 +25,16 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a rank knows of a step that it has finished; the loss only where the loss is made."""
+    """What a rank knows of a step that it has finished.
+
+    loss:           mean over some micro-batches of the step; None where no loss is made.
+    micro_batches:  over how many.
+    """
 
     step: int
     loss: float | None
     seconds: float
+    micro_batches: int = 1
 
 
 @dataclass(slots=True)

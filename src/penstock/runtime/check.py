@@ -59,7 +59,7 @@ def check(plan: Plan, capture: Capture, job: Job) -> tuple[Difference, ...]:
     stages = stages_of(plan, capture.graph)
     program = lower_plan(plan, capture.graph, num_steps=steps)
     found: dict[str, Tensor] = {}
-    told = Steps(plan.replicas)
+    told = Steps(plan.num_micro_batches * plan.replicas)
     task = Task(capture, stages, job, ((program, 0),), plan.replicas)
     run_threads(partial(_work, task, found), program.num_ranks, told.add)
     if steps == 1:

@@ -64,7 +64,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
         start = time.perf_counter()
         loss, spans = rank.step(step)
         seconds.append(time.perf_counter() - start)
-        report(StepResult(step, loss, seconds[-1]))
+        report(StepResult(step, loss, seconds[-1], rank.share))
         is_due = task.checkpoint_every and (step + 1) % task.checkpoint_every == 0
         if task.checkpoints is not None and (is_due or step + 1 == until):
             save(task.checkpoints, step + 1, transport, rank.state() if rank.rank == 0 else None)

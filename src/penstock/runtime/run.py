@@ -87,7 +87,7 @@ def run(  # noqa: PLR0913 - what a run is made of
         )
         if emulate is not None:
             task = emulated(task, emulate)
-        steps = Steps(program.replicas)
+        steps = Steps(program.num_micro_batches * program.replicas)
         results = launcher(partial(work, task), program.num_ranks, steps.add)
         newest = checkpoint.latest(Path(folder))
         assert newest is not None, "a run ends with a checkpoint"
@@ -95,10 +95,13 @@ def run(  # noqa: PLR0913 - what a run is made of
 
 
 class Steps:
-    """Collects what ranks report of steps; a step is done when every replica told its loss."""
+    """Collects what ranks report of steps; one is done when the losses of all `micro_batches` are.
 
-    def __init__(self, replicas: int, done: Report | None = None) -> None:
-        self.replicas, self.done = replicas, done
+    micro_batches:  of a step, over all replicas.
+    """
+
+    def __init__(self, micro_batches: int, done: Report | None = None) -> None:
+        self.micro_batches, self.done = micro_batches, done
         self.waiting: dict[int, list[StepResult]] = {}
         self.finished: list[StepResult] = []
 
@@ -108,9 +111,11 @@ class Steps:
             return
         told = self.waiting.setdefault(result.step, [])
         told.append(result)
-        if len(told) == self.replicas:
-            loss = statistics.fmean(r.loss for r in told if r.loss is not None)
-            whole = StepResult(result.step, loss, max(r.seconds for r in told))
+        counts = [r.micro_batches for r in told]
+        if sum(counts) == self.micro_batches:
+            loss = statistics.fmean([r.loss for r in told if r.loss is not None], counts)
+            seconds = max(r.seconds for r in told)
+            whole = StepResult(result.step, loss, seconds, self.micro_batches)
             del self.waiting[result.step]
             self.finished.append(whole)
             if self.done is not None:

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
@@ -13,31 +14,43 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
 
 
-def sum_call(
-    rank: "Rank", reduce: Reduce, own: Sequence[int], added: Container[tuple[int, int]]
-) -> Call:
-    """Return the call of one Reduce on a rank on which the stages `own` live.
+class Own(NamedTuple):
+    """The stages that live on a rank.
 
-    added:  (stage, step) of the gradients to which this rank adds something.
+    stages:  all of them.
+    first:   those that live on no earlier rank of the same replica.
+    added:   (stage, step) of the gradients to which this rank adds something.
     """
+
+    stages: Sequence[int]
+    first: Container[int]
+    added: Container[tuple[int, int]]
+
+
+def sum_call(rank: "Rank", reduce: Reduce, own: Own) -> Call:
+    """Return the call of one Reduce on a rank with the stages `own`."""
     match reduce.how:
         case "tied":
             return _tied(rank, reduce, own)
         case "replicas":
-            return _replicas(rank, reduce, added)
+            return _replicas(rank, reduce, own)
         case "norm":
-            return _clip(rank, reduce, own)
+            return _clip(rank, own, reduce.ranks)
 
 
-def _tied(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
+def _tied(rank: "Rank", reduce: Reduce, own: Own) -> Call:
     """Sum the gradients of one parameter over the stages that hold it, here and elsewhere."""
     nodes = rank.capture.graph.nodes
     node, holders = next(
         (node, holders) for node, holders in rank.stages.tied if nodes[node].name == reduce.bucket
     )
-    here = [rank.weights_of(stage) for stage in holders if stage in own]
-    targets = [weights.gradients[node] for weights in here if node in weights.gradients]
-    silent = [w.gradients[node] for w in here if node not in w.with_gradient and targets]
+    here = [(stage, rank.weights_of(stage)) for stage in holders if stage in own.stages]
+    targets = [weights.gradients[node] for _, weights in here if node in weights.gradients]
+    silent = [
+        weights.gradients[node]
+        for stage, weights in here
+        if targets and (node not in weights.with_gradient or (stage, reduce.step) not in own.added)
+    ]
 
     def call() -> None:
         if not targets:  # a frozen one
@@ -55,42 +68,56 @@ def _tied(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
     return call
 
 
-def _replicas(rank: "Rank", reduce: Reduce, added: Container[tuple[int, int]]) -> Call:
-    """Sum all gradients of a stage over its replicas."""
+def _replicas(rank: "Rank", reduce: Reduce, own: Own) -> Call:
+    """Sum all gradients of a stage over all ranks on which it lives.
+
+    A tied one has been summed over the ranks of this replica, and counts on the first of them.
+    """
     stage = int(reduce.bucket.removeprefix("stage"))
-    flats = rank.weights_of(stage).flat_gradients
-    silent = (stage, reduce.step) not in added
+    weights = rank.weights_of(stage)
+    tied = {node for node, holders in rank.stages.tied if stage in holders}
+    cleared: list[Tensor] = []
+    if (stage, reduce.step) not in own.added:  # they still hold the sum of the step before
+        cleared += [value for node, value in weights.gradients.items() if node not in tied]
+    if stage not in own.first:
+        cleared += [value for node, value in weights.gradients.items() if node in tied]
 
     def call() -> None:
-        for flat in flats:
-            if silent:  # it still holds the sum of the step before
-                flat.zero_()
+        for gradient in cleared:
+            gradient.zero_()
+        for flat in weights.flat_gradients:
             rank.transport.all_reduce(flat, reduce.ranks)
 
     return call
 
 
-def _clip(rank: "Rank", reduce: Reduce, own: Sequence[int]) -> Call:
+def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
     """Scale gradients so that the norm over all stages is at most the job's clip_norm.
 
-    A tied parameter counts once, in the first stage that holds it.  The formula is that of
-    torch.nn.utils.clip_grad_norm_; squares are added in float64.
+    A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
+    which it lives.  The formula is that of torch.nn.utils.clip_grad_norm_; squares are added in
+    float64.
     """
     limit = rank.job.clip_norm
     assert limit is not None, "binding has checked it"
     owner = {node: holders[0] for node, holders in rank.stages.tied}
     reached = {node for stage in rank.stages.stages for node, _ in stage.backward.gradients}
     parts = [
-        (weights, [n for n in weights.live if n in reached and owner.get(n, stage) == stage])
-        for stage in own
+        (
+            weights,
+            [n for n in weights.live if n in reached and owner.get(n, stage) == stage]
+            if stage in own.first
+            else [],
+        )
+        for stage in own.stages
         for weights in [rank.weights_of(stage)]
     ]
 
     def call() -> None:
         total = sum(weights.squares(nodes) for weights, nodes in parts)
         squares = torch.tensor([total], dtype=torch.float64, device=rank.device)
-        if len(reduce.ranks) > 1:
-            rank.transport.all_reduce(squares, reduce.ranks)
+        if len(ranks) > 1:
+            rank.transport.all_reduce(squares, ranks)
         factor = limit / (float(squares.sqrt()) + 1e-6)
         if factor < 1.0:
             for weights, _ in parts:
@@ -121,8 +148,8 @@ def update_call(
         if tells:
             now = time.perf_counter()
             parts = [part.double().reshape(()) for part in progress.losses.pop(step, ())]
-            loss = float(torch.stack(parts).mean()) if has_loss else None
+            loss = float(torch.stack(parts).mean()) if has_loss and parts else None
             seconds, progress.last_update_s = now - progress.last_update_s, now
-            rank.report(StepResult(number, loss, seconds))
+            rank.report(StepResult(number, loss, seconds, len(parts)))
 
     return call

@@ -1,9 +1,12 @@
-"""Figures of a schedule: the seconds its ranks idle, and the activations they hold."""
+"""Figures of a schedule: the seconds its ranks idle, the activations and weights they hold."""
+
+import itertools
 
 import numpy as np
 
 from penstock.schedule.orders import B, F, W
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.weight_rule import VersionTable, versions
 
 
 def bubble(
@@ -56,3 +59,38 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
         held = np.cumsum(change[orders.kinds[orders.slice_of(rank)]])
         peaks.append(int(held.max(initial=0)))
     return tuple(peaks)
+
+
+def weight_copies(schedule: Schedule) -> tuple[int, ...]:
+    """Return for each stage how many tensors of the size of its weights a rank holds, live one too.
+
+    Versions that are alive, predictions that are kept at once, and what these are made from.
+    A version of which only predictions are read is held as these.
+    """
+    table, kept = versions(schedule), schedule.weight_rule.kept
+    predicted = [_predictions(schedule, table, stage) for stage in range(schedule.num_stages)]
+    return tuple(
+        (1 if some else alive) + some + kept
+        for alive, some in zip(table.alive, predicted, strict=True)
+    )
+
+
+def _predictions(schedule: Schedule, table: VersionTable, stage: int) -> int:
+    """Return how many predictions are kept at once: from the first F or B that reads each on."""
+    ahead = {"F": table.forward_ahead[stage], "B": table.backward_ahead[stage]}
+    version = {"F": table.forward[stage], "B": table.backward[stage]}
+    most = 0
+    for order in schedule.orders if ahead["F"].any() or ahead["B"].any() else ():
+        first: dict[tuple[int, int], int] = {}
+        last: dict[tuple[int, int], int] = {}
+        for at, (kind, of, m) in enumerate(order):
+            side = "F" if kind == "F" else "B"
+            if of == stage and kind != "U" and ahead[side][m]:
+                key = int(version[side][m]), int(ahead[side][m])
+                first.setdefault(key, at)
+                last[key] = at
+        changes = sorted(
+            [(at, 1) for at in first.values()] + [(at + 0.5, -1) for at in last.values()]
+        )
+        most = max([most, *itertools.accumulate(change for _, change in changes)])
+    return most

@@ -137,7 +137,8 @@ def as_pipelined(stage: Number, num_stages: int, /) -> Number:
 
 def as_round_robin(stage: Number, num_stages: int, /) -> Number:
     """Return those of 1F1B whose first stage takes turns on two ranks: an even number there."""
-    return num_stages - stage + (stage == 0) * (1 + (num_stages + 1) % 2)
+    one_if_first = 1 // (stage + 1)
+    return num_stages - stage + one_if_first * (2 - num_stages % 2)
 
 
 def _staleness(in_flight: InFlight) -> Callable[[int, int, int], float]:
@@ -325,17 +326,18 @@ def versions(schedule: "Schedule") -> VersionTable:
     shape = (schedule.num_stages, per_step * schedule.num_steps)
     stages, micro_batches = (np.arange(size, dtype=np.int64) for size in shape)
     reads = rule.law(stages[:, None], micro_batches[None, :], schedule.num_stages, per_step)
-    forward, backward, step, *ahead = (np.broadcast_to(read, shape) for read in reads)
+    columns = tuple(np.broadcast_to(read, shape) for read in reads)
+    forward, backward, step, ahead, back_ahead = columns
     if not np.array_equal(step, np.broadcast_to(micro_batches // per_step, shape)):
         raise _wrong_step(schedule, step)
     if not schedule.has_updates:
-        return VersionTable(forward, backward, *ahead, step, (1,) * schedule.num_stages)
+        return VersionTable(forward, backward, ahead, back_ahead, step, (1,) * schedule.num_stages)
     read = (np.array(forward, order="C"), np.array(backward, order="C"))  # one type of array
     history = rule.history(schedule.num_stages, per_step)
     alive, wrong = _walk(columns_of(schedule.orders), read, schedule.num_steps, history)
     if wrong >= 0:
         raise _unavailable(schedule, int(wrong), read)
-    return VersionTable(forward, backward, *ahead, step, tuple(alive.tolist()))
+    return VersionTable(forward, backward, ahead, back_ahead, step, tuple(alive.tolist()))
 
 
 @compiled

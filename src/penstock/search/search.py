@@ -14,8 +14,16 @@ from penstock.errors import GraphError, PlanError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.plan import By, Decision, Plan, Prediction, decide, plan_by_hand
 from penstock.profile import Profile
-from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
-from penstock.schedule import SCHEDULES, find, versions
+from penstock.program.lower_plan import (
+    has_window,
+    is_asynchronous,
+    lower_plan,
+    on_ranks,
+    schedule_of,
+    shares_ranks,
+    stages_of,
+)
+from penstock.schedule import SCHEDULES, find, weight_copies
 from penstock.search.balance import balanced_cuts, stage_seconds
 from penstock.simulate import simulate
 from penstock.simulate.price import costs_of, memory_of
@@ -140,19 +148,25 @@ def _shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> I
 def _pipelines(
     graph: Graph, num_ranks: int, replicas: int, num_micro_batches: int, wish: Wish
 ) -> Iterator[_Shape]:
-    for make in SCHEDULES:
-        name = make.__name__
-        if wish.schedule not in (None, name):
-            continue
-        several = name == "interleaved"
-        if wish.schedule is None and (
-            name == "double_buffered" or (num_ranks == 1 and name != "one_f_one_b")
-        ):
-            continue
-        for stages in (2 * num_ranks, 3 * num_ranks) if several else (num_ranks,):
-            wanted = wish.stages in (None, stages)
-            if wanted and stages <= len(graph.cut_points) + 1:
+    names = [wish.schedule] if wish.schedule else _synchronous(num_ranks)
+    most = len(graph.cut_points) + 1
+    for name in names:
+        for stages in _stage_counts(name, num_ranks) if wish.stages is None else (wish.stages,):
+            if 1 <= stages <= most and on_ranks(name, stages, num_micro_batches, num_ranks):
                 yield _Shape(replicas, num_ranks, stages, name, num_micro_batches)
+
+
+def _synchronous(num_ranks: int) -> list[str]:
+    """Return the schedules that are tried if none is wished for; on one rank all are the same."""
+    names = [make.__name__ for make in SCHEDULES]
+    return [name for name in names if not has_window(name)] if num_ranks > 1 else ["one_f_one_b"]
+
+
+def _stage_counts(schedule: str, num_ranks: int) -> tuple[int, ...]:
+    """Return the numbers of stages to try: two or three on a rank, where they share ranks."""
+    if shares_ranks(schedule):
+        return 2 * num_ranks, 3 * num_ranks
+    return num_ranks, num_ranks - 1  # fewer than ranks, where one of them lives on several
 
 
 def _candidates(
@@ -195,7 +209,7 @@ def _simulated(
     def window(steps: int, *, spans: bool) -> Timeline:
         program = lower_plan(plan, graph, num_steps=steps, stages=stages)
         several = is_asynchronous(plan)
-        alive = versions(schedule_of(plan, num_steps=steps)).alive if several else ()
+        alive = weight_copies(schedule_of(plan, num_steps=steps)) if several else ()
         costs = costs_of(graph, stages, profile, alive)
         memory = memory_of(graph, stages, profile, program, alive)
         return simulate(program, costs, cluster, memory=memory, spans=spans)

@@ -5,7 +5,7 @@ from penstock.profile import Profile
 from penstock.program.lower_plan import schedule_of
 from penstock.program.of_plan import origin_of
 from penstock.program.program import Program
-from penstock.schedule import versions
+from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
 from penstock.simulate.price import costs_of, memory_of
@@ -33,7 +33,7 @@ def simulate(
     if not isinstance(seconds, Profile):
         return simulate_costs(program, seconds, cluster, memory=memory, spans=spans)
     plan, graph, stages = origin_of(program)
-    alive = versions(schedule_of(plan, num_steps=program.num_steps)).alive
+    alive = weight_copies(schedule_of(plan, num_steps=program.num_steps))
     costs = costs_of(graph, stages, seconds, alive)
     held = memory or memory_of(graph, stages, seconds, program, alive)
     return simulate_costs(program, costs, cluster, memory=held, spans=spans)
