@@ -21,6 +21,7 @@ ROOMS = (
     "cluster",
     "graph",
     "profile",
+    "estimate",
     "schedule",
     "plan",
     "program",

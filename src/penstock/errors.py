@@ -26,6 +26,10 @@ class ProfileError(PenstockError):
     """A profile of another graph, or one that cannot be measured."""
 
 
+class EstimateError(PenstockError):
+    """A configuration that cannot be, or a table of runs that cannot be read or fitted."""
+
+
 class ScheduleError(PenstockError):
     """An order of actions that is incomplete or can never finish."""
 

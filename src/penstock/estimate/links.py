@@ -1,0 +1,69 @@
+"""Links: seconds of collectives at the rates of the datasheet, from where their ranks stand.
+
+Ranks are numbered tensor first, then context, data and pipe, as Megatron numbers them; a host
+holds consecutive ranks.  No latency: messages are counted elsewhere.
+"""
+
+from typing import Literal
+
+from penstock.estimate.run import TrainingRun
+
+
+def all_reduce_s(
+    run: TrainingRun, at: int, size_bytes: float, axis: Literal["tensor", "data"]
+) -> float:
+    """Return the seconds of summing `size_bytes` over the ranks of an axis, in stage `at`.
+
+    2 * (n - 1) / n * size / rate inside a host; across h hosts with r ranks of the group in each,
+    2 * (h - 1) / h * size / (r * rate) on top: every rank brings its share of the network.
+    On a bus the ranks of a host share one rate.
+
+    Ignores:  trees, which are faster for small sizes.
+    Source:   "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+    """
+    return 2 * _one_way_s(run, at, size_bytes, axis)
+
+
+def gather_s(run: TrainingRun, size_bytes: float) -> float:
+    """Return the seconds of gathering `size_bytes`, sharded over the ranks of `data`."""
+    return max(_one_way_s(run, at, size_bytes, "data") for at in range(run.pipe))
+
+
+def _one_way_s(run: TrainingRun, at: int, size_bytes: float, axis: str) -> float:
+    device = run.devices[at]
+    ranks, stride = run.tensor, 1
+    if axis == "data":
+        ranks, stride = run.data * run.context, run.tensor
+    together = max(1, min(ranks, device.ranks_per_host // stride))
+    hosts = ranks / together
+    inside_s = (together - 1) / together * size_bytes / device.inside_bytes_per_s
+    if device.shared:
+        inside_s *= together
+    if hosts <= 1:
+        return inside_s
+    slowest = min(device.across_bytes_per_s for device in run.devices)
+    return inside_s + (hosts - 1) / hosts * size_bytes / (together * slowest)
+
+
+def exchange_s(run: TrainingRun, at: int, size_bytes: float) -> float:
+    """Return the seconds in which each expert rank sends `size_bytes`, evenly to all of them.
+
+    (n - 1) / n * size / rate, with the slower rate where the ranks are of several hosts.
+    """
+    device = run.devices[at]
+    inside = run.expert <= device.ranks_per_host
+    rate = device.inside_bytes_per_s if inside else device.across_bytes_per_s
+    return (run.expert - 1) / run.expert * size_bytes / rate
+
+
+def neighbour_s(run: TrainingRun, at: int, size_bytes: float) -> float:
+    """Return the seconds of sending `size_bytes` to the next stage.
+
+    Across hosts the tensor ranks send a part each.
+    """
+    device = run.devices[at]
+    stride = run.tensor * run.context * run.data
+    if stride * run.pipe <= device.ranks_per_host:
+        return size_bytes / device.inside_bytes_per_s
+    slowest = min(device.across_bytes_per_s for device in run.devices)
+    return size_bytes / run.tensor / slowest

@@ -1,0 +1,126 @@
+"""Memory: peak bytes of a run, as the largest over its stages of what each holds.
+
+    states       weights, gradients, optimizer: no constant, they are what they are
+    activations  what the forwards of all micro-batches in flight keep for their backwards
+    logits       numbers of the last stage's logits, times the bytes kept of each
+    gradient     numbers of the largest matrix, whose gradient is made beside everything else
+    buffers      GB for every rank of the host: context, libraries, buffers of messages to each
+
+In flight on stage s of S under 1F1B are min(S - s, M) micro-batches; never is a total divided
+by the number of stages.
+
+Ignores:  fragmentation; offloading.
+Source:   arXiv:2205.05198, section 4; arXiv:1910.02054 (sharding).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.estimate.run import TrainingRun
+from penstock.estimate.terms import Terms, distinct_stages
+from penstock.estimate.work import block_kinds, is_mixed, stage_parameters
+from penstock.units import GB
+
+_SCORE_BYTES = {"written": 5, "written in 32 bits": 8}  # kept of a score
+MEMORY_TERMS = ("states", "activations", "logits", "gradient", "buffers")
+
+
+def memory_terms(runs: Sequence[TrainingRun]) -> Terms:
+    """Return the terms of peak memory of `runs`: bytes, or numbers times bytes to be fitted."""
+    rows: list[list[float]] = []
+    starts: list[int] = []
+    for run in runs:
+        starts.append(len(rows))
+        rows += [stage_memory(run, at) for at, _ in distinct_stages(run)]
+    ones = np.ones(len(runs))
+    return Terms(
+        MEMORY_TERMS,
+        np.array(rows, dtype=np.float64)[None],
+        np.ones(len(rows)),
+        np.array(starts, dtype=np.int64),
+        ones,
+        0 * ones,
+        np.zeros((len(runs), len(MEMORY_TERMS))),
+    )
+
+
+def stage_memory(run: TrainingRun, at: int) -> list[float]:
+    """Return the terms of stage `at`, in the order of MEMORY_TERMS.
+
+    Monotone in the micro-batch: only activations and logits grow, and both in proportion.
+    """
+    last = at == run.pipe - 1
+    logits = run.tokens * run.model.vocabulary / run.tensor if last else 0.0
+    return [
+        state_bytes(run, at),
+        activation_bytes(run, at),
+        logits,
+        run.model.largest_matrix / run.tensor,
+        float(GB * min(run.ranks, run.devices[at].ranks_per_host)),
+    ]
+
+
+def state_bytes(run: TrainingRun, at: int) -> float:
+    """Return the bytes of weights (2), gradients and optimizer on one rank.
+
+    Sharding divides the optimizer's, then the gradients', then the weights' bytes by the ranks
+    that hold the same numbers: those of `data`, for experts those that share none.
+    """
+    own, experts = stage_parameters(run, at)
+    replicas = run.data * run.context
+    copies = max(1, replicas * run.tensor // run.expert)
+    total = 0.0
+    for numbers, ranks in ((own, replicas), (experts, copies)):
+        weights = 2 / ranks if run.sharding == "full" else 2
+        sharded = run.sharding in ("full", "gradients")
+        gradients = run.gradient_bytes / (ranks if sharded else 1)
+        optimizer = run.optimizer_bytes / (1 if run.sharding == "none" else ranks)
+        total += numbers * (weights + gradients + optimizer)
+    return total
+
+
+def activation_bytes(run: TrainingRun, at: int) -> float:
+    """Return the bytes that the micro-batches in flight keep on one rank of stage `at`.
+
+    Interleaving keeps (1 + (S - 1) / (S * v)) as much as the first stage of 1F1B.
+    """
+    kinds = [(_block_bytes(run, block), count) for block, count in block_kinds(run, at)]
+    in_flight = float(min(run.pipe - at, run.num_micro_batches))
+    if run.interleave > 1:
+        in_flight *= 1 + (run.pipe - 1) / (run.pipe * run.interleave)
+    one = run.tokens * run.model.hidden * 2 / (run.tensor if run.sequence_parallel else 1)
+    if run.recompute == "full":  # the input of every block, and one block as a whole
+        whole = max((size for size, _ in kinds), default=0.0)
+        return in_flight * run.stage_blocks[at] * one + whole
+    kept = sum(size * count for size, count in kinds)
+    return in_flight * (kept + (2 * one if at == 0 else 0.0))
+
+
+def _block_bytes(run: TrainingRun, block: int) -> float:
+    """Return the bytes that one block keeps of one micro-batch.
+
+    A word of 2 bytes for: in- and output of both norms, queries, keys, values, the result of
+    attention, in- and output of the gate or GELU; the masks of two dropouts, and softmax, mask
+    and result, where scores are written.
+    """
+    model, experts = run.model, run.model.experts
+    split = run.tensor if run.sequence_parallel else 1
+    between = 8 * model.hidden
+    wide = model.heads * model.per_head
+    if model.latent is None:
+        inner = 4 * (wide + (model.key_heads or model.heads) * model.per_head)
+    else:
+        between += 4 * (model.latent.query_rank + model.latent.key_rank)
+        inner = 12 * wide + 4 * model.heads * model.latent.rotary
+    forward = 2 * (2 + model.gated)
+    if experts is not None and is_mixed(run, block):
+        inner += experts.chosen * (forward * experts.width + 4 * model.hidden)
+        inner += forward * experts.shared_width
+    else:
+        inner += forward * model.feed_forward
+    if model.scores != "fused":
+        between += 2 * model.hidden
+        if run.recompute != "selective":
+            inner += _SCORE_BYTES[model.scores] * model.sequence * model.heads
+    return run.tokens * (between / split + inner / run.tensor)

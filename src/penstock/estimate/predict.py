@@ -1,0 +1,68 @@
+"""Predict: step time or peak memory of runs that nobody measured."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.errors import EstimateError
+from penstock.estimate.constants import Constants, Quantity, features, terms
+from penstock.estimate.run import TrainingRun
+
+_FARTHER = 2.0  # factor on the spread of a run outside of what was fitted on
+
+
+class Estimate(NamedTuple):
+    """A value in seconds or bytes, 9 times in 10 between `low` and `high`.
+
+    cluster   whose constants were used
+    outside   the features in which the run is outside of what they were fitted on; the interval
+              is then twice as wide on a logarithmic scale, and no promise
+    """
+
+    value: float
+    low: float
+    high: float
+    cluster: str
+    outside: tuple[str, ...]
+
+
+def predict(
+    quantity: Quantity, runs: Sequence[TrainingRun], constants: Sequence[Constants]
+) -> tuple[Estimate, ...]:
+    """Return an estimate for every run, by the constants of its own cluster or the most alike.
+
+    Most alike are those of the same device, recompute and sharding, then those outside of whose
+    ranges fewest sizes are, then those fitted on most runs.
+
+    Raises:   EstimateError: there are no constants of this quantity.
+    """
+    usable = [item for item in constants if item.quantity == quantity]
+    if not usable:
+        message = f"no constants of {quantity}"
+        raise EstimateError(message, hint=f"fit on a file that has measured {quantity}")
+    chosen = [_closest(run, usable) for run in runs]
+    found: dict[int, Estimate] = {}
+    for item in usable:
+        own = [at for at, choice in enumerate(chosen) if choice is item]
+        if own:
+            values = terms(quantity, [runs[at] for at in own]).of(item.array)
+            for at, value in zip(own, values, strict=True):
+                found[at] = _estimate(runs[at], float(value), item)
+    return tuple(found[at] for at in range(len(runs)))
+
+
+def _closest(run: TrainingRun, constants: Sequence[Constants]) -> Constants:
+    def distance(item: Constants) -> tuple[bool, int, int, int]:
+        outside = item.outside(run)
+        choices = sum(isinstance(features(run)[name], str) for name in outside)
+        return item.cluster != run.cluster, choices, len(outside), -item.runs
+
+    return min(constants, key=distance)
+
+
+def _estimate(run: TrainingRun, value: float, constants: Constants) -> Estimate:
+    outside = constants.outside(run)
+    if constants.cluster != run.cluster:
+        outside = ("cluster", *outside)
+    factor = math.exp(constants.spread * (_FARTHER if outside else 1.0))
+    return Estimate(value, value / factor, value * factor, constants.cluster, outside)

@@ -1,0 +1,134 @@
+"""Terms: what a run makes its devices do, as seconds at their peak rates.
+
+The step is a pipeline of stages.  A stage works on a micro-batch in three lanes at once,
+
+    device   products, attention, other kernels, and messages that the device waits for
+    host     launching kernels, one after the other
+    wire     messages that are sent while the device computes
+
+and takes (device^p + host^p + wire^p)^(1/p) seconds, p = 2.5: the longest lane, and a little
+more where two are alike.  With t_s of stage s, M micro-batches, v chunks on a rank:
+
+    step = M * max(t) + (sum(t) - max(t)) / v + what is done once a step
+
+Every lane is a sum of terms, each times one constant that is fitted: 1 / efficiency for what is
+in seconds at a peak, seconds for what is counted.  So the step is homogeneous of degree one in
+the constants.
+
+Ignores:  stragglers, congestion by others, input data, checkpoints, thermal throttling.
+Source:   arXiv:2104.04473 (pipeline, tensor), arXiv:2205.05198 (sequence parallel, recompute).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.estimate.run import TrainingRun
+from penstock.estimate.work import LANES, TIME_TERMS, once_a_step, stage_work
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+POWER = 2.5
+
+
+class Terms(NamedTuple):
+    """Terms of many runs, stacked; alike stages of a run stand once.
+
+    lanes    lanes x stages x constants
+    alike    stages that each row stands for
+    starts   row of `lanes` at which each run begins
+    steady   times that its longest stage is passed, per run
+    filling  what the sum of the other stages is divided by, per run; 0: they do not count
+    once     runs x constants: once a step
+    """
+
+    names: tuple[str, ...]
+    lanes: Floats
+    alike: Floats
+    starts: Ints
+    steady: Floats
+    filling: Floats
+    once: Floats
+
+    def of(self, constants: Floats) -> Floats:
+        """Return the value of every run: seconds, or bytes."""
+        return self.with_slopes(constants)[0]
+
+    def with_slopes(self, constants: Floats) -> tuple[Floats, Floats]:
+        """Return the value of every run, and its derivative by every constant."""
+        lanes = self.lanes @ constants  # lanes x stages
+        stage = _p_norm(lanes)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(stage > 0, (lanes / stage) ** (POWER - 1), 1.0)
+        stage_slope = np.einsum("ls,lsk->sk", share, self.lanes)
+        total = np.add.reduceat(stage * self.alike, self.starts)
+        total_slope = np.add.reduceat(stage_slope * self.alike[:, None], self.starts)
+        longest = self._longest(stage)
+        most, most_slope = stage[longest], stage_slope[longest]
+        value = self.steady * most + self.filling * (total - most) + self.once @ constants
+        fill = self.filling[:, None] * (total_slope - most_slope)
+        return value, self.steady[:, None] * most_slope + fill + self.once
+
+    def _longest(self, stage: Floats) -> Ints:
+        """Return the row of the longest stage of every run."""
+        ends = [*self.starts[1:], len(stage)]
+        pairs = zip(self.starts, ends, strict=True)
+        return np.array([a + int(np.argmax(stage[a:b])) for a, b in pairs], dtype=np.int64)
+
+    def take(self, runs: Sequence[int] | Ints) -> "Terms":
+        """Return the terms of some of the runs."""
+        ends = [*map(int, self.starts[1:]), len(self.alike)]
+        parts = [range(int(self.starts[run]), ends[run]) for run in runs]
+        starts = np.cumsum([0, *(len(part) for part in parts[:-1])], dtype=np.int64)
+        row = [at for part in parts for at in part]
+        return Terms(
+            self.names, self.lanes[:, row], self.alike[row], starts,
+            self.steady[runs], self.filling[runs], self.once[runs],
+        )  # fmt: skip
+
+
+def _p_norm(lanes: Floats) -> Floats:
+    highest = lanes.max(axis=0)
+    scale = np.where(highest > 0, highest, 1.0)
+    return scale * ((lanes / scale) ** POWER).sum(axis=0) ** (1 / POWER)
+
+
+def time_terms(runs: Sequence[TrainingRun]) -> Terms:
+    """Return the terms of step time, in seconds at peak rates or counts, of `runs`."""
+    names = TIME_TERMS
+    rows: list[list[list[float]]] = []
+    alike: list[float] = []
+    starts: list[int] = []
+    for run in runs:
+        starts.append(len(rows))
+        for at, count in distinct_stages(run):
+            work = stage_work(run, at)
+            rows.append([[work.get((lane, name), 0.0) for name in names] for lane in LANES])
+            alike.append(count)
+    once = [[once_a_step(run).get(name, 0.0) for name in names] for run in runs]
+    return Terms(
+        names,
+        np.array(rows, dtype=np.float64).transpose(1, 0, 2).copy(),
+        np.array(alike, dtype=np.float64),
+        np.array(starts, dtype=np.int64),
+        np.array([float(run.num_micro_batches) for run in runs]),
+        np.array([1.0 / run.interleave for run in runs]),
+        np.array(once, dtype=np.float64).reshape(len(runs), len(names)),
+    )
+
+
+def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
+    """Return stages that differ, each with the number of stages like it.
+
+    Ignores:  that stages in the middle can hold blocks of two kinds, where a model has two; the
+              first ones stand for them.
+    """
+    found: dict[tuple[object, ...], tuple[int, int]] = {}
+    last = run.pipe - 1
+    for at, (blocks, device) in enumerate(zip(run.stage_blocks, run.devices, strict=True)):
+        key = (blocks, device.name, at == 0, at == last)
+        first, count = found.get(key, (at, 0))
+        found[key] = (first, count + 1)
+    return list(found.values())

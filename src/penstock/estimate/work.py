@@ -1,0 +1,271 @@
+"""Work: what one stage does for one micro-batch, and what a rank does once a step.
+
+Seconds are at peak rates of the datasheet, with no overlap; kernels and messages are counted.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeAlias
+
+from penstock.estimate.links import all_reduce_s, exchange_s, gather_s, neighbour_s
+from penstock.estimate.run import TrainingRun
+from penstock.estimate.transformer import Matrix
+
+Lane: TypeAlias = Literal["device", "host", "wire"]
+Work: TypeAlias = "defaultdict[tuple[Lane, str], float]"
+
+LANES: tuple[Lane, ...] = ("device", "host", "wire")
+TIME_TERMS = (
+    "products",  # s: FLOP of products / peak, forward and backward
+    "again",  # s: FLOP of products that full recompute repeats / peak
+    "experts",  # s: FLOP of the experts' products / peak
+    "attention",  # s: FLOP of attention itself / peak
+    "head",  # s: FLOP of the head's products / peak
+    "loss",  # s: logits in 32 bits, once / bandwidth
+    "scores",  # s: bytes of scores that are written and read / bandwidth
+    "kernels",  # s: bytes of all kernels between the products / bandwidth
+    "launches",  # kernels launched
+    "tensor",  # s: bytes between tensor ranks / link inside a host
+    "tensor across",  # s: the same, where tensor ranks are of several hosts
+    "messages",  # hops of collectives that the device waits for
+    "pipe",  # s: bytes between stages / link
+    "exchange",  # s: bytes to experts and back / link
+    "context",  # s: bytes of keys and values between ranks of a sequence / link
+    "gather",  # s: bytes of sharded weights and gradients / link
+    "reduce",  # s: bytes of gradients summed at the end of a step / link
+    "update",  # s: bytes read and written by the optimizer / bandwidth
+    "step",  # 1 a step
+)
+_SCORE_BYTES = 13, 16  # a score in 16 bits: written and read on the way forward, and back
+_BLOCK_LAUNCHES = 24  # forward, fused norms, bias and dropout; twice as many backward
+_UNFUSED_LAUNCHES = 7  # more, forward, where softmax and mask are kernels of their own
+_EXPERT_LAUNCHES = 60  # routing, permutation, one product per expert in a group
+_HEAD_LAUNCHES = 40  # head and loss, forward and backward
+_EMBEDDING_LAUNCHES = 12
+_WORD = 2  # bytes of a number that is sent or kept, in mixed precision
+_UPDATE_BYTES = 34  # read and written of a number by Adam in mixed precision
+
+
+def stage_work(run: TrainingRun, at: int) -> Work:
+    """Return what stage `at` does for one micro-batch, forward and backward.
+
+    Products: 2 FLOP a token and number of the matrix forward, twice that backward, forward
+    again under full recompute.
+    Ignores:  experts that get more tokens than others; the shapes of products.
+    """
+    work: Work = defaultdict(float)
+    for block, count in block_kinds(run, at):
+        _add(work, _block(run, at, block), count)
+    if at == 0:
+        _add(work, _embedding(run, at))
+    if at == run.pipe - 1:
+        _add(work, _head(run, at))
+    if run.pipe > 1:
+        sent = _WORD * run.tokens * run.model.hidden
+        work["device", "pipe"] += 2 * run.interleave * neighbour_s(run, at, sent)
+    if run.sharding in ("gradients", "full"):
+        gathers = 2 if run.sharding == "full" else 1
+        own = sum(stage_parameters(run, at))
+        work["wire", "gather"] += gather_s(run, own * (gathers * _WORD + run.gradient_bytes))
+    return work
+
+
+def _add(work: Work, more: Mapping[tuple[Lane, str], float], times: int = 1) -> None:
+    for key, value in more.items():
+        work[key] += times * value
+
+
+def block_kinds(run: TrainingRun, at: int) -> Iterator[tuple[int, int]]:
+    """Yield a block of each kind that stage `at` has, with how many are like it."""
+    first = sum(run.stage_blocks[:at])
+    end = first + run.stage_blocks[at]
+    experts = run.model.experts
+    turn = end if experts is None else min(max(first, experts.dense_blocks), end)
+    if turn > first:
+        yield first, turn - first
+    if end > turn:
+        yield turn, end - turn
+
+
+def is_mixed(run: TrainingRun, block: int) -> bool:
+    """Return whether a block has experts."""
+    return run.model.experts is not None and block >= run.model.experts.dense_blocks
+
+
+def _block(run: TrainingRun, at: int, block: int) -> Work:
+    work: Work = defaultdict(float)
+    device = run.devices[at]
+    again = run.recompute == "full"
+    for matrix in run.model.block(block):
+        seconds = _product_flop(run, matrix) / device.peak_flop_per_s
+        work["device", "experts" if matrix.split == "expert" else "products"] += 3 * seconds
+        work["device", "again"] += again * seconds
+    moved = (3 + again) * _kernel_bytes(run, block)
+    work["device", "kernels"] += moved / device.bytes_per_s
+    work["host", "launches"] += (3 + again) * _launches(run, block)
+    _add(work, _attention(run, at))
+    _add(work, _block_messages(run, at, block))
+    return work
+
+
+def _block_messages(run: TrainingRun, at: int, block: int) -> Work:
+    """Return two sums forward and two backward, and what goes to experts and back."""
+    work: Work = defaultdict(float)
+    sent = _WORD * run.tokens * run.model.hidden
+    messages = 4 + 2 * (run.recompute == "full")
+    if run.tensor > 1:
+        _add(work, _tensor_sum(run, at, sent, messages))
+        work["host", "launches"] += 2 * messages
+    if run.expert > 1 and run.model.experts is not None and is_mixed(run, block):
+        chosen = sent * run.model.experts.chosen / (run.tensor if run.sequence_parallel else 1)
+        work["device", "exchange"] += messages * exchange_s(run, at, chosen)
+        work["device", "messages"] += messages * 2 * (run.expert - 1)
+    return work
+
+
+def _tensor_sum(run: TrainingRun, at: int, size_bytes: float, times: int) -> Work:
+    """Return sums over the tensor ranks: bytes, and 2 * (n - 1) hops each."""
+    work: Work = defaultdict(float)
+    inside = run.tensor <= run.devices[at].ranks_per_host
+    seconds = all_reduce_s(run, at, size_bytes, "tensor")
+    work["device", "tensor" if inside else "tensor across"] += times * seconds
+    work["device", "messages"] += times * 2 * (run.tensor - 1)
+    return work
+
+
+def _product_flop(run: TrainingRun, matrix: Matrix) -> float:
+    """Return the FLOP of a product on one rank, forward, those in 8 bits as half."""
+    flop = 2 * run.tokens * matrix.inputs * matrix.outputs / run.product_speed
+    match matrix.split:
+        case "tensor":
+            return flop / run.tensor
+        case "copied":
+            return flop / (run.tensor if run.sequence_parallel else 1)
+        case "expert":
+            chosen = run.model.experts.chosen if run.model.experts else 1
+            return flop * chosen / run.tensor
+
+
+def _attention(run: TrainingRun, at: int) -> Work:
+    """Return attention itself: scores, softmax, and the sum of the values.
+
+    Fused attention computes only pairs that may see each other, and the scores again backward.
+    """
+    work: Work = defaultdict(float)
+    model, device = run.model, run.devices[at]
+    rotary = model.latent.rotary if model.latent else 0
+    pairs = run.tokens * model.sequence * model.heads / run.tensor
+    flop = 2 * pairs * (2 * model.per_head + rotary)
+    again = run.recompute != "none"
+    if model.scores == "fused":
+        flop *= (1 + again + 2.5) / 2
+    else:
+        flop *= 1 + again + 2
+        forward, backward = _SCORE_BYTES
+        moved = pairs * ((1 + again) * forward + backward)
+        work["device", "scores"] += moved / device.bytes_per_s
+    work["device", "attention"] += flop / device.peak_flop_per_s
+    if run.context > 1:
+        keys = 2 * (model.key_heads or model.heads) * model.per_head * _WORD / run.tensor
+        sent = run.tokens * (run.context - 1) * keys
+        work["device", "context"] += (2 + again) * sent / device.inside_bytes_per_s
+    return work
+
+
+def _kernel_bytes(run: TrainingRun, block: int) -> float:
+    """Return the bytes that kernels between the products read and write, forward.
+
+    Two norms and two sums with dropout: 22 a number; a gate or GELU: 6 or 4 a number of the
+    feed-forward; rotation or bias of queries, keys and values: 4 each; into the order of the
+    experts and back: 16 a number that an expert sees.
+    """
+    model, experts = run.model, run.model.experts
+    between = 22 * model.hidden / (run.tensor if run.sequence_parallel else 1)
+    inside = 12 * model.heads * model.per_head
+    gate = 6 if model.gated else 4
+    if experts is not None and is_mixed(run, block):
+        wide = experts.chosen * experts.width + experts.shared_width
+        inside += gate * wide + 16 * experts.chosen * model.hidden
+    else:
+        inside += gate * model.feed_forward
+    return run.tokens * (between + inside / run.tensor)
+
+
+def _launches(run: TrainingRun, block: int) -> int:
+    """Return the kernels of a block, forward.
+
+    Megatron's fused softmax needs the heads of a rank times its samples to be a multiple of 4.
+    Source:   github.com/NVIDIA/Megatron-LM, fused_softmax.py.
+    """
+    unfused = run.model.scores != "fused" and run.micro_batch * run.model.heads // run.tensor % 4
+    more = _UNFUSED_LAUNCHES if unfused else 0
+    return _BLOCK_LAUNCHES + more + (_EXPERT_LAUNCHES if is_mixed(run, block) else 0)
+
+
+def _embedding(run: TrainingRun, at: int) -> Work:
+    work: Work = defaultdict(float)
+    sent = _WORD * run.tokens * run.model.hidden
+    work["device", "kernels"] += 10 * sent / run.devices[at].bytes_per_s
+    work["host", "launches"] += _EMBEDDING_LAUNCHES
+    if run.tensor > 1:
+        _add(work, _tensor_sum(run, at, sent, 1))
+    return work
+
+
+def _head(run: TrainingRun, at: int) -> Work:
+    """Return the head and the loss: products, and passes over logits in 32 bits."""
+    work: Work = defaultdict(float)
+    model, device = run.model, run.devices[at]
+    flop = 6 * run.tokens * model.head_matrix / run.tensor
+    work["device", "head"] += flop / device.peak_flop_per_s
+    logits = run.tokens * model.vocabulary / run.tensor
+    work["device", "loss"] += 4 * logits / device.bytes_per_s
+    work["host", "launches"] += _HEAD_LAUNCHES
+    if run.tensor > 1:
+        _add(work, _tensor_sum(run, at, _WORD * run.tokens * model.hidden, 1))
+    return work
+
+
+def stage_parameters(run: TrainingRun, at: int) -> tuple[float, float]:
+    """Return the numbers of stage `at` that one rank holds: those of all, and those of experts.
+
+    Tensor ranks divide what is cut, ranks of `expert` the experts.  A tied head on another
+    stage than the embedding is a copy.
+    """
+    model = run.model
+    own = experts = 0.0
+    for block, blocks in block_kinds(run, at):
+        for matrix in model.block(block):
+            size = blocks * matrix.inputs * matrix.outputs
+            match matrix.split:
+                case "tensor":
+                    own += size / run.tensor
+                case "copied":
+                    own += size
+                case "expert":
+                    count = model.experts.count if model.experts else 1
+                    experts += size * count / run.expert
+    if at == 0:
+        own += model.head_matrix / run.tensor + model.positions * model.hidden
+    if at == run.pipe - 1 and not (model.tied and at == 0):
+        own += model.head_matrix / run.tensor
+    return own, experts
+
+
+def once_a_step(run: TrainingRun) -> dict[str, float]:
+    """Return what the rank with most to do does once a step: sum of gradients, optimizer.
+
+    A distributed optimizer scatters gradients and gathers weights instead of summing gradients.
+    """
+    sizes = [stage_parameters(run, at) for at in range(run.pipe)]
+    own, experts = max(sizes, key=sum)
+    held, reduce_s, replicas = own + experts, 0.0, run.data * run.context
+    if replicas > 1 and run.sharding in ("none", "optimizer"):
+        sent = own * run.gradient_bytes
+        if run.sharding == "optimizer":
+            sent = own * (run.gradient_bytes + _WORD) / 2
+        reduce_s = all_reduce_s(run, 0, sent, "data")
+    if run.sharding != "none":
+        held = own / replicas + experts / max(1, replicas * run.tensor // run.expert)
+    update_s = max(_UPDATE_BYTES * held / device.bytes_per_s for device in run.devices)
+    return {"reduce": reduce_s, "update": update_s, "step": 1.0}

@@ -1,0 +1,58 @@
+"""bench.scoreboard: missing sets are said, and the errors in the docs are those of today."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.scoreboard import DATA, SETS, rows_of, show, write_constants
+from penstock.estimate.constants import SHIPPED, load
+
+DOCS = Path(__file__).parents[2] / "docs" / "estimate.md"
+KEYS = {
+    "set", "quantity", "rows", "held_out_by", "mape", "median", "aim", "aims_at", "reached",
+    "best_known", "others",
+}  # fmt: skip
+
+
+def test_sets_that_are_missing_are_said_one_by_one(tmp_path):
+    said: list[str] = []
+    assert rows_of(tmp_path, said.append) == []
+    assert len(said) == len(SETS) + 1
+    assert all("skipped" in line and str(tmp_path) in line for line in said)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    if not DATA.is_dir():
+        pytest.skip(f"the measured sets are not in {DATA}")
+    said: list[str] = []
+    found = rows_of(DATA, said.append)
+    if said:
+        pytest.skip(said[0])
+    return found
+
+
+def test_rows_have_the_keys_documented_and_are_json(rows):
+    assert all(row.keys() == KEYS for row in rows)
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_errors_are_those_of_the_docs(rows):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        show(rows)
+    assert out.getvalue() in DOCS.read_text()
+
+
+def test_shipped_constants_are_those_that_the_sets_give(rows, tmp_path):
+    path = tmp_path / "constants.json"
+    write_constants(DATA, path)
+    made, shipped = load(path), load(SHIPPED)
+    assert [(c.quantity, c.cluster, c.runs) for c in made] == [
+        (c.quantity, c.cluster, c.runs) for c in shipped
+    ]
+    for one, other in zip(made, shipped, strict=True):
+        assert one.array == pytest.approx(other.array, rel=0.05, abs=1e-6)
