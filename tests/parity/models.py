@@ -17,7 +17,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.trace import Capture, build, capture, loss_of
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
-from penstock.schedule import find
+from penstock.schedule import SCHEDULES, find
 
 WIDTH, HEADS, TOKENS, SAMPLES, VOCABULARY, BLOCKS = 16, 2, 6, 3, 11, 8
 
@@ -134,6 +134,11 @@ def job_of(name: str, dtype: torch.dtype, optimizer: str = "sgd", **options) -> 
 def captured(name: str, dtype: torch.dtype) -> Capture:
     """Return the traced step of one of MODELS; it is the same for every optimizer."""
     return capture(job_of(name, dtype))
+
+
+TRAINING = tuple(
+    make.__name__ for make in SCHEDULES if any(a.kind in "BI" for a in make(1, 1).orders[0])
+)
 
 
 def plan_of(

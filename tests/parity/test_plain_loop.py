@@ -9,10 +9,13 @@ from functools import cache
 import pytest
 import torch
 
+from penstock.program.lower_plan import has_window
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.schedule import find
 from tests.parity.models import (
     MODELS,
     OPTIMIZERS,
+    TRAINING,
     Trained,
     captured,
     job_of,
@@ -50,6 +53,28 @@ def test_thread_ranks_give_the_bits_of_the_plain_loop(schedule, stages, micro_ba
     run = run_of("dropout", torch.float32, optimizer, schedule, stages, micro_batches)
     outcome = train(run, tmp_path)
     assert_equal_bits(run, outcome, expected("dropout", torch.float32, optimizer, micro_batches))
+
+
+OTHERS = tuple(n for n in TRAINING if n not in SYNCHRONOUS and not has_window(n))
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(4, 1), (4, 5), (8, 3), (8, 8)])
+@pytest.mark.parametrize("schedule", OTHERS)
+def test_all_other_schedules_train_the_plain_loop(schedule, stages, micro_batches, tmp_path):
+    run = run_of("tied", EXACT, "sgd", schedule, stages, micro_batches)
+    outcome, trained = train(run, tmp_path), expected("tied", EXACT, "sgd", micro_batches)
+    assert difference(outcome.weights, only_weights(trained)) < 1e-12
+    assert [step.loss for step in outcome.steps] == pytest.approx(trained.losses, rel=1e-14)
+
+
+@pytest.mark.parametrize("schedule", OTHERS)
+def test_all_other_schedules_train_the_plain_loop_in_two_processes(schedule, tmp_path):
+    stages = 2 if find(schedule)(2, 4).num_ranks == 2 else 4
+    run = run_of("dropout", EXACT, "adamw", schedule, stages, 4, clip=True)
+    job = job_of("dropout", EXACT, "adamw", clip_norm=0.05)
+    outcome = train(run._replace(job=job), tmp_path, launcher=run_processes)
+    assert run.plan.total_ranks == 2
+    assert difference(outcome.weights, plain_loop(job, STEPS, 4).weights) < 1e-11
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -9,13 +9,13 @@ import torch
 from penstock.program.lower_plan import is_asynchronous, schedule_of
 from penstock.runtime import check as checking
 from penstock.runtime.check import Difference, check
-from penstock.schedule import SCHEDULES
-from tests.parity.models import captured, job_of, plan_of
+from tests.parity.models import TRAINING, captured, job_of, plan_of
 
 EXACT = torch.float64
+BITWISE = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")  # add gradients up in order
 
 
-@pytest.mark.parametrize("schedule", [make.__name__ for make in SCHEDULES])
+@pytest.mark.parametrize("schedule", TRAINING)
 @pytest.mark.parametrize("name", ["dropout", "batch_norm", "frozen", "frozen_start"])
 def test_planned_step_equals_the_plain_one(name, schedule):
     plan = plan_of(captured(name, EXACT).graph, schedule, 4, 3)
@@ -25,7 +25,7 @@ def test_planned_step_equals_the_plain_one(name, schedule):
     assert groups >= ({"weights"} if several else {"loss", "gradients"})
     assert ("buffers" in groups) == (name == "batch_norm" and not several and not shared)
     assert [d for d in differences if d.value > 1e-12] == []
-    assert all(d.bitwise or several or shared for d in differences)
+    assert all(d.bitwise for d in differences) or schedule not in BITWISE
 
 
 @pytest.mark.parametrize("name", ["tied", "batch_norm"])

@@ -93,7 +93,10 @@ def test_a_step_is_done_when_the_losses_of_all_micro_batches_are_told(order):
     for number in order:
         steps.add(told[number])
         steps.add(StepResult(7, None, 9.0))  # a rank that has no loss
-    assert sorted(done, key=lambda s: s.step) == [StepResult(7, 1.5, 0.75, 4), StepResult(8, 5.25, 0.5, 4)]
+    assert sorted(done, key=lambda s: s.step) == [
+        StepResult(7, 1.5, 0.75, 4),
+        StepResult(8, 5.25, 0.5, 4),
+    ]
     assert steps.waiting == {}
 
 

@@ -233,6 +233,8 @@ def shapes_of_wish(wish: Wish) -> list[tuple[int, int]]:
         fits = replicas * depth in ((wish.ranks,) if wish.ranks else (1, 2, 3))
         if not fits or wish.replicas not in (None, replicas):
             continue
+        if wish.schedule and depth == 1 and (wish.ranks or 3) // (wish.replicas or 1) > 1:
+            continue  # who wants a schedule wants a pipeline
         tried = itertools.product(makes, [wish.stages] if wish.stages else range(1, 7))
         several = {make for make in makes if "num_ranks" in inspect.signature(make).parameters}
         if any(

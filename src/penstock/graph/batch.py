@@ -91,8 +91,7 @@ def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:
     pairs = list(zip(names, takers, strict=True))
 
     def take(batch: Any, add: Callable[[Any], None]) -> bool:
-        found: Any = type(batch)
-        if found is not kind or len(batch) != len(pairs):
+        if batch.__class__ is not kind or len(batch) != len(pairs):
             return False
         if kind is dict and list(batch) != names:
             return False

@@ -80,6 +80,7 @@ class _Binder:
         dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given
         self.scale = torch.tensor(share, dtype=dtype, device=rank.device)
         computes = [i.action for i in self.code if isinstance(i, Compute)]
+        self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.last_leaf_use = self._last_leaf_uses(computes)
         self.posted: dict[tuple[int, int], list[tuple[int, Wait]]] = defaultdict(list)
@@ -221,7 +222,7 @@ class _Binder:
             consumers.append(_into(frame, kept, place))
         for edge, values in segment.sends:
             target = self.rank.stages.edges[edge].target
-            if target in self.own:
+            if (target, micro_batch) in self.here:
                 there = self.rank.frames[target, micro_batch]
                 consumers.append(_into(there, values, place))
             else:

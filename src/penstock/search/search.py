@@ -140,9 +140,17 @@ def _shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> I
                 or wish.replicas not in (None, replicas)
             ):
                 continue
+            if ranks == replicas and _wants_pipeline(graph, cluster, wish):
+                continue
             yield from _pipelines(
                 graph, ranks // replicas, replicas, micro_batches // replicas, wish
             )
+
+
+def _wants_pipeline(graph: Graph, cluster: Cluster, wish: Wish) -> bool:
+    """Return whether a schedule is wished for and there can be a pipeline to have it."""
+    most = (wish.ranks or cluster.num_ranks) // (wish.replicas or 1)
+    return wish.schedule is not None and min(most, len(graph.cut_points) + 1) > 1
 
 
 def _pipelines(
