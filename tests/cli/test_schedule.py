@@ -99,7 +99,7 @@ def test_blocks_of_a_picture_fit_the_terminal_and_lose_no_cell(
 # Refusals
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("zb_h2", "zb_h1"), ("1f1b", "one_f_one_b")])
+@pytest.mark.parametrize(("typed", "meant"), [("zb_h3", "zb_h2"), ("1f1b", "one_f_one_b")])
 def test_unknown_schedule_is_refused_with_all_names(call: Call, typed: str, meant: str) -> None:
     error, hint = call("schedule", typed).refusal(2)
     assert error == f"there is no schedule {typed!r}"

@@ -26,8 +26,10 @@ def test_fraction_of_1f1b_is_the_known_one(num_stages, m):
 def test_fraction_is_idle_time_over_all_time(builder, num_stages, m, f, i, w):
     schedule = builder(num_stages, m)
     times = {"forward_s": f, "input_s": i, "weights_s": w}
-    idle, pairs = sum(bubble(schedule, **times)), num_stages * m * schedule.num_steps
-    whole = idle + pairs * (f + i + w)
+    seconds_of = {"F": f, "B": i + w, "I": i, "W": w, "U": 0}
+    work = sum(seconds_of[action.kind] for order in schedule.orders for action in order)
+    idle = sum(bubble(schedule, **times))
+    whole = idle + work
     assert bubble_fraction(schedule, **times) == pytest.approx(idle / whole)
 
 

@@ -1,10 +1,16 @@
 """A schedule run the slow way, by dictionaries: what the compiled loops are compared with."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from penstock.cluster import Link
+from penstock.program.lower import lower
 from penstock.schedule import Action, Schedule
+from penstock.simulate import simulate
+from penstock.timeline import step_s
+from tests.simulate.strategies import one_host
 
 Order = Sequence[Action]
 UNIT = {"F": 1, "I": 1, "W": 1, "B": 2, "U": 0}
@@ -90,8 +96,10 @@ def is_valid(orders: Sequence[Order], num_stages: int, num_micro_batches: int) -
 
 
 def peak(order: Order) -> int:
-    """Return the most forwards of `order` whose B or W is not done."""
+    """Return the most forwards of `order` whose B or W is not done; 0 where none is ever done."""
     held, most = 0, 0
+    if not {"B", "W"} & {action.kind for action in order}:
+        return 0
     for action in order:
         held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         most = max(most, held)
@@ -126,3 +134,11 @@ def picture(schedule: Schedule, seconds: Mapping[str, int] = UNIT, *, stages: bo
         width = 4 if stages else 2
         rows.append(f"    rank {rank}  {' '.join(cell.ljust(width) for cell in cells)}".rstrip())
     return "\n".join(rows) + "\n"
+
+
+def simulated(
+    schedule: Schedule, seconds: Mapping[str, float] = UNIT, *, message_s: float = 0.0
+) -> float:
+    """Return the seconds of a step where a message takes `message_s` from rank to rank."""
+    cluster = one_host(schedule.num_ranks, Link(message_s, math.inf))
+    return step_s(simulate(lower(schedule), lambda a: float(seconds[a.kind]), cluster))

@@ -10,13 +10,31 @@ import difflib
 from typing import Protocol
 
 from penstock.errors import ScheduleError
+from penstock.schedule.asynchronous import ASYNCHRONOUS
+from penstock.schedule.bitpipe import bitpipe
+from penstock.schedule.breadth_first import breadth_first
+from penstock.schedule.chimera import chimera
+from penstock.schedule.controllable import v_half, v_min
+from penstock.schedule.dapple import dapple
 from penstock.schedule.double_buffered import double_buffered
-from penstock.schedule.figures import bubble, bubble_fraction, peak_activations
+from penstock.schedule.dual_pipe import dual_pipe, dual_pipe_v
+from penstock.schedule.figures import (
+    bubble,
+    bubble_fraction,
+    peak_activations,
+    weight_copies,
+)
+from penstock.schedule.forward_only import forward_only
 from penstock.schedule.gpipe import gpipe
+from penstock.schedule.greedy import Seconds
+from penstock.schedule.hanayo import hanayo
 from penstock.schedule.interleaved import interleaved
+from penstock.schedule.layer_pipe import layer_pipe
+from penstock.schedule.list_schedule import list_schedule
 from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.schedule.orders import KINDS, Action, Kind, Orders, Row, arrange
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.two_bp import delay_weights, two_bp
 from penstock.schedule.weight_rule import (
     DOUBLE_BUFFERED,
     SYNCHRONOUS,
@@ -27,7 +45,9 @@ from penstock.schedule.weight_rule import (
     WeightRule,
     versions,
 )
-from penstock.schedule.zero_bubble import zb_h1
+from penstock.schedule.zb_greedy import zb_greedy
+from penstock.schedule.zb_v import zb_v
+from penstock.schedule.zero_bubble import zb_h1, zb_h2
 
 __all__ = [
     "DOUBLE_BUFFERED",
@@ -43,19 +63,38 @@ __all__ = [
     "Reads",
     "Row",
     "Schedule",
+    "Seconds",
     "VersionTable",
     "WeightRule",
     "arrange",
+    "bitpipe",
+    "breadth_first",
     "bubble",
     "bubble_fraction",
+    "chimera",
+    "dapple",
+    "delay_weights",
     "double_buffered",
+    "dual_pipe",
+    "dual_pipe_v",
     "find",
+    "forward_only",
     "gpipe",
+    "hanayo",
     "interleaved",
+    "layer_pipe",
+    "list_schedule",
     "one_f_one_b",
     "peak_activations",
+    "two_bp",
+    "v_half",
+    "v_min",
     "versions",
+    "weight_copies",
+    "zb_greedy",
     "zb_h1",
+    "zb_h2",
+    "zb_v",
 ]
 
 
@@ -67,7 +106,30 @@ class Builder(Protocol):
     def __call__(self, num_stages: int, num_micro_batches: int) -> Schedule: ...
 
 
-SCHEDULES: tuple[Builder, ...] = (gpipe, one_f_one_b, interleaved, zb_h1, double_buffered)
+SCHEDULES: tuple[Builder, ...] = (
+    gpipe,
+    one_f_one_b,
+    dapple,
+    interleaved,
+    breadth_first,
+    chimera,
+    bitpipe,
+    hanayo,
+    zb_h1,
+    zb_h2,
+    zb_v,
+    zb_greedy,
+    v_half,
+    v_min,
+    dual_pipe,
+    dual_pipe_v,
+    two_bp,
+    layer_pipe,
+    list_schedule,
+    forward_only,
+    double_buffered,
+    *ASYNCHRONOUS,
+)
 
 
 def find(name: str) -> Builder:

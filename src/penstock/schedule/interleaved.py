@@ -18,11 +18,16 @@ import numpy as np
 
 from penstock.errors import ScheduleError
 from penstock.schedule.orders import IntArray
+from penstock.schedule.placement import ranks_for
 from penstock.schedule.schedule import Row, Schedule, arrange
 
 
 def interleaved(
-    num_stages: int, num_micro_batches: int, *, num_ranks: int | None = None
+    num_stages: int,
+    num_micro_batches: int,
+    *,
+    num_ranks: int | None = None,
+    group: int | None = None,
 ) -> Schedule:
     """Return interleaved 1F1B, stage s on rank s % num_ranks; without `num_ranks` two per rank.
 
@@ -31,26 +36,29 @@ def interleaved(
     min(2 * (R - r) - 1 + (V - 1) * q, V * M) activations, each of one stage, with q the greatest
     group: 1F1B runs ahead by one forward per rank behind, this by two, as Megatron-LM does.
 
+    `group` asks for other groups: M // group of them, as equal as may be.  The greater they are
+    the more it is like the breadth-first schedule: fewer changes of stage, more activations.  With
+    groups smaller than R ranks wait for each other.
+
     For other S and M rank 0 has the bubble ((S - 1) // R * max(0, R - M) + (S - 1) % R) * (f + b).
     A rank r >= S has nothing to do.
 
-    Raises:   ScheduleError: `num_ranks` is less than 1.
+    Raises:   ScheduleError: `num_ranks` or `group` is less than 1.
     """
-    ranks = -(-num_stages // 2) if num_ranks is None else num_ranks
-    if min(num_stages, num_micro_batches, ranks) < 1:
-        sizes = f"{num_stages} stages, {num_micro_batches} micro-batches and {ranks} ranks"
-        raise ScheduleError(f"{sizes} make no schedule", hint="give 1 or more of each")
-    groups = _groups(num_micro_batches, ranks)
+    ranks = ranks_for(num_stages, num_micro_batches, num_ranks)
+    if group is not None and group < 1:
+        raise ScheduleError(f"group is {group}", hint="give 1 micro-batch or more")
+    groups = in_groups(num_micro_batches, ranks if group is None else group)
     orders = arrange(_rows(rank, ranks, num_stages, groups) for rank in range(ranks))
     return Schedule(num_stages, num_micro_batches, orders, name=interleaved.__name__)
 
 
-def _groups(num_micro_batches: int, num_ranks: int) -> tuple[IntArray, IntArray]:
+def in_groups(num_micro_batches: int, least: int) -> tuple[IntArray, IntArray]:
     """Return, for each micro-batch, the first one of its group and the size of the group.
 
-    No group is smaller than the number of ranks, except the only one.
+    No group is smaller than `least`, except the only one.
     """
-    num_groups = max(1, num_micro_batches // num_ranks)
+    num_groups = max(1, num_micro_batches // least)
     starts = np.arange(num_groups + 1) * num_micro_batches // num_groups
     sizes = np.diff(starts)
     return np.repeat(starts[:-1], sizes), np.repeat(sizes, sizes)

@@ -50,6 +50,7 @@ class Schedule:
         object.__setattr__(self, "orders", Orders.of(self.orders))
         window = (self.num_stages, self.num_steps * self.num_micro_batches, self.num_steps)
         ranks = check_complete(self.orders, window)
+        ranks.setflags(write=False)
         object.__setattr__(self, "_ranks", ranks)
         self._check_steps()
         stops, _ = self.play((1.0,) * 5)
@@ -80,6 +81,11 @@ class Schedule:
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """Return the rank on which a stage does a micro-batch, counted over the window."""
         return int(self._ranks[stage, micro_batch])
+
+    @property
+    def ranks(self) -> npt.NDArray[np.int32]:
+        """The rank of every [stage, micro-batch], micro-batches counted over the window."""
+        return self._ranks
 
     @property
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:

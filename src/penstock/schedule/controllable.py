@@ -1,0 +1,134 @@
+"""V-Half and V-Min: activations of half, and of a third, of 1F1B.
+
+Each rank has one stage on the way there and one on the way back, and repeats a block of six
+actions, F, I and W of both, shifted from rank to rank.  How many activations it holds is how long
+they live in this pattern.  On the way there an F comes `a` ticks after the one on the rank before,
+on the way back `b` ticks; an I comes `c` ticks later per rank on its way there, `d` on its way
+back.  A micro-batch then lives about R (a + b + c + d) ticks on the first rank, of which it
+takes one in six:
+
+    V-Min   1, 1, 1, 1   R 4 / 6 stages, a third of the 2 R stages of 1F1B
+    V-Half  1, 2, 1, 2   R 6 / 6 stages, half of them
+
+The W are put where a rank would idle, or where it may hold no more.
+
+    V-Min, S = 4, R = 2, M = 2, one second per action:
+    rank 0  F0.0 .    .    F3.0 I3.0 F0.1 W3.0 I0.0 W0.0 F3.1 I3.1 W3.1 .    I0.1 W0.1
+    rank 1  .    F1.0 F2.0 .    .    I2.0 I1.0 F1.1 F2.1 W2.0 W1.0 I2.1 I1.1 W2.1 W1.1
+
+Source: arXiv:2405.15362, sections 3 and 4; the distances are derived here.
+"""
+
+import itertools
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from penstock.schedule.figures import peak_activations
+from penstock.schedule.greedy import Rules, Seconds, greedy, script
+from penstock.schedule.orders import Kind
+from penstock.schedule.placement import one_way, ranks_for, vee
+from penstock.schedule.schedule import Row, Schedule, arrange
+
+_Starts: TypeAlias = tuple[int, int, int]
+_KINDS: tuple[Kind, ...] = ("F", "F", "I", "I", "W", "W")  # there, back; back, there; back, there
+
+
+class _Steps(NamedTuple):
+    """Ticks from a rank to the next one, on the four legs of a micro-batch."""
+
+    forward_there: int
+    forward_back: int
+    input_there: int
+    input_back: int
+
+
+def v_half(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = None) -> Schedule:
+    """Return V-Half; without `num_ranks`, two stages per rank.
+
+    For S = 2 R and M >= R a rank holds at most R + 1 activations, or R + 2 if R is even, each of
+    one stage: half of what 1F1B holds with stages of twice the size.  Bubble, in seconds, for
+    stages with f = i = w and free links: (3 R - 5 + R % 2) * f for R >= 3, against
+    6 (R - 1) * f for that 1F1B.
+
+    Raises:   ScheduleError: `num_ranks` is less than 1, or there are more than two stages per rank.
+    """
+    ranks = ranks_for(num_stages, num_micro_batches, num_ranks)
+    return _repeated(_Steps(1, 2, 1, 2), num_stages, num_micro_batches, ranks, v_half.__name__)
+
+
+def v_min(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = None) -> Schedule:
+    """Return V-Min; without `num_ranks`, two stages per rank.
+
+    For S = 2 R a rank holds at most 2 * ((R + 4) // 3) activations, each of one stage: a third of
+    what 1F1B holds with stages of twice the size, and up to 8 / 3 more.  Bubble, in seconds, for
+    stages with f = i = w and free links: (4 R - 5) * f for R >= 2, against 6 (R - 1) * f for that
+    1F1B.
+
+    Raises:   ScheduleError: `num_ranks` is less than 1, or there are more than two stages per rank.
+    """
+    ranks = ranks_for(num_stages, num_micro_batches, num_ranks)
+    return _repeated(_Steps(1, 1, 1, 1), num_stages, num_micro_batches, ranks, v_min.__name__)
+
+
+def _repeated(
+    steps: _Steps, num_stages: int, num_micro_batches: int, num_ranks: int, name: str
+) -> Schedule:
+    home, m = vee(num_stages, num_ranks), np.arange(num_micro_batches)
+    starts = _starts(steps, num_ranks)
+    rows: list[list[Row]] = []
+    for rank in range(num_ranks):
+        there, back = rank, 2 * num_ranks - 1 - rank
+        block = _block(steps, starts, rank)
+        assert block is not None
+        stages = (there, back, back, there, back, there)
+        places = zip(_KINDS, stages, block, strict=True)
+        rows.append([Row(k, s, m, tick + 6 * m) for k, s, tick in places if s < num_stages])
+    pattern = Schedule(num_stages, num_micro_batches, arrange(rows), name=name)
+    limit = np.full(num_ranks, max(peak_activations(pattern)))
+    ranks = one_way(home, num_micro_batches)
+    rules = Rules(script(pattern.orders, ranks.shape), limit, in_order=True)
+    orders = greedy(ranks, Seconds(), rules).orders
+    return Schedule(num_stages, num_micro_batches, orders, name=name)
+
+
+def _starts(steps: _Steps, num_ranks: int) -> _Starts:
+    """Return the ticks of rank 0 on the last three legs that need the fewest activations.
+
+    Among these, those with the shortest wait between the last F and the first I, then the first.
+    """
+    there, back = sum(steps[:2]) * (num_ranks - 1), sum(steps[2:]) * (num_ranks - 1)
+    best: list[tuple[int, int, _Starts]] = []
+    for wait, more, most in itertools.product(range(1, 7), repeat=3):
+        turn = there + wait + more
+        starts = (there + wait, turn, turn + back + most)
+        blocks = [_block(steps, starts, rank) for rank in range(num_ranks)]
+        if all(blocks):
+            best.append((max(_held(each) for each in blocks if each), more, starts))
+    return min(best)[2]
+
+
+def _held(block: tuple[int, ...]) -> int:
+    """Return how many activations a rank holds at most that repeats the block for ever."""
+    begins, ends = block[:2], block[4:]
+    return max(
+        sum((now - begin) // 6 for begin in begins) - sum((now - 1 - end) // 6 for end in ends)
+        for now in range(6)
+    )
+
+
+def _block(steps: _Steps, starts: _Starts, rank: int) -> tuple[int, ...] | None:
+    """Return the ticks of `_KINDS` on a rank; None if two of them are at once, modulo the block.
+
+    The W stand where the others leave room.
+    """
+    a, b, c, d = steps
+    back, turn, end = starts
+    ticks = (a * rank, back - b * rank, turn + c * rank, end - d * rank)
+    free = set(range(6)) - {tick % 6 for tick in ticks}
+    if len(free) > 2:
+        return None
+    ways = itertools.permutations(free)
+    waits = ([(at - i) % 6 for at, i in zip(way, ticks[2:], strict=True)] for way in ways)
+    first, second = min(waits, key=sum)
+    return (*ticks, ticks[2] + first, ticks[3] + second)

@@ -1,0 +1,333 @@
+"""Greedy: whenever a rank is free it starts the best of what it may start.
+
+When its last action has ended a rank looks at the next F, the next I (or B) and the next W of each
+of its stages.  Of those whose inputs are there it starts the one with the lowest priority number.
+Micro-batches keep their order in each stage.  A rank that holds as many activations as its limit
+starts no forward.
+
+Nothing waits for ever: a forward starts only if every older micro-batch still finds room for all
+its activations, once those before it are done.
+
+Most of a schedule is then a setting: a placement, priorities, limits.  The seconds only decide;
+what is kept is the order.
+
+Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969 (list scheduling);
+arXiv:2401.10241, section 3.1 (forwards under a limit, I before F, W where nothing else can run).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ScheduleError
+from penstock.schedule.compiled import compiled
+from penstock.schedule.orders import IntArray, Orders
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+FORWARD, INPUT, WEIGHTS = range(3)  # rows of the tables here; B stands where I does
+NO_LIMIT = 2**62
+
+
+class Seconds(NamedTuple):
+    """Seconds of F, I and W, one number for all stages or one for each; B takes those of I and W.
+
+    A message takes `message_s` from one rank to another, and none inside a rank.
+    """
+
+    forward_s: float | Sequence[float] = 1.0
+    input_s: float | Sequence[float] = 1.0
+    weights_s: float | Sequence[float] = 1.0
+    message_s: float = 0.0
+
+    def table(self, num_stages: int, *, split: bool) -> Floats:
+        """Return the seconds of [F, I or B, W], [stage].
+
+        Raises:   ScheduleError: a time is negative or no number, or there is not one per stage.
+        """
+        rows: list[Floats] = []
+        for name, value in zip(self._fields, self, strict=True):
+            times = np.asarray(value, np.float64)
+            if times.shape not in ((), (num_stages,)) or not (times >= 0).all():
+                message = f"{name} is {value}, for {num_stages} stages"
+                raise ScheduleError(message, hint="give one number, or one per stage, 0 or more")
+            rows.append(np.broadcast_to(times, num_stages))
+        table = np.array(rows[:3])
+        if not split:
+            table[INPUT] += table[WEIGHTS]
+            table[WEIGHTS] = 0.0
+        return table
+
+
+class Rules(NamedTuple):
+    """What a rank may start, and what it likes best."""
+
+    priority: IntArray  # of [F, I or B, W], [stage], [micro-batch]; the lowest comes first
+    limit: IntArray  # per rank, activations held: forwards whose W (or B) has not ended
+    ahead: IntArray | None = None  # per rank, forwards whose I (or B) has not ended
+    patience: float = 0.0  # no W if another action can start before this part of it has passed
+    in_order: bool = False  # F and I (or B) of a rank have priorities 0, 1, ... and keep to them
+
+
+class Result(NamedTuple):
+    orders: Orders
+    step_s: float  # when the last action ends
+
+
+def greedy(ranks: IntArray, seconds: Seconds, rules: Rules, *, split: bool = True) -> Result:
+    """Return the orders of ranks that are greedy by `rules`, and the seconds that they take.
+
+    `ranks` is [stage, micro-batch].  With `split` every backward is I and W, without it B.
+
+    Raises:   ScheduleError: a limit is less than the stages that a micro-batch has on the rank, or
+              than what the given order of F and I needs.
+    """
+    ahead = np.full_like(rules.limit, NO_LIMIT) if rules.ahead is None else rules.ahead
+    lanes, need = _lanes(ranks, len(rules.limit))
+    _check_limit(need, np.minimum(rules.limit, ahead))
+    work = _Work(
+        np.ascontiguousarray(ranks, np.int64),
+        *lanes,
+        seconds.table(len(ranks), split=split),
+        np.ascontiguousarray(rules.priority, np.int64),
+        np.array([rules.limit, ahead], np.int64),
+    )
+    state = _state(work, need, 3 if split else 2)
+    pace = (float(seconds.message_s), float(rules.patience), bool(rules.in_order))
+    if not _run(work, state, pace):
+        raise ScheduleError("the limit is too low for this order", hint="raise the limit")
+    codes = np.array([0, 2, 3] if split else [0, 1, 1], np.uint8)
+    orders = Orders(codes[state.kinds], state.stages, state.numbers, state.offsets)
+    return Result(orders, float(state.end_s.max(initial=0.0)))
+
+
+def prefer(kinds: str, shape: tuple[int, ...]) -> IntArray:
+    """Return priorities: `kinds`, "IFW" in some order, one after the other; I stands for B too.
+
+    Of one kind the older micro-batch comes first, then the later stage.
+    """
+    num_stages, num_micro_batches = shape
+    age = np.arange(num_micro_batches)[None, :] * num_stages
+    depth = num_stages - 1 - np.arange(num_stages)[:, None]
+    first = [kinds.index(kind) * num_stages * num_micro_batches for kind in "FIW"]
+    return np.array([each + age + depth for each in first], np.int64)
+
+
+def script(orders: Orders, shape: tuple[int, ...]) -> IntArray:
+    """Return the priorities that keep F and I (or B) in `orders`; of W the older comes first."""
+    priority = np.zeros((3, *shape), np.int64)
+    row = np.array([FORWARD, INPUT, INPUT, WEIGHTS])[orders.kinds]
+    for rank in range(len(orders)):
+        part = orders.slice_of(rank)
+        moves = np.flatnonzero(row[part] != WEIGHTS) + part.start
+        at = row[moves], orders.stages[moves], orders.micro_batches[moves]
+        priority[at] = np.arange(len(moves))
+    priority[WEIGHTS] = priority[INPUT] + orders.num_actions
+    return priority
+
+
+def fastest(results: Iterable[Result]) -> Result:
+    """Return the result with the shortest step, the first one of equals."""
+    best, *others = results
+    for each in others:
+        if each.step_s < best.step_s * (1 - 1e-12):
+            best = each
+    return best
+
+
+class _Work(NamedTuple):
+    """What does not change; a lane is a stage on a rank, with its micro-batches in order."""
+
+    ranks: IntArray
+    first: IntArray  # per rank, its first lane; one more at the end
+    stage: IntArray  # per lane
+    start: IntArray  # per lane, where its micro-batches begin; one more at the end
+    micro_batch: IntArray
+    seconds: Floats
+    priority: IntArray
+    limit: IntArray  # of [limit, ahead], [rank]
+
+
+class _State(NamedTuple):
+    done_s: Floats  # ends of [F, I, W], [stage], [micro-batch]
+    at: IntArray  # next place in its lane of [F, I, W], [lane]
+    need: IntArray  # forwards to come, of [rank], [micro-batch]
+    held: IntArray  # activations, of [limit, ahead], [rank], [micro-batch]
+    total: IntArray  # their sum
+    oldest: IntArray  # per rank, the first micro-batch with forwards to come
+    wake_s: Floats  # per rank, when it looks for work next
+    end_s: Floats  # per rank, when its last action ends
+    kinds: IntArray
+    stages: IntArray
+    numbers: IntArray
+    offsets: IntArray
+    filled: IntArray  # per rank, where its next action will stand
+    turn: IntArray  # per rank, how many F and I it has started
+
+
+def _lanes(
+    ranks: IntArray, num_ranks: int
+) -> tuple[tuple[IntArray, IntArray, IntArray, IntArray], IntArray]:
+    num_stages, num_micro_batches = ranks.shape
+    key = ranks * num_stages + np.arange(num_stages)[:, None]
+    names, lane = np.unique(key, return_inverse=True)
+    lane = lane.ravel()
+    start = np.zeros(len(names) + 1, np.int64)
+    np.cumsum(np.bincount(lane, minlength=len(names)), out=start[1:])
+    first = np.searchsorted(names, np.arange(num_ranks + 1) * num_stages).astype(np.int64)
+    need = np.zeros((num_ranks, num_micro_batches), np.int64)
+    np.add.at(need, (ranks, np.arange(num_micro_batches)[None, :]), 1)
+    by_lane = np.argsort(lane, kind="stable") % num_micro_batches
+    return (first, names % num_stages, start, by_lane), need
+
+
+def _state(work: _Work, need: IntArray, num_kinds: int) -> _State:
+    shape, num_ranks = work.ranks.shape, len(need)
+    offsets = num_kinds * work.start[work.first]
+    kinds, stages, numbers = np.zeros((3, int(offsets[-1])), np.int64)
+    return _State(
+        done_s=np.full((3, *shape), np.inf),
+        at=np.zeros((3, len(work.stage)), np.int64),
+        need=need,
+        held=np.zeros((2, *need.shape), np.int64),
+        total=np.zeros((2, num_ranks), np.int64),
+        oldest=np.zeros(num_ranks, np.int64),
+        wake_s=np.zeros(num_ranks),
+        end_s=np.zeros(num_ranks),
+        kinds=kinds,
+        stages=stages,
+        numbers=numbers,
+        offsets=offsets,
+        filled=offsets[:-1].copy(),
+        turn=np.zeros(num_ranks, np.int64),
+    )
+
+
+def _check_limit(need: IntArray, limit: IntArray) -> None:
+    most = need.max(axis=1)
+    if (limit < most).any():
+        rank = int(np.argmax(limit < most))
+        message = f"rank {rank} may hold {limit[rank]} activations, and has {most[rank]} stages"
+        raise ScheduleError(message, hint=f"raise the limit to {most[rank]} or more")
+
+
+@compiled
+def _run(work: _Work, state: _State, pace: tuple[float, float, bool]) -> bool:
+    """Let the ranks work in the order of time; return whether all is done."""
+    message_s, patience, in_order = pace
+    num_kinds = len(state.kinds) // max(1, work.ranks.size)
+    for _ in range(4 * len(state.kinds) * len(state.filled) + 4):
+        rank = np.argmin(state.wake_s)
+        now_s = state.wake_s[rank]
+        if now_s == np.inf:
+            break
+        kind, lane, later_s = _choose(work, state, rank, message_s, in_order, num_kinds)
+        if kind == WEIGHTS and later_s < now_s + patience * work.seconds[kind, work.stage[lane]]:
+            kind = -1
+        if kind < 0:
+            state.wake_s[rank] = later_s
+            continue
+        _start(work, state, rank, kind, lane, num_kinds)
+        stage, m = work.stage[lane], state.numbers[state.filled[rank] - 1]
+        other = rank  # that waits for it
+        if kind == FORWARD and stage + 1 < len(work.ranks):
+            other = work.ranks[stage + 1, m]
+        elif kind == INPUT and stage > 0:
+            other = work.ranks[stage - 1, m]
+        if other != rank:
+            arrives_s = max(state.end_s[rank] + message_s, state.end_s[other])
+            state.wake_s[other] = min(state.wake_s[other], arrives_s)
+    return np.all(state.filled == state.offsets[1:])
+
+
+@compiled
+def _choose(
+    work: _Work, state: _State, rank: int, message_s: float, in_order: bool, num_kinds: int
+) -> tuple[int, int, float]:
+    """Return the kind and lane of the best action that may start, -1 if none may, and when the
+    first of the others can for all that is known."""
+    now_s = state.wake_s[rank]
+    kind, lane, best, later_s = -1, -1, NO_LIMIT, np.inf
+    for k in range(work.first[rank], work.first[rank + 1]):
+        stage, start, stop = work.stage[k], work.start[k], work.start[k + 1]
+        for each in range(num_kinds):
+            at = state.at[each, k]
+            if at >= stop - start or (each > 0 and at >= state.at[each - 1, k]):
+                continue
+            m = work.micro_batch[start + at]
+            priority = work.priority[each, stage, m]
+            if in_order and each != WEIGHTS and priority != state.turn[rank]:
+                continue
+            ready_s = _ready_s(work, state, each, stage, m, message_s)
+            if ready_s == np.inf or (
+                each == FORWARD and not _may_hold(work, state, rank, m, in_order)
+            ):
+                continue
+            if ready_s > now_s:
+                later_s = min(later_s, ready_s)
+            elif priority < best:
+                kind, lane, best = each, k, priority
+    return kind, lane, later_s
+
+
+@compiled
+def _ready_s(work: _Work, state: _State, kind: int, stage: int, m: int, message_s: float) -> float:
+    """Return when the inputs of an action are on its rank; infinity if that is not known yet."""
+    other = stage
+    if kind == FORWARD:
+        if stage == 0:
+            return 0.0
+        other, before = stage - 1, FORWARD
+    elif kind == INPUT and stage + 1 < len(work.ranks):
+        other, before = stage + 1, INPUT
+    else:
+        before = kind - 1
+    ready_s = state.done_s[before, other, m]
+    return ready_s + message_s if work.ranks[other, m] != work.ranks[stage, m] else ready_s
+
+
+@compiled
+def _may_hold(work: _Work, state: _State, rank: int, micro_batch: int, in_order: bool) -> bool:
+    """Return whether each older micro-batch still finds room once those before it are done."""
+    for which in range(2):
+        limit, total = work.limit[which, rank], state.total[which, rank] + 1
+        if total > limit:
+            return False
+        if in_order:
+            continue
+        need, held = state.need[rank], state.held[which, rank]
+        for k in range(state.oldest[rank]):
+            total -= held[k]
+        for k in range(state.oldest[rank], micro_batch):
+            if need[k] > 0 and need[k] + total > limit:
+                return False
+            total -= held[k]
+    return True
+
+
+@compiled
+def _start(work: _Work, state: _State, rank: int, kind: int, lane: int, num_kinds: int) -> None:
+    """Do an action: write it down, with its end and the activation that it takes or frees."""
+    stage, place = work.stage[lane], state.filled[rank]
+    m = work.micro_batch[work.start[lane] + state.at[kind, lane]]
+    state.at[kind, lane] += 1
+    end_s = state.wake_s[rank] + work.seconds[kind, stage]
+    state.done_s[kind, stage, m] = state.end_s[rank] = state.wake_s[rank] = end_s
+    state.kinds[place], state.stages[place], state.numbers[place] = kind, stage, m
+    state.filled[rank] += 1
+    state.turn[rank] += kind != WEIGHTS
+    if kind == FORWARD:
+        state.need[rank, m] -= 1
+        while (
+            state.oldest[rank] < len(state.need[rank]) and state.need[rank, state.oldest[rank]] == 0
+        ):
+            state.oldest[rank] += 1
+    for which in range(2):
+        last = INPUT if which == 1 or num_kinds == 2 else WEIGHTS
+        change = 1 if kind == FORWARD else (-1 if kind == last else 0)
+        state.held[which, rank, m] += change
+        state.total[which, rank] += change
+    if state.filled[rank] == state.offsets[rank + 1]:
+        state.wake_s[rank] = np.inf

@@ -1,0 +1,83 @@
+"""2BP: the gradients of the weights wait until a rank has nothing better to do.
+
+`delay_weights` takes any schedule, cuts each backward in two, keeps the order of F and I, and puts
+every W where its rank would idle, or where it may hold no more activations, or at the end.  What is
+put off may be done in batches, one after the other for one stage: they can then run as one.
+
+    2BP on 1F1B, S = 3, M = 4, one second per action:
+    rank 0  F0 F1 F2 .  .  I0 F3 I1 W0 I2 W1 I3 W2 W3
+    rank 1  .  F0 F1 .  I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
+    rank 2  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
+
+Source: arXiv:2405.18047, sections 2 and 3.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.errors import ScheduleError
+from penstock.schedule.greedy import NO_LIMIT, Rules, Seconds, greedy, script
+from penstock.schedule.one_f_one_b import one_f_one_b
+from penstock.schedule.orders import F, IntArray, Orders, W
+from penstock.schedule.schedule import Schedule
+
+
+def two_bp(num_stages: int, num_micro_batches: int, *, limit: int | None = None) -> Schedule:
+    """Return 2BP on 1F1B, one stage per rank, with at most `limit` activations on each.
+
+    Bubble, in seconds, for equal stages, free links, w <= min(f, i) and M >= S, without a limit or
+    with S or more: (S - 1) * (f + i - w), that of ZB-H1.  Without a limit every rank holds M.
+
+    Raises:   ScheduleError: `limit` is less than 1F1B needs.
+    """
+    schedule = delay_weights(one_f_one_b(num_stages, num_micro_batches), limit=limit)
+    return replace(schedule, name=two_bp.__name__)
+
+
+def delay_weights(
+    schedule: Schedule,
+    *,
+    limit: int | None = None,
+    batch: int = 1,
+    seconds: Seconds | None = None,
+) -> Schedule:
+    """Return `schedule` with every W put off until its rank would idle, or is full.
+
+    Keeps:   on every rank the order of F and I (or B, which becomes I and W), and in every stage
+             the order of micro-batches.
+    Gains:   gradients are sent before the W, not after it; and the W fill bubbles.  What idles is
+             found with `seconds`, by default f = i = w.
+    Costs:   activations live until their W.  A rank does W before it holds more than `limit`.
+    With `batch` the W of each stage are done that many in a row, at the place of the last of them,
+    for which `batch` - 1 activations more may be held for each stage.
+
+    Raises:   ScheduleError: `schedule` lists updates or needs more than `limit`; `batch` is no
+              number of micro-batches.
+    """
+    if schedule.has_updates:
+        raise ScheduleError("the schedule lists updates", hint="delay the W of a single step")
+    if batch < 1:
+        raise ScheduleError(f"batch is {batch}", hint="give 1 micro-batch or more")
+    if (schedule.orders.kinds == F).all():
+        return schedule
+    ranks = schedule.ranks
+    limits = np.full(schedule.num_ranks, NO_LIMIT if limit is None else limit)
+    rules = Rules(script(schedule.orders, ranks.shape), limits, in_order=True)
+    orders = greedy(ranks, seconds or Seconds(), rules).orders
+    return replace(schedule, orders=_in_batches(orders, batch))
+
+
+def _in_batches(orders: Orders, batch: int) -> Orders:
+    """Return `orders` with every W moved to the last one of its batch."""
+    at: IntArray = np.arange(orders.num_actions)
+    for rank in range(len(orders)):
+        part = orders.slice_of(rank)
+        for stage in np.unique(orders.stages[part]).tolist():
+            mine = (orders.kinds[part] == W) & (orders.stages[part] == stage)
+            moved = np.flatnonzero(mine) + part.start
+            last = np.minimum(np.arange(len(moved)) // batch * batch + batch, len(moved)) - 1
+            at[moved] = moved[last]
+    by_place = np.argsort(at, kind="stable")
+    columns = (orders.kinds, orders.stages, orders.micro_batches)
+    return Orders(*(column[by_place] for column in columns), orders.offsets)

@@ -1,0 +1,60 @@
+"""ZB-greedy: zero bubble for given seconds, under a limit of memory, found greedily.
+
+The best of a few greedy schedules, which differ in how far forwards run ahead of the backwards,
+whether a rank prefers I or F, and whether it starts a W shortly before something better.
+
+    S = 3, M = 4, at most 3 activations, I takes two seconds, all else one:
+    rank 0  F0 F1 F2 .  .  .  .  I0 I0 W0 F3 I1 I1 W1 I2 I2 W2 I3 I3 W3
+    rank 1  .  F0 F1 .  .  I0 I0 F2 I1 I1 W0 F3 I2 I2 W1 I3 I3 W2 W3 .
+    rank 2  .  .  F0 I0 I0 F1 I1 I1 F2 I2 I2 W0 F3 I3 I3 W1 W2 W3 .  .
+
+Source: arXiv:2401.10241, section 3.1 (automatic scheduling).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.schedule.figures import peak_activations
+from penstock.schedule.greedy import Rules, Seconds, fastest, greedy, prefer, script
+from penstock.schedule.orders import IntArray
+from penstock.schedule.placement import loop, one_way, ranks_for
+from penstock.schedule.schedule import Schedule
+from penstock.schedule.zero_bubble import zb_h1, zb_h2
+
+
+def zb_greedy(
+    num_stages: int,
+    num_micro_batches: int,
+    *,
+    seconds: Seconds | None = None,
+    limit: int | None = None,
+) -> Schedule:
+    """Return a schedule made for `seconds`, by default f = i = w, one stage per rank.
+
+    No rank holds more than `limit` activations, by default S, as 1F1B does; with 2 S - 1 nearly all
+    bubbles can go.  A step never takes longer than with ZB-H1, as far as the limit allows that,
+    nor than with ZB-H2.
+
+    Raises:   ScheduleError: `limit` is less than 1, or a time is negative.
+    """
+    ranks_for(num_stages, num_micro_batches, num_stages)
+    most = num_stages if limit is None else limit
+    ranks = one_way(loop(num_stages, num_stages), num_micro_batches)
+    times = Seconds() if seconds is None else seconds
+    results = (greedy(ranks, times, rules) for rules in _rules(ranks, most))
+    return Schedule(num_stages, num_micro_batches, fastest(results).orders, name=zb_greedy.__name__)
+
+
+def _rules(ranks: IntArray, limit: int) -> Iterator[Rules]:
+    num_stages, num_micro_batches = ranks.shape
+    limits, behind = np.full(num_stages, limit), num_stages - np.arange(num_stages)
+    for more in sorted({0, 1, num_stages // 2, num_stages}):
+        for kinds, patience in (("IFW", 0.0), ("FIW", 0.0), ("IFW", 0.5)):
+            yield Rules(prefer(kinds, ranks.shape), limits, behind + more, patience)
+    for builder in (zb_h1, zb_h2):
+        made = builder(num_stages, num_micro_batches)
+        if max(peak_activations(made)) <= limit:
+            for patience in (0.0, 1.0):
+                given = script(made.orders, ranks.shape)
+                yield Rules(given, limits, patience=patience, in_order=True)
