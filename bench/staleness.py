@@ -1,0 +1,289 @@
+"""Staleness: what each weight rule costs in learning, beside synchronous training.
+
+    python -m bench.staleness [--json] [--quick] [--svg FILE]
+
+Two studies with S = 4 stages and one micro-batch a step, where staleness is greatest:
+
+quadratic  one weight for each stage, SGD with momentum 0.9; the gradient is
+           (h + d) * w_F - d * w_B with h = 1 and d = 1/2, where w_F is what F reads and w_B what B
+           reads (arXiv:1910.05124, section 3: d is how much the backward pass depends on its own
+           weights).  The highest learning rate at which all stages still come to rest.
+gpt        a byte-level GPT (4 blocks of width 32) on the source of the standard library, SGD with
+           momentum 0.9: for a row of learning rates the loss after a fixed number of samples, on
+           text that is held out.  Weights are those of the sequential definition of the rule,
+           which runs equal to 1e-12 (tests/parity).
+
+rule, schedule      which; "synchronous" first
+quadratic_max_rate  highest stable learning rate of the first study
+of_synchronous      the same as a share of that of synchronous training
+max_rate            highest learning rate of the second study that ends below the start
+best_rate, loss     the learning rate that ends lowest, and the loss there
+losses              [learning rate, loss] of all; no number where it went astray
+"""
+
+import argparse
+import itertools
+import json
+import math
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.machine import machine
+from bench.models import Size, loss
+from penstock.files import write_text
+from penstock.graph.trace import Capture, build, capture
+from penstock.job import Job
+from penstock.plan import plan_by_hand
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.runtime.sequential import sequential
+from penstock.schedule import SCHEDULES, SYNCHRONOUS, WeightRule, find
+from penstock.search.balance import balanced_cuts
+
+STAGES, MICRO_BATCHES = 4, 1
+MOMENTUM = 0.9
+CURVATURE, BACKWARD_SHARE = 1.0, 0.5
+UPDATES = 1500  # of the quadratic, after which it has come to rest or not
+RATES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+STEPS, QUICK_STEPS = 96, 8
+HELD_OUT = 24  # micro-batches
+Row = dict[str, Any]
+
+
+class Rule(NamedTuple):
+    """A weight rule, and the schedule that has it."""
+
+    schedule: str
+    rule: WeightRule
+
+
+def rules() -> list[Rule]:
+    """Return the synchronous rule and that of every asynchronous schedule."""
+    made = ((make.__name__, make(STAGES, MICRO_BATCHES)) for make in SCHEDULES)
+    found = [Rule(name, each.weight_rule) for name, each in made if each.has_updates]
+    return [Rule("one_f_one_b", SYNCHRONOUS), *found]
+
+
+# -- the quadratic --------------------------------------------------------------------------------
+
+
+def rests(rule: WeightRule, stage: int, rate: float, momentum: float = MOMENTUM) -> bool:
+    """Return whether one weight comes to rest under `rule` at this learning rate."""
+    sizes = STAGES, MICRO_BATCHES
+    delay = rule.staleness(stage, *sizes)
+    share = rule.decay ** (1 / delay) if delay else 0.0
+    a = momentum**delay if rule.compensate else 1.0
+    b = (1 - a) / (1 - momentum)
+    weights, adds = [1.0], [0.0]  # by version
+    velocity = 0.0
+    for step in range(UPDATES):
+        reads = rule.law(stage, step, *sizes)
+        forward = _read(weights, adds, reads.forward, reads.forward_ahead)
+        backward = _read(weights, adds, reads.backward, reads.backward_ahead)
+        gradient = (CURVATURE + BACKWARD_SHARE) * forward - BACKWARD_SHARE * backward
+        velocity = momentum * velocity + gradient
+        moved = -rate * (a * velocity + b * gradient if rule.compensate else velocity)
+        weights.append(weights[-1] + moved)
+        match rule.predictor:
+            case None:
+                adds.append(0.0)
+            case "optimizer":
+                adds.append(-rate * velocity)
+            case "difference":
+                adds.append(moved)
+            case "average":
+                adds.append(share * adds[-1] + (1 - share) * moved)
+        if abs(weights[-1]) > 1e6:
+            return False
+    return max(map(abs, weights[-50:])) < 0.5
+
+
+def _read(weights: Sequence[float], adds: Sequence[float], version: int, ahead: int) -> float:
+    at = max(version, 0)
+    return weights[at] + ahead * adds[at]
+
+
+def highest_rate(rule: WeightRule, momentum: float = MOMENTUM) -> float:
+    """Return the highest learning rate at which every stage comes to rest, to 1 %."""
+    low, high = 1e-4, 8.0
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        if all(rests(rule, stage, middle, momentum) for stage in range(STAGES)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# -- the GPT --------------------------------------------------------------------------------------
+
+SMALL = Size("small", width=32, window=32, micro_batch=8, blocks=4, heads=4, vocabulary=256)
+
+
+@cache
+def text() -> Tensor:
+    """Return bytes of the standard library."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    parts = b"".join(path.read_bytes() for path in paths[:60])
+    return torch.frombuffer(bytearray(parts), dtype=torch.uint8).long()
+
+
+def batch(index: int, *, held_out: bool = False) -> tuple[Tensor, Tensor]:
+    """Return micro-batch `index`: windows of the first nine tenths, or of the last one."""
+    source = torch.Generator().manual_seed(2 * index + held_out)
+    border = len(text()) * 9 // 10
+    first, last = (border, len(text())) if held_out else (0, border)
+    shape, size = (SMALL.micro_batch, 1), SMALL.window + 1
+    starts = torch.randint(first, last - size, shape, generator=source)
+    windows = text()[starts + torch.arange(size)]
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def data(start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return map(batch, itertools.count(start))
+
+
+def job_at(rate: float) -> Job:
+    """Return the job, trained by SGD with momentum at a learning rate."""
+    return replace(
+        SMALL.job(),
+        data=data,
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM),
+    )
+
+
+def trained_loss(rule: Rule, rate: float, steps: int, captured: Capture) -> float:
+    """Return the held-out loss after so many steps; no number where it went astray."""
+    graph, job = captured.graph, job_at(rate)
+    cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], STAGES)
+    ranks = find(rule.schedule)(STAGES, MICRO_BATCHES).num_ranks
+    counts = {"num_micro_batches": MICRO_BATCHES, "num_ranks": ranks}
+    plan = plan_by_hand(graph, cuts, rule.schedule, **counts)
+    program = lower_plan(plan, graph, num_steps=steps)
+    weights = sequential(job, program, steps, stages_of(plan, graph), graph)
+    model, _ = build(job)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[f"weights/{name}"])
+        parts = [loss(model, batch(index, held_out=True)) for index in range(HELD_OUT)]
+    return float(torch.stack(parts).mean())
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def rows_of(steps: int, rates: Sequence[float]) -> Iterator[Row]:
+    """Yield a row for each rule."""
+    captured = capture(job_at(rates[0]))
+    start = trained_loss(rules()[0], 0.0, 1, captured)
+    synchronous = highest_rate(SYNCHRONOUS)
+    for rule in rules():
+        losses = [(rate, trained_loss(rule, rate, steps, captured)) for rate in rates]
+        ended = [(rate, end) for rate, end in losses if math.isfinite(end) and end < start]
+        best_rate, lowest = min(ended, key=lambda pair: pair[1], default=(math.nan, math.nan))
+        quadratic = highest_rate(rule.rule)
+        yield {
+            "rule": rule.rule.name,
+            "schedule": rule.schedule,
+            "quadratic_max_rate": quadratic,
+            "of_synchronous": quadratic / synchronous,
+            "max_rate": max((rate for rate, _ in ended), default=math.nan),
+            "best_rate": best_rate,
+            "loss": lowest,
+            "start": start,
+            "samples": steps * MICRO_BATCHES * SMALL.micro_batch,
+            "losses": losses,
+        }
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """Return an SVG: loss after the fixed number of samples, by learning rate, a panel per rule."""
+    wide, high, columns = 210, 150, 4
+    floor = min(end for row in rows for _, end in row["losses"] if math.isfinite(end))
+    top = rows[0]["start"]
+
+    def line(row: Row) -> str:
+        points: list[str] = []
+        for at, (_, end) in enumerate(row["losses"]):
+            if math.isfinite(end) and end <= top:
+                x = 34 + at * (wide - 54) / (len(row["losses"]) - 1)
+                y = 28 + (top - end) / (top - floor) * (high - 60)
+                points.append(f"{x:.1f},{2 * 28 + high - 60 - y:.1f}")
+        return " ".join(points)
+
+    reference = line(rows[0])
+    parts: list[str] = []
+    for number, row in enumerate(rows):
+        x, y = number % columns * wide, number // columns * high
+        own = line(row)
+        name = f"{row['schedule'] if number else 'synchronous'}"
+        marks = "".join(
+            f'<text x="{34 + at * (wide - 54) / (len(row["losses"]) - 1):.0f}" y="{high - 14}" '
+            f'class="s" text-anchor="middle">{rate:g}</text>'
+            for at, (rate, _) in enumerate(row["losses"])
+            if at % 2 == 0
+        )
+        parts.append(
+            f'<g transform="translate({x},{y})"><text x="10" y="16">{name}</text>'
+            f'<rect x="34" y="28" width="{wide - 54}" height="{high - 60}" class="f"/>'
+            f'<text x="30" y="34" class="s" text-anchor="end">{floor:.1f}</text>'
+            f'<text x="30" y="{high - 32}" class="s" text-anchor="end">{top:.1f}</text>'
+            f'<polyline points="{reference}" class="r"/><polyline points="{own}" class="o"/>'
+            f"{marks}</g>"
+        )
+    lines = -(-len(rows) // columns)
+    style = (
+        "text{font:12px sans-serif;fill:#222}.s{font-size:9px;fill:#666}"
+        ".f{fill:#f7f7f5;stroke:#ccc}polyline{fill:none}.r{stroke:#bbb;stroke-width:2}"
+        ".o{stroke:#1f5fa8;stroke-width:2}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * wide} '
+        f'{lines * high + 24}"><style>{style}</style>{"".join(parts)}'
+        f'<text x="10" y="{lines * high + 14}" class="s">Held-out loss (down is worse) after '
+        f"{rows[0]['samples']} samples by learning rate; grey: synchronous.</text></svg>\n"
+    )
+
+
+def show(row: Row) -> None:
+    curve = " ".join(f"{end:5.2f}" if math.isfinite(end) else "    -" for _, end in row["losses"])
+    print(
+        f"{row['rule']:22} {row['quadratic_max_rate']:8.3f} {row['of_synchronous']:7.2f} "
+        f"{row['max_rate']:8.2f} {row['best_rate']:8.2f} {row['loss']:7.3f}   {curve}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--quick", action="store_true", help="few steps and learning rates")
+    parser.add_argument("--svg", type=Path, help="also draw the curves")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    steps, rates = (QUICK_STEPS, RATES[::3]) if options.quick else (STEPS, RATES)
+    rows: list[Row] = []
+    if not options.json:
+        head = "rule                   quadratic  of sync  max rate  best    loss   loss at"
+        print(head, " ".join(f"{rate:5g}" for rate in rates))
+    for row in rows_of(steps, rates):
+        rows.append(row)
+        if options.json:
+            print(f"{len(rows)} rows", file=sys.stderr)
+        else:
+            show(row)
+    if options.svg is not None:
+        write_text(options.svg, picture(rows))
+    if options.json:
+        print(json.dumps({"rows": rows, "machine": machine()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
