@@ -1,16 +1,18 @@
 """2BW beside the schedules that drain: samples per second, measured and simulated.
 
-    python -m bench.double_buffered [--json] [--quick]
+    python -m bench.double_buffered [--json] [--quick] [--schedules double_buffered pipedream ...]
 
-On two ranks of this machine (the GPT of bench/models.py, SGD with momentum) PipeDream-2BW, 1F1B
-and GPipe take turns: a window of 2BW, and as many steps of the others.  A window is so long that
+On two ranks of this machine (the GPT of bench/models.py, SGD with momentum) PipeDream-2BW, or
+another schedule that does not drain, 1F1B and GPipe take turns: a window of it, and as many steps
+of the others.  A window is so long that
 filling and draining the pipeline, once in it, is a hundredth of it.  The stages are then simulated
 on 2, 8 and 64 ranks, with the seconds and the link measured here: every stage costs what the first
 one does, the last one what the last one does.
 
 flush_samples_per_s            of 1F1B or GPipe, whichever is faster
-double_buffered_samples_per_s  of 2BW
-gain                           2BW / flush
+asynchronous_samples_per_s     of 2BW, or of the other `schedule`; for 2BW also under the name
+                               double_buffered_samples_per_s
+gain                           asynchronous / flush
 ideal_gain                     (M + S - 1) / M: equal stages, free links and updates
 share                          gain / ideal_gain
 simulated                      whether the row is computed instead of measured
@@ -44,16 +46,14 @@ from penstock.program.instructions import Edge
 from penstock.program.lower import lower_schedule
 from penstock.runtime.links import measure_link
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
-from penstock.schedule import KINDS, Schedule, double_buffered, gpipe, one_f_one_b
+from penstock.schedule import KINDS, Schedule, find, gpipe, one_f_one_b, versions
 from penstock.simulate import simulate
 from penstock.simulate.costs import Costs
 from penstock.timeline import step_s
 
 RANKS = 2
 SIMULATED = (2, 8, 64)  # ranks
-ASYNCHRONOUS = "double_buffered"
 FLUSH = ("one_f_one_b", "gpipe")
-NAMES = (ASYNCHRONOUS, *FLUSH)
 DRAINED = 0.01  # of a window: the time to fill and drain
 Row = dict[str, Any]
 
@@ -88,7 +88,8 @@ def play(cases: dict[str, Ours], steps: int, turns: Turns, rank: int, folder: Pa
         ends.append(SharedMemoryTransport(rank, RANKS, dist.PrefixStore(name, store)))
         windows = steps // case.program.num_steps
         own, sides[name] = rank_of(case, ends[-1], windows)
-        if name == ASYNCHRONOUS:
+        if name not in FLUSH:
+            own.weights[rank].reserve(1)  # of which the copy is timed
             sides["update"] = partial(updates, own.weights[rank])
     computes = Segments(cases[FLUSH[0]], rank)
     sides["computes"] = computes.step
@@ -119,38 +120,40 @@ def updates(weights: Any) -> tuple[float, float]:
 
 
 def measured(
-    captured: Capture, size: Size, num_micro_batches: int, turns: Turns
+    captured: Capture, size: Size, schedule: str, num_micro_batches: int, turns: Turns
 ) -> tuple[Row, list[Stage]]:
     """Return the row of two ranks of this machine, and what their stages cost."""
-    steps = window_of(RANKS, num_micro_batches)
+    steps, names = window_of(RANKS, num_micro_batches), (schedule, *FLUSH)
     cases = {
         name: lowered(captured, size, name, num_micro_batches, num_steps=steps, optimizer=momentum)
-        for name in NAMES
+        for name in names
     }
     told = in_ranks(partial(play, cases, steps, turns))
     samples = steps * num_micro_batches * size.micro_batch
-    rates = {name: samples / row[0] for name, row in zip(NAMES, told[0][0], strict=True)}
-    row = row_of(RANKS, num_micro_batches, rates, simulated=False)
+    rates = {name: samples / row[0] for name, row in zip(names, told[0][0], strict=True)}
+    row = row_of((RANKS, num_micro_batches), schedule, rates, simulated=False)
     row["kept"] = [list(figures[4:6]) for figures in told[0][0]]
     return row, [Stage(*costs) for _, costs in told]
 
 
 def row_of(
-    num_stages: int, num_micro_batches: int, rates: dict[str, float], *, simulated: bool
+    sizes: tuple[int, int], schedule: str, rates: dict[str, float], *, simulated: bool
 ) -> Row:
+    num_stages, num_micro_batches = sizes
     flush = max(rates[name] for name in FLUSH)
-    gain = rates[ASYNCHRONOUS] / flush
+    gain = rates[schedule] / flush
     ideal = (num_micro_batches + num_stages - 1) / num_micro_batches
     return {
+        "schedule": schedule,
         "stages": num_stages,
         "micro_batches": num_micro_batches,
         "flush_samples_per_s": flush,
-        "double_buffered_samples_per_s": rates[ASYNCHRONOUS],
+        "asynchronous_samples_per_s": rates[schedule],
         "gain": gain,
         "ideal_gain": ideal,
         "share": gain / ideal,
         "simulated": simulated,
-        **{f"{name}_samples_per_s": rates[name] for name in FLUSH},
+        **{f"{name}_samples_per_s": rate for name, rate in rates.items()},
     }
 
 
@@ -166,21 +169,27 @@ class World(NamedTuple):
     micro_batch: int
 
 
-def simulated(world: World, num_stages: int, num_micro_batches: int) -> Row:
+def simulated(world: World, schedule: str, num_stages: int, num_micro_batches: int) -> Row:
     """Return the row that the simulator gives for `num_stages` ranks."""
     steps = window_of(num_stages, num_micro_batches)
     schedules: dict[str, Schedule] = {
-        ASYNCHRONOUS: double_buffered(num_stages, num_micro_batches, num_steps=steps),
+        schedule: window_of_schedule(schedule, num_stages, num_micro_batches, steps),
         **{make.__name__: make(num_stages, num_micro_batches) for make in (one_f_one_b, gpipe)},
     }
     rates = {
-        name: schedule.num_steps
+        name: made.num_steps
         * num_micro_batches
         * world.micro_batch
-        / window_s(world, schedule, copies=name == ASYNCHRONOUS)
-        for name, schedule in schedules.items()
+        / window_s(world, made, copies=max(versions(made).alive) > 1)
+        for name, made in schedules.items()
     }
-    return row_of(num_stages, num_micro_batches, rates, simulated=True)
+    return row_of((num_stages, num_micro_batches), schedule, rates, simulated=True)
+
+
+def window_of_schedule(name: str, num_stages: int, num_micro_batches: int, steps: int) -> Schedule:
+    """Return an asynchronous schedule over a window of so many steps."""
+    make: Any = find(name)
+    return make(num_stages, num_micro_batches, num_steps=steps)
 
 
 def window_s(world: World, schedule: Schedule, *, copies: bool) -> float:
@@ -204,6 +213,7 @@ def window_s(world: World, schedule: Schedule, *, copies: bool) -> float:
 
 def rows_of(
     size: Size,
+    schedule: str,
     micro_batches: Sequence[int],
     ranks: Sequence[int],
     turns: Turns,
@@ -218,7 +228,7 @@ def rows_of(
     rows: list[Row] = []
     stages: list[list[Stage]] = []
     for count in micro_batches:
-        row, costs = measured(captured, size, count, turns)
+        row, costs = measured(captured, size, schedule, count, turns)
         stages.append(costs)
         rows.append(row)
         each(row)
@@ -228,17 +238,18 @@ def rows_of(
     world = World(middle, cluster, crossing_bytes, size.micro_batch)
     for num_stages in ranks:
         for times in (1, 2, 3, 4):
-            rows.append(simulated(world, num_stages, times * num_stages))
+            rows.append(simulated(world, schedule, num_stages, times * num_stages))
             each(rows[-1])
     return rows
 
 
 COLUMNS: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
     ("", "<9", lambda r: "simulated" if r["simulated"] else "measured"),
+    ("schedule", "<18", lambda r: r["schedule"]),
     ("S", ">3", lambda r: str(r["stages"])),
     ("M", ">3", lambda r: str(r["micro_batches"])),
     ("flush, samples/s", ">16", lambda r: f"{r['flush_samples_per_s']:.1f}"),
-    ("2BW, samples/s", ">14", lambda r: f"{r['double_buffered_samples_per_s']:.1f}"),
+    ("async, samples/s", ">16", lambda r: f"{r['asynchronous_samples_per_s']:.1f}"),
     ("gain", ">6", lambda r: f"{r['gain']:.3f}"),
     ("ideal", ">6", lambda r: f"{r['ideal_gain']:.3f}"),
     ("share", ">6", lambda r: f"{r['share']:.3f}"),
@@ -254,15 +265,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help="few windows")
+    parser.add_argument("--schedules", nargs="+", default=["double_buffered"], metavar="NAME")
     options = parser.parse_args()
     torch.set_num_threads(1)
     about = machine()
-    turns = Turns(wanted=2, limit=3) if options.quick else Turns(wanted=5, limit=15)
+    turns = Turns(wanted=2, limit=3) if options.quick else Turns(wanted=3, limit=9)
     if not options.json:
         print("  ".join(f"{title:{width}}" for title, width, _ in COLUMNS), flush=True)
     each = (lambda row: print(end=".", file=sys.stderr)) if options.json else show
     counts = [times * RANKS for times in (1, 2, 3, 4)]
-    rows = rows_of(GPT, counts, SIMULATED, turns, each)
+    rows: list[Row] = []
+    for schedule in options.schedules:
+        rows += rows_of(GPT, schedule, counts, SIMULATED, turns, each)
     if options.json:
         print(json.dumps({"rows": rows, "machine": about}, indent=1))
     else:

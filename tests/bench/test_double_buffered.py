@@ -26,7 +26,9 @@ FREE = dataclasses.replace(Cluster.here(2), inside=Link(0.0, float("inf")))
 
 
 def test_bench_measures_two_ranks_and_simulates_more(capsys):
-    rows = rows_of(MINI, [50, 100], (2, 8), Turns(wanted=1, limit=1, block_s=0.0), show)
+    rows = rows_of(
+        MINI, "double_buffered", [50, 100], (2, 8), Turns(wanted=1, limit=1, block_s=0.0), show
+    )
     measured, computed = rows[:2], rows[2:]
     assert [(r["stages"], r["micro_batches"]) for r in measured] == [(2, 50), (2, 100)]
     assert not any(row["simulated"] for row in measured)
@@ -53,7 +55,7 @@ def test_filling_and_draining_is_a_hundredth_of_a_window(num_stages, times):
 def test_equal_stages_and_free_links_reach_the_ideal_but_for_the_window(num_stages):
     world = World([Stage(1.0, 2.0, 0.0, 0.0)] * 2, FREE, message_bytes=0, micro_batch=3)
     for m in (num_stages, 3 * num_stages):
-        row, window = simulated(world, num_stages, m), window_of(num_stages, m)
+        row, window = simulated(world, "double_buffered", num_stages, m), window_of(num_stages, m)
         assert row["flush_samples_per_s"] == pytest.approx(3 * m / (3 * (m + num_stages - 1)))
         assert row["share"] == pytest.approx(1 / (1 + (num_stages - 1) / (window * m)))
 
@@ -62,7 +64,8 @@ def test_updates_and_copies_take_from_the_gain():
     free = World([Stage(1.0, 2.0, 0.0, 0.0)] * 2, FREE, 0, 1)
     update, copy = ([Stage(1.0, 2.0, *costs)] * 2 for costs in ((0.5, 0.0), (0.5, 0.5)))
     shares = [
-        simulated(free._replace(stages=s), 2, 4)["share"] for s in (free.stages, update, copy)
+        simulated(free._replace(stages=s), "double_buffered", 2, 4)["share"]
+        for s in (free.stages, update, copy)
     ]
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) == 3
@@ -70,6 +73,6 @@ def test_updates_and_copies_take_from_the_gain():
 
 def test_flush_is_the_faster_of_the_two():
     rates = {"double_buffered": 3.0, "gpipe": 2.0, "one_f_one_b": 1.5}
-    row = row_of(2, 2, rates, simulated=True)
+    row = row_of((2, 2), "double_buffered", rates, simulated=True)
     assert (row["flush_samples_per_s"], row["gain"]) == (2.0, 1.5)
     assert row["share"] == 1.0
