@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
 from penstock.schedule import SCHEDULES, Schedule, Seconds, peak_activations
-from penstock.schedule.greedy import NO_LIMIT, Result, Rules, fastest, greedy, prefer, script
+from penstock.schedule.greedy import NO_LIMIT, Rules, greedy, prefer, script
 from penstock.schedule.placement import loop, mirror, one_way, wave
 from tests.schedule.toy import costs, run, simulated, step
 
@@ -45,7 +45,7 @@ def test_every_placement_priority_and_limit_gives_a_schedule(
     ahead = limit - data.draw(st.integers(0, room))
     rules = Rules(prefer(wishes, placement.shape), limit, ahead, patience / 2)
     times = Seconds(*data.draw(st.tuples(seconds, seconds, seconds)), data.draw(st.integers(0, 3)))
-    made = Schedule(*placement.shape, greedy(placement, times, rules, split=split).orders)
+    made = Schedule(*placement.shape, greedy(placement, times, [rules], split=split).orders)
     assert (made.ranks == placement).all()
     assert (np.array(peak_activations(made)) <= limit).all()
     assert all((action.kind == "B") <= (not split) for order in made.orders for action in order)
@@ -55,7 +55,7 @@ def test_every_placement_priority_and_limit_gives_a_schedule(
 def test_step_is_what_the_simulator_says(placed, wishes, f, i, w, message_s):
     placement, num_ranks = placed
     rules = Rules(prefer(wishes, placement.shape), np.full(num_ranks, NO_LIMIT))
-    result = greedy(placement, Seconds(f, i, w, message_s), rules)
+    result = greedy(placement, Seconds(f, i, w, message_s), [rules])
     made = Schedule(*placement.shape, result.orders)
     if all(len(ranks) == 1 for ranks in made.stage_ranks):  # else gradients are reduced as well
         assert result.step_s == simulated(made, costs(f, i, w), message_s=message_s)
@@ -66,7 +66,7 @@ def test_step_is_what_the_simulator_says(placed, wishes, f, i, w, message_s):
 def test_no_rank_idles_while_it_could_start_something(placed, wishes, f, i, w):
     placement, num_ranks = placed
     rules = Rules(prefer(wishes, placement.shape), np.full(num_ranks, NO_LIMIT))
-    made = Schedule(*placement.shape, greedy(placement, Seconds(f, i, w), rules).orders)
+    made = Schedule(*placement.shape, greedy(placement, Seconds(f, i, w), [rules]).orders)
     spans, _ = run(list(made.orders), placement.shape[1], costs(f, i, w))
     ended = {span.action: span.end for rank in spans for span in rank}
     for rank in spans:
@@ -97,7 +97,7 @@ def test_script_repeats_the_forwards_and_backwards_of_a_schedule(builder, num_st
     free = np.full(given_.num_ranks, NO_LIMIT)
     rules = Rules(script(given_.orders, ranks.shape), free, in_order=True)
     for split in (False, True):
-        orders = greedy(ranks, Seconds(), rules, split=split).orders
+        orders = greedy(ranks, Seconds(), [rules], split=split).orders
         for mine, other in zip(orders, given_.orders, strict=True):
             assert without_weights(mine) == without_weights(other)
 
@@ -111,7 +111,7 @@ def test_limit_too_low_is_refused_and_says_where():
     placement = one_way(wave(4, 2), 3)
     rules = Rules(prefer("IFW", placement.shape), np.array([2, 1]))
     with pytest.raises(ScheduleError, match="rank 1 may hold 1 activations, and has 2 stages"):
-        greedy(placement, Seconds(), rules)
+        greedy(placement, Seconds(), [rules])
 
 
 def test_order_that_needs_more_than_the_limit_is_refused():
@@ -119,7 +119,7 @@ def test_order_that_needs_more_than_the_limit_is_refused():
     forwards_first = np.zeros((3, 2, 3), np.int64)
     forwards_first[0], forwards_first[1] = np.arange(3), 3 + np.arange(3)
     with pytest.raises(ScheduleError, match="the limit is too low for this order"):
-        greedy(placement, Seconds(), Rules(forwards_first, np.array([2, 2]), in_order=True))
+        greedy(placement, Seconds(), [Rules(forwards_first, np.array([2, 2]), in_order=True)])
 
 
 @pytest.mark.parametrize("times", [Seconds(-1.0), Seconds(1.0, (1.0, 2.0)), Seconds(float("nan"))])
@@ -137,9 +137,14 @@ def test_whole_backward_takes_both_halves():
     assert Seconds(1, 2, 4).table(2, split=False).tolist() == [[1, 1], [6, 6], [0, 0]]
 
 
-def test_first_of_equals_is_the_fastest():
-    orders = [Result(Schedule.parse("rank 0  F0.0 B0.0").orders, time) for time in (3.0, 2.0, 2.0)]
-    assert fastest(orders) is orders[1]
+@given(placements(), seconds, seconds, seconds)
+def test_of_several_rules_the_best_is_taken_the_first_of_equals(placed, f, i, w):
+    placement, num_ranks = placed
+    free = np.full(num_ranks, NO_LIMIT)
+    rules = [Rules(prefer(wish, placement.shape), free) for wish in ("WFI", "FIW", "IFW")]
+    alone = [greedy(placement, Seconds(f, i, w), [each]) for each in rules]
+    best = min(alone, key=lambda result: result.step_s)
+    assert greedy(placement, Seconds(f, i, w), rules) == best
 
 
 def test_preference_orders_kinds_then_age_then_depth():

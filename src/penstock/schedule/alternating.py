@@ -10,7 +10,7 @@ so that it costs nothing if they take different times.
 
 import numpy as np
 
-from penstock.schedule.greedy import NO_LIMIT, Rules, Seconds, fastest, greedy, prefer, script
+from penstock.schedule.greedy import NO_LIMIT, Rules, Seconds, greedy, prefer, script
 from penstock.schedule.interleaved import in_groups
 from penstock.schedule.orders import IntArray, Orders
 from penstock.schedule.schedule import Row, arrange
@@ -23,7 +23,7 @@ def alternating(ranks: IntArray, num_ranks: int, *, directions: int = 1) -> Orde
     least R / directions micro-batches, a few more in some units if there is one direction only.
     """
     num_stages, num_micro_batches = ranks.shape
-    m = np.arange(num_micro_batches)
+    m = np.arange(num_micro_batches, dtype=np.int64)
     number, share = m // directions, -(-num_ranks // directions)
     if directions == 1:
         first, size = in_groups(num_micro_batches, num_ranks)
@@ -65,4 +65,4 @@ def both_ways(ranks: IntArray, num_ranks: int, *, directions: int) -> Orders:
         Rules(prefer("FIW", ranks.shape), limit),
         Rules(prefer("IFW", ranks.shape), limit),
     ]
-    return fastest(greedy(ranks, Seconds(), each, split=False) for each in rules).orders
+    return greedy(ranks, Seconds(), rules, split=False).orders

@@ -88,7 +88,7 @@ def _repeated(
     limit = np.full(num_ranks, max(peak_activations(pattern)))
     ranks = one_way(home, num_micro_batches)
     rules = Rules(script(pattern.orders, ranks.shape), limit, in_order=True)
-    orders = greedy(ranks, Seconds(), rules).orders
+    orders = greedy(ranks, Seconds(), [rules]).orders
     return Schedule(num_stages, num_micro_batches, orders, name=name)
 
 

@@ -24,13 +24,21 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.schedule.greedy import Rules, Seconds, fastest, greedy, prefer
+from penstock.schedule.greedy import Rules, Seconds, greedy, prefer
 from penstock.schedule.orders import Action, IntArray, Orders
 from penstock.schedule.placement import loop, mirror, one_way, ranks_for, vee
 from penstock.schedule.schedule import Schedule
 
 Step = tuple[Literal["F", "B", "I", "W"], int]  # what; 0 for the near stage, 1 for the far one
 Lane = tuple[int, range]  # a stage and its micro-batches
+
+F_NEAR: Step = ("F", 0)
+F_FAR: Step = ("F", 1)
+B_NEAR: Step = ("B", 0)
+B_FAR: Step = ("B", 1)
+I_NEAR: Step = ("I", 0)
+I_FAR: Step = ("I", 1)
+WEIGHTS: Step = ("W", 0)  # of either stage
 
 
 def dual_pipe(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -84,16 +92,15 @@ def dual_pipe_v(
 def _steps(size: int, place: int, number: int) -> Iterator[Step]:
     """Yield what the rank at `place` of `size`, counted from its end, does with `number` each."""
     inner, outer = size - place - 1, place + 1  # ranks nearer the turn; and the others
-    yield from 2 * inner * [("F", 0)]
-    yield from outer * [("F", 0), ("F", 1)]
-    yield from inner * [("I", 1), ("W", 1), ("F", 1)]
-    yield from (number - size - inner) * [("F", 0), ("B", 1), ("F", 1), ("B", 0)]
-    yield from inner * [("B", 1), ("F", 1), ("B", 0)]
-    last = outer * [1, 0]
-    yield from [("B", lane) for lane in last[:outer]]
-    yield from [("I", lane) for lane in last[outer:]]
-    yield from inner * [("W", 0), ("I", 0)]
-    yield from outer * [("W", 0)]
+    yield from 2 * inner * [F_NEAR]
+    yield from outer * [F_NEAR, F_FAR]
+    yield from inner * [I_FAR, WEIGHTS, F_FAR]
+    yield from (number - size - inner) * [F_NEAR, B_FAR, F_FAR, B_NEAR]
+    yield from inner * [B_FAR, F_FAR, B_NEAR]
+    yield from (outer * [B_FAR, B_NEAR])[:outer]
+    yield from (outer * [I_FAR, I_NEAR])[outer:]
+    yield from inner * [WEIGHTS, I_NEAR]
+    yield from outer * [WEIGHTS]
 
 
 def _actions(steps: Iterator[Step], near: Lane, far: Lane) -> list[Action]:
@@ -119,5 +126,5 @@ def _actions(steps: Iterator[Step], near: Lane, far: Lane) -> list[Action]:
 
 def _greedy(placement: IntArray, limit: int, num_ranks: int) -> Orders:
     limits = np.full(num_ranks, limit)
-    rules = (Rules(prefer(kinds, placement.shape), limits) for kinds in ("FIW", "IFW"))
-    return fastest(greedy(placement, Seconds(), each) for each in rules).orders
+    rules = [Rules(prefer(kinds, placement.shape), limits) for kinds in ("FIW", "IFW")]
+    return greedy(placement, Seconds(), rules).orders

@@ -15,7 +15,7 @@ Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969 (list s
 arXiv:2401.10241, section 3.1 (forwards under a limit, I before F, W where nothing else can run).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -76,31 +76,35 @@ class Result(NamedTuple):
     step_s: float  # when the last action ends
 
 
-def greedy(ranks: IntArray, seconds: Seconds, rules: Rules, *, split: bool = True) -> Result:
-    """Return the orders of ranks that are greedy by `rules`, and the seconds that they take.
+def greedy(
+    ranks: IntArray, seconds: Seconds, rules: Sequence[Rules], *, split: bool = True
+) -> Result:
+    """Return the orders of ranks that are greedy by the best of `rules`, the first of equals.
 
     `ranks` is [stage, micro-batch].  With `split` every backward is I and W, without it B.
 
     Raises:   ScheduleError: a limit is less than the stages that a micro-batch has on the rank, or
               than what the given order of F and I needs.
     """
-    ahead = np.full_like(rules.limit, NO_LIMIT) if rules.ahead is None else rules.ahead
-    lanes, need = _lanes(ranks, len(rules.limit))
-    _check_limit(need, np.minimum(rules.limit, ahead))
-    work = _Work(
-        np.ascontiguousarray(ranks, np.int64),
-        *lanes,
-        seconds.table(len(ranks), split=split),
-        np.ascontiguousarray(rules.priority, np.int64),
-        np.array([rules.limit, ahead], np.int64),
-    )
-    state = _state(work, need, 3 if split else 2)
-    pace = (float(seconds.message_s), float(rules.patience), bool(rules.in_order))
-    if not _run(work, state, pace):
-        raise ScheduleError("the limit is too low for this order", hint="raise the limit")
+    table = seconds.table(len(ranks), split=split)
+    lanes, need = _lanes(ranks, len(rules[0].limit))
+    states: list[_State] = []
+    for each in rules:
+        ahead = np.full_like(each.limit, NO_LIMIT) if each.ahead is None else each.ahead
+        _check_limit(need, np.minimum(each.limit, ahead))
+        limits = np.array([each.limit, ahead], np.int64)
+        priority = np.ascontiguousarray(each.priority, np.int64)
+        work = _Work(np.ascontiguousarray(ranks, np.int64), *lanes, table, priority, limits)
+        states.append(_state(work, need, 3 if split else 2))
+        pace = (float(seconds.message_s), float(each.patience), bool(each.in_order))
+        if not _run(work, states[-1], pace):
+            raise ScheduleError("the limit is too low for this order", hint="raise the limit")
+    steps_s = np.array([state.end_s.max() for state in states])
+    best = states[int(np.argmax(steps_s <= steps_s.min() * (1 + 1e-12)))]
     codes = np.array([0, 2, 3] if split else [0, 1, 1], np.uint8)
-    orders = Orders(codes[state.kinds], state.stages, state.numbers, state.offsets)
-    return Result(orders, float(state.end_s.max(initial=0.0)))
+    stages, numbers = best.stages.astype(np.int32), best.numbers.astype(np.int32)
+    orders = Orders(codes[best.kinds], stages, numbers, best.offsets)
+    return Result(orders, float(best.end_s.max()))
 
 
 def prefer(kinds: str, shape: tuple[int, ...]) -> IntArray:
@@ -126,15 +130,6 @@ def script(orders: Orders, shape: tuple[int, ...]) -> IntArray:
         priority[at] = np.arange(len(moves))
     priority[WEIGHTS] = priority[INPUT] + orders.num_actions
     return priority
-
-
-def fastest(results: Iterable[Result]) -> Result:
-    """Return the result with the shortest step, the first one of equals."""
-    best, *others = results
-    for each in others:
-        if each.step_s < best.step_s * (1 - 1e-12):
-            best = each
-    return best
 
 
 class _Work(NamedTuple):
@@ -171,14 +166,15 @@ def _lanes(
     ranks: IntArray, num_ranks: int
 ) -> tuple[tuple[IntArray, IntArray, IntArray, IntArray], IntArray]:
     num_stages, num_micro_batches = ranks.shape
-    key = ranks * num_stages + np.arange(num_stages)[:, None]
+    own: IntArray = np.arange(num_stages, dtype=np.int64)[:, None]
+    key: IntArray = (ranks * num_stages + own).ravel()
     names, lane = np.unique(key, return_inverse=True)
-    lane = lane.ravel()
     start = np.zeros(len(names) + 1, np.int64)
     np.cumsum(np.bincount(lane, minlength=len(names)), out=start[1:])
-    first = np.searchsorted(names, np.arange(num_ranks + 1) * num_stages).astype(np.int64)
+    begin: IntArray = np.arange(num_ranks + 1, dtype=np.int64) * num_stages
+    first = np.searchsorted(names, begin).astype(np.int64)
     need = np.zeros((num_ranks, num_micro_batches), np.int64)
-    np.add.at(need, (ranks, np.arange(num_micro_batches)[None, :]), 1)
+    np.add.at(need, (ranks, np.arange(num_micro_batches, dtype=np.int64)[None, :]), 1)
     by_lane = np.argsort(lane, kind="stable") % num_micro_batches
     return (first, names % num_stages, start, by_lane), need
 
@@ -190,7 +186,7 @@ def _state(work: _Work, need: IntArray, num_kinds: int) -> _State:
     return _State(
         done_s=np.full((3, *shape), np.inf),
         at=np.zeros((3, len(work.stage)), np.int64),
-        need=need,
+        need=need.copy(),
         held=np.zeros((2, *need.shape), np.int64),
         total=np.zeros((2, num_ranks), np.int64),
         oldest=np.zeros(num_ranks, np.int64),
@@ -218,11 +214,11 @@ def _run(work: _Work, state: _State, pace: tuple[float, float, bool]) -> bool:
     """Let the ranks work in the order of time; return whether all is done."""
     message_s, patience, in_order = pace
     num_kinds = len(state.kinds) // max(1, work.ranks.size)
-    for _ in range(4 * len(state.kinds) * len(state.filled) + 4):
-        rank = np.argmin(state.wake_s)
+    while True:
+        rank = int(np.argmin(state.wake_s))
         now_s = state.wake_s[rank]
         if now_s == np.inf:
-            break
+            return bool(np.all(state.filled == state.offsets[1:]))
         kind, lane, later_s = _choose(work, state, rank, message_s, in_order, num_kinds)
         if kind == WEIGHTS and later_s < now_s + patience * work.seconds[kind, work.stage[lane]]:
             kind = -1
@@ -239,7 +235,6 @@ def _run(work: _Work, state: _State, pace: tuple[float, float, bool]) -> bool:
         if other != rank:
             arrives_s = max(state.end_s[rank] + message_s, state.end_s[other])
             state.wake_s[other] = min(state.wake_s[other], arrives_s)
-    return np.all(state.filled == state.offsets[1:])
 
 
 @compiled
@@ -256,15 +251,23 @@ def _choose(
             at = state.at[each, k]
             if at >= stop - start or (each > 0 and at >= state.at[each - 1, k]):
                 continue
-            m = work.micro_batch[start + at]
+            m = int(work.micro_batch[start + at])
             priority = work.priority[each, stage, m]
             if in_order and each != WEIGHTS and priority != state.turn[rank]:
                 continue
-            ready_s = _ready_s(work, state, each, stage, m, message_s)
-            if ready_s == np.inf or (
-                each == FORWARD and not _may_hold(work, state, rank, m, in_order)
-            ):
+            ready_s = _ready_s(state.done_s, work.ranks, (each, stage, m), message_s)
+            if ready_s == np.inf:
                 continue
+            if each == FORWARD:
+                oldest, fits = state.oldest[rank], True
+                for which in range(2):
+                    room = work.limit[which, rank] - state.total[which, rank] - 1
+                    fits &= room >= 0
+                    if fits and oldest < m and not in_order:
+                        need, held = state.need[rank], state.held[which, rank]
+                        fits = _has_room(held, need, oldest, m, room)
+                if not fits:
+                    continue
             if ready_s > now_s:
                 later_s = min(later_s, ready_s)
             elif priority < best:
@@ -273,37 +276,34 @@ def _choose(
 
 
 @compiled
-def _ready_s(work: _Work, state: _State, kind: int, stage: int, m: int, message_s: float) -> float:
+def _ready_s(
+    done_s: Floats, ranks: IntArray, action: tuple[int, int, int], message_s: float
+) -> float:
     """Return when the inputs of an action are on its rank; infinity if that is not known yet."""
-    other = stage
+    kind, stage, m = action
+    before, other = kind - 1, stage
     if kind == FORWARD:
         if stage == 0:
             return 0.0
-        other, before = stage - 1, FORWARD
-    elif kind == INPUT and stage + 1 < len(work.ranks):
-        other, before = stage + 1, INPUT
-    else:
-        before = kind - 1
-    ready_s = state.done_s[before, other, m]
-    return ready_s + message_s if work.ranks[other, m] != work.ranks[stage, m] else ready_s
+        before, other = FORWARD, stage - 1
+    elif kind == INPUT and stage + 1 < len(ranks):
+        before, other = INPUT, stage + 1
+    ready_s = done_s[before, other, m]
+    return ready_s + message_s if ranks[other, m] != ranks[stage, m] else ready_s
 
 
 @compiled
-def _may_hold(work: _Work, state: _State, rank: int, micro_batch: int, in_order: bool) -> bool:
-    """Return whether each older micro-batch still finds room once those before it are done."""
-    for which in range(2):
-        limit, total = work.limit[which, rank], state.total[which, rank] + 1
-        if total > limit:
+def _has_room(held: IntArray, need: IntArray, oldest: int, micro_batch: int, room: int) -> bool:
+    """Return whether each older micro-batch still finds room once those before it are done.
+
+    `room` is what is left after the new activation.
+    """
+    for k in range(oldest):
+        room += held[k]
+    for k in range(oldest, micro_batch):
+        if need[k] > room:
             return False
-        if in_order:
-            continue
-        need, held = state.need[rank], state.held[which, rank]
-        for k in range(state.oldest[rank]):
-            total -= held[k]
-        for k in range(state.oldest[rank], micro_batch):
-            if need[k] > 0 and need[k] + total > limit:
-                return False
-            total -= held[k]
+        room += held[k]
     return True
 
 

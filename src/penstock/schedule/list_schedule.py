@@ -23,7 +23,6 @@ from penstock.schedule.greedy import (
     WEIGHTS,
     Rules,
     Seconds,
-    fastest,
     greedy,
     prefer,
     script,
@@ -58,8 +57,7 @@ def list_schedule(
     ranks = one_way(placement(num_stages, num_ranks), num_micro_batches)
     times = Seconds() if seconds is None else seconds
     limits = np.full(num_ranks, NO_LIMIT if limit is None else limit)
-    results = (greedy(ranks, times, r, split=False) for r in _rules(ranks, times, limits))
-    orders = fastest(results).orders
+    orders = greedy(ranks, times, list(_rules(ranks, times, limits)), split=False).orders
     return Schedule(num_stages, num_micro_batches, orders, name=list_schedule.__name__)
 
 

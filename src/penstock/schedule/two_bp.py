@@ -61,10 +61,10 @@ def delay_weights(
         raise ScheduleError(f"batch is {batch}", hint="give 1 micro-batch or more")
     if (schedule.orders.kinds == F).all():
         return schedule
-    ranks = schedule.ranks
+    ranks = schedule.ranks.astype(np.int64)
     limits = np.full(schedule.num_ranks, NO_LIMIT if limit is None else limit)
     rules = Rules(script(schedule.orders, ranks.shape), limits, in_order=True)
-    orders = greedy(ranks, seconds or Seconds(), rules).orders
+    orders = greedy(ranks, seconds or Seconds(), [rules]).orders
     return replace(schedule, orders=_in_batches(orders, batch))
 
 
@@ -79,5 +79,9 @@ def _in_batches(orders: Orders, batch: int) -> Orders:
             last = np.minimum(np.arange(len(moved)) // batch * batch + batch, len(moved)) - 1
             at[moved] = moved[last]
     by_place = np.argsort(at, kind="stable")
-    columns = (orders.kinds, orders.stages, orders.micro_batches)
-    return Orders(*(column[by_place] for column in columns), orders.offsets)
+    return Orders(
+        orders.kinds[by_place],
+        orders.stages[by_place],
+        orders.micro_batches[by_place],
+        orders.offsets,
+    )

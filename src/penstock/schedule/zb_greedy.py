@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.schedule.figures import peak_activations
-from penstock.schedule.greedy import Rules, Seconds, fastest, greedy, prefer, script
+from penstock.schedule.greedy import Rules, Seconds, greedy, prefer, script
 from penstock.schedule.orders import IntArray
 from penstock.schedule.placement import loop, one_way, ranks_for
 from penstock.schedule.schedule import Schedule
@@ -42,13 +42,14 @@ def zb_greedy(
     most = num_stages if limit is None else limit
     ranks = one_way(loop(num_stages, num_stages), num_micro_batches)
     times = Seconds() if seconds is None else seconds
-    results = (greedy(ranks, times, rules) for rules in _rules(ranks, most))
-    return Schedule(num_stages, num_micro_batches, fastest(results).orders, name=zb_greedy.__name__)
+    orders = greedy(ranks, times, list(_rules(ranks, most))).orders
+    return Schedule(num_stages, num_micro_batches, orders, name=zb_greedy.__name__)
 
 
 def _rules(ranks: IntArray, limit: int) -> Iterator[Rules]:
     num_stages, num_micro_batches = ranks.shape
-    limits, behind = np.full(num_stages, limit), num_stages - np.arange(num_stages)
+    limits = np.full(num_stages, limit, np.int64)
+    behind = np.arange(num_stages, 0, -1, dtype=np.int64)
     for more in sorted({0, 1, num_stages // 2, num_stages}):
         for kinds, patience in (("IFW", 0.0), ("FIW", 0.0), ("IFW", 0.5)):
             yield Rules(prefer(kinds, ranks.shape), limits, behind + more, patience)

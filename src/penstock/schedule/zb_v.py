@@ -14,7 +14,7 @@ Source: arXiv:2401.10241, section 6; the order is found greedily here.
 import numpy as np
 
 from penstock.schedule.alternating import alternating
-from penstock.schedule.greedy import Rules, Seconds, fastest, greedy, prefer, script
+from penstock.schedule.greedy import Rules, Seconds, greedy, prefer, script
 from penstock.schedule.placement import one_way, ranks_for, vee
 from penstock.schedule.schedule import Schedule
 
@@ -44,5 +44,5 @@ def zb_v(
         Rules(prefer("IFW", placement.shape), limit),
         Rules(wave, limit, in_order=True),  # Hanayo's forwards and backwards
     ]
-    orders = fastest(greedy(placement, seconds or Seconds(), each) for each in rules).orders
+    orders = greedy(placement, seconds or Seconds(), rules).orders
     return Schedule(num_stages, num_micro_batches, orders, name=zb_v.__name__)
