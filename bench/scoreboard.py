@@ -193,10 +193,12 @@ def _elsewhere(data: Path, say: Callable[[str], None]) -> list[Row]:
 def write_constants(data: Path, path: Path = SHIPPED) -> int:
     """Fit on every set but Megatron's table, write the constants, and return how many there are."""
     samples: list[Sample] = []
-    for name in sorted({one.file for one in SETS}):
+    files = sorted({one.file for one in SETS})
+    for name in files:
         samples += read(data / name).samples
     constants = fit(samples)
-    save(constants, path)
+    made_by = f"python -m bench.scoreboard --constants, from {', '.join(files)}"
+    save(constants, path, made_by=made_by)
     return len(constants)
 
 

@@ -149,8 +149,8 @@ def _within(value: float | str, seen: tuple[float, float] | tuple[str, ...]) -> 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def save(constants: Iterable[Constants], path: Path) -> None:
-    """Write constants as JSON, four digits each.
+def save(constants: Iterable[Constants], path: Path, *, made_by: str = "") -> None:
+    """Write constants as JSON, four digits each, and what made them.
 
     Raises:   OSError: the file cannot be written.
     """
@@ -167,7 +167,7 @@ def save(constants: Iterable[Constants], path: Path) -> None:
             "seen": {name: list(values) for name, values in item.seen.items()},
         }
         rows.append(row)
-    write_text(path, json.dumps({"constants": rows}, indent=1) + "\n")
+    write_text(path, json.dumps({"made_by": made_by, "constants": rows}, indent=1) + "\n")
 
 
 def load(path: Path = SHIPPED) -> tuple[Constants, ...]:

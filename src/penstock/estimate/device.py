@@ -46,6 +46,7 @@ def _on_bus(name: str, tflops: float, memory: float, across: float) -> Device:
     return Device(name, tflops * TFLOP, memory * GB, 12 * GB, across * GB, 8, shared=True)
 
 
+# positional, to be read as a table: name, TFLOP/s, GB/s of memory, (inside,) across
 DEVICES = (
     _device("a100-40", 312, 1555, 300, 25),
     _device("a100-80", 312, 2039, 300, 25),

@@ -9,6 +9,7 @@ from penstock.errors import EstimateError
 from penstock.estimate.transformer import Experts, Latent, Transformer
 
 
+# positional, to be read as a table: hidden, blocks, heads, ...
 def _llama(hidden: int, blocks: int, heads: int, feed_forward: int, keys: int = 8) -> Transformer:
     return Transformer(
         hidden, blocks, heads, 128256, 4096, feed_forward,

@@ -10,7 +10,7 @@ from penstock.estimate.run import TrainingRun
 
 
 def all_reduce_s(
-    run: TrainingRun, at: int, size_bytes: float, axis: Literal["tensor", "data"]
+    run: TrainingRun, at: int, size_bytes: float, *, axis: Literal["tensor", "data"]
 ) -> float:
     """Return the seconds of summing `size_bytes` over the ranks of an axis, in stage `at`.
 
@@ -21,15 +21,15 @@ def all_reduce_s(
     Ignores:  trees, which are faster for small sizes.
     Source:   "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     """
-    return 2 * _one_way_s(run, at, size_bytes, axis)
+    return 2 * _one_way_s(run, at, size_bytes, axis=axis)
 
 
 def gather_s(run: TrainingRun, size_bytes: float) -> float:
     """Return the seconds of gathering `size_bytes`, sharded over the ranks of `data`."""
-    return max(_one_way_s(run, at, size_bytes, "data") for at in range(run.pipe))
+    return max(_one_way_s(run, at, size_bytes, axis="data") for at in range(run.pipe))
 
 
-def _one_way_s(run: TrainingRun, at: int, size_bytes: float, axis: str) -> float:
+def _one_way_s(run: TrainingRun, at: int, size_bytes: float, *, axis: str) -> float:
     device = run.devices[at]
     ranks, stride = run.tensor, 1
     if axis == "data":

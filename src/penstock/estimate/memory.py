@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.estimate.run import TrainingRun
-from penstock.estimate.terms import Terms, distinct_stages
-from penstock.estimate.work import block_kinds, is_mixed, stage_parameters
+from penstock.estimate.terms import Terms
+from penstock.estimate.work import block_kinds, distinct_stages, is_mixed, stage_parameters
 from penstock.units import GB
 
 _SCORE_BYTES = {"written": 5, "written in 32 bits": 8}  # kept of a score

@@ -52,10 +52,14 @@ def predict(
 
 
 def _closest(run: TrainingRun, constants: Sequence[Constants]) -> Constants:
-    def distance(item: Constants) -> tuple[bool, int, int, int]:
+    own = next((item for item in constants if item.cluster == run.cluster), None)
+    if own is not None:
+        return own
+    words = {name for name, value in features(run).items() if isinstance(value, str)}
+
+    def distance(item: Constants) -> tuple[int, int, int]:
         outside = item.outside(run)
-        choices = sum(isinstance(features(run)[name], str) for name in outside)
-        return item.cluster != run.cluster, choices, len(outside), -item.runs
+        return len(words.intersection(outside)), len(outside), -item.runs
 
     return min(constants, key=distance)
 

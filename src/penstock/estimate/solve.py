@@ -33,12 +33,12 @@ def solve(terms: Terms, measured: Floats, prior: Prior) -> Floats:
     Ignores:  that there may be other minima, where a stage changes the lane that it waits for.
     """
     constants = prior.values.copy()
-    best = _loss(terms, measured, prior, constants)
+    best = _loss(terms, measured, prior, constants=constants)
     for _ in range(_ROUNDS):
-        goal = _step(terms, measured, prior, constants)
+        goal = _step(terms, measured, prior, constants=constants)
         for part in (1.0, 0.5, 0.25, 0.1, 0.02):
             tried = constants + part * (goal - constants)
-            loss = _loss(terms, measured, prior, tried)
+            loss = _loss(terms, measured, prior, constants=tried)
             if loss < best:
                 break
         else:
@@ -49,7 +49,7 @@ def solve(terms: Terms, measured: Floats, prior: Prior) -> Floats:
     return constants
 
 
-def _step(terms: Terms, measured: Floats, prior: Prior, constants: Floats) -> Floats:
+def _step(terms: Terms, measured: Floats, prior: Prior, *, constants: Floats) -> Floats:
     value, slope = terms.with_slopes(constants)
     error = np.abs(value / measured - 1)
     weight = 1 / np.sqrt(np.maximum(error, _FLOOR))
@@ -62,7 +62,7 @@ def _step(terms: Terms, measured: Floats, prior: Prior, constants: Floats) -> Fl
     return found * scale
 
 
-def _loss(terms: Terms, measured: Floats, prior: Prior, constants: Floats) -> float:
+def _loss(terms: Terms, measured: Floats, prior: Prior, *, constants: Floats) -> float:
     """Return the loss whose minimum the weighted steps seek: Huber's, over 2 %, and the prior."""
     error = np.abs(terms.of(constants) / measured - 1)
     run = np.where(error < _FLOOR, error**2 / (2 * _FLOOR), error - _FLOOR / 2)

@@ -19,7 +19,10 @@ from penstock.estimate.run import Recompute, Sharding, TrainingRun, even
 from penstock.estimate.transformer import gpt
 from penstock.units import GiB
 
-FAILED = {"", "nan", "inf", "-inf", "infinity", "oom", "none", "null", "failed", "error"}
+FAILED = {
+    "", "-", "nan", "na", "n/a", "none", "null", "inf", "-inf", "infinity", "oom",
+    "out of memory", "failed", "fail", "error",
+}  # fmt: skip
 _VTRAIN = """\
 # GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,
 tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)"""

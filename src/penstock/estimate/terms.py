@@ -26,7 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.estimate.run import TrainingRun
-from penstock.estimate.work import LANES, TIME_TERMS, once_a_step, stage_work
+from penstock.estimate.work import (
+    LANES,
+    TIME_TERMS,
+    distinct_stages,
+    once_a_step,
+    stage_work,
+)
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -107,7 +113,8 @@ def time_terms(runs: Sequence[TrainingRun]) -> Terms:
             work = stage_work(run, at)
             rows.append([[work.get((lane, name), 0.0) for name in names] for lane in LANES])
             alike.append(count)
-    once = [[once_a_step(run).get(name, 0.0) for name in names] for run in runs]
+    steps = [once_a_step(run) for run in runs]
+    once = [[step.get(name, 0.0) for name in names] for step in steps]
     return Terms(
         names,
         np.array(rows, dtype=np.float64).transpose(1, 0, 2).copy(),
@@ -117,18 +124,3 @@ def time_terms(runs: Sequence[TrainingRun]) -> Terms:
         np.array([1.0 / run.interleave for run in runs]),
         np.array(once, dtype=np.float64).reshape(len(runs), len(names)),
     )
-
-
-def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
-    """Return stages that differ, each with the number of stages like it.
-
-    Ignores:  that stages in the middle can hold blocks of two kinds, where a model has two; the
-              first ones stand for them.
-    """
-    found: dict[tuple[object, ...], tuple[int, int]] = {}
-    last = run.pipe - 1
-    for at, (blocks, device) in enumerate(zip(run.stage_blocks, run.devices, strict=True)):
-        key = (blocks, device.name, at == 0, at == last)
-        first, count = found.get(key, (at, 0))
-        found[key] = (first, count + 1)
-    return list(found.values())

@@ -114,7 +114,7 @@ def _block_messages(run: TrainingRun, at: int, block: int) -> Work:
     sent = _WORD * run.tokens * run.model.hidden
     messages = 4 + 2 * (run.recompute == "full")
     if run.tensor > 1:
-        _add(work, _tensor_sum(run, at, sent, messages))
+        _add(work, _tensor_sum(run, at, sent, times=messages))
         work["host", "launches"] += 2 * messages
     if run.expert > 1 and run.model.experts is not None and is_mixed(run, block):
         chosen = sent * run.model.experts.chosen / (run.tensor if run.sequence_parallel else 1)
@@ -123,11 +123,11 @@ def _block_messages(run: TrainingRun, at: int, block: int) -> Work:
     return work
 
 
-def _tensor_sum(run: TrainingRun, at: int, size_bytes: float, times: int) -> Work:
+def _tensor_sum(run: TrainingRun, at: int, size_bytes: float, *, times: int) -> Work:
     """Return sums over the tensor ranks: bytes, and 2 * (n - 1) hops each."""
     work: Work = defaultdict(float)
     inside = run.tensor <= run.devices[at].ranks_per_host
-    seconds = all_reduce_s(run, at, size_bytes, "tensor")
+    seconds = all_reduce_s(run, at, size_bytes, axis="tensor")
     work["device", "tensor" if inside else "tensor across"] += times * seconds
     work["device", "messages"] += times * 2 * (run.tensor - 1)
     return work
@@ -208,7 +208,7 @@ def _embedding(run: TrainingRun, at: int) -> Work:
     work["device", "kernels"] += 10 * sent / run.devices[at].bytes_per_s
     work["host", "launches"] += _EMBEDDING_LAUNCHES
     if run.tensor > 1:
-        _add(work, _tensor_sum(run, at, sent, 1))
+        _add(work, _tensor_sum(run, at, sent, times=1))
     return work
 
 
@@ -222,7 +222,7 @@ def _head(run: TrainingRun, at: int) -> Work:
     work["device", "loss"] += 4 * logits / device.bytes_per_s
     work["host", "launches"] += _HEAD_LAUNCHES
     if run.tensor > 1:
-        _add(work, _tensor_sum(run, at, _WORD * run.tokens * model.hidden, 1))
+        _add(work, _tensor_sum(run, at, _WORD * run.tokens * model.hidden, times=1))
     return work
 
 
@@ -252,19 +252,31 @@ def stage_parameters(run: TrainingRun, at: int) -> tuple[float, float]:
     return own, experts
 
 
+def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
+    """Return stages that differ, each with the number of stages like it."""
+    found: dict[tuple[object, ...], tuple[int, int]] = {}
+    last, mixed = run.pipe - 1, run.model.experts is not None
+    for at, (blocks, device) in enumerate(zip(run.stage_blocks, run.devices, strict=True)):
+        kinds = [(is_mixed(run, b), count) for b, count in block_kinds(run, at)] if mixed else ()
+        key = (blocks, device, at == 0, at == last, *kinds)
+        first, count = found.get(key, (at, 0))
+        found[key] = (first, count + 1)
+    return list(found.values())
+
+
 def once_a_step(run: TrainingRun) -> dict[str, float]:
     """Return what the rank with most to do does once a step: sum of gradients, optimizer.
 
     A distributed optimizer scatters gradients and gathers weights instead of summing gradients.
     """
-    sizes = [stage_parameters(run, at) for at in range(run.pipe)]
+    sizes = [stage_parameters(run, at) for at, _ in distinct_stages(run)]
     own, experts = max(sizes, key=sum)
     held, reduce_s, replicas = own + experts, 0.0, run.data * run.context
     if replicas > 1 and run.sharding in ("none", "optimizer"):
         sent = own * run.gradient_bytes
         if run.sharding == "optimizer":
             sent = own * (run.gradient_bytes + _WORD) / 2
-        reduce_s = all_reduce_s(run, 0, sent, "data")
+        reduce_s = all_reduce_s(run, 0, sent, axis="data")
     if run.sharding != "none":
         held = own / replicas + experts / max(1, replicas * run.tensor // run.expert)
     update_s = max(_UPDATE_BYTES * held / device.bytes_per_s for device in run.devices)
