@@ -1,13 +1,22 @@
 """penstock schedule: the list, the drawing and its JSON, and what is refused."""
 
 import json
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.schedule import build, in_blocks
-from penstock.schedule import SCHEDULES, bubble_fraction, find, peak_activations, versions
+from penstock.schedule import (
+    SCHEDULES,
+    bubble_fraction,
+    find,
+    num_messages,
+    peak_activations,
+    versions,
+)
 from tests.cli.conftest import Call
 
 NAMES = [builder.__name__ for builder in SCHEDULES]
@@ -26,7 +35,26 @@ def test_list_has_a_row_of_computed_figures_for_each_schedule(call: Call) -> Non
         made = find(name)(3, 5)
         figures = f"{100 * bubble_fraction(made):.1f} % {max(peak_activations(made))}"
         ranks, alive = made.num_ranks, max(versions(made).alive)
-        assert rows[name][1:6] == [str(ranks), *figures.split(), str(alive)]
+        sent = num_messages(made) // made.num_steps
+        assert rows[name][1:7] == [str(ranks), *figures.split(), str(alive), str(sent)]
+
+
+def test_schedule_is_drawn_into_an_svg_file(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "zb_v.svg"
+    done = call("schedule", "zb_v", "--stages", 4, "--micro-batches", 3, "--svg", path)
+    assert done.code == 0
+    root = ElementTree.parse(path).getroot()
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert texts[0] == "zb_v: 4 stages, 3 micro-batches"
+    assert [t for t in texts if t and t.startswith("rank")] == ["rank 0", "rank 1"]
+    assert sum(t == "2" for t in texts) == 3 * 4  # F, I and W of each stage
+
+
+def test_svg_of_no_schedule_in_particular_is_refused(call: Call, tmp_path: Path) -> None:
+    done = call("schedule", "--svg", tmp_path / "all.svg")
+    assert done.code == 2
+    assert done.err.startswith("error: --svg draws one schedule")
+    assert not (tmp_path / "all.svg").exists()
 
 
 def test_list_is_of_four_stages_and_eight_micro_batches_unless_said_otherwise(call: Call) -> None:

@@ -79,6 +79,15 @@ def test_resumed_run_goes_on_as_if_it_had_not_stopped(
     assert losses(Path(parts)) == losses(Path(whole))
 
 
+def test_pipemare_begins_with_synchronous_steps(call: Call, tmp_path: Path) -> None:
+    wish = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2"]
+    done = call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish, "--steps", "9")
+    assert done.code == 0, done.err
+    flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--stages", "2"]
+    call("train", f"{JOBS}:small", "--out", str(tmp_path / "b"), *flush, "--steps", "9")
+    assert losses(tmp_path / "a")[:9] == losses(tmp_path / "b")[:9]
+
+
 def test_model_that_cannot_be_traced_trains_as_eager_data_parallel(
     call: Call, tmp_path: Path
 ) -> None:

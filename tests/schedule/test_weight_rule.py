@@ -19,6 +19,7 @@ from penstock.schedule import (
     arrange,
     double_buffered,
     one_f_one_b,
+    scaled,
     versions,
 )
 from tests.schedule.toy import actions, alive
@@ -197,3 +198,22 @@ def test_law_takes_numbers_and_arrays_and_never_goes_back(rule, num_stages, num_
 
 def test_names_of_rules_are_unique():
     assert len({rule.name for rule in WEIGHT_RULES}) == len(WEIGHT_RULES)
+
+
+@given(st.floats(0.001, 1.0), st.floats(0.0, 0.99), st.integers(1, 64), st.integers(1, 64))
+def test_scaled_update_keeps_the_effect_of_a_sample_and_how_fast_it_fades(rate, m, size, reference):
+    """SGD with momentum: a gradient that is the mean of N samples moves rate / (1 - m) / N each."""
+    other_rate, other = scaled(rate, m, samples=size, reference=reference)
+    whole, new = rate / (1 - m) / reference, other_rate / (1 - other) / size
+    assert new == pytest.approx(whole)
+    assert other ** (1 / size) == pytest.approx(m ** (1 / reference))
+
+
+def test_scaling_to_the_reference_changes_nothing():
+    assert scaled(0.1, 0.9, samples=8, reference=8) == pytest.approx((0.1, 0.9))
+
+
+@pytest.mark.parametrize(("m", "size", "reference"), [(1.0, 1, 1), (-0.1, 1, 1), (0.9, 0, 1)])
+def test_scaling_by_nonsense_is_refused(m, size, reference):
+    with pytest.raises(ValueError, match="samples are 1 or more"):
+        scaled(0.1, m, samples=size, reference=reference)

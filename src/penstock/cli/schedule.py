@@ -4,13 +4,14 @@ import inspect
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli import face
 from penstock.errors import ScheduleError
-from penstock.files import Json
+from penstock.files import Json, write_text
 from penstock.schedule import (
     SCHEDULES,
     Builder,
@@ -18,9 +19,11 @@ from penstock.schedule import (
     bubble,
     bubble_fraction,
     find,
+    num_messages,
     peak_activations,
     versions,
 )
+from penstock.timeline import Timeline, draw, svg_of
 
 UNIT_S = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "U": 0.0}
 UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stages"
@@ -33,6 +36,7 @@ def schedule(
     stages: Annotated[int, typer.Option(min=1, help="Stages of the model.")] = 4,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
     ranks: Annotated[int | None, typer.Option(min=1, help="Where stages share ranks.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the schedules, or draw one.
@@ -44,7 +48,13 @@ def schedule(
     if name is not None:
         with face.busy("building"):
             made = build(find(name), stages, micro_batches, ranks)
+        if svg is not None:
+            title = f"{made.name}: {made.num_stages} stages, {made.num_micro_batches} micro-batches"
+            write_text(svg, svg_of(simulated(made), title))
         _one(made, as_json=as_json)
+    elif svg is not None:
+        hint = "penstock schedule zb_h1 --svg zb_h1.svg"
+        raise ScheduleError("--svg draws one schedule: which?", hint=hint)
     elif as_json:
         face.show_json({"schedules": [builder.__name__ for builder in SCHEDULES]})
     else:
@@ -75,15 +85,26 @@ def _all(stages: int, micro_batches: int) -> None:
         for number, builder in enumerate(SCHEDULES):
             update(number, len(SCHEDULES))
             made = build(builder, stages, micro_batches, None)
-            text = (inspect.getdoc(inspect.getmodule(builder)) or "").splitlines()[0]
+            text = _what(builder)
             idle, held = 100 * bubble_fraction(made), max(peak_activations(made))
-            alive = max(versions(made).alive)
-            rows.append((made.name, made.num_ranks, f"{idle:.1f} %", held, alive, text))
+            alive, sent = max(versions(made).alive), num_messages(made) // made.num_steps
+            rows.append((made.name, made.num_ranks, f"{idle:.1f} %", held, alive, sent, text))
     face.show(f"{stages} stages, {micro_batches} micro-batches a step; {UNITS}\n")
-    face.show(face.table(("schedule", "ranks", "bubble", "activations", "versions", ""), rows))
     face.show(
-        "\nbubble: idle part of all ranks' time; activations, versions: most that one rank holds"
+        face.table(("schedule", "ranks", "bubble", "activations", "versions", "messages", ""), rows)
     )
+    face.show(
+        "\nbubble: idle part of all ranks' time; activations, versions: most that one rank holds; "
+        "messages: between ranks, of a step"
+    )
+
+
+def _what(builder: Builder) -> str:
+    """Return the first line of a schedule's page, or of its function where a page has several."""
+    page = inspect.getmodule(builder)
+    alone = sum(inspect.getmodule(other) is page for other in SCHEDULES) == 1
+    text = (inspect.getdoc(page if alone else builder) or "").splitlines()[0]
+    return text.removeprefix("Return ").removeprefix("the schedule of ")
 
 
 def _one(made: Schedule, *, as_json: bool) -> None:
@@ -124,14 +145,18 @@ def _document(made: Schedule) -> dict[str, Json]:
     }
 
 
-def picture(made: Schedule) -> str:
-    """Return a line per rank and a column per second, in blocks that fit the terminal."""
+def simulated(made: Schedule) -> Timeline:
+    """Return the timeline of a schedule with the seconds of UNIT_S and free links."""
     from penstock.program.lower import lower
     from penstock.simulate import simulate
-    from penstock.timeline import draw
 
     with face.busy("simulating"):
-        drawn = draw(simulate(lower(made), lambda action: UNIT_S[action.kind]))
+        return simulate(lower(made), lambda action: UNIT_S[action.kind])
+
+
+def picture(made: Schedule) -> str:
+    """Return a line per rank and a column per second, in blocks that fit the terminal."""
+    drawn = draw(simulated(made))
     if not sys.stdout.isatty():
         return drawn
     return "\n\n".join(in_blocks(drawn, shutil.get_terminal_size().columns))

@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -200,16 +200,17 @@ class Session:
         from penstock.runtime.worker import Task, work
 
         plan, captured = choice.plan, choice.captured
+        windows = self.windows(captured, plan, first_step)
         task = Task(
             capture=captured,
             stages=stages_of(plan, captured.graph),
             job=choice.job,
-            windows=self.windows(captured, plan, first_step),
+            windows=windows,
             replicas=plan.replicas,
             checkpoints=self.folder / "checkpoints",
             checkpoint_every=CHECKPOINT_EVERY,
             resume=checkpoint,
-            memory_window=_memory_window(plan, self.num_steps - first_step),
+            memory_window=_memory_window(windows),
         )
         run = partial(work, task)
         sums = {reduce.ranks for program, _ in task.windows for reduce in program.code.reductions}
@@ -236,16 +237,28 @@ class Session:
             program = lower_plan(plan, captured.graph)
             return tuple((program, step) for step in range(first_step, self.num_steps))
         made: dict[int, Program] = {}
-        windows: list[tuple[Program, int]] = []
-        step = first_step
+        windows = self._warm_up(captured, plan, first_step)
+        start = step = first_step + len(windows)
         while step < self.num_steps:
             until = min(self.num_steps, (step // CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY)
-            length = min(FIRST_WINDOW, until - step) if step == first_step else until - step
+            length = min(FIRST_WINDOW, until - step) if step == start else until - step
             if length not in made:
                 made[length] = lower_plan(plan, captured.graph, num_steps=length)
             windows.append((made[length], step))
             step += length
         return tuple(windows)
+
+    def _warm_up(
+        self, captured: "Capture", plan: Plan, first_step: int
+    ) -> "list[tuple[Program, int]]":
+        """Return the windows of the synchronous steps that the weight rule begins with."""
+        from penstock.program.lower_plan import lower_plan, schedule_of
+
+        until = min(schedule_of(plan).weight_rule.warm_up_steps, self.num_steps)
+        if first_step >= until:
+            return []
+        program = lower_plan(replace(plan, schedule="one_f_one_b"), captured.graph)
+        return [(program, step) for step in range(first_step, until)]
 
     def _run(
         self,
@@ -372,8 +385,11 @@ def _row(step: "StepResult", samples: int, tokens: int) -> dict[str, float | int
     }
 
 
-def _memory_window(plan: Plan, num_steps: int) -> int:
-    """Return the window to run under the memory profiler: the first complete, short one."""
-    from penstock.program.lower_plan import is_asynchronous
+def _memory_window(windows: "Sequence[tuple[Program, int]]") -> int:
+    """Return the window to run under the memory profiler: the first complete, short one.
 
-    return 0 if is_asynchronous(plan) else min(1, num_steps - 1)
+    That is the second step, for the optimizer makes its state in the first; or the first window
+    of several steps.
+    """
+    longer = (at for at, (program, _) in enumerate(windows) if program.num_steps > 1)
+    return next(longer, min(1, len(windows) - 1))

@@ -95,7 +95,7 @@ def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:
             return False
         if kind is dict and list(batch) != names:
             return False
-        return all([taker(batch[name], add) for name, taker in pairs])
+        return all(taker(batch[name], add) for name, taker in pairs)
 
     return take
 

@@ -33,6 +33,7 @@ from penstock.runtime.sums import Own, sum_call, update_call
 from penstock.runtime.transport.transport import Wait
 from penstock.runtime.versions import Read, VersionSlots
 from penstock.schedule.schedule import Action
+from penstock.schedule.weight_rule import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -316,6 +317,7 @@ class _Binder:
             step,
             stash=self.slots.stash_at.get((stage, step)),
             tells=stage == max(self.own),
+            late=self.program.weight_rule != SYNCHRONOUS,
             has_loss=any(loss in stages[own].forward.ops for own in self.own),
         )
 

@@ -126,14 +126,22 @@ def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
     return call
 
 
-def update_call(
-    rank: "Rank", stage: int, step: int, *, stash: int | None, tells: bool, has_loss: bool
+def update_call(  # noqa: PLR0913 - what an update has to mind
+    rank: "Rank",
+    stage: int,
+    step: int,
+    *,
+    stash: int | None,
+    tells: bool,
+    has_loss: bool,
+    late: bool,
 ) -> Call:
     """Return the call of one Update.
 
     stash:     where the version that it replaces is kept, if it is still read.
     tells:     whether it is the last one of its step here, and reports the step.
     has_loss:  whether the losses of the step are on this rank.
+    late:      whether its gradients are of older weights; not so in a synchronous warm-up.
     """
     weights, progress, rate = rank.weights_of(stage), rank.progress, rank.job.learning_rate
 
@@ -142,7 +150,7 @@ def update_call(
             weights.keep(stash)
         number = progress.first_step + step
         factor = 1.0 if rate is None else float(rate(number))
-        if weights.staleness is not None:
+        if weights.staleness is not None and late:
             factor *= weights.staleness.rate(number)
         weights.step(factor)
         if tells:

@@ -21,6 +21,7 @@ from penstock.schedule.dual_pipe import dual_pipe, dual_pipe_v
 from penstock.schedule.figures import (
     bubble,
     bubble_fraction,
+    num_messages,
     peak_activations,
     weight_copies,
 )
@@ -43,6 +44,7 @@ from penstock.schedule.weight_rule import (
     Reads,
     VersionTable,
     WeightRule,
+    scaled,
     versions,
 )
 from penstock.schedule.zb_greedy import zb_greedy
@@ -84,8 +86,10 @@ __all__ = [
     "interleaved",
     "layer_pipe",
     "list_schedule",
+    "num_messages",
     "one_f_one_b",
     "peak_activations",
+    "scaled",
     "two_bp",
     "v_half",
     "v_min",

@@ -9,7 +9,7 @@ are on their way.  Three orders:
     whole steps  all forwards of a step, then all backwards of the step S - r - 1 before it
 
     S = 2, M = 1, three steps, one second for F and for U, two for B:
-    rank 0  F0 F1 .  B0 B0 U0 F2 B1 B1 U1 .  .  B2 B2 U2
+    rank 0  F0 F1 .  .  B0 B0 U0 F2 B1 B1 U1 .  B2 B2 U2
     rank 1  .  F0 B0 B0 U0 F1 B1 B1 U1 F2 B2 B2 U2 .  .
 
 Bubble, in seconds, for equal stages, free links and u = 0, in the whole window, for it fills and

@@ -61,6 +61,21 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     return tuple(peaks)
 
 
+def num_messages(schedule: Schedule) -> int:
+    """Return the messages between ranks in one window of a chain: activations and gradients.
+
+    A micro-batch that goes on to a stage on the same rank sends none.
+    """
+    stages, window = schedule.num_stages, schedule.num_steps * schedule.num_micro_batches
+    crossing = sum(
+        schedule.rank_of(stage, m) != schedule.rank_of(stage + 1, m)
+        for stage in range(stages - 1)
+        for m in range(window)
+    )
+    has_backward = bool((schedule.orders.kinds != F).any())
+    return crossing * (1 + has_backward)
+
+
 def weight_copies(schedule: Schedule) -> tuple[int, ...]:
     """Return for each stage how many tensors of the size of its weights a rank holds, live one too.
 

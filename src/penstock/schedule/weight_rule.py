@@ -81,6 +81,7 @@ class WeightRule:
     decay:          of the average, over as many updates as the staleness.
     rescale_steps:  learning rate / max(1, staleness) ** p, with p from 1 to 0 in so many steps;
                     0: as it is.
+    warm_up_steps:  so many steps at the start of training are synchronous ones.
     compensate:     spike compensation: a gradient that is D updates late has at once the effect
                     that the momentum would have given it in D updates.
     """
@@ -91,6 +92,7 @@ class WeightRule:
     staleness: Callable[[int, int, int], float] = _no_staleness
     decay: float = 0.0
     rescale_steps: int = 0
+    warm_up_steps: int = 0
     compensate: bool = False
 
     def history(self, num_stages: int, num_micro_batches: int) -> IntArray:
@@ -254,8 +256,12 @@ DISCREPANCY = WeightRule(
     staleness=_staleness(as_1f1b),
     decay=0.135,
     rescale_steps=100,
+    warm_up_steps=8,
 )
-"""F and B the newest, B corrected to F's; lower rates at first: PipeMare, arXiv:1910.05124."""
+"""F and B the newest, B corrected to F's; synchronous steps, then lower rates at first: PipeMare.
+
+arXiv:1910.05124, sections 3.1 to 3.3.
+"""
 
 SPECULATIVE = WeightRule("speculative", _newest(as_1f1b, ahead=1), predictor="optimizer")
 """F reads the newest version, predicted to what B will read: SpecTrain, arXiv:1809.02839."""
@@ -299,6 +305,22 @@ WEIGHT_RULES = (
     PREDICTED,
     PREDICTED_COMPENSATED,
 )
+
+
+def scaled(rate: float, momentum: float, *, samples: int, reference: int) -> tuple[float, float]:
+    """Return learning rate and momentum for updates of `samples`, from those for `reference`.
+
+    With N samples in place of R: m' = m ** (N / R), rate' = rate * (1 - m') * N / ((1 - m) * R).
+    The gradient of a sample then has the same sum of effects, and it fades in as many samples.
+    Raises:   ValueError: no samples, or a momentum that is not from 0 to below 1.
+    Source:   "Pipelined backpropagation at scale", arXiv:2003.11666, section 3.4.
+    """
+    if min(samples, reference) < 1 or not 0.0 <= momentum < 1.0:
+        given = f"{samples} samples, reference {reference}, momentum {momentum:g}"
+        raise ValueError(f"{given}: samples are 1 or more, momentum from 0 to below 1")
+    share = samples / reference
+    other = momentum**share
+    return rate * (1.0 - other) * share / (1.0 - momentum), other
 
 
 @dataclass(frozen=True, slots=True, eq=False)

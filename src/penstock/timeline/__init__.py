@@ -10,6 +10,7 @@ from penstock.timeline.spans import Span as Span
 from penstock.timeline.spans import SpanKind as SpanKind
 from penstock.timeline.spans import Spans as Spans
 from penstock.timeline.spans import Totals as Totals
+from penstock.timeline.svg import svg_of as svg_of
 from penstock.timeline.timeline import Timeline as Timeline
 from penstock.timeline.timeline import align as align
 from penstock.timeline.timeline import bubble_fraction as bubble_fraction

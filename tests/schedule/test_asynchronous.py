@@ -1,0 +1,121 @@
+"""Asynchronous schedules: what they hold, send and wait for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.program.codes import SEND
+from penstock.program.lower import lower
+from penstock.schedule import (
+    asynchronous,
+    bubble,
+    find,
+    num_messages,
+    peak_activations,
+    versions,
+    weight_copies,
+)
+from penstock.schedule.asynchronous import (
+    ASYNCHRONOUS,
+    delayed_gradients,
+    pipedream,
+    pipelined_backprop,
+    round_robin,
+    spec_train,
+    timeprest,
+    vertical_sync,
+    weight_prediction,
+)
+from tests.schedule.toy import picture
+
+sizes, steps = st.integers(1, 6), st.integers(1, 6)
+NO_FLUSH = [make for make in ASYNCHRONOUS if make not in (timeprest, round_robin)]
+
+
+def test_picture_in_the_page_is_what_runs():
+    drawn = picture(pipedream(2, 1, num_steps=3), {"F": 1, "B": 2, "U": 1})
+    assert drawn in asynchronous.__doc__
+
+
+@pytest.mark.parametrize("make", ASYNCHRONOUS)
+@given(sizes, sizes, steps)
+def test_every_size_builds_under_its_own_name(make, num_stages, m, num_steps):
+    made = make(num_stages, m, num_steps=num_steps)
+    assert (made.name, made.num_steps, find(made.name)) == (make.__name__, num_steps, make)
+
+
+@given(sizes, sizes, steps)
+def test_bubble_without_a_flush_is_one_filling_and_draining(num_stages, m, num_steps):
+    made = pipedream(num_stages, m, num_steps=num_steps)
+    assert bubble(made) == ((num_stages - 1) * 3.0,) * num_stages
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_versions_of_one_micro_batch_a_step_are_those_of_the_papers(num_stages, more):
+    num_steps = 2 * num_stages + more
+    expected = {
+        pipedream: range(num_stages, 0, -1),
+        vertical_sync: [num_stages] * num_stages,
+        delayed_gradients: range(2 * num_stages - 1, 0, -2),
+        pipelined_backprop: [1] * num_stages,
+        timeprest: [1] * num_stages,
+    }
+    for make, alive in expected.items():
+        assert versions(make(num_stages, 1, num_steps=num_steps)).alive == tuple(alive)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(2, 6))
+def test_activations_are_the_micro_batches_in_flight(num_stages, m, num_steps):
+    window = m * num_steps
+    as_1f1b = tuple(min(num_stages - rank, window) for rank in range(num_stages))
+    twice = tuple(min(2 * (num_stages - rank) - 1, window) for rank in range(num_stages))
+    assert peak_activations(pipedream(num_stages, m, num_steps=num_steps)) == as_1f1b
+    assert peak_activations(pipelined_backprop(num_stages, m, num_steps=num_steps)) == twice
+
+
+@given(sizes, sizes, st.integers(2, 6))
+def test_first_stage_of_round_robin_takes_turns(num_stages, m, num_steps):
+    made = round_robin(num_stages, m, num_steps=num_steps)
+    assert made.num_ranks == num_stages + 1
+    for number in range(m * num_steps):
+        assert made.rank_of(0, number) == number % 2
+        assert all(made.rank_of(s, number) == s + 1 for s in range(1, num_stages))
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
+def test_timeprest_reads_the_newest_weights_and_states_their_difference(num_stages, m, num_steps):
+    table = versions(timeprest(num_stages, m, num_steps=num_steps))
+    for stage in range(num_stages):
+        for number in range(m * num_steps):
+            step = number // m
+            assert table.backward[stage, number] == step
+            assert table.forward[stage, number] == max(0, step - num_stages + stage + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "messages"),
+    [
+        (find("gpipe"), 2 * 3 * 5),
+        (find("forward_only"), 3 * 5),
+        (find("hanayo"), 2 * 2 * 5),
+        (pipedream, 4 * 2 * 3 * 5),
+    ],
+)
+def test_messages_are_those_between_ranks(make, messages):
+    """Hanayo folds four stages on two ranks: from stage 1 to 2 nothing is sent."""
+    assert num_messages(make(4, 5)) == messages
+    program = lower(make(4, 5))
+    assert num_messages(make(4, 5)) == int((program.code.op == SEND).sum())
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
+def test_copies_of_weights_are_versions_predictions_and_what_these_are_made_from(stages, m, steps):
+    assert weight_copies(pipedream(stages, m, num_steps=steps)) == (
+        versions(pipedream(stages, m, num_steps=steps)).alive
+    )
+    late = [stage < stages - 1 for stage in range(stages)]
+    predicted = weight_copies(spec_train(stages, 1, num_steps=steps))
+    most = [1 + (one and steps > 1) for one in late]
+    assert list(predicted) == most
+    kept = weight_copies(weight_prediction(stages, 1, num_steps=steps))
+    assert list(kept) == [2 + (one and steps > 1) for one in late]
