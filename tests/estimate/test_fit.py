@@ -80,7 +80,7 @@ def test_interval_covers_nine_in_ten_new_runs(seed):
     new = noisy(200, seed + 100)
     estimates = predict("time", [sample.run for sample in new], constants)
     inside = [e.low <= s.seconds <= e.high for e, s in zip(estimates, new, strict=True)]
-    assert np.mean(inside) >= 0.85
+    assert 0.8 <= np.mean(inside) <= 0.99  # 80 runs tell the quantile to 0.04
 
 
 def test_spread_is_the_quantile_of_errors_left_out():

@@ -107,9 +107,13 @@ def test_sum_over_ranks_of_one_host_and_of_several_by_hand():
     assert total(run, "tensor") == pytest.approx(forward_and_backward * one)
     wide = run_of(tensor=1, data=16, gradient_bytes=2)
     gradients = 2 * stage_parameters(wide, 0)[0]
-    inside = 2 * 7 / 8 * gradients / A100.inside_bytes_per_s
-    across = 2 * 1 / 2 * gradients / (8 * A100.across_bytes_per_s)
-    assert once_a_step(wide)["reduce"] == pytest.approx(inside + across)
+    slowest = 8 * A100.across_bytes_per_s  # eight shares of the network, or NVLink
+    assert slowest < A100.inside_bytes_per_s
+    assert once_a_step(wide)["reduce"] == pytest.approx(2 * 15 / 16 * gradients / slowest)
+    alone = replace(wide, tensor=8)
+    gradients = 2 * stage_parameters(alone, 0)[0]
+    own = 2 * 15 / 16 * gradients / A100.across_bytes_per_s
+    assert once_a_step(alone)["reduce"] == pytest.approx(own)
 
 
 def test_ranks_on_a_bus_share_its_rate():

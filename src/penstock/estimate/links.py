@@ -14,8 +14,8 @@ def all_reduce_s(
 ) -> float:
     """Return the seconds of summing `size_bytes` over the ranks of an axis, in stage `at`.
 
-    2 * (n - 1) / n * size / rate inside a host; across h hosts with r ranks of the group in each,
-    2 * (h - 1) / h * size / (r * rate) on top: every rank brings its share of the network.
+    2 * (n - 1) / n * size / rate, as slow as the slowest link of the ring: inside a host, or
+    between hosts, where each of the ranks that stand together brings its share of the network.
     On a bus the ranks of a host share one rate.
 
     Ignores:  trees, which are faster for small sizes.
@@ -35,14 +35,12 @@ def _one_way_s(run: TrainingRun, at: int, size_bytes: float, *, axis: str) -> fl
     if axis == "data":
         ranks, stride = run.data * run.context, run.tensor
     together = max(1, min(ranks, device.ranks_per_host // stride))
-    hosts = ranks / together
-    inside_s = (together - 1) / together * size_bytes / device.inside_bytes_per_s
-    if device.shared:
-        inside_s *= together
-    if hosts <= 1:
-        return inside_s
-    slowest = min(device.across_bytes_per_s for device in run.devices)
-    return inside_s + (hosts - 1) / hosts * size_bytes / (together * slowest)
+    rate = device.inside_bytes_per_s / (together if device.shared else 1)
+    if ranks > together:
+        slowest = min(device.across_bytes_per_s for device in run.devices)
+        across = together * slowest
+        rate = across if together == 1 else min(rate, across)
+    return (ranks - 1) / ranks * size_bytes / rate
 
 
 def exchange_s(run: TrainingRun, at: int, size_bytes: float) -> float:
