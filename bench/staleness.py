@@ -209,14 +209,13 @@ def picture(rows: Sequence[Row]) -> str:
     floor = min(end for row in rows for _, end in row["losses"] if math.isfinite(end))
     top = rows[0]["start"]
 
+    def place(at: int, end: float) -> str:
+        x = 34 + at * (wide - 54) / (len(rows[0]["losses"]) - 1)
+        return f"{x:.1f},{high - 32 - (end - floor) / (top - floor) * (high - 60):.1f}"
+
     def line(row: Row) -> str:
-        points: list[str] = []
-        for at, (_, end) in enumerate(row["losses"]):
-            if math.isfinite(end) and end <= top:
-                x = 34 + at * (wide - 54) / (len(row["losses"]) - 1)
-                y = 28 + (top - end) / (top - floor) * (high - 60)
-                points.append(f"{x:.1f},{2 * 28 + high - 60 - y:.1f}")
-        return " ".join(points)
+        ends = ((at, end) for at, (_, end) in enumerate(row["losses"]) if math.isfinite(end))
+        return " ".join(place(at, end) for at, end in ends if end <= top)
 
     reference = line(rows[0])
     parts: list[str] = []
@@ -233,8 +232,8 @@ def picture(rows: Sequence[Row]) -> str:
         parts.append(
             f'<g transform="translate({x},{y})"><text x="10" y="16">{name}</text>'
             f'<rect x="34" y="28" width="{wide - 54}" height="{high - 60}" class="f"/>'
-            f'<text x="30" y="34" class="s" text-anchor="end">{floor:.1f}</text>'
-            f'<text x="30" y="{high - 32}" class="s" text-anchor="end">{top:.1f}</text>'
+            f'<text x="30" y="34" class="s" text-anchor="end">{top:.1f}</text>'
+            f'<text x="30" y="{high - 32}" class="s" text-anchor="end">{floor:.1f}</text>'
             f'<polyline points="{reference}" class="r"/><polyline points="{own}" class="o"/>'
             f"{marks}</g>"
         )
@@ -247,8 +246,8 @@ def picture(rows: Sequence[Row]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * wide} '
         f'{lines * high + 24}"><style>{style}</style>{"".join(parts)}'
-        f'<text x="10" y="{lines * high + 14}" class="s">Held-out loss (down is worse) after '
-        f"{rows[0]['samples']} samples by learning rate; grey: synchronous.</text></svg>\n"
+        f'<text x="10" y="{lines * high + 14}" class="s">Held-out loss after '
+        f"{rows[0]['samples']} samples by learning rate; grey: synchronous. A line ends where training goes astray.</text></svg>\n"
     )
 
 
