@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
 from penstock.schedule import Schedule, bubble, interleaved, peak_activations
+from tests.schedule.oracle import orders_of_torch
 from tests.schedule.toy import costs, picture, step
 
 sizes, ranks, seconds = st.integers(1, 12), st.integers(1, 5), st.integers(1, 9)
@@ -53,6 +54,45 @@ def test_stage_lives_on_the_rank_that_its_number_leaves(num_stages, m, num_ranks
 def test_less_than_one_rank_is_refused(num_ranks):
     with pytest.raises(ScheduleError, match=f"2 stages, 3 micro-batches and {num_ranks} ranks"):
         interleaved(2, 3, num_ranks=num_ranks)
+
+
+@given(sizes, sizes, ranks, st.integers(1, 12))
+def test_groups_may_have_any_size(num_stages, m, num_ranks, group):
+    """A group enters when all forwards of the one before it have been begun on rank 0."""
+    made = interleaved(num_stages, m, num_ranks=num_ranks, group=group)
+    number = max(1, m // max(group, num_ranks))
+    starts = [k * m // number for k in range(number + 1)]
+    forwards = [action for action in made.orders[0] if action.kind == "F"]
+    for first, last in itertools.pairwise(starts):
+        own = range(first, last)
+        places = [place for place, a in enumerate(forwards) if a.micro_batch in own]
+        assert places == list(range(places[0], places[0] + len(places)))
+
+
+@given(sizes, sizes, ranks)
+def test_group_of_as_many_micro_batches_as_ranks_is_the_default(num_stages, m, num_ranks):
+    made = interleaved(num_stages, m, num_ranks=num_ranks, group=num_ranks)
+    assert made == interleaved(num_stages, m, num_ranks=num_ranks)
+
+
+def test_greater_groups_hold_more_activations():
+    held = [max(peak_activations(interleaved(8, 12, num_ranks=2, group=g))) for g in (2, 4, 12)]
+    assert held == sorted(held)
+    assert held[0] < held[-1]
+
+
+def test_group_of_nothing_is_refused():
+    with pytest.raises(ScheduleError, match="group is 0"):
+        interleaved(2, 3, group=0)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "per_rank", "m"), [(2, 2, 4), (3, 2, 9), (4, 3, 8), (2, 4, 2)]
+)
+def test_schedule_is_what_torch_computes(num_ranks, per_rank, m):
+    theirs = orders_of_torch("Interleaved1F1B", num_ranks, per_rank, m)
+    made = interleaved(num_ranks * per_rank, m, num_ranks=num_ranks)
+    assert [list(order) for order in made.orders] == theirs
 
 
 def test_schedule_is_the_one_of_torch():

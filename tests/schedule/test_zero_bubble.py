@@ -1,9 +1,11 @@
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schedule import one_f_one_b, peak_activations, zb_h1, zb_h2
+from penstock.schedule import Schedule, one_f_one_b, peak_activations, zb_h1, zb_h2
+from tests.schedule.oracle import orders_of_torch
 from tests.schedule.toy import costs, picture, run, step
 
 sizes, seconds = st.integers(1, 7), st.integers(1, 9)
@@ -74,6 +76,16 @@ def test_rank_of_h2_holds_nearly_twice_as_many_activations(num_stages, m):
 def test_h2_is_h1_for_few_micro_batches(num_stages, fewer):
     m = max(1, num_stages - fewer)
     assert zb_h2(num_stages, m).orders == zb_h1(num_stages, m).orders
+
+
+@pytest.mark.parametrize(("num_stages", "m"), [(2, 4), (3, 6), (4, 8), (4, 4)])
+def test_h1_takes_no_longer_than_the_one_of_torch_and_holds_no_more(num_stages, m):
+    """torch's interleaved zero bubble, with one stage per rank."""
+    orders = orders_of_torch("InterleavedZeroBubble", num_stages, 1, m)
+    theirs, ours = Schedule(num_stages, m, orders), zb_h1(num_stages, m)
+    assert ours.stage_ranks == theirs.stage_ranks
+    assert step(ours) <= step(theirs)
+    assert max(peak_activations(ours)) <= max(peak_activations(theirs))
 
 
 def test_pictures_in_the_docstring_are_what_runs():

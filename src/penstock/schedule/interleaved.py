@@ -36,9 +36,9 @@ def interleaved(
     min(2 * (R - r) - 1 + (V - 1) * q, V * M) activations, each of one stage, with q the greatest
     group: 1F1B runs ahead by one forward per rank behind, this by two, as Megatron-LM does.
 
-    `group` asks for other groups: M // group of them, as equal as may be.  The greater they are
-    the more it is like the breadth-first schedule: fewer changes of stage, more activations.  With
-    groups smaller than R ranks wait for each other.
+    `group` asks for greater groups: M // group of them, as equal as may be.  The greater they are
+    the more it is like the breadth-first schedule: fewer changes of stage, more activations.  No
+    group is smaller than R, except the only one.
 
     For other S and M rank 0 has the bubble ((S - 1) // R * max(0, R - M) + (S - 1) % R) * (f + b).
     A rank r >= S has nothing to do.
@@ -48,7 +48,7 @@ def interleaved(
     ranks = ranks_for(num_stages, num_micro_batches, num_ranks)
     if group is not None and group < 1:
         raise ScheduleError(f"group is {group}", hint="give 1 micro-batch or more")
-    groups = in_groups(num_micro_batches, ranks if group is None else group)
+    groups = in_groups(num_micro_batches, max(ranks, group or ranks))
     orders = arrange(_rows(rank, ranks, num_stages, groups) for rank in range(ranks))
     return Schedule(num_stages, num_micro_batches, orders, name=interleaved.__name__)
 
