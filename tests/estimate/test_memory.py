@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,8 +33,8 @@ def test_a_larger_micro_batch_never_takes_less(given_sizes, more):
 @given(sizes)
 def test_peak_is_that_of_the_largest_stage(given_sizes):
     run = run_of(**given_sizes)
-    stages = [float(PRIOR @ stage_memory(run, at)) for at in range(run.pipe)]
-    assert peak(run) == pytest.approx(max(stages))
+    moments = [moment for at in range(run.pipe) for moment in stage_memory(run, at)]
+    assert peak(run) == pytest.approx(max(np.array(moments) @ PRIOR))
 
 
 def test_first_stage_holds_as_many_micro_batches_as_there_are_stages():
@@ -93,4 +94,15 @@ def test_experts_are_sharded_by_their_own_degree():
 
 
 def test_terms_are_named():
-    assert len(stage_memory(run_of(), 0)) == len(MEMORY_TERMS)
+    (moment,) = stage_memory(run_of(), 0)
+    assert len(moment) == len(MEMORY_TERMS)
+
+
+def test_logits_are_gone_before_a_block_is_repeated():
+    loss, repeated = stage_memory(run_of(blocks=8, recompute="full"), 0)
+    block = 512 * 1024 * (34 + 5 * 16 * 512 / 1024)
+    assert (loss[2], repeated[2]) == (512 * 51200, 0)
+    assert loss[1] == 512 * 1024 * 2 * 8
+    assert repeated[1] == loss[1] + block
+    first, last = (stage_memory(run_of(blocks=8, pipe=2, recompute="full"), at) for at in (0, 1))
+    assert (len(first), len(last)) == (1, 2)

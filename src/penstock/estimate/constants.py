@@ -45,9 +45,9 @@ _TIME_PRIOR = {
     "step": (5e-3, 1.0),  # s
 }
 _MEMORY_PRIOR = {
-    "states": (1.0, 3.0),
-    "activations": (1.0, 3.0),
-    "logits": (8.0, 0.1),  # bytes
+    "states": (1.0, 10.0),
+    "activations": (1.0, 10.0),
+    "logits": (8.0, 0.05),  # bytes
     "gradient": (4.0, 0.1),  # bytes
     "buffers": (0.8, 0.3),  # GB a rank of the host: depends on how memory is measured
 }

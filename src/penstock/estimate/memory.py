@@ -1,4 +1,4 @@
-"""Memory: peak bytes of a run, as the largest over its stages of what each holds.
+"""Memory: peak bytes of a run, as the largest over its stages and their moments.
 
     states       weights, gradients, optimizer: no constant, they are what they are
     activations  what the forwards of all micro-batches in flight keep for their backwards
@@ -32,7 +32,8 @@ def memory_terms(runs: Sequence[TrainingRun]) -> Terms:
     starts: list[int] = []
     for run in runs:
         starts.append(len(rows))
-        rows += [stage_memory(run, at) for at, _ in distinct_stages(run)]
+        for at, _ in distinct_stages(run):
+            rows += stage_memory(run, at)
     ones = np.ones(len(runs))
     return Terms(
         MEMORY_TERMS,
@@ -45,20 +46,22 @@ def memory_terms(runs: Sequence[TrainingRun]) -> Terms:
     )
 
 
-def stage_memory(run: TrainingRun, at: int) -> list[float]:
-    """Return the terms of stage `at`, in the order of MEMORY_TERMS.
+def stage_memory(run: TrainingRun, at: int) -> list[list[float]]:
+    """Return the terms of stage `at` in the moments that can be its peak.
 
+    Without full recompute all are there at once.  With it there are two moments: the loss, when
+    of each block only its input is held; and the last repeated block, when the logits are gone.
     Monotone in the micro-batch: only activations and logits grow, and both in proportion.
     """
     last = at == run.pipe - 1
     logits = run.tokens * run.model.vocabulary / run.tensor if last else 0.0
-    return [
-        state_bytes(run, at),
-        activation_bytes(run, at),
-        logits,
-        run.model.largest_matrix / run.tensor,
-        float(GB * min(run.ranks, run.devices[at].ranks_per_host)),
-    ]
+    states, held = state_bytes(run, at), activation_bytes(run, at)
+    gradient = run.model.largest_matrix / run.tensor
+    buffers = float(GB * min(run.ranks, run.devices[at].ranks_per_host))
+    if run.recompute == "full" and last:
+        inputs = held - repeated_bytes(run, at)
+        return [[states, inputs, logits, 0.0, buffers], [states, held, 0.0, gradient, buffers]]
+    return [[states, held, logits, gradient, buffers]]
 
 
 def state_bytes(run: TrainingRun, at: int) -> float:
@@ -85,16 +88,19 @@ def activation_bytes(run: TrainingRun, at: int) -> float:
 
     Interleaving keeps (1 + (S - 1) / (S * v)) as much as the first stage of 1F1B.
     """
-    kinds = [(_block_bytes(run, block), count) for block, count in block_kinds(run, at)]
     in_flight = float(min(run.pipe - at, run.num_micro_batches))
     if run.interleave > 1:
         in_flight *= 1 + (run.pipe - 1) / (run.pipe * run.interleave)
     one = run.tokens * run.model.hidden * 2 / (run.tensor if run.sequence_parallel else 1)
     if run.recompute == "full":  # the input of every block, and one block as a whole
-        whole = max((size for size, _ in kinds), default=0.0)
-        return in_flight * run.stage_blocks[at] * one + whole
-    kept = sum(size * count for size, count in kinds)
+        return in_flight * run.stage_blocks[at] * one + repeated_bytes(run, at)
+    kept = sum(_block_bytes(run, block) * count for block, count in block_kinds(run, at))
     return in_flight * (kept + (2 * one if at == 0 else 0.0))
+
+
+def repeated_bytes(run: TrainingRun, at: int) -> float:
+    """Return the bytes that the largest block of a stage keeps while it is repeated, in full."""
+    return max((_block_bytes(run, block) for block, _ in block_kinds(run, at)), default=0.0)
 
 
 def _block_bytes(run: TrainingRun, block: int) -> float:
