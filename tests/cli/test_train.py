@@ -55,6 +55,24 @@ def test_training_without_a_plan_leaves_every_file_of_a_run(call: Call, tmp_path
         assert Timeline.load(folder / f"{name}.trace.json").num_ranks == plan.total_ranks
 
 
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_what_a_job_prints_does_not_spoil_the_result(
+    call: Call, tmp_path: Path, command: str
+) -> None:
+    wish = ["--stages", "2", "--schedule", "one_f_one_b"]
+    wish += ["--ranks", "2", "--out", str(tmp_path / "run")] if command == "train" else []
+    done = call(command, f"{JOBS}:chatty", *wish, "--json")
+    assert done.code == 0, done.err
+    assert isinstance(json.loads(done.out), dict)
+    assert "made" in done.err
+
+
+def test_job_without_data_is_refused(call: Call, tmp_path: Path) -> None:
+    done = call("train", f"{JOBS}:empty", "--out", str(tmp_path / "run"))
+    refused(done, 2)
+    assert "the job's data yields no micro-batch" in done.err
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "interleaved", "zb_h1"])
 def test_synchronous_schedules_give_the_same_losses(
     call: Call, tmp_path: Path, schedule: str

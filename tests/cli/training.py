@@ -88,3 +88,20 @@ def dropout() -> ps.Job:
         return nn.Sequential(*blocks, nn.Linear(mlp.WIDTH, 1))
 
     return replace(small(), model=model)
+
+
+def empty() -> ps.Job:
+    """A job that has no data at all."""
+    return replace(small(), data=lambda start: iter(()))
+
+
+def _told(start: int) -> Iterator[dict[str, Tensor]]:
+    for batch in mlp.data(start):
+        print("reading")
+        yield batch
+
+
+def chatty() -> ps.Job:
+    """A job that prints."""
+    print("made")
+    return replace(small(), data=_told)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import GraphError
+from penstock.errors import GraphError, JobError
 from penstock.graph.cut import cut
 from penstock.graph.trace import capture, trace
 from penstock.job import Job
@@ -156,7 +156,7 @@ def test_model_without_a_trainable_parameter_is_refused() -> None:
 
 
 def test_data_without_a_micro_batch_is_refused() -> None:
-    with pytest.raises(GraphError, match="the job's data yields no micro-batch"):
+    with pytest.raises(JobError, match="the job's data yields no micro-batch"):
         trace(replace(JOBS["blocks"], data=lambda start: iter(())))
 
 

@@ -29,9 +29,10 @@ def check(
 
     Exits 1 where they differ.  Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
-    found = _checked(load_job(job), plan, stages, schedule, recompute=recompute)
+    with face.only_results():
+        found = _checked(load_job(job), plan, stages, schedule, recompute=recompute)
     if as_json:
-        print(json.dumps(found))
+        face.show_json(json.loads(json.dumps(found)))
     else:
         _show(found)
     if not found["ok"]:

@@ -63,14 +63,18 @@ def train(  # noqa: PLR0913 - the command's flags
     torch.set_num_threads(1)
     if schedule is not None:
         find(schedule)  # a wrong name is told before anything is traced
-    loaded = load_job(job)
+    with face.only_results():
+        loaded = load_job(job)
     folder = out or Path("runs") / _name(job)
     num_steps = steps or loaded.num_steps
     wish = Wish(ranks=ranks, schedule=schedule, stages=stages)
     session = Session(loaded, job, folder, num_steps, wish, plan, resume)
-    summary = session.follow_torchrun() if under_torchrun() else session.lead()
-    if summary is not None:
-        face.show(json.dumps(summary) if as_json else view.words_of(summary))
+    with face.only_results():
+        summary = session.follow_torchrun() if under_torchrun() else session.lead()
+    if summary is not None and as_json:
+        face.show_json(json.loads(json.dumps(summary)))
+    elif summary is not None:
+        face.show(view.words_of(summary))
 
 
 def _name(job: str) -> str:
@@ -329,6 +333,7 @@ class Session:
             "step_s_measured": outcome.step_s,
             "peak_bytes_predicted": list(predicted.peak_bytes) if predicted else None,
             "peak_bytes_measured": list(outcome.peak_bytes),
+            "cap_bytes": self._caps(choice),
             "live_versions": list(outcome.live_versions),
             **(dict(self.job.facts()) if self.job.facts else {}),
         }
@@ -337,6 +342,15 @@ class Session:
         view.show_outcome(outcome, choice.plan if choice else None)
         face.say(f"written to {self.folder}: open {self.folder / 'report.html'}")
         return summary
+
+    def _caps(self, choice: Choice | None) -> list[int] | None:
+        """Return the memory of every rank's device."""
+        place = self.folder / "cluster.toml"
+        if choice is None or not place.exists():
+            return None
+        cluster = Cluster.load(place)
+        ranks = range(min(choice.plan.total_ranks, cluster.num_ranks))
+        return [cluster.device_of(rank).memory_bytes for rank in ranks]
 
     def _validate(self, outcome: "Outcome", choice: Choice | None) -> float | None:
         """Return the mean loss over the validation micro-batches, in evaluation mode."""

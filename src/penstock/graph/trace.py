@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from penstock import _compat
-from penstock.errors import GraphError
+from penstock.errors import GraphError, JobError
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.cut_points import find_cut_points
 from penstock.graph.dynamo import Forward, forward_by_dynamo
@@ -86,7 +86,7 @@ def build(job: Job) -> tuple[nn.Module, Any]:
     model = job.model().to(device_here())
     batch = next(iter(job.data(0)), None)
     if batch is None:
-        raise GraphError("the job's data yields no micro-batch", hint="check `data(0)`")
+        raise JobError("the job's data yields no micro-batch", hint="check `data(0)`")
     return model, on_device(batch)
 
 
