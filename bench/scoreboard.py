@@ -27,8 +27,9 @@ import numpy as np
 from bench.machine import machine
 from penstock.estimate.constants import SHIPPED, Quantity, save
 from penstock.estimate.fit import Key, fit, left_out, measured
+from penstock.estimate.layouts import Sample
 from penstock.estimate.predict import predict
-from penstock.estimate.table import Sample, read
+from penstock.estimate.table import read
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "measured"
 Row = dict[str, object]

@@ -6,9 +6,9 @@ from penstock.estimate.device import DEVICES as DEVICES
 from penstock.estimate.device import Device as Device
 from penstock.estimate.fit import fit as fit
 from penstock.estimate.known import MODELS as MODELS
+from penstock.estimate.layouts import Sample as Sample
 from penstock.estimate.predict import Estimate as Estimate
 from penstock.estimate.predict import predict as predict
 from penstock.estimate.run import TrainingRun as TrainingRun
-from penstock.estimate.table import Sample as Sample
 from penstock.estimate.table import read as read
 from penstock.estimate.transformer import Transformer as Transformer

@@ -8,9 +8,9 @@ import numpy as np
 
 from penstock.errors import EstimateError
 from penstock.estimate.constants import Constants, Quantity, prior, seen_in, terms
+from penstock.estimate.layouts import Sample
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.solve import solve
-from penstock.estimate.table import Sample
 from penstock.estimate.terms import Floats
 
 Key = Callable[[TrainingRun], Hashable]

@@ -1,0 +1,252 @@
+"""Layouts: how a row of each published set becomes a run, and what the file leaves unsaid.
+
+What a file does not say is set as those who measured set it; each function says so.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.errors import EstimateError
+from penstock.estimate.device import Device, find_device
+from penstock.estimate.known import find_model
+from penstock.estimate.row import Row
+from penstock.estimate.run import Recompute, Sharding, TrainingRun, even
+from penstock.estimate.transformer import gpt
+from penstock.units import GiB
+
+_VTRAIN = """\
+# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,
+tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)"""
+_SAILOR = """\
+set,model,gpus_by_stage,pp,tp,dp,mbs,gbs,layers_per_stage,real_iter_s,max_mem_bytes,N_nodes"""
+_MOSAIC = """\
+model,seq_len,gpus,gpu,mbs,grad_accum,gbs_tokens,tokens_s,precision,mp_mode,sharding,act_ckpt"""
+
+
+class Sample(NamedTuple):
+    """A run, and what was measured: seconds of a step, and peak bytes where they are known."""
+
+    run: TrainingRun
+    seconds: float
+    peak_bytes: float | None
+
+
+Build = Callable[[Row], Sample | None]
+
+
+def _parts(batch: int, micro_batch: int, data: int) -> int:
+    """Return the micro-batches of the replica that has most."""
+    return -(-batch // (micro_batch * data))
+
+
+def _vtrain(row: Row) -> Sample | None:
+    """vTrain: GPT in Megatron-DeepSpeed on A100-80 hosts with 800 Gb/s, full recompute.
+
+    Source:   github.com/VIA-Research/vTrain (set-up); vocabulary 51,200.
+    """
+    milliseconds = row.measured("iteration time (ms)")
+    if milliseconds is None:
+        return None
+    sequence = row.integer("sequence length")
+    model = gpt(
+        row.integer("hidden size"), row.integer("# layers"), row.integer("attention heads"),
+        sequence=sequence, vocabulary=51200,
+    )  # fmt: skip
+    pipe, data = row.integer("pipeline parallelism"), row.integer("data parallelism")
+    micro_batch, ranks = row.integer("micro batch"), row.integer("# GPUs")
+    device = replace(find_device("a100-80"), across_bytes_per_s=12.5e9)
+    run = TrainingRun(
+        model,
+        "vtrain one host" if ranks <= device.ranks_per_host else "vtrain",
+        even(model.blocks, pipe),
+        (device,) * pipe,
+        row.integer("tensor parallelism"),
+        data,
+        micro_batch,
+        _parts(row.integer("global batch"), micro_batch, data),
+        recompute="full",
+        gradient_bytes=2,
+    )
+    if run.ranks != ranks:
+        message = f"{row.place}: degrees of {run.ranks} ranks on {ranks} GPUs"
+        raise EstimateError(message, hint="tensor x data x pipeline parallelism must be # GPUs")
+    return Sample(run, milliseconds / 1e3, None)
+
+
+def _megatron(row: Row) -> Sample | None:
+    """Megatron-LM's table: A100-80 (H100 if the source says so), full recompute.
+
+    Sequence 2,048, vocabulary 51,200.  Seconds are from TFLOP/s by its formula,
+    96 B s l h^2 (1 + s / 6h + V / 16lh).  Micro-batch and interleaving are not told: taken as 1
+    and none with pipelines, as the most up to 16 that leaves 4 micro-batches without.
+    """
+    tflops = row.measured("tflops_gpu")
+    if tflops is None:
+        return None
+    hidden, blocks = row.integer("hidden"), row.integer("layers")
+    model = gpt(hidden, blocks, row.integer("heads"), sequence=2048, vocabulary=51200)
+    batch, pipe, data = row.integer("batch"), row.integer("pp"), row.integer("dp")
+    size, parts = _unsaid(batch, data, pipe)
+    device = find_device("h100" if "H100" in row.cells.get("source", "") else "a100-80")
+    run = TrainingRun(
+        model, "megatron", even(blocks, pipe), (device,) * pipe,
+        row.integer("tp"), data, size, parts,
+        recompute="full", gradient_bytes=2,
+    )  # fmt: skip
+    flop = 96 * batch * 2048 * blocks * hidden**2
+    flop *= 1 + 2048 / (6 * hidden) + 51200 / (16 * blocks * hidden)
+    return Sample(run, flop / (tflops * 1e12 * row.integer("gpus")), None)
+
+
+def _unsaid(batch: int, data: int, pipe: int) -> tuple[int, int]:
+    """Return a micro-batch that was probably taken, and how many of them."""
+    for size in (16, 8, 4, 2) if pipe == 1 else ():
+        if batch % (data * size) == 0 and batch // (data * size) >= 4:
+            return size, batch // (data * size)
+    return 1, _parts(batch, 1, data)
+
+
+def _simumax(row: Row) -> Sample | None:
+    """SimuMax: 8 B200, Megatron-LM 0.14, bf16, micro-batch 1, distributed optimizer.
+
+    Slices of models, without recompute unless the case says so; what `parallel` does not say
+    is 1, `dp` what is left of 8 GPUs, the sequence 4,096 unless the case says so.
+    """
+    milliseconds = row.measured("real_ms")
+    if milliseconds is None:
+        return None
+    degrees, case = _degrees(row), row.text("case")
+    length = re.search(r"_seq([1-9][0-9]*)", case)
+    model = find_model(
+        row.text("model"),
+        blocks=row.integer("layer_num"),
+        sequence=int(length[1]) if length else 4096,
+    )
+    recompute: Recompute = "none"
+    if "recompute" in case:
+        recompute = "selective" if "selective" in case else "full"
+    pipe = degrees["pp"]
+    run = TrainingRun(
+        model,
+        "simumax",
+        even(model.blocks, pipe),
+        (find_device("b200"),) * pipe,
+        degrees["tp"],
+        max(1, 8 // (degrees["tp"] * degrees["cp"] * pipe)),
+        1,
+        row.integer("mbc"),
+        expert=degrees["ep"],
+        context=degrees["cp"],
+        interleave=degrees["vp"],
+        recompute=recompute,
+        sharding="optimizer",
+        sequence_parallel=True,
+    )
+    gibibytes = row.measured("real_alloc_gib")
+    return Sample(run, milliseconds / 1e3, None if gibibytes is None else gibibytes * GiB)
+
+
+def _degrees(row: Row) -> dict[str, int]:
+    """Return the degrees in a text like "tp2cp4pp1"; vp are chunks of a rank."""
+    text, found = row.text("parallel"), dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "vp"), 1)
+    parts = re.findall(r"([a-z]+)([1-9][0-9]*)", text)
+    if "".join(name + size for name, size in parts) != text or {n for n, _ in parts} - set(found):
+        message = f"{row.place}: parallel is {text!r}, not like tp2pp1"
+        raise EstimateError(message, hint=f"{', '.join(found)} can stand there, with a number")
+    return found | {name: int(size) for name, size in parts}
+
+
+def _sailor(row: Row) -> Sample | None:
+    """Sailor: OPT-350M and GPT-Neo 2.7B in Megatron-DeepSpeed, 16 bits, no recompute, 24 bytes of
+    states a parameter (2 weight, 4 gradient, 18 optimizer with its flat copies).
+
+    `layers_per_stage` counts embedding and head as a layer each.  Where its sum is not that of
+    the model named but that of the other one, the other one ran.
+    """
+    seconds = row.measured("real_iter_s")
+    if seconds is None:
+        return None
+    layers = row.integers("layers_per_stage")
+    layers[0] -= 1
+    layers[-1] -= 1
+    named = find_model(row.text("model"))
+    ran = [m for m in map(find_model, ("opt-350", "gpt-neo")) if m.blocks == sum(layers)]
+    model = replace(ran[0] if ran else named, blocks=sum(layers))
+    data, micro_batch = row.integer("dp"), row.integer("mbs")
+    tensor, pipe = row.integer("tp"), row.integer("pp")
+    hosts = row.integer("N_nodes")
+    per_host = max(1, tensor * data * pipe // hosts)
+    devices = [
+        replace(d, ranks_per_host=per_host) for d in map(_gpu, row.text("gpus_by_stage").split("/"))
+    ]
+    run = TrainingRun(
+        model, row.text("set"), tuple(layers), tuple(devices), tensor, data, micro_batch,
+        _parts(row.integer("gbs"), micro_batch, data), optimizer_bytes=18,
+        recompute="full" if row.text("set") == "mit" else "none",
+    )  # fmt: skip
+    return Sample(run, seconds, row.measured("max_mem_bytes"))
+
+
+_GPUS = {"gh-96": "gh200", "v100-16": "v100", "h100-80": "h100"}
+
+
+def _gpu(name: str) -> Device:
+    name = name.lower().removesuffix("gb").replace("_", "-")
+    return find_device(_GPUS.get(name, name))
+
+
+_SHARDING: dict[str, Sharding] = {
+    "FULL_SHARD": "full",
+    "SHARD_GRAD_OP": "gradients",
+    "NO_SHARD": "none",
+}
+
+
+def _mosaic(row: Row) -> Sample | None:
+    """MosaicML's llm-foundry: MPT under FSDP, one replica a rank, fused attention.
+
+    In fp8 the products of the blocks take half their time, nothing else.
+    """
+    rate = row.measured("tokens_s")
+    if rate is None:
+        return None
+    model = find_model(f"mpt-{row.text('model')}", sequence=row.integer("seq_len"))
+    device = _gpu(row.text("gpu"))
+    run = TrainingRun(
+        model,
+        f"mosaic {device.name}",
+        (model.blocks,),
+        (device,),
+        1,
+        row.integer("gpus"),
+        row.integer("mbs"),
+        row.integer("grad_accum"),
+        recompute="full" if row.text("act_ckpt").lower() == "true" else "none",
+        sharding=row.one_of("sharding", _SHARDING),
+        gradient_bytes=2 if row.text("mp_mode") == "PURE" else 4,
+        product_speed=2.0 if row.text("precision").endswith("fp8") else 1.0,
+    )
+    return Sample(run, row.number("gbs_tokens") / rate, None)
+
+
+class Layout(NamedTuple):
+    """Columns that a file must have, and how a row of it becomes a sample."""
+
+    name: str
+    columns: frozenset[str]
+    build: Build
+
+
+def _layout(name: str, columns: str, build: Build) -> Layout:
+    return Layout(name, frozenset(columns.replace("\n", "").split(",")), build)
+
+
+LAYOUTS = (
+    _layout("vtrain", _VTRAIN, _vtrain),
+    _layout("megatron", "heads,hidden,layers,tp,pp,dp,gpus,batch,tflops_gpu", _megatron),
+    _layout("simumax", "case,model,parallel,layer_num,mbc,real_ms,real_alloc_gib", _simumax),
+    _layout("sailor", _SAILOR, _sailor),
+    _layout("mosaic", _MOSAIC, _mosaic),
+)

@@ -1,0 +1,92 @@
+"""Row: one line of a table of runs, whose cells are checked when they are read."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.errors import EstimateError
+
+FAILED = {
+    "", "-", "nan", "na", "n/a", "none", "null", "inf", "-inf", "infinity", "oom",
+    "out of memory", "failed", "fail", "error",
+}  # fmt: skip
+_MOST = 10**9  # of what is counted
+_LEAST, _LARGEST = 1e-12, 1e18  # of what is measured, in any unit: beyond them it is a mistake
+Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a file, by column."""
+
+    place: str
+    cells: dict[str, str]
+
+    def text(self, column: str) -> str:
+        """Return a cell as it is."""
+        return self.cells[column].strip()
+
+    def number(self, column: str) -> float:
+        """Return a cell as a positive number.
+
+        Raises:   EstimateError: it is none.
+        """
+        try:
+            value = float(self.text(column))
+        except ValueError:
+            value = math.nan
+        if not _LEAST <= value <= _LARGEST:
+            message = f"{self.place}: {column} is {self.text(column)!r}, not a positive number"
+            raise EstimateError(message, hint="correct the cell, or take the row out")
+        return value
+
+    def integer(self, column: str) -> int:
+        """Return a cell as a whole number of 1 or more.
+
+        Raises:   EstimateError: it is none.
+        """
+        value = self.number(column)
+        if value != int(value) or value > _MOST:
+            message = f"{self.place}: {column} is {self.text(column)!r}, not a whole number"
+            raise EstimateError(message, hint="correct the cell, or take the row out")
+        return int(value)
+
+    def integers(self, column: str) -> list[int]:
+        """Return whole numbers that stand in a cell with slashes between.
+
+        Raises:   EstimateError: something else stands there.
+        """
+        parts = self.text(column).split("/")
+        if not all(part.isdecimal() and len(part) < 10 for part in parts):
+            message = f"{self.place}: {column} is {self.text(column)!r}, not like 12/14"
+            raise EstimateError(message, hint="give a whole number for every stage")
+        return [int(part) for part in parts]
+
+    def one_of(self, column: str, choices: Mapping[str, Choice]) -> Choice:
+        """Return what the text of a cell stands for.
+
+        Raises:   EstimateError: it is not among the choices.
+        """
+        text = self.text(column)
+        if text not in choices:
+            message = f"{self.place}: {column} is {text!r}"
+            raise EstimateError(message, hint=f"it can be {', '.join(choices)}")
+        return choices[text]
+
+    def measured(self, column: str) -> float | None:
+        """Return a measured cell; None where the run failed: empty, not finite, zero or "OOM".
+
+        Raises:   EstimateError: it is another text, or below zero.
+        """
+        text = self.text(column)
+        if text.lower() in FAILED:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if value != 0 and not _LEAST <= value <= _LARGEST:
+            message = f"{self.place}: {column} is {text!r}, not a number that can be"
+            raise EstimateError(message, hint="leave the cell of a failed run empty")
+        return value or None
