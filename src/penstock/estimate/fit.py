@@ -49,18 +49,18 @@ def measured(quantity: Quantity, samples: Sequence[Sample]) -> Floats:
 
 def _fit(quantity: Quantity, cluster: str, samples: Sequence[Sample]) -> Constants:
     runs = [sample.run for sample in samples]
-    values = solve(terms(quantity, runs), measured(quantity, samples), prior(quantity))
+    made = terms(quantity, runs)
+    values = solve(made, measured(quantity, samples), prior(quantity))
     grouping = next((g for g in GROUPINGS if len({g.key(run) for run in runs}) > 1), None)
     if grouping is None:
-        predicted, name = np.full(len(runs), math.nan), "nothing"
-        predicted[:] = terms(quantity, runs).of(prior(quantity).values)
+        predicted, name = made.of(prior(quantity).values), "nothing"
     else:
         predicted, name = left_out(quantity, samples, grouping.key), grouping.name
     ratio = predicted / measured(quantity, samples)
     return Constants(
         quantity,
         cluster,
-        dict(zip(terms(quantity, runs[:1]).names, map(float, values), strict=True)),
+        dict(zip(made.names, map(float, values), strict=True)),
         spread(ratio),
         float(np.abs(ratio - 1).mean()),
         name,
