@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,14 +43,20 @@ SAILOR_MEMORY = {"Sailor": 5.9, "Metis": 50.6, "Varuna": 69.3}
 MEGATRON = {"Calculon": 10.8}
 
 
+class HeldOut(NamedTuple):
+    """By what runs are left out together."""
+
+    name: str
+    key: Key
+
+
 @dataclass(frozen=True)
 class Set:
     """Runs of a file that are predicted together."""
 
     name: str
     file: str
-    held_out_by: str
-    key: Key
+    held_out: HeldOut
     aim: float | None = None
     others: dict[str, float] = field(default_factory=dict)
     quantity: Quantity = "time"
@@ -57,67 +64,30 @@ class Set:
     aims_at: str = "mape"
 
 
+HIDDEN = HeldOut("hidden size", lambda run: run.model.hidden)
+MODEL = HeldOut("model", lambda run: run.model.hidden)  # each has a hidden size of its own
+RANKS = HeldOut("GPUs", lambda run: run.ranks)
+DEGREES = HeldOut("tensor, pipe", lambda run: (run.tensor, run.pipe))
+ELSEWHERE = HeldOut("vtrain_multi", lambda run: run)  # fitted on another set altogether
+
+ONE_HOST, HOSTS, MOSAIC = "vtrain_single.csv", "vtrain_multi.csv", "mosaic_fsdp.csv"
+PLANS, B200, TABLE = "sailor.csv", "simumax_b200.csv", "megatron_tables.csv"
 SETS = (
-    Set("vtrain single", "vtrain_single.csv", "hidden size", lambda r: r.model.hidden, 7.5, SINGLE),
-    Set("vtrain single", "vtrain_single.csv", "GPUs", lambda r: r.ranks, 7.5, SINGLE),
-    Set("vtrain multi", "vtrain_multi.csv", "model", lambda r: r.model.hidden, 8.0, MULTI),
-    Set(
-        "vtrain multi",
-        "vtrain_multi.csv",
-        "tensor, pipe",
-        lambda r: (r.tensor, r.pipe),
-        None,
-        MULTI,
-    ),
-    Set("sailor", "sailor.csv", "GPUs", lambda r: r.ranks, 8.0, SAILOR_TIME),
-    Set(
-        "sailor GH200",
-        "sailor.csv",
-        "GPUs",
-        lambda r: r.ranks,
-        8.0,
-        SAILOR_TIME,
-        cluster="clariden",
-    ),
-    Set("sailor RTX", "sailor.csv", "GPUs", lambda r: r.ranks, 8.0, cluster="mit"),
-    Set("simumax", "simumax_b200.csv", "model", lambda r: r.model.hidden),
-    Set(
-        "mosaic A100-40",
-        "mosaic_fsdp.csv",
-        "model",
-        lambda r: r.model.hidden,
-        cluster="mosaic a100-40",
-    ),
-    Set(
-        "mosaic A100-80",
-        "mosaic_fsdp.csv",
-        "model",
-        lambda r: r.model.hidden,
-        cluster="mosaic a100-80",
-    ),
-    Set("mosaic H100", "mosaic_fsdp.csv", "model", lambda r: r.model.hidden, cluster="mosaic h100"),
-    Set("sailor memory", "sailor.csv", "GPUs", lambda r: r.ranks, 5.0, SAILOR_MEMORY, "memory"),
-    Set(
-        "sailor GH200 memory",
-        "sailor.csv",
-        "GPUs",
-        lambda r: r.ranks,
-        5.0,
-        SAILOR_MEMORY,
-        "memory",
-        "clariden",
-    ),
-    Set("sailor RTX memory", "sailor.csv", "GPUs", lambda r: r.ranks, 5.0, {}, "memory", "mit"),
-    Set(
-        "simumax memory",
-        "simumax_b200.csv",
-        "model",
-        lambda r: r.model.hidden,
-        3.0,
-        {},
-        "memory",
-        aims_at="median",
-    ),
+    Set("vtrain single", ONE_HOST, HIDDEN, 7.5, SINGLE),
+    Set("vtrain single", ONE_HOST, RANKS, 7.5, SINGLE),
+    Set("vtrain multi", HOSTS, MODEL, 8.0, MULTI),
+    Set("vtrain multi", HOSTS, DEGREES, None, MULTI),
+    Set("sailor", PLANS, RANKS, 8.0, SAILOR_TIME),
+    Set("sailor GH200", PLANS, RANKS, 8.0, SAILOR_TIME, cluster="clariden"),
+    Set("sailor RTX", PLANS, RANKS, 8.0, cluster="mit"),
+    Set("simumax", B200, MODEL),
+    Set("mosaic A100-40", MOSAIC, MODEL, cluster="mosaic a100-40"),
+    Set("mosaic A100-80", MOSAIC, MODEL, cluster="mosaic a100-80"),
+    Set("mosaic H100", MOSAIC, MODEL, cluster="mosaic h100"),
+    Set("sailor memory", PLANS, RANKS, 5.0, SAILOR_MEMORY, "memory"),
+    Set("sailor GH200 memory", PLANS, RANKS, 5.0, SAILOR_MEMORY, "memory", "clariden"),
+    Set("sailor RTX memory", PLANS, RANKS, 5.0, {}, "memory", "mit"),
+    Set("simumax memory", B200, MODEL, 3.0, {}, "memory", aims_at="median"),
 )
 
 
@@ -129,22 +99,28 @@ def rows_of(data: Path, say: Callable[[str], None]) -> list[Row]:
         if not path.exists():
             say(f"{one.name}: skipped, {path} is missing")
             continue
-        rows.append(_row(one, path))
+        samples = _samples(one, path)
+        if not samples:
+            say(f"{one.name}: skipped, {path} has no such run")
+            continue
+        rows.append(_row(one, samples, path))
     return rows + _elsewhere(data, say)
 
 
-def _row(one: Set, path: Path) -> Row:
-    samples = read(path).samples
-    if one.cluster:
-        samples = tuple(s for s in samples if s.run.cluster == one.cluster)
-    if one.quantity == "memory":
-        samples = tuple(s for s in samples if s.peak_bytes is not None)
+def _samples(one: Set, path: Path) -> list[Sample]:
+    """Return the runs of a file that are of the set."""
+    found = read(path).samples
+    own = [s for s in found if one.cluster in ("", s.run.cluster)]
+    return [s for s in own if one.quantity == "time" or s.peak_bytes is not None]
+
+
+def _row(one: Set, samples: Sequence[Sample], path: Path) -> Row:
     errors: list[float] = []
     for cluster in sorted({sample.run.cluster for sample in samples}):
         own = [sample for sample in samples if sample.run.cluster == cluster]
-        ratio = left_out(one.quantity, own, one.key) / measured(one.quantity, own)
+        ratio = left_out(one.quantity, own, one.held_out.key) / measured(one.quantity, own)
         errors += [float(error) for error in 100 * np.abs(ratio - 1)]
-    others = _simumax(path, one.quantity) if one.file.startswith("simumax") else one.others
+    others = _simumax(path, one.quantity) if one.file == B200 else one.others
     return _result(one, errors, others)
 
 
@@ -154,7 +130,7 @@ def _result(one: Set, errors: Sequence[float], others: dict[str, float]) -> Row:
         "set": one.name,
         "quantity": one.quantity,
         "rows": len(errors),
-        "held_out_by": one.held_out_by,
+        "held_out_by": one.held_out.name,
         **result,
         "aim": one.aim,
         "aims_at": one.aims_at,
@@ -179,12 +155,12 @@ def _simumax(path: Path, quantity: Quantity) -> dict[str, float]:
 
 def _elsewhere(data: Path, say: Callable[[str], None]) -> list[Row]:
     """Return Megatron's table, predicted by constants fitted on vTrain's runs alone."""
-    one = Set("megatron", "megatron_tables.csv", "vtrain_multi", lambda run: run, 6.0, MEGATRON)
-    missing = [data / f for f in (one.file, "vtrain_multi.csv") if not (data / f).exists()]
+    one = Set("megatron", TABLE, ELSEWHERE, 6.0, MEGATRON)
+    missing = [data / f for f in (TABLE, HOSTS) if not (data / f).exists()]
     if missing:
         say(f"{one.name}: skipped, {missing[0]} is missing")
         return []
-    constants = fit(read(data / "vtrain_multi.csv").samples)
+    constants = fit(read(data / HOSTS).samples)
     samples = read(data / one.file).samples
     estimates = predict("time", [sample.run for sample in samples], constants)
     pairs = zip(estimates, samples, strict=True)

@@ -10,6 +10,7 @@ import pytest
 
 from bench.scoreboard import DATA, SETS, rows_of, show, write_constants
 from penstock.estimate.constants import SHIPPED, load
+from tests.estimate.test_table import ROW, SAILOR
 
 DOCS = Path(__file__).parents[2] / "docs" / "estimate.md"
 NUMBER = re.compile(r"\d+\.\d+")
@@ -24,6 +25,14 @@ def test_sets_that_are_missing_are_said_one_by_one(tmp_path):
     assert rows_of(tmp_path, said.append) == []
     assert len(said) == len(SETS) + 1
     assert all("skipped" in line and str(tmp_path) in line for line in said)
+
+
+def test_sets_without_a_run_are_said(tmp_path):
+    (tmp_path / "sailor.csv").write_text(f"{SAILOR}\n{ROW[SAILOR]}\n")
+    said: list[str] = []
+    found = [row["set"] for row in rows_of(tmp_path, said.append)]
+    assert found == ["sailor", "sailor memory"]
+    assert sum("has no such run" in line for line in said) == 4
 
 
 @pytest.fixture(scope="module")
