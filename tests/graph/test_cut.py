@@ -261,10 +261,11 @@ def test_model_without_a_cut_point_is_one_stage() -> None:
     assert stage.forward.arrives == stage.backward.sends == ()
 
 
-@pytest.mark.parametrize("cuts", [[3], [-1], [1, 0], [1, 1]])
+@pytest.mark.parametrize("cuts", [[99], [-1], [1, 0], [1, 1]])
 def test_cuts_that_are_not_there_are_refused(cuts: list[int]) -> None:
-    with pytest.raises(GraphError, match="the graph has 3 cut points"):
-        cut(captured("blocks").graph, cuts)
+    graph = captured("blocks").graph
+    with pytest.raises(GraphError, match=f"the graph has {len(graph.cut_points)} cut points"):
+        cut(graph, cuts)
 
 
 def test_recompute_of_another_number_of_stages_is_refused() -> None:

@@ -256,6 +256,10 @@ def shapes_of_wish(wish: Wish) -> list[tuple[int, int]]:
 )
 def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute) -> None:
     wish = Wish(ranks, replicas, stages, schedule, recompute)
+    if schedule == "forward_only":
+        with pytest.raises(PlanError, match="cannot train"):
+            search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+        return
     if not shapes_of_wish(wish):
         with pytest.raises(PlanError, match="no plan fits the wish"):
             search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
@@ -275,13 +279,24 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
 
 @pytest.mark.parametrize(
     "wish",
-    [Wish(ranks=4), Wish(ranks=0), Wish(replicas=4), Wish(stages=7), Wish(ranks=3, replicas=1, stages=2)],
+    [
+        Wish(ranks=4),
+        Wish(ranks=0),
+        Wish(replicas=4),
+        Wish(stages=7),
+        Wish(ranks=3, replicas=1, stages=2),
+    ],
 )
 def test_wish_that_cannot_be_is_refused_with_its_values(wish: Wish) -> None:
     with pytest.raises(
         PlanError, match=r"no plan fits the wish .*: 3 ranks, 5 cut points, 6 micro"
     ):
         search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+
+
+def test_wish_for_a_schedule_that_does_not_train_is_refused() -> None:
+    with pytest.raises(PlanError, match="forward_only has no backward pass: it cannot train"):
+        search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule="forward_only"))
 
 
 def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:

@@ -19,11 +19,12 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     ops = [i for i, n in enumerate(graph.nodes) if n.kind == "op" and n.phase == "F"]
     ops = [i for i in ops if i <= graph.loss]
     places: list[tuple[int, str]] = []
-    forbidden = _forbidden(graph)
+    forbidden, heavy = _forbidden(graph), _heavy(graph)
     for before, at in itertools.pairwise(ops):
         left, right = graph.nodes[before].module, graph.nodes[at].module
         apart = left != right and graph.nodes[at].target != "getitem"
-        if apart and crossing[at] > 0 and not forbidden[at]:
+        works = 0 < bisect.bisect_left(heavy, at) < len(heavy)
+        if apart and works and crossing[at] > 0 and not forbidden[at]:
             places.append((at, _name(left, right)))
     sizes = [crossing[at] for at, _ in places]
     kept = [
@@ -31,7 +32,7 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
         for k, (at, name) in enumerate(places)
         if sizes[k] <= min(sizes[max(k - 1, 0) : k + 2])
     ]
-    return _unique_names(_with_work(graph, kept))
+    return _unique_names(_with_work(heavy, kept))
 
 
 def free_ops(graph: Graph) -> list[bool]:
@@ -71,9 +72,10 @@ def _elements(node: Node) -> int:
 
 
 def _results(graph: Graph, i: int) -> int:
-    """Return the elements that an op makes, in all its results."""
+    """Return the elements that an op makes, in all its results but a workspace of bytes."""
     parts = [graph.nodes[k] for k in graph.users[i] if graph.nodes[k].target == "getitem"]
-    return sum(map(_elements, parts)) or _elements(graph.nodes[i])
+    numbers = (part for part in parts if part.dtype != "uint8")
+    return sum(map(_elements, numbers)) or _elements(graph.nodes[i])
 
 
 def _crossing_bytes(graph: Graph) -> list[int]:
@@ -137,21 +139,25 @@ def _sum_of_ranges(count: int, ranges: Iterable[tuple[int, int, int]]) -> list[i
     return list(itertools.accumulate(change))[:count]
 
 
-def _with_work(graph: Graph, points: list[CutPoint]) -> list[CutPoint]:
-    """Drop cuts with no matrix product before or none after, and all but one between two.
-
-    Then those that let more bytes cross than both their neighbours.
-    """
-    heavy = [
+def _heavy(graph: Graph) -> list[int]:
+    """Return the matrix products of the forward pass, and what is as much work."""
+    return [
         i
         for i, node in enumerate(graph.nodes)
         if node.phase == "F" and node.flop > 8 * _results(graph, i)
     ]
+
+
+def _with_work(heavy: list[int], points: list[CutPoint]) -> list[CutPoint]:
+    """Drop all cuts but one between two `heavy` ops.
+
+    Then those that let more bytes cross than both their neighbours.
+    """
     kept: dict[int, CutPoint] = {}
     for point in points:
         before = bisect.bisect_left(heavy, point.at)
         best = kept.get(before)
-        if 0 < before < len(heavy) and (best is None or point.forward_bytes < best.forward_bytes):
+        if best is None or point.forward_bytes < best.forward_bytes:
             kept[before] = point
     points = sorted(kept.values(), key=lambda point: point.at)
     sizes = [math.inf, *(point.forward_bytes for point in points), math.inf]

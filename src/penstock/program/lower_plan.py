@@ -59,8 +59,13 @@ def shares_ranks(schedule: str) -> bool:
     return "num_ranks" in inspect.signature(find(schedule)).parameters
 
 
+def trains(schedule: str) -> bool:
+    """Return whether a schedule has a backward pass."""
+    return bool((find(schedule)(1, 1).orders.kinds != F).any())
+
+
 def on_ranks(schedule: str, num_stages: int, num_micro_batches: int, num_ranks: int) -> bool:
-    """Return whether a schedule that trains puts so many stages on so many ranks."""
+    """Return whether a schedule puts so many stages on so many ranks."""
     make = find(schedule)
     extra = {"num_ranks": num_ranks} if shares_ranks(schedule) else {}
     if extra and num_stages < num_ranks:  # some would have nothing to do
@@ -69,7 +74,7 @@ def on_ranks(schedule: str, num_stages: int, num_micro_batches: int, num_ranks: 
         made = make(num_stages, num_micro_batches, **extra)
     except ScheduleError:
         return False
-    return made.num_ranks == num_ranks and bool((made.orders.kinds != F).any())
+    return made.num_ranks == num_ranks
 
 
 def ranks_of(schedule: str, num_stages: int, num_micro_batches: int) -> int:

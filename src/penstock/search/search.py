@@ -22,6 +22,7 @@ from penstock.program.lower_plan import (
     schedule_of,
     shares_ranks,
     stages_of,
+    trains,
 )
 from penstock.schedule import SCHEDULES, find, weight_copies
 from penstock.search.balance import balanced_cuts, stage_seconds
@@ -87,8 +88,9 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     Raises:   PlanError: nothing fits the wish, or nothing fits the memory.
               ScheduleError: the wish names a schedule that does not exist.
     """
-    if wish.schedule is not None:
-        find(wish.schedule)
+    if wish.schedule is not None and not trains(wish.schedule):
+        hint = "take one of the others that `penstock schedule` lists"
+        raise PlanError(f"{wish.schedule} has no backward pass: it cannot train", hint=hint)
     shapes = list(_shapes(graph, cluster, micro_batches, wish))
     if not shapes:
         raise PlanError(*_nothing_fits(graph, cluster, micro_batches, wish))
@@ -167,7 +169,9 @@ def _pipelines(
 def _synchronous(num_ranks: int) -> list[str]:
     """Return the schedules that are tried if none is wished for; on one rank all are the same."""
     names = [make.__name__ for make in SCHEDULES]
-    return [name for name in names if not has_window(name)] if num_ranks > 1 else ["one_f_one_b"]
+    return (
+        [n for n in names if trains(n) and not has_window(n)] if num_ranks > 1 else ["one_f_one_b"]
+    )
 
 
 def _stage_counts(schedule: str, num_ranks: int) -> tuple[int, ...]:
