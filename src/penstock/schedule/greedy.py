@@ -88,6 +88,7 @@ def greedy(
     """
     table = seconds.table(len(ranks), split=split)
     lanes, need = _lanes(ranks, len(rules[0].limit))
+    least_s = _least_s(ranks, table, seconds.message_s)
     states: list[_State] = []
     for each in rules:
         ahead = np.full_like(each.limit, NO_LIMIT) if each.ahead is None else each.ahead
@@ -99,6 +100,8 @@ def greedy(
         pace = (float(seconds.message_s), float(each.patience), bool(each.in_order))
         if not _run(work, states[-1], pace):
             raise ScheduleError("the limit is too low for this order", hint="raise the limit")
+        if states[-1].end_s.max() <= least_s * (1 + 1e-12):
+            break
     steps_s = np.array([state.end_s.max() for state in states])
     best = states[int(np.argmax(steps_s <= steps_s.min() * (1 + 1e-12)))]
     codes = np.array([0, 2, 3] if split else [0, 1, 1], np.uint8)
@@ -177,6 +180,18 @@ def _lanes(
     np.add.at(need, (ranks, np.arange(num_micro_batches, dtype=np.int64)[None, :]), 1)
     by_lane = np.argsort(lane, kind="stable") % num_micro_batches
     return (first, names % num_stages, start, by_lane), need
+
+
+def _least_s(ranks: IntArray, table: Floats, message_s: float) -> float:
+    """Return the work of some rank and the time until it can begin: no step takes less."""
+    hops_s = message_s * (ranks[1:] != ranks[:-1])
+    begins_s = np.zeros(ranks.shape)
+    np.cumsum(table[FORWARD, :-1, None] + hops_s, axis=0, out=begins_s[1:])
+    first_s = np.full(int(ranks.max()) + 1, np.inf)
+    np.minimum.at(first_s, ranks, begins_s)
+    work_s = np.zeros_like(first_s)
+    np.add.at(work_s, ranks, table.sum(axis=0)[:, None])
+    return float((first_s + work_s)[np.unique(ranks)].max())
 
 
 def _state(work: _Work, need: IntArray, num_kinds: int) -> _State:

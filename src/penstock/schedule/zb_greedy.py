@@ -1,7 +1,8 @@
 """ZB-greedy: zero bubble for given seconds, under a limit of memory, found greedily.
 
 The best of a few greedy schedules, which differ in how far forwards run ahead of the backwards,
-whether a rank prefers I or F, and whether it starts a W shortly before something better.
+whether a rank prefers I or F, and whether it starts a W shortly before something better.  Where
+that is not the least that there can be, neighbours on the critical path are swapped (improve.py).
 
     S = 3, M = 4, at most 3 activations, I takes two seconds, all else one:
     rank 0  F0 F1 F2 .  .  .  .  I0 I0 W0 F3 I1 I1 W1 I2 I2 W2 I3 I3 W3
@@ -16,7 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.schedule.figures import peak_activations
-from penstock.schedule.greedy import Rules, Seconds, greedy, prefer, script
+from penstock.schedule.greedy import Result, Rules, Seconds, greedy, prefer, script
+from penstock.schedule.improve import improve
 from penstock.schedule.orders import IntArray
 from penstock.schedule.placement import loop, one_way, ranks_for
 from penstock.schedule.schedule import Schedule
@@ -38,12 +40,17 @@ def zb_greedy(
 
     Raises:   ScheduleError: `limit` is less than 1, or a time is negative.
     """
-    ranks_for(num_stages, num_micro_batches, num_stages)
     most = num_stages if limit is None else limit
-    ranks = one_way(loop(num_stages, num_stages), num_micro_batches)
-    times = Seconds() if seconds is None else seconds
-    orders = greedy(ranks, times, list(_rules(ranks, most))).orders
+    orders = best_of_rules(num_stages, num_micro_batches, seconds or Seconds(), most).orders
     return Schedule(num_stages, num_micro_batches, orders, name=zb_greedy.__name__)
+
+
+def best_of_rules(num_stages: int, num_micro_batches: int, seconds: Seconds, limit: int) -> Result:
+    """Return the orders of `zb_greedy`, and the seconds that they take."""
+    ranks_for(num_stages, num_micro_batches, num_stages)
+    ranks = one_way(loop(num_stages, num_stages), num_micro_batches)
+    found = greedy(ranks, seconds, list(_rules(ranks, limit)))
+    return improve(found, seconds, (num_stages, num_micro_batches), limit)
 
 
 def _rules(ranks: IntArray, limit: int) -> Iterator[Rules]:
@@ -51,8 +58,9 @@ def _rules(ranks: IntArray, limit: int) -> Iterator[Rules]:
     limits = np.full(num_stages, limit, np.int64)
     behind = np.arange(num_stages, 0, -1, dtype=np.int64)
     for more in sorted({0, 1, num_stages // 2, num_stages}):
-        for kinds, patience in (("IFW", 0.0), ("FIW", 0.0), ("IFW", 0.5)):
-            yield Rules(prefer(kinds, ranks.shape), limits, behind + more, patience)
+        for kinds, patience in (("IFW", 0.0), ("IFW", 0.5), ("FIW", 0.0)):
+            if kinds == "IFW" or more in (0, num_stages):
+                yield Rules(prefer(kinds, ranks.shape), limits, behind + more, patience)
     for builder in (zb_h1, zb_h2):
         made = builder(num_stages, num_micro_batches)
         if max(peak_activations(made)) <= limit:

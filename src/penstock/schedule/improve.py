@@ -1,0 +1,230 @@
+"""Improve: swap neighbours on the critical path, for as long as that may shorten the step.
+
+The critical path is the chain of actions that fill the step from its start to its end without a
+pause.  Only a swap of two of them that are neighbours on their rank can shorten the step.  In each
+round the most promising swap is made, even if it makes the step longer; for some rounds it is not
+undone, so that the search leaves what is only nearly the best.  The best orders met are returned.
+
+Source: E. Taillard, "Parallel taboo search techniques for the job shop scheduling problem", 1994.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schedule.compiled import compiled
+from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Result, Seconds
+from penstock.schedule.orders import F, I, IntArray, Orders, W
+
+_ROUNDS_KEPT = 8  # in which a swap is not undone
+_MOST_ROUNDS = 4000
+_ACTIONS = 40_000  # looked at, at most, in all rounds: a millisecond or two
+
+
+class _Actions(NamedTuple):
+    """Actions by number, (kind * S + stage) * M + micro-batch."""
+
+    took_s: Floats
+    before: IntArray  # of each the action on another rank that it waits for; -1 for none
+    after: IntArray  # of each the one that waits for it
+
+
+class _Times(NamedTuple):
+    order: IntArray  # all actions, none before what it waits for
+    head_s: Floats  # when each can start
+    tail_s: Floats  # from its end to the end of the step
+
+
+def improve(result: Result, seconds: Seconds, shape: tuple[int, int], limit: int) -> Result:
+    """Return orders of F, I and W on one rank per stage that take no longer than those of `result`.
+
+    `shape` is stages and micro-batches.  F of micro-batch m stays behind W of m - `limit`, so that
+    no rank holds more, if none does in `result`.
+    """
+    num_stages, num_micro_batches = shape
+    table = seconds.table(num_stages, split=True)
+    waits_s = np.cumsum(table[FORWARD] + seconds.message_s) - table[FORWARD] - seconds.message_s
+    least_s = float((waits_s + num_micro_batches * table.sum(axis=0)).max())
+    if result.step_s <= least_s * (1 + 1e-12):
+        return result
+    number, actions = _actions(table, num_micro_batches)
+    given = _sequence(result.orders, number)
+    sizes = (num_micro_batches, limit, min(_MOST_ROUNDS, _ACTIONS // number.size))
+    found, step_s = _search(given, actions, (float(seconds.message_s), least_s), sizes)
+    if step_s >= result.step_s * (1 - 1e-12):
+        return result
+    kinds, stages, numbers = np.unravel_index(found.ravel(), number.shape)
+    codes = np.array([F, I, W], np.uint8)[kinds]
+    made = Orders(codes, stages.astype(np.int32), numbers.astype(np.int32), result.orders.offsets)
+    return Result(made, float(step_s))
+
+
+def step_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
+    """Return the seconds of a step, orders of F, I and W on one rank per stage."""
+    number, actions = _actions(seconds.table(shape[0], split=True), shape[1])
+    times = _times(number.size)
+    return float(_time(_sequence(orders, number), actions, float(seconds.message_s), times))
+
+
+def _actions(table: Floats, num_micro_batches: int) -> tuple[IntArray, _Actions]:
+    """Return the number of each [kind, stage, micro-batch], and what is known of each number."""
+    size = table.size * num_micro_batches
+    number = np.arange(size, dtype=np.int64).reshape(*table.shape, num_micro_batches)
+    before, after = np.full((2, *number.shape), -1)
+    before[FORWARD, 1:], before[INPUT, :-1] = number[FORWARD, :-1], number[INPUT, 1:]
+    after[FORWARD, :-1], after[INPUT, 1:] = number[FORWARD, 1:], number[INPUT, :-1]
+    took_s = np.repeat(table.ravel(), num_micro_batches)
+    return number, _Actions(took_s, before.ravel(), after.ravel())
+
+
+def _sequence(orders: Orders, number: IntArray) -> IntArray:
+    """Return the numbers of the actions, [rank, place]."""
+    rows = np.zeros(4, np.int64)
+    rows[[F, I, W]] = FORWARD, INPUT, WEIGHTS
+    given = number[rows[orders.kinds], orders.stages, orders.micro_batches]
+    return given.reshape(number.shape[1], -1)
+
+
+@compiled
+def _times(size: int) -> _Times:
+    return _Times(np.zeros(size, np.int64), np.zeros(size), np.zeros(size))
+
+
+@compiled
+def _search(
+    sequence: IntArray,
+    actions: _Actions,
+    seconds: tuple[float, float],
+    sizes: tuple[int, int, int],
+) -> tuple[IntArray, float]:
+    """Return the best sequences of the ranks, [rank, place], and their step."""
+    message_s, least_s = seconds
+    num_micro_batches, limit, rounds = sizes
+    size = sequence.size
+    times = _times(size)
+    best, best_s = sequence.copy(), _time(sequence, actions, message_s, times)
+    kept = np.zeros(size, np.int64)  # the round until which an action is not moved back
+    now_s = best_s
+    for round_ in range(rounds):
+        rank, place = _best_swap(
+            sequence,
+            actions,
+            (message_s, now_s, best_s),
+            times,
+            kept,
+            (num_micro_batches, limit, round_),
+        )
+        if rank < 0:
+            break
+        first, then = sequence[rank, place], sequence[rank, place + 1]
+        sequence[rank, place], sequence[rank, place + 1] = then, first
+        kept[first] = round_ + _ROUNDS_KEPT
+        now_s = _time(sequence, actions, message_s, times)
+        if now_s == np.inf:  # nobody could go on: undo it
+            sequence[rank, place], sequence[rank, place + 1] = first, then
+            kept[then] = round_ + _ROUNDS_KEPT
+            now_s = _time(sequence, actions, message_s, times)
+        elif now_s < best_s * (1 - 1e-12):
+            best[:], best_s = sequence, now_s
+            if best_s <= least_s * (1 + 1e-12):
+                break
+    return best, best_s
+
+
+@compiled
+def _time(sequence: IntArray, actions: _Actions, message_s: float, times: _Times) -> float:
+    """Return the step, infinity if it never ends, and put heads and tails into `times`."""
+    num_ranks, length = sequence.shape
+    at, clock_s = np.zeros(num_ranks, np.int64), np.zeros(num_ranks)
+    done, moved = 0, True
+    times.head_s[:] = -1.0
+    while moved:
+        moved = False
+        for turn in range(2 * num_ranks):  # there and back, as the actions go
+            rank = turn if turn < num_ranks else 2 * num_ranks - 1 - turn
+            while at[rank] < length:
+                action = sequence[rank, at[rank]]
+                other, start_s = actions.before[action], clock_s[rank]
+                if other >= 0:
+                    if times.head_s[other] < 0:
+                        break
+                    start_s = max(start_s, times.head_s[other] + actions.took_s[other] + message_s)
+                times.head_s[action] = start_s
+                clock_s[rank] = start_s + actions.took_s[action]
+                times.order[done] = action
+                done += 1
+                at[rank] += 1
+                moved = True
+    if done < sequence.size:
+        return np.inf
+    left_s = np.zeros(num_ranks)
+    for index in range(done - 1, -1, -1):
+        action = times.order[index]
+        rank = action // (length // 3) % num_ranks
+        tail_s, other = left_s[rank], actions.after[action]
+        if other >= 0:
+            tail_s = max(tail_s, message_s + actions.took_s[other] + times.tail_s[other])
+        times.tail_s[action] = tail_s
+        left_s[rank] = tail_s + actions.took_s[action]
+    return float(clock_s.max())
+
+
+@compiled
+def _best_swap(
+    sequence: IntArray,
+    actions: _Actions,
+    seconds: tuple[float, float, float],
+    times: _Times,
+    kept: IntArray,
+    sizes: tuple[int, int, int],
+) -> tuple[int, int]:
+    """Return rank and place of the swap with the least longest path through the two, or -1."""
+    message_s, now_s, best_s = seconds
+    num_micro_batches, limit, round_ = sizes
+    through_s = times.head_s + actions.took_s + times.tail_s
+    critical_s = now_s * (1 - 1e-12)
+    num_ranks, length = sequence.shape
+    size = num_ranks * length
+    found, found_place, least_s = -1, -1, np.inf
+    for rank in range(num_ranks):
+        for place in range(length - 1):
+            a, b = sequence[rank, place], sequence[rank, place + 1]
+            if through_s[a] < critical_s or through_s[b] < critical_s:
+                continue
+            kind_a, kind_b = a // (size // 3), b // (size // 3)
+            m_a, m_b = a % num_micro_batches, b % num_micro_batches
+            if kind_a == kind_b or (kind_a < kind_b and m_a == m_b):
+                continue
+            if kind_a == WEIGHTS and kind_b == FORWARD and m_b - m_a == limit:
+                continue
+            path_s = _path_s(sequence[rank], place, actions, times, message_s)
+            if kept[b] > round_ and path_s >= best_s:
+                continue
+            if path_s < least_s:
+                found, found_place, least_s = rank, place, path_s
+    return found, found_place
+
+
+@compiled
+def _path_s(row: IntArray, place: int, actions: _Actions, times: _Times, message_s: float) -> float:
+    """Return the longest path through the actions at `place` and after it, were they swapped."""
+    a, b = row[place], row[place + 1]
+    took_s = actions.took_s
+    b_s, rest_s = 0.0, 0.0
+    if place > 0:
+        b_s = times.head_s[row[place - 1]] + took_s[row[place - 1]]
+    if place + 2 < len(row):
+        rest_s = took_s[row[place + 2]] + times.tail_s[row[place + 2]]
+    other = actions.before[b]
+    if other >= 0:
+        b_s = max(b_s, times.head_s[other] + took_s[other] + message_s)
+    a_s, other = b_s + took_s[b], actions.before[a]
+    if other >= 0:
+        a_s = max(a_s, times.head_s[other] + took_s[other] + message_s)
+    other = actions.after[a]
+    if other >= 0:
+        rest_s = max(rest_s, message_s + took_s[other] + times.tail_s[other])
+    b_rest_s, other = took_s[a] + rest_s, actions.after[b]
+    if other >= 0:
+        b_rest_s = max(b_rest_s, message_s + took_s[other] + times.tail_s[other])
+    return float(max(a_s + took_s[a] + rest_s, b_s + took_s[b] + b_rest_s))
