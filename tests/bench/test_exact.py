@@ -1,4 +1,4 @@
-"""The bench of the exact optimum: its cases are the same each time, and its rows say what is known."""
+"""The bench of the exact optimum: the same cases each time, and rows that say what is known."""
 
 import itertools
 

@@ -98,7 +98,8 @@ def greedy(
         work = _Work(np.ascontiguousarray(ranks, np.int64), *lanes, table, priority, limits)
         states.append(_state(work, need, 3 if split else 2))
         pace = (float(seconds.message_s), float(each.patience), bool(each.in_order))
-        if not _run(work, states[-1], pace):
+        _run(work, states[-1], pace)
+        if (states[-1].filled < states[-1].offsets[1:]).any():
             raise ScheduleError("the limit is too low for this order", hint="raise the limit")
         if states[-1].end_s.max() <= least_s * (1 + 1e-12):
             break
@@ -225,15 +226,15 @@ def _check_limit(need: IntArray, limit: IntArray) -> None:
 
 
 @compiled
-def _run(work: _Work, state: _State, pace: tuple[float, float, bool]) -> bool:
-    """Let the ranks work in the order of time; return whether all is done."""
+def _run(work: _Work, state: _State, pace: tuple[float, float, bool]) -> None:
+    """Let the ranks work in the order of time."""
     message_s, patience, in_order = pace
     num_kinds = len(state.kinds) // max(1, work.ranks.size)
     while True:
         rank = int(np.argmin(state.wake_s))
         now_s = state.wake_s[rank]
-        if now_s == np.inf:
-            return bool(np.all(state.filled == state.offsets[1:]))
+        if now_s == np.inf:  # all is done, or nobody can go on
+            return
         kind, lane, later_s = _choose(work, state, rank, message_s, in_order, num_kinds)
         if kind == WEIGHTS and later_s < now_s + patience * work.seconds[kind, work.stage[lane]]:
             kind = -1

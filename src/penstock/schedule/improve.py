@@ -125,7 +125,7 @@ def _search(
             kept[then] = round_ + _ROUNDS_KEPT
             now_s = _time(sequence, actions, message_s, times)
         elif now_s < best_s * (1 - 1e-12):
-            best[:], best_s = sequence, now_s
+            best, best_s = sequence.copy(), now_s
             if best_s <= least_s * (1 + 1e-12):
                 break
     return best, best_s
@@ -137,7 +137,8 @@ def _time(sequence: IntArray, actions: _Actions, message_s: float, times: _Times
     num_ranks, length = sequence.shape
     at, clock_s = np.zeros(num_ranks, np.int64), np.zeros(num_ranks)
     done, moved = 0, True
-    times.head_s[:] = -1.0
+    for action in range(sequence.size):
+        times.head_s[action] = -1.0
     while moved:
         moved = False
         for turn in range(2 * num_ranks):  # there and back, as the actions go
@@ -166,7 +167,10 @@ def _time(sequence: IntArray, actions: _Actions, message_s: float, times: _Times
             tail_s = max(tail_s, message_s + actions.took_s[other] + times.tail_s[other])
         times.tail_s[action] = tail_s
         left_s[rank] = tail_s + actions.took_s[action]
-    return float(clock_s.max())
+    end_s = 0.0
+    for rank in range(num_ranks):
+        end_s = max(end_s, clock_s[rank])
+    return end_s
 
 
 @compiled
@@ -181,7 +185,7 @@ def _best_swap(
     """Return rank and place of the swap with the least longest path through the two, or -1."""
     message_s, now_s, best_s = seconds
     num_micro_batches, limit, round_ = sizes
-    through_s = times.head_s + actions.took_s + times.tail_s
+    head_s, tail_s, took_s = times.head_s, times.tail_s, actions.took_s
     critical_s = now_s * (1 - 1e-12)
     num_ranks, length = sequence.shape
     size = num_ranks * length
@@ -189,7 +193,10 @@ def _best_swap(
     for rank in range(num_ranks):
         for place in range(length - 1):
             a, b = sequence[rank, place], sequence[rank, place + 1]
-            if through_s[a] < critical_s or through_s[b] < critical_s:
+            if (
+                min(head_s[a] + took_s[a] + tail_s[a], head_s[b] + took_s[b] + tail_s[b])
+                < critical_s
+            ):
                 continue
             kind_a, kind_b = a // (size // 3), b // (size // 3)
             m_a, m_b = a % num_micro_batches, b % num_micro_batches
