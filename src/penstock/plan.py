@@ -43,6 +43,8 @@ class Plan:
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
     recompute:          for each stage, whether B repeats F instead of keeping its activations.
     clip:               whether gradients are clipped by their global norm (the job says to what).
+    post_validation:    whether a rank updates before the norm is known, and takes the update back
+                        where gradients have to be clipped; same weights, less waiting, more memory.
     joined:             of the job's micro-batches that make one of the plan's.
     """
 
@@ -55,6 +57,7 @@ class Plan:
     replicas: int = 1
     recompute: tuple[bool, ...] = ()
     clip: bool = False
+    post_validation: bool = False
     joined: int = 1
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
@@ -166,6 +169,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
     replicas: int = 1,
     recompute: Sequence[bool] = (),
     clip: bool = False,
+    post_validation: bool = False,
 ) -> Plan:
     """Return a plan whose every decision is the caller's; one stage on each rank by default."""
     names = tuple(graph.cut_points[c].name for c in cuts if 0 <= c < len(graph.cut_points))
@@ -182,6 +186,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
         replicas=replicas,
         recompute=tuple(recompute) or (False,) * (len(cuts) + 1),
         clip=clip,
+        post_validation=post_validation,
     )
 
 
@@ -216,6 +221,7 @@ _TYPES: dict[str, type | list[type]] = {
     "replicas": int,
     "recompute": [bool],
     "clip": bool,
+    "post_validation": bool,
     "joined": int,
 }
 

@@ -14,7 +14,7 @@ from penstock.program.deadlock import stops
 from penstock.program.instructions import parse_instruction
 from penstock.program.lower import chain
 from penstock.program.program import Edge, Program, Reduce, StageBytes, TiedGroup
-from penstock.schedule import DOUBLE_BUFFERED, Reads, WeightRule
+from penstock.schedule import Reads, WeightRule
 from tests.program.mutants import MUTATIONS, later, mutate
 from tests.program.programs import programs, rebuilt, unchecked
 from tests.program.toy_run import run_toy
@@ -340,5 +340,28 @@ def test_program_without_ranks_is_refused():
 
 
 def test_every_rule_has_words():
-    told = {*faults.WORDS, rules.FINE, rules.MISSING, rules.NOT_UPDATED, rules.NOT_DROPPED}
+    alone = {rules.NOT_UPDATED, rules.NOT_VALIDATED, rules.NOT_DROPPED}
+    told = {*faults.WORDS, rules.FINE, rules.MISSING, *alone}
     assert told == set(range(rules.NUM_RULES))
+
+
+VALIDATE = Reduce("all", "validate", (0, 1), 0, 8)
+LATE = ("F0.0 F0.0>r1e0s0 B1.0<r1e1s0 B0.0 U0.0 validate:all.0",
+        "F0.0<r0e0s0 F1.0 B1.0 B1.0>r0e1s0 U1.0 validate:all.0")  # fmt: skip
+
+
+def test_validation_after_the_update_is_accepted():
+    program_of(*LATE, clip=True, reductions=(VALIDATE,))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("U0.0 validate:all.0", "U0.0", "rank 0 ends with an update of stage 0 that is not valid"),
+        ("U0.0 validate:all.0", "validate:all.0 U0.0", "validate:all.0: its turn is step 0"),
+        ("validate:all.0", "validate:all.0 validate:all.0", "validate:all.0: its turn is step 1"),
+    ],
+)
+def test_validation_elsewhere_is_refused(old, new, message):
+    lines = (LATE[0].replace(old, new), LATE[1])
+    assert message in refusal(*lines, clip=True, reductions=(VALIDATE,))

@@ -68,6 +68,7 @@ def measured(plan: Plan, name: str, *, memory_window: int = 1, **options) -> lis
         ("one_f_one_b", 2, {"recompute": (True, True)}),
         ("one_f_one_b", 1, {"replicas": 2}),
         ("one_f_one_b", 2, {"clip": True}),
+        ("zb_h2", 2, {"clip": True, "post_validation": True}),
     ],
 )
 def test_peak_is_the_predicted_one(schedule, stages, options, name):

@@ -118,6 +118,10 @@ def broken_rule(program: "Program", finding: Finding) -> ProgramError:
         return ProgramError(
             f"{head}; there are {program.num_steps}", hint="give each step its Update"
         )
+    if rule == rules.NOT_VALIDATED:
+        hint = "put a validate Reduce after the updates of each step"
+        message = f"rank {row} ends with an update of stage {number} that is not validated"
+        return ProgramError(message, hint=hint)
     if rule == rules.NOT_DROPPED:
         hint = "put a Reshard after the last use"
         return ProgramError(f"rank {row} ends with stage {number} gathered", hint=hint)

@@ -19,12 +19,13 @@ from penstock.schedule.schedule import Action
 
 EdgeKind = Literal["F", "B"]
 EDGE_KINDS: tuple[EdgeKind, ...] = ("F", "B")
-How = Literal["tied", "replicas", "norm"]
+How = Literal["tied", "replicas", "norm", "validate"]
 HOWS: tuple[How, ...] = (
     "tied",
     "replicas",
     "norm",
-)  # also the order in which a gradient needs them
+    "validate",
+)  # also the order in which they come; the last one after the updates
 
 _MESSAGE = re.compile(r"([FBI]\d+\.\d+)([<>])r(\d{1,9})e(\d{1,9})s(\d{1,9})", re.ASCII)
 
@@ -109,6 +110,7 @@ class Reduce:
 
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
     replicas: of a stage that lives on several ranks.  norm: the squares, for clipping.
+    validate: the same after the update, which is taken back and done again where it has to be.
     """
 
     bucket: str

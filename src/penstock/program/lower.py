@@ -41,6 +41,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     tied: Sequence[TiedGroup] = (),
     replicas: int = 1,
     clip: bool = False,
+    post_validation: bool = False,
     stages: Sequence[object] = (),
     stage_bytes: Sequence[StageBytes] = (),
 ) -> Program:
@@ -51,7 +52,8 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     stand the sums that it needs; where the schedule lists no updates, they are at the end.
 
     edges:    default: a chain, F from each stage to the next and B back.
-    clip:     also sum the norm of the gradient over each replica before its updates.
+    clip:     also sum the norm of the gradient over each replica before its updates, or with
+              `post_validation` after them: an update is then taken back where it was wrong.
     stages, stage_bytes: handed on to the program.
     Raises:   ProgramError: an edge or group that cannot be; sums for which the order has no place.
     """
@@ -64,7 +66,11 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     where = _where(schedule)
     firsts = schedule.num_ranks * np.arange(replicas, dtype=np.int32)
     holders = holders_of(where + firsts[:, None, None])
-    sums = needed(holders, tied, clip, stage_bytes) if backward else ()
+    if post_validation and schedule.has_updates:
+        hint = "take a schedule that drains, or clip before the update"
+        raise ProgramError(f"{schedule.name or 'it'} updates before a step's end", hint=hint)
+    late = {"post_validation": post_validation}
+    sums = needed(holders, tied, clip, stage_bytes, **late) if backward else ()
     extras = _extras(schedule, sums, holders, backward)
     wiring = wire(schedule.num_stages, wires)
     code = _issue(_work(schedule, extras), _sources(schedule, where, wiring, sums), replicas)
@@ -127,16 +133,24 @@ def _extras(
         if updates:
             own = _before_updates(schedule, rank, of_stage, stages if norm else ())
         else:
-            own = _at_end(end, of_stage, stages if backward else ())
+            after = [number for number, one in enumerate(sums) if one.reduce.how == "validate"]
+            own = _at_end(end, of_stage, stages if backward else (), after)
         extras.append(list(own))
     return extras
 
 
-def _at_end(end: int, of_stage: list[list[int]], stages: Sequence[int]) -> Iterator[_Extra]:
-    for number in sorted({number for stage in stages for number in of_stage[stage]}):
-        yield _Extra(end, REDUCE, number, 0)
+def _at_end(
+    end: int, of_stage: list[list[int]], stages: Sequence[int], after: Sequence[int]
+) -> Iterator[_Extra]:
+    own = sorted({number for stage in stages for number in of_stage[stage]})
+    for number in own:
+        if number not in after:
+            yield _Extra(end, REDUCE, number, 0)
     for stage in stages:
         yield _Extra(end, UPDATE, stage, 0)
+    for number in own:
+        if number in after:
+            yield _Extra(end, REDUCE, number, 0)
 
 
 def _before_updates(

@@ -99,6 +99,7 @@ def lower_plan(
         tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
         replicas=plan.replicas,
         clip=plan.clip,
+        post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,
         stage_bytes=[
             StageBytes(weights=sum(nodes[p].size_bytes for p in stage.parameters))

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.instructions import HOWS, Reduce, StageBytes, TiedGroup
+from penstock.program.instructions import HOWS, How, Reduce, StageBytes, TiedGroup
 
 Holders: TypeAlias = Sequence[
     Sequence[tuple[int, ...]]
@@ -21,7 +21,7 @@ class Needed(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Needed reductions as arrays; `needs[3 * stage + how]` counts those before its update."""
+    """Needed reductions as arrays; `needs[len(HOWS) * stage + how]` counts those of its update."""
 
     hows: NDArray[np.int64]  # places in HOWS
     stages: NDArray[np.int32]
@@ -36,11 +36,14 @@ def needed(
     tied: Sequence[TiedGroup],
     clip: bool,
     stage_bytes: Sequence[StageBytes] = (),
+    *,
+    post_validation: bool = False,
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
     Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
-    norm over each replica.  A stage on one rank needs no sum over replicas.
+    norm over each replica: with `post_validation` after the updates.  A stage on one rank needs no
+    sum over replicas.
     """
     found: list[Needed] = []
     for group in tied:
@@ -58,10 +61,10 @@ def needed(
                 Needed(Reduce(f"stage{stage}", "replicas", ranks, 0, size_bytes), (stage,))
             )
     if clip:
+        how: How = "validate" if post_validation else "norm"
         for stages in holders:
-            found.append(
-                Needed(Reduce("all", "norm", _union(stages), 0, 8), tuple(range(num_stages)))
-            )
+            reduce = Reduce("all", how, _union(stages), 0, 8)
+            found.append(Needed(reduce, tuple(range(num_stages))))
     return tuple(found)
 
 
@@ -98,11 +101,11 @@ def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> S
     stages, stage_offsets = _ragged([one.stages for one in reductions])
     ranks, rank_offsets = _ragged([one.reduce.ranks for one in reductions])
     needs = np.bincount(
-        3 * stages.astype(np.int64) + np.repeat(hows, np.diff(stage_offsets)),
-        minlength=3 * num_stages,
+        len(HOWS) * stages.astype(np.int64) + np.repeat(hows, np.diff(stage_offsets)),
+        minlength=len(HOWS) * num_stages,
     )
-    for how in (HOWS.index("tied"), HOWS.index("norm")):  # stand there once per replica
-        needs[how::3] //= replicas
+    for how in ("tied", "norm", "validate"):  # stand there once per replica
+        needs[HOWS.index(how) :: len(HOWS)] //= replicas
     return Sums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
 
 

@@ -62,8 +62,10 @@ from penstock.schedule.orders import B, F, I, U, W
     GATHERED_TWICE,
     DROPPED_TWICE,
     NOT_UPDATED,
+    NOT_VALIDATED,
     NOT_DROPPED,
-) = range(34)
+) = range(35)
+NUM_HOWS, VALIDATE = 4, 3  # of instructions.HOWS
 NUM_RULES = NOT_DROPPED + 1
 
 Finding: TypeAlias = tuple[
@@ -114,7 +116,7 @@ class State(NamedTuple):
     here: NDArray[np.int64]  # stage -> the last rank that was found to hold it
     updates: NDArray[np.int64]  # stage -> updates so far
     closed: NDArray[np.int64]  # stage -> steps whose gradient was summed already
-    summed: NDArray[np.int64]  # 3 * stage + how -> reductions of the current step so far
+    summed: NDArray[np.int64]  # NUM_HOWS * stage + how -> reductions of the current step so far
     gathered: NDArray[np.int8]  # stage -> 0 never sharded, 1 sharded, 2 gathered
     next_step: NDArray[np.int64]  # reduction -> its next step
     stepper: NDArray[np.int64]  # reduction -> rank to which next_step belongs
@@ -222,6 +224,9 @@ def follow(code: Columns, facts: Facts, state: State) -> Finding:
         for stage in held:
             if facts.backward and state.updates[stage] < facts.sizes.steps:
                 return NOT_UPDATED, rank, stage
+            validated = state.summed[NUM_HOWS * stage + VALIDATE]
+            if facts.sums.needs[NUM_HOWS * stage + VALIDATE] and validated < facts.sizes.steps:
+                return NOT_VALIDATED, rank, stage
             if state.gathered[stage] == GATHERED:
                 return NOT_DROPPED, rank, stage
     return FINE, -1, -1
@@ -234,7 +239,7 @@ def _arrive(
     for stage in held:
         state.here[stage] = rank
         state.updates[stage] = state.closed[stage] = 0
-        state.summed[3 * stage : 3 * stage + 3] = 0
+        state.summed[NUM_HOWS * stage : NUM_HOWS * (stage + 1)] = 0
         state.gathered[stage] = 0
     if sharding:
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
@@ -378,15 +383,20 @@ def _reduce(code: Columns, row: int, rank: int, facts: Facts, state: State) -> t
     for place_in_list in range(sums.stage_offsets[one], sums.stage_offsets[one + 1]):
         stage = sums.stages[place_in_list]
         if state.here[stage] == rank:
+            if how == VALIDATE:
+                if state.updates[stage] != step + 1:
+                    return SUM_OUT_OF_STEP, int(state.updates[stage])
+                state.summed[NUM_HOWS * stage + VALIDATE] = step + 1
+                continue
             if state.updates[stage] != step:
                 return SUM_OUT_OF_STEP, int(state.updates[stage])
-            for other in range(3):
-                so_far = state.summed[3 * stage + other]
-                if other < how and so_far != sums.needs[3 * stage + other]:
+            for other in range(VALIDATE):
+                so_far = state.summed[NUM_HOWS * stage + other]
+                if other < how and so_far != sums.needs[NUM_HOWS * stage + other]:
                     return SUM_TOO_EARLY, int(stage)
                 if other > how and so_far > 0:
                     return SUM_TOO_LATE, int(stage)
-            state.summed[3 * stage + how] += 1
+            state.summed[NUM_HOWS * stage + how] += 1
             state.closed[stage] = step + 1
     return FINE, -1
 
@@ -409,10 +419,10 @@ def _weights(code: Columns, row: int, rank: int, facts: Facts, state: State) -> 
         return UPDATE_OUT_OF_STEP, int(state.updates[stage])
     if state.gathered[stage] == GATHERED:
         return GATHERED_AT_UPDATE, -1
-    for how in range(3):
-        if state.summed[3 * stage + how] != facts.sums.needs[3 * stage + how]:
+    for how in range(VALIDATE):
+        if state.summed[NUM_HOWS * stage + how] != facts.sums.needs[NUM_HOWS * stage + how]:
             return NOT_SUMMED, how
-        state.summed[3 * stage + how] = 0
+        state.summed[NUM_HOWS * stage + how] = 0
     state.updates[stage] += 1
     state.closed[stage] = max(state.closed[stage], state.updates[stage])
     return FINE, -1

@@ -58,9 +58,9 @@ def facts_of(program: "Program") -> Facts:
     shape = (program.replicas, sizes.stages, sizes.micro_batches)
     holders = holders_of(places.where.reshape(shape))
     backward = int(places.done[0]) > rules.FORWARD_ONLY
-    reductions = (
-        needed(holders, program.tied, program.clip, program.stage_bytes) if backward else ()
-    )
+    late = any(one.how == "validate" for one in program.code.reductions)
+    sums = holders, program.tied, program.clip, program.stage_bytes
+    reductions = needed(*sums, post_validation=late) if backward else ()
     number_of = {one.reduce: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)
     return Facts(
@@ -120,7 +120,7 @@ def _fresh(facts: Facts, num_ranks: int) -> State:
         here=np.full(sizes.stages, -1, np.int64),
         updates=np.zeros(sizes.stages, np.int64),
         closed=np.zeros(sizes.stages, np.int64),
-        summed=np.zeros(3 * sizes.stages, np.int64),
+        summed=np.zeros(rules.NUM_HOWS * sizes.stages, np.int64),
         gathered=np.zeros(sizes.stages, np.int8),
         next_step=np.zeros(len(facts.sums.hows), np.int64),
         stepper=np.full(len(facts.sums.hows), -1, np.int64),

@@ -109,7 +109,15 @@ class _Binder:
                 case Unshard() | Reshard():
                     hint = "use a plan without sharding"
                     raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
-        return [*calls, *self._move_stashes()]
+        return [*self._settle(), *calls, *self._move_stashes()]
+
+    def _settle(self) -> list[Bound]:
+        """Return the call that validates the updates of the window before."""
+        if not any(isinstance(i, Reduce) and i.how == "validate" for i in self.code):
+            return []
+        for stage in self.own:
+            self.rank.weights_of(stage).remember_updates()
+        return [Bound(self.rank.settle, "collective", "reduce", -1, 0)]
 
     def _move_stashes(self) -> list[Bound]:
         """Return the calls that put older versions where the next window looks for them."""

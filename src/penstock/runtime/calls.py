@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.timeline.spans import Lane, SpanKind
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def _work(task: Task, found: dict[str, Tensor], transport: Transport, report: Re
     transport.barrier()
     with torch.no_grad():
         rank.run(calls, 0)
+        rank.settle()
     for held in rank.weights.values() if rank.replica == 0 else ():
         if program.num_steps > 1:
             found |= {f"weights/{held.names[n]}": v for n, v in held.tensors(0).items()}

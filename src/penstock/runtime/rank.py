@@ -20,6 +20,7 @@ from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
+from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.transport import TensorSpec, Transport
@@ -36,6 +37,7 @@ class Rank:
                dicts, which are empty between windows.
     outbox:    messages made and not yet sent, by (edge, micro-batch); empty between windows.
     batches:   leaves of micro-batches that a later call reads; empty between windows.
+    unsettled: what is left to do about the last update; see `settle`.
     report:    is told of every finished step.
     """
 
@@ -61,6 +63,7 @@ class Rank:
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
+        self.unsettled: list[Call] = []
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
@@ -88,6 +91,14 @@ class Rank:
             call()
             mark(clock())
         return marks
+
+    def settle(self) -> None:
+        """Validate the last update, where it was made before the norm of the gradient was known.
+
+        Every rank calls it at the same time: before its next window, or when there is none.
+        """
+        while self.unsettled:
+            self.unsettled.pop(0)()
 
     def spans(self, calls: Sequence[Bound], marks: Sequence[float], origin: float) -> list[Span]:
         """Return the spans of a window that was run, in seconds from `origin`."""

@@ -1,7 +1,8 @@
 """Sums: what stands at the end of a step: gradients summed over ranks, clipped, and the update."""
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -36,6 +37,8 @@ def sum_call(rank: "Rank", reduce: Reduce, own: Own) -> Call:
             return _replicas(rank, reduce, own)
         case "norm":
             return _clip(rank, own, reduce.ranks)
+        case "validate":
+            return partial(rank.unsettled.append, _validate(rank, own, reduce.ranks))
 
 
 def _tied(rank: "Rank", reduce: Reduce, own: Own) -> Call:
@@ -91,8 +94,28 @@ def _replicas(rank: "Rank", reduce: Reduce, own: Own) -> Call:
     return call
 
 
-def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
-    """Scale gradients so that the norm over all stages is at most the job's clip_norm.
+def _validate(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
+    """Where gradients have to be clipped, take the last update back, clip, and update again.
+
+    The weights are then those of an update after the norm, bit for bit.
+    """
+    clip = _clip(rank, own, ranks)
+    updated = [rank.weights_of(stage) for stage in own.stages]
+
+    def call() -> None:
+        clips = clip()
+        for weights in updated:
+            if clips:
+                weights.update_again()
+            weights.forget_update()
+
+    return call
+
+
+def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[], bool]:
+    """Return what clips, and says whether that changed anything.
+
+    Scale gradients so that the norm over all stages is at most the job's clip_norm.
 
     A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
     which it lives.  The formula is that of torch.nn.utils.clip_grad_norm_; squares are added in
@@ -113,7 +136,7 @@ def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
         for weights in [rank.weights_of(stage)]
     ]
 
-    def call() -> None:
+    def call() -> bool:
         total = sum(weights.squares(nodes) for weights, nodes in parts)
         squares = torch.tensor([total], dtype=torch.float64, device=rank.device)
         if len(ranks) > 1:
@@ -122,6 +145,7 @@ def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
         if factor < 1.0:
             for weights, _ in parts:
                 weights.scale_gradients(factor)
+        return factor < 1.0
 
     return call
 

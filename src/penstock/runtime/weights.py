@@ -72,6 +72,7 @@ class StageWeights:
         self.stash: list[tuple[list[Tensor], dict[int, Tensor]]] = []
         self.predicted: list[tuple[list[Tensor], dict[int, Tensor]]] = []
         self.staleness: Staleness | None = None
+        self.undo: _Undo | None = None
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.optimizer = optimizer_of(job, list(self.live.values())) if self.live else None
         groups = self.optimizer.param_groups if self.optimizer is not None else []
@@ -143,12 +144,29 @@ class StageWeights:
             return
         for group, base in zip(self.optimizer.param_groups, self.base_rates, strict=True):
             group["lr"] = base * rate
+        if self.undo is not None:
+            self.undo.remember(rate)
         if self.staleness is None:
             self.optimizer.step()
             return
         self.staleness.before_update()
         self.optimizer.step()
         self.staleness.after_update(self.live)
+
+    def remember_updates(self) -> None:
+        """From now on keep what is needed to take the last update back."""
+        if self.undo is None and self.optimizer is not None:
+            self.undo = _Undo(self.flats, self.optimizer)
+
+    def update_again(self) -> None:
+        """Take the last update back, and update with the gradients as they are now."""
+        if self.undo is not None:
+            self.step(self.undo.take_back())
+
+    def forget_update(self) -> None:
+        """Let go of what is needed to take the last update back."""
+        if self.undo is not None:
+            self.undo.forget()
 
     def size_bytes(self) -> int:
         """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
@@ -157,6 +175,8 @@ class StageWeights:
         held += [flat for flats, _ in self.predicted for flat in flats]
         if self.staleness is not None:
             held += [*self.staleness.previous, *self.staleness.average]
+        if self.undo is not None:
+            held += self.undo.held()
         if self.optimizer is not None:
             states = self.optimizer.state.values()
             held += [v for state in states for v in state.values() if isinstance(v, Tensor)]
@@ -213,6 +233,42 @@ class StageWeights:
             return []
         kept = (("previous", self.staleness.previous), ("average", self.staleness.average))
         return [(name, _all_views(self.layouts, flats)) for name, flats in kept if flats]
+
+
+class _Undo:
+    """Weights and optimizer state as they were before the last update, and its rate."""
+
+    def __init__(self, flats: Sequence[Tensor], optimizer: Optimizer) -> None:
+        self.flats, self.optimizer = flats, optimizer
+        self.rate = 1.0
+        self.before: list[Tensor] = []
+        self.states: dict[Tensor, dict[str, object]] = {}
+
+    def remember(self, rate: float) -> None:
+        self.forget()
+        self.rate = rate
+        self.before = [flat.clone() for flat in self.flats]
+        self.states = {
+            parameter: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            for parameter, state in self.optimizer.state.items()
+        }
+
+    def take_back(self) -> float:
+        """Put everything back as it was; return the rate of the update."""
+        for flat, before in zip(self.flats, self.before, strict=True):
+            flat.copy_(before)
+        self.optimizer.state.clear()
+        for parameter, state in self.states.items():
+            self.optimizer.state[parameter] = state
+        return self.rate
+
+    def forget(self) -> None:
+        self.before, self.states = [], {}
+
+    def held(self) -> list[Tensor]:
+        """Return all tensors that are kept."""
+        kept = [v for state in self.states.values() for v in state.values()]
+        return [*self.before, *(value for value in kept if isinstance(value, Tensor))]
 
 
 def optimizer_of(job: Job, parameters: list[nn.Parameter]) -> Optimizer:

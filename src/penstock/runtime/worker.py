@@ -106,6 +106,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
             watch.window(bound[id(program)], _Window(first_step, program.num_steps, is_profiled))
             is_last = number == len(task.windows) - 1
             _save_when_due(task, rank, first_step + program.num_steps, is_last=is_last)
+        rank.settle()
     return watch.result()
 
 
@@ -130,6 +131,7 @@ def _save_when_due(task: Task, rank: Rank, step: int, *, is_last: bool) -> None:
     every = task.checkpoint_every
     if task.checkpoints is None or not (is_last or (every and step % every == 0)):
         return
+    rank.settle()
     save(task.checkpoints, step, rank.transport, _state(rank) if rank.replica == 0 else None)
 
 

@@ -24,7 +24,7 @@ from penstock.program.lower_plan import (
     stages_of,
     trains,
 )
-from penstock.schedule import SCHEDULES, find, weight_copies
+from penstock.schedule import SCHEDULES, weight_copies
 from penstock.search.balance import balanced_cuts, stage_seconds
 from penstock.simulate import simulate
 from penstock.simulate.price import costs_of, memory_of

@@ -71,6 +71,9 @@ def memory_of(
         updated = _trained_bytes(graph, stage, reached=True)
         at_update = int(updated * profile.update_workspace_per_byte)
         transient[KINDS.index("U"), stage.index] = at_update
+    if any(reduce.how == "validate" for reduce in program.code.reductions):
+        for stage in stages.stages:
+            net[KINDS.index("U"), stage.index] = _undo_bytes(graph, stage, profile)
     held = [_held_bytes(graph, stage, profile, versions) for stage in stages.stages]
     start = [
         sum(held[stage] for stage in program.stages_of(rank)) for rank in range(program.num_ranks)
@@ -119,6 +122,15 @@ def _held_bytes(graph: Graph, stage: Stage, profile: Profile, versions: Sequence
     others = sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers)) - trained
     state = profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
     return int(trained * (1 + alive) + state) + others
+
+
+def _undo_bytes(graph: Graph, stage: Stage, profile: Profile) -> int:
+    """Return the bytes of weights and optimizer state that are kept until an update is validated.
+
+    That is before the next step begins.
+    """
+    state = profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
+    return int(_trained_bytes(graph, stage) + state)
 
 
 def check_profile(graph: Graph, profile: Profile) -> None:
