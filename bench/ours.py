@@ -16,7 +16,7 @@ from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.lower_plan import lower_plan, ranks_of, stages_of
 from penstock.program.program import Compute, Program
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
@@ -51,13 +51,14 @@ def lowered(
     num_steps: int = 1,
     optimizer: MakeOptimizer | None = None,
 ) -> Ours:
-    """Return a model lowered for two ranks: one stage on each, or two if interleaved.
+    """Return a model lowered for two ranks: one stage on each, or two where stages share ranks.
 
     num_steps:  the window of an asynchronous schedule.
     """
     job, graph = size.job(), captured.graph
     job = job if optimizer is None else replace(job, optimizer=optimizer)
-    pieces = size.pieces_of(4 if schedule == "interleaved" else 2)
+    stages = 2 if ranks_of(schedule, 2, num_micro_batches) == 2 else 4
+    pieces = size.pieces_of(stages)
     names = [point.name for point in graph.cut_points]
     cuts = [names.index(f"after pieces.{stage[-1]}") for stage in pieces[:-1]]
     plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=num_micro_batches, num_ranks=2)

@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
 
@@ -43,12 +45,17 @@ ONE_F_ONE_B = Peer("1F1B", Schedule1F1B, ((0,), (1,)), "one_f_one_b")
 INTERLEAVED = Peer("Interleaved1F1B", ScheduleInterleaved1F1B, ((0, 2), (1, 3)))
 ZERO_BUBBLE = Peer("InterleavedZeroBubble", ScheduleInterleavedZeroBubble, ((0, 2), (1, 3)))
 ZBV = Peer("ZBVZeroBubble", ScheduleZBVZeroBubble, ((0, 3), (1, 2)))
+LOOPED_BFS = Peer("LoopedBFS", ScheduleLoopedBFS, ((0, 2), (1, 3)))
+DUAL_PIPE_V = Peer("DualPipeV", ScheduleDualPipeV, ((0, 3), (1, 2)))
 
 PEERS: dict[str, tuple[Peer, ...]] = {
     "gpipe": (GPIPE,),
     "one_f_one_b": (ONE_F_ONE_B,),
     "interleaved": (INTERLEAVED,),
     "zb_h1": (ZERO_BUBBLE, ZBV),
+    "zb_v": (ZBV,),
+    "breadth_first": (LOOPED_BFS,),
+    "dual_pipe_v": (DUAL_PIPE_V,),
 }
 
 
@@ -117,9 +124,15 @@ def schedule_of(peer: Peer, schedule: Any, num_micro_batches: int) -> Schedule:
         return find(peer.order)(peer.num_stages, num_micro_batches)
     rows = schedule.pipeline_order
     orders = tuple(
-        tuple(_action(cell) for cell in rows[rank] if cell is not None) for rank in sorted(rows)
+        tuple(action for cell in rows[rank] if cell is not None for action in _actions(cell))
+        for rank in sorted(rows)
     )
     return Schedule(peer.num_stages, num_micro_batches, orders)
+
+
+def _actions(cell: Any) -> list[Action]:
+    """Return the actions of one cell; of an F beside a B, one after the other, as on a CPU."""
+    return [_action(part) for part in cell.sub_actions or (cell,)]
 
 
 def _action(cell: Any) -> Action:

@@ -247,7 +247,8 @@ def picture(rows: Sequence[Row]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * wide} '
         f'{lines * high + 24}"><style>{style}</style>{"".join(parts)}'
         f'<text x="10" y="{lines * high + 14}" class="s">Held-out loss after '
-        f"{rows[0]['samples']} samples by learning rate; grey: synchronous. A line ends where training goes astray.</text></svg>\n"
+        f"{rows[0]['samples']} samples by learning rate; grey: "
+        "synchronous. A line ends where training goes astray.</text></svg>\n"
     )
 
 
