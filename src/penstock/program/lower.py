@@ -61,14 +61,10 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     wires = tuple(chain(schedule.num_stages, backward=backward) if edges is None else edges)
     check_edges(wires, schedule.num_stages)
     check_tied(tied, schedule.num_stages)
-    if replicas < 1:
-        raise ProgramError(f"replicas is {replicas}", hint="give 1 or more")
+    _check_wishes(schedule, replicas, post_validation)
     where = _where(schedule)
     firsts = schedule.num_ranks * np.arange(replicas, dtype=np.int32)
     holders = holders_of(where + firsts[:, None, None])
-    if post_validation and schedule.has_updates:
-        hint = "take a schedule that drains, or clip before the update"
-        raise ProgramError(f"{schedule.name or 'it'} updates before a step's end", hint=hint)
     late = {"post_validation": post_validation}
     sums = needed(holders, tied, clip, stage_bytes, **late) if backward else ()
     extras = _extras(schedule, sums, holders, backward)
@@ -88,6 +84,14 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
         tuple(stage_bytes),
         tuple(stages),
     )
+
+
+def _check_wishes(schedule: Schedule, replicas: int, post_validation: bool) -> None:
+    if replicas < 1:
+        raise ProgramError(f"replicas is {replicas}", hint="give 1 or more")
+    if post_validation and schedule.has_updates:
+        hint = "take a schedule that drains, or clip before the update"
+        raise ProgramError(f"{schedule.name or 'it'} updates before a step's end", hint=hint)
 
 
 def chain(num_stages: int, *, backward: bool = True, size_bytes: int = 0) -> tuple[Edge, ...]:
