@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schedule import Schedule, Seconds, peak_activations, zb_h1, zb_h2
+from penstock.schedule import Schedule, Seconds, peak_activations, two_bp, zb_h1, zb_h2
 from penstock.schedule.greedy import Result
 from penstock.schedule.improve import improve, step_of
 from tests.schedule.brute import seconds_of, shortest
@@ -35,10 +35,10 @@ def test_step_is_never_longer_and_is_the_one_that_is_told(builder, num_stages, m
     assert seconds_of(plain(better.orders), times) == found.step_s
 
 
-@given(builders, sizes, sizes, st.data(), st.integers(0, 4))
-def test_rank_holds_no_more_than_the_limit(builder, num_stages, m, data, room):
-    made = builder(num_stages, m)
-    limit = max(peak_activations(made)) + room
+@given(st.integers(2, 6), sizes, st.data(), st.integers(0, 2))
+def test_rank_holds_no_more_than_the_limit(num_stages, more, data, room):
+    m, limit = num_stages + more, num_stages + room
+    made = two_bp(num_stages, m, limit=limit)
     seconds = Seconds(*data.draw(unequal(num_stages)))
     given_ = Result(made.orders, step_of(made.orders, seconds, (num_stages, m)))
     found = improve(given_, seconds, (num_stages, m), limit)

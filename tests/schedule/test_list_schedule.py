@@ -41,7 +41,7 @@ def measured(schedule, times):
 
 
 @given(tiny, st.integers(1, 5), st.data())
-def test_step_is_the_shortest_there_is_for_the_tiniest_sizes(size, limit, data):
+def test_step_is_near_the_shortest_there_is_for_the_tiniest_sizes(size, limit, data):
     times = data.draw(unequal(size[0]))
     ours = measured(list_schedule(*size, seconds=Seconds(*times), limit=limit), times)
     assert ours <= 1.25 * shortest(*size, times, limit=limit, split=False)
