@@ -3,10 +3,12 @@
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from penstock.graph.cut import cut
 from penstock.graph.cut_points import find_cut_points, free_ops, written_buffers
@@ -128,3 +130,26 @@ def test_buffers_that_a_step_writes_are_known() -> None:
     names = {graph.nodes[i].name.rpartition(".")[2] for i in written_buffers(graph)}
     assert names == {"running_mean", "running_var", "num_batches_tracked"}
     assert written_buffers(traced("batch_norm_eval")) == set()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.rnn = nn.LSTM(8, 8, num_layers=2, batch_first=True)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.rnn(self.embedding(tokens))[0])
+
+
+def test_recurrent_model_is_cut_before_its_head() -> None:
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+    job = replace(
+        job_of(Recurrent, floats(2, 3)),
+        loss=loss,
+        data=lambda start: iter([torch.ones(2, 5).long()]),
+    )
+    assert [point.name for point in trace(job).cut_points] == ["after rnn"]
