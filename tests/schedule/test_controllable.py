@@ -37,7 +37,7 @@ def test_bubble_of_v_half_is_the_closed_form(num_ranks, more):
     assert step(v_half(2 * num_ranks, m)) == 6 * m + 3 * num_ranks - 5 + num_ranks % 2
 
 
-@given(st.integers(3, 10), sizes)
+@given(st.integers(3, 6), st.integers(1, 6))
 def test_less_memory_costs_time_and_less_than_1f1b_does(num_ranks, more):
     m = 2 * num_ranks - 1 + more
     builders = (zb_v, v_half, v_min)

@@ -4,8 +4,8 @@ Each rank has one stage on the way there and one on the way back, and repeats a 
 actions, F, I and W of both, shifted from rank to rank.  How many activations it holds is how long
 they live in this pattern.  On the way there an F comes `a` ticks after the one on the rank before,
 on the way back `b` ticks; an I comes `c` ticks later per rank on its way there, `d` on its way
-back.  A micro-batch then lives about R (a + b + c + d) ticks on the first rank, of which it
-takes one in six:
+back.  On the first rank a micro-batch then lives about R (a + b + c + d) ticks, and a new one comes
+every six:
 
     V-Min   1, 1, 1, 1   R 4 / 6 stages, a third of the 2 R stages of 1F1B
     V-Half  1, 2, 1, 2   R 6 / 6 stages, half of them
@@ -16,7 +16,8 @@ The W are put where a rank would idle, or where it may hold no more.
     rank 0  F0.0 .    .    F3.0 I3.0 F0.1 W3.0 I0.0 W0.0 F3.1 I3.1 W3.1 .    I0.1 W0.1
     rank 1  .    F1.0 F2.0 .    .    I2.0 I1.0 F1.1 F2.1 W2.0 W1.0 I2.1 I1.1 W2.1 W1.1
 
-Source: arXiv:2405.15362, sections 3 and 4; the distances are derived here.
+Source: "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362; the ticks are derived
+here.
 """
 
 import itertools

@@ -9,7 +9,7 @@ before a rank waits for it, at the price of more activations.
     rank 1  .  F0 F1 F2 .  B0 B0 F3 B1 B1 F4 B2 B2 .  B3 B3 .  B4 B4 .  .
     rank 2  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 B4 .  .  .  .
 
-Source: arXiv:2007.01045, section 3.2.
+Source: 000#5 DAPPLE, arXiv:2007.01045.
 """
 
 from typing import Literal

@@ -15,7 +15,7 @@ into I and W.
 The bubbles here are those of ranks that do one thing after the other.  DeepSeek's own count takes a
 forward and a backward beside each other as one block, and gets (R - 1) * (F&B + B - 3 W) for the V.
 
-Source: DeepSeek-V3, arXiv:2412.19437, section 3.2.1, and github.com/deepseek-ai/DualPipe.
+Source: DeepSeek-V3, arXiv:2412.19437, and the README of github.com/deepseek-ai/DualPipe.
 """
 
 from collections import deque

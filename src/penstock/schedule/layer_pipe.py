@@ -9,8 +9,8 @@ weights is computed, so that nobody ever waits for it.
     rank 1  .  F0 F1 .  I0 F2 W0 I1 F3 W1 I2 W2 .  I3 W3 .
     rank 2  .  .  F0 I0 F1 W0 I1 F2 W1 I2 F3 W2 I3 W3 .  .
 
-Source: arXiv:2108.06629, section 3, with all tasks of a stage on one rank and a flush after the
-last backward, so that the gradients are not delayed.
+Source: 000#3 LayerPipe, arXiv:2108.06629, with all tasks of a stage on one rank and a flush after
+the last backward, so that the gradients are not delayed.
 """
 
 import numpy as np

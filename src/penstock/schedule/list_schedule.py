@@ -8,7 +8,7 @@ to go; and of 1F1B, GPipe, interleaved and breadth-first, so that it never takes
     rank 1  .  F0 -  F1 -  F2 -  B0 -  -  -  F3 -  B1 -  -  -  B2 -  -  -  B3 -  -  -  .  .
     rank 2  .  .  .  F0 B0 -  F1 B1 -  F2 B2 -  .  F3 B3 -  .  .  .  .  .  .  .  .  .  .  .
 
-Source: arXiv:2204.10562, section 5 (list scheduling of the micro-batches).
+Source: 001#4 SPP, arXiv:2204.10562 (list scheduling of the micro-batches).
 """
 
 from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ put off may be done in batches, one after the other for one stage: they can then
     rank 1  .  F0 F1 .  I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
     rank 2  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
 
-Source: arXiv:2405.18047, sections 2 and 3.
+Source: 001#7 2BP, arXiv:2405.18047.
 """
 
 from dataclasses import replace

@@ -9,7 +9,7 @@ that is not the least that there can be, neighbours on the critical path are swa
     rank 1  .  F0 F1 .  .  I0 I0 F2 I1 I1 W0 F3 I2 I2 W1 I3 I3 W2 W3 .
     rank 2  .  .  F0 I0 I0 F1 I1 I1 F2 I2 I2 W0 F3 I3 I3 W1 W2 W3 .  .
 
-Source: arXiv:2401.10241, section 3.1 (automatic scheduling).
+Source: 001#13 Zero Bubble, arXiv:2401.10241 (automatic scheduling).
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ limit that the first rank of 1F1B holds as R whole ones.
     rank 0  F0.0 F0.1 .    F3.0 I3.0 F3.1 I3.1 I0.0 W3.0 I0.1 W0.0 W3.1 W0.1
     rank 1  .    F1.0 F2.0 F1.1 F2.1 I2.0 I1.0 I2.1 I1.1 W2.0 W1.0 W2.1 W1.1
 
-Source: arXiv:2401.10241, section 6; the order is found greedily here.
+Source: 001#13 Zero Bubble, arXiv:2401.10241; the order is found greedily here.
 """
 
 import numpy as np
