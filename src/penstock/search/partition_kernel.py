@@ -1,0 +1,208 @@
+"""Kernels of `partition`: the best suffixes of a chain of layers under a limit on every stage.
+
+A suffix begins at a layer with a kind of device.  What it uses of the kinds is one number in
+mixed radix, `used`; what stands after a stage is known when the stage is tried, so that its
+message and the micro-batches in flight are known too.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.schedule.compiled import compiled
+from penstock.search.stage_cost import Costs, Floats, Longs, compute_s, fits, message_s
+
+Choices: TypeAlias = NDArray[np.int32]  # [layer, used, kind, 4]: end, replicas, used, kind after
+_NEVER = 1 << 40
+
+
+@compiled
+def strides_of(counts: Longs, kinds: int) -> Longs:
+    """Return the strides of the first `kinds` digits, then the product of all."""
+    strides = np.ones(kinds + 1, np.int64)
+    for kind in range(kinds):
+        strides[kind + 1] = strides[kind] * (counts[kind] + 1)
+    return strides
+
+
+@compiled
+def fewest_devices(costs: Costs, limit_s: float, choice: Choices) -> tuple[int, int]:  # long: loops
+    """Return what the first stage uses and its kind, of a chain with no stage above `limit_s`.
+
+    least[layer, used, kind]: fewest devices of the last kind, with `used` of the others.  Fewer
+    replicas of a stage leave the rest as it is and use less, so only the fewest that do are tried.
+    (-1, -1): there is none.
+    """
+    num_kinds, layers = costs.seconds.shape[0], costs.seconds.shape[1] - 1
+    last = num_kinds - 1
+    strides = strides_of(costs.counts, last)
+    size = strides[last]
+    least = np.full((layers + 1, size, num_kinds), _NEVER, np.int64)
+    least[layers, 0, 0] = 0
+    spent = np.zeros(size, np.int64)
+    for used in range(size):
+        for kind in range(last):
+            spent[used] += used // strides[kind] % (costs.counts[kind] + 1)
+    for first in range(layers - 1, -1, -1):
+        for end in range(first + 1, layers + 1):
+            is_short = False
+            for kind in range(num_kinds):
+                for after in range(num_kinds if end < layers else 1):
+                    start = _fewest_replicas(costs, first, end, kind, after, limit_s)
+                    is_short = is_short or start >= 0
+                    if start < 0:
+                        continue
+                    for used in range(size):
+                        rest = least[end, used, after]
+                        if rest == _NEVER:
+                            continue
+                        digit = rest
+                        if kind < last:
+                            digit = used // strides[kind] % (costs.counts[kind] + 1)
+                        for at in range(start, len(costs.replicas)):
+                            r = costs.replicas[at]
+                            if digit + r > costs.counts[kind]:
+                                break
+                            if compute_s(costs, first, end, kind, r) > limit_s:
+                                continue  # a sum of gradients that one replica less did not need
+                            if not fits(costs, first, end, kind, r, spent[used] + rest + r):
+                                continue
+                            to = used + r * strides[kind] if kind < last else used
+                            devices = rest + r if kind == last else rest
+                            if devices < least[first, to, kind]:
+                                least[first, to, kind] = devices
+                                choice[first, to, kind, 0] = end
+                                choice[first, to, kind, 1] = r
+                                choice[first, to, kind, 2] = used
+                                choice[first, to, kind, 3] = after
+                            break
+            if not is_short and not _can_be_longer(costs, first, end, limit_s):
+                break
+    for used in range(size):
+        for kind in range(num_kinds):
+            if least[0, used, kind] < _NEVER:
+                return used, kind
+    return -1, -1
+
+
+@compiled
+def _fewest_replicas(
+    costs: Costs, first: int, end: int, kind: int, after: int, limit_s: float
+) -> int:
+    """Return the place of the fewest replicas that keep compute and message in the limit, or -1.
+
+    Starts where the computes alone are in the limit, or as good as.
+    """
+    work = (costs.seconds[kind, end] - costs.seconds[kind, first]) * (1 - 1e-9)
+    low, high = 0, len(costs.replicas)
+    while low < high:
+        middle = (low + high) // 2
+        if work > limit_s * costs.replicas[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    for at in range(low, len(costs.replicas)):
+        r = costs.replicas[at]
+        if r > costs.counts[kind]:
+            return -1
+        compute = compute_s(costs, first, end, kind, r)
+        if max(compute, message_s(costs, end, kind, after, r)) <= limit_s:
+            return at
+    return -1
+
+
+@compiled
+def _can_be_longer(costs: Costs, first: int, end: int, limit_s: float) -> bool:
+    """Return whether layers `first` .. `end - 1` could be part of a stage, sums not counted."""
+    for kind in range(costs.seconds.shape[0]):
+        work = costs.seconds[kind, end] - costs.seconds[kind, first]
+        if work <= limit_s * costs.counts[kind]:
+            return True
+    return False
+
+
+@compiled
+def least_sum(
+    costs: Costs, limit_s: float, choice: Choices
+) -> tuple[int, int, float]:  # long: loops
+    """Return used, kind and seconds of the stages whose sum is least, none above `limit_s`.
+
+    Here `used` counts all kinds; a stage takes the longer of compute and message.  (-1, -1, inf):
+    there are none.
+    """
+    num_kinds, layers = costs.seconds.shape[0], costs.seconds.shape[1] - 1
+    strides = strides_of(costs.counts, num_kinds)
+    size = strides[num_kinds]
+    best = np.full((layers + 1, size, num_kinds), np.inf)
+    best[layers, 0, 0] = 0.0
+    spent = np.zeros(size, np.int64)
+    for used in range(size):
+        for kind in range(num_kinds):
+            spent[used] += used // strides[kind] % (costs.counts[kind] + 1)
+    for first in range(layers - 1, -1, -1):
+        for end in range(first + 1, layers + 1):
+            for kind in range(num_kinds):
+                for after in range(num_kinds if end < layers else 1):
+                    for r in costs.replicas:
+                        if r > costs.counts[kind]:
+                            break
+                        stage_s = compute_s(costs, first, end, kind, r)
+                        stage_s = max(stage_s, message_s(costs, end, kind, after, r))
+                        if stage_s > limit_s:
+                            continue
+                        step = r * strides[kind]
+                        for used in range(size - step):
+                            sum_s = best[end, used, after] + stage_s
+                            to = used + step
+                            if sum_s >= best[first, to, kind]:
+                                continue
+                            if (
+                                used // strides[kind] % (costs.counts[kind] + 1) + r
+                                > costs.counts[kind]
+                            ):
+                                continue
+                            if not fits(costs, first, end, kind, r, int(spent[to])):
+                                continue
+                            best[first, to, kind] = sum_s
+                            choice[first, to, kind, 0] = end
+                            choice[first, to, kind, 1] = r
+                            choice[first, to, kind, 2] = used
+                            choice[first, to, kind, 3] = after
+    found, kind_found, least = -1, -1, np.inf
+    for used in range(size):
+        for kind in range(num_kinds):
+            if best[0, used, kind] < least:
+                found, kind_found, least = used, kind, best[0, used, kind]
+    return found, kind_found, least
+
+
+@compiled
+def fastest_spans(
+    span_s: Floats, costs: Costs, units: int, choice: Choices
+) -> Floats:  # long: loops
+    """Return the seconds of the slowest stage of layers [first, end] on at most `units` units.
+
+    span_s[first, end]: seconds of these layers on one unit; a stage on r units takes r-th of it
+    and its part of the sum of gradients.
+    choice[first, end, units, 2]: end of its first stage, and r.
+    """
+    layers = len(span_s) - 1
+    best = np.full((layers + 1, layers + 1, units + 1), np.inf)
+    for end in range(1, layers + 1):
+        best[end, end] = 0.0
+        for first in range(end - 1, -1, -1):
+            for cut in range(first + 1, end + 1):
+                weights = costs.weights[cut] - costs.weights[first]
+                sent = 2.0 * costs.sent[cut - 1] if cut < end else 0.0
+                for r in range(1, units + 1):
+                    ring = (r - 1) / r * weights / costs.bytes_per_s[0, 0]
+                    stage_s = span_s[first, cut] / r + costs.every / r * ring
+                    stage_s = max(stage_s, sent / costs.bytes_per_s[0, 0] / r)
+                    for all_units in range(r, units + 1):
+                        slowest = max(stage_s, best[cut, end, all_units - r])
+                        if slowest < best[first, end, all_units]:
+                            best[first, end, all_units] = slowest
+                            choice[first, end, all_units, 0] = cut
+                            choice[first, end, all_units, 1] = r
+    return best[:, :, units].copy()
