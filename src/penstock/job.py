@@ -7,6 +7,7 @@ micro-batches; micro-batch i of step s is number s * micro_batches + i of `data`
 import difflib
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
 import sysconfig
@@ -228,7 +229,11 @@ def _named(module: ModuleType, place: str, name: str) -> Callable[[], object] | 
 def _only(module: ModuleType, place: str) -> FunctionType:
     functions = _public_functions(module)
     called_job = [name for name in functions if name in ("job", "main_job")]
-    jobs = [name for name in functions if name.endswith("_job") or _returns_job(functions[name])]
+    jobs = [
+        name
+        for name, function in functions.items()
+        if (name.endswith("_job") or _returns_job(function)) and not _needs_arguments(function)
+    ]
     for names in (called_job, jobs):
         if len(names) == 1:
             return functions[names[0]]
@@ -241,6 +246,12 @@ def _only(module: ModuleType, place: str) -> FunctionType:
     if functions:
         listed += f"; its functions: {', '.join(functions)}"
     raise JobError(message, hint=listed)
+
+
+def _needs_arguments(function: FunctionType) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    fixed = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return any(parameter.default is parameter.empty for parameter in fixed)
 
 
 def _returns_job(function: FunctionType) -> bool:

@@ -73,7 +73,7 @@ def test_json_is_the_plan_that_is_written(call: Call, machines: Path, tmp_path: 
     out = tmp_path / "new" / "plan.json"
     done = call("plan", JOB, "--cluster", machines, "--out", out, "--json")
     assert json.loads(done.out) == json.loads(out.read_text())
-    assert done.err == f"wrote {out}\n"
+    assert done.err.splitlines()[-1] == f"wrote {out}"
 
 
 def test_plans_of_other_names_share_a_folder(call: Call, machines: Path, tmp_path: Path) -> None:
@@ -247,7 +247,10 @@ def test_job_that_is_none_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("empty", "yields no micro-batch"), ("loss_raises", f"cannot be traced at {MLP}:")],
+    [
+        ("empty", "yields no micro-batch"),
+        ("loss_raises", f"the job's model or loss fails at {MLP}:"),
+    ],
 )
 def test_job_that_cannot_be_traced_is_refused(call: Call, name: str, words: str) -> None:
     error, _ = call("plan", f"{MLP}:{name}").refusal(2)
@@ -271,8 +274,8 @@ def test_more_stages_than_cut_points_are_refused_with_both_numbers(
 
 @pytest.mark.parametrize("command", ["plan", "check"])
 def test_unknown_schedule_is_refused_before_anything_is_traced(call: Call, command: str) -> None:
-    error, hint = call(command, JOB, "--schedule", "zb_h2").refusal(2)
-    assert error == "there is no schedule 'zb_h2'"
+    error, hint = call(command, JOB, "--schedule", "zb_h9").refusal(2)
+    assert error == "there is no schedule 'zb_h9'"
     assert "zb_h1" in hint
 
 
@@ -330,7 +333,7 @@ def test_truncated_plan_is_refused_and_left_as_it_is(
         ("cuts", [1.5]),
         ("cut_names", ["other"]),
         ("schedule", 5),
-        ("schedule", "zb_h2"),
+        ("schedule", "zb_h9"),
         ("num_micro_batches", 0),
         ("num_micro_batches", 1.5),
         ("num_micro_batches", "4"),

@@ -55,6 +55,24 @@ def test_training_without_a_plan_leaves_every_file_of_a_run(call: Call, tmp_path
         assert Timeline.load(folder / f"{name}.trace.json").num_ranks == plan.total_ranks
 
 
+def test_earlier_run_in_the_folder_is_moved_aside(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for steps in (2, 3, 1):
+        (folder / "mine.txt").parent.mkdir(exist_ok=True)
+        (folder / "mine.txt").write_text("not of a run")
+        done = call("train", f"{JOBS}:small", "--out", str(folder), "--steps", str(steps))
+        assert done.code == 0, done.err
+    assert "held an earlier run: it is kept in run.2" in done.err
+    kept = [len(losses(tmp_path / name)) for name in ("run.1", "run.2", "run")]
+    assert kept == [2, 3, 1]
+    assert (tmp_path / "run.1" / "checkpoints" / "step-000002").is_dir()
+    assert (folder / "mine.txt").exists()
+    again = call(
+        "train", f"{JOBS}:small", "--out", str(folder), "--plan", str(folder / "plan.json")
+    )
+    assert again.code == 0, again.err
+
+
 @pytest.mark.parametrize("command", ["train", "check"])
 def test_what_a_job_prints_does_not_spoil_the_result(
     call: Call, tmp_path: Path, command: str

@@ -146,12 +146,12 @@ def test_sparse_gradients_are_refused() -> None:
     ],
 )
 def test_loss_that_is_no_number_or_has_no_gradient_is_refused(loss, message: str) -> None:
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(JobError, match=message):
         trace(job_of(Blocks, vectors, loss))
 
 
 def test_model_without_a_trainable_parameter_is_refused() -> None:
-    with pytest.raises(GraphError, match="depends on no trainable parameter"):
+    with pytest.raises(JobError, match="depends on no trainable parameter"):
         trace(job_of(lambda: Blocks().requires_grad_(False), vectors))
 
 

@@ -64,7 +64,7 @@ def test_text_that_is_no_schedule_is_refused_with_its_place(lines, message):
 
 
 def test_own_weight_rule_is_read_when_it_is_given():
-    def law(stage, micro_batch, num_micro_batches, /):
+    def law(stage, micro_batch, num_stages, num_micro_batches, /):
         step = micro_batch // num_micro_batches
         return Reads(step, step, step)
 
@@ -73,7 +73,7 @@ def test_own_weight_rule_is_read_when_it_is_given():
     assert Schedule.parse(lines, weight_rules=[rule]).weight_rule is rule
     with pytest.raises(ScheduleError, match="there is no weight rule mine") as caught:
         Schedule.parse(lines)
-    assert caught.value.hint == "use one of: synchronous, double_buffered"
+    assert caught.value.hint.startswith("use one of: synchronous, double_buffered, stashing, ")
 
 
 def test_saved_schedule_is_json_with_a_text_per_rank_and_loads(tmp_path):

@@ -261,7 +261,7 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
             search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
         return
     if not shapes_of_wish(wish):
-        with pytest.raises(PlanError, match="no plan fits the wish"):
+        with pytest.raises(PlanError, match="no plan fits "):
             search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
         return
     plan, found = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
@@ -288,9 +288,7 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
     ],
 )
 def test_wish_that_cannot_be_is_refused_with_its_values(wish: Wish) -> None:
-    with pytest.raises(
-        PlanError, match=r"no plan fits the wish .*: 3 ranks, 5 cut points, 6 micro"
-    ):
+    with pytest.raises(PlanError, match=r"no plan fits .*: 3 ranks, 5 cut points, 6 micro"):
         search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
 
 
@@ -332,8 +330,8 @@ def test_every_decision_has_a_reason_with_values() -> None:
     by_name = {decision.what: decision for decision in plan.decisions}
     for what in ("ranks", "schedule", "recompute"):
         assert "the best otherwise (" in by_name[what].why
-        assert " s (" in by_name[what].why
-        assert "x) and " in by_name[what].why
+        assert " s, " in by_name[what].why
+        assert "x of this, and " in by_name[what].why
     assert by_name["cuts"].why.startswith("per micro-batch: ")
     assert by_name["cuts"].why.count(",") == plan.num_stages - 1
     assert str(plan).count("\n") == 1 + len(plan.decisions)
@@ -343,7 +341,7 @@ def test_what_could_not_be_otherwise_says_so() -> None:
     graph = chain([1], [1])
     plan, _ = search(graph, profile_of(graph, [1]), cluster_of(1), micro_batches=3)
     by_name = {decision.what: decision for decision in plan.decisions}
-    assert by_name["replicas"].why == "nothing else was possible"
+    assert by_name["replicas"].why == "nothing else is possible"
     assert by_name["cuts"].value == "uncut"
 
 

@@ -142,12 +142,13 @@ def _options(
 
 def _with_reason(plan: Plan, others: list[tuple[int, Candidate]]) -> Plan:
     """Return the plan with the reason for its size of micro-batch."""
-    own = f"{plan.num_micro_batches} in each of {plan.replicas} replicas"
+    own = f"{plan.num_micro_batches} per replica"
     if plan.joined > 1:
-        own += f", each of {plan.joined} of the job's joined"
+        own += f", each {plan.joined} of the job's joined"
     why = "joining the job's micro-batches was not possible: the gradient would change"
     if others:
-        times = (f"joined by {k} {format_seconds(c.step_s)}" for k, c in others)
+        ways = ((f"{k} of the job's joined" if k > 1 else "none joined", c) for k, c in others)
+        times = (f"{format_seconds(c.step_s)} with {way}" for way, c in ways)
         why = "the best otherwise: " + ", ".join(times)
     decisions = tuple(
         Decision("micro-batches", own, "search", why) if d.what == "micro-batches" else d

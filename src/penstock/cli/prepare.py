@@ -1,5 +1,6 @@
 """Prepare: from a job to all that a search or a simulation is given."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,4 +57,10 @@ def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "Profile":
     busiest = max(host.num_devices for host in cluster.hosts)
     beside = max(0, min(busiest, detect().cores) - 1)
     with face.busy("measuring every op"):
-        return measured(captured, job, beside=beside, folder=default_folder())
+        return measured(captured, job, beside=beside, folder=default_folder(), tell=_tell)
+
+
+def _tell(path: Path) -> None:
+    """Say that a profile was not measured now, and where it is."""
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+    face.say(f"profile measured on {day} (delete {path} to measure again)")

@@ -41,6 +41,7 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
         raise GraphError("this model cannot be traced, so no plan can be made", hint=hint)
     session.wish = replace(session.wish, ranks=world)
     if rank == 0:
+        session.set_aside()
         choice = session.choose(captured, checkpoint)
         store.set(_PLAN, (session.folder / "plan.json").read_bytes())
     else:

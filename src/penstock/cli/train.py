@@ -1,5 +1,6 @@
 """penstock train: the main job, from an unmodified model to a trained one and a report."""
 
+import itertools
 import json
 import os
 import shutil
@@ -29,6 +30,18 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
 
+FILES = (
+    "plan.json",
+    "graph.json",
+    "profile.json",
+    "cluster.toml",
+    "predicted.trace.json",
+    "measured.trace.json",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "checkpoints",
+)
 CHECKPOINT_EVERY = 100  # steps; and at the end
 FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched, before the rest
 
@@ -63,6 +76,10 @@ def train(  # noqa: PLR0913 - the command's flags
     torch.set_num_threads(1)
     if schedule is not None:
         find(schedule)  # a wrong name is told before anything is traced
+    if out is not None and out.exists() and not out.is_dir():
+        raise PlanError(f"{out} is a file, not a folder", hint="give --out a folder, or a new name")
+    if plan is not None and not plan.exists():
+        raise PlanError(f"there is no plan {plan}", hint="make one with `penstock plan`")
     with face.only_results():
         loaded = load_job(job)
     folder = out or Path("runs") / _name(job)
@@ -102,6 +119,7 @@ class Session:
         from penstock.runtime.launch import local_launcher
 
         first_step, checkpoint = self.start()
+        self.set_aside()
         captured = self.trace()
         if captured is None:
             return self._train_eagerly(first_step, checkpoint)
@@ -135,6 +153,24 @@ class Session:
             hint = f"give --steps more than {done}"
             raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
         return done, newest
+
+    def set_aside(self) -> None:
+        """Move what an earlier run left in the folder to FOLDER.1, or FOLDER.2, ..."""
+        folder = self.folder.absolute()
+        earlier = (folder / "metrics.jsonl").exists() or any(
+            (folder / "checkpoints").glob("step-*")
+        )
+        if self.resume or not earlier:
+            return
+        numbers = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+        place = next(path for path in numbers if not path.exists())
+        place.mkdir()
+        for name in FILES:
+            if (folder / name).exists():
+                (folder / name).rename(place / name)
+        if self.given_plan is not None and self.given_plan.absolute() == folder / "plan.json":
+            self.given_plan = place / "plan.json"
+        face.say(f"{self.folder} held an earlier run: it is kept in {place.name}")
 
     def trace(self) -> "Capture | None":
         """Return the step, traced; None where the model has to be trained as eager modules."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
-from penstock.errors import GraphError
+from penstock.errors import GraphError, JobError
 from penstock.graph.graph import NodeKind
 
 aten = torch.ops.aten
@@ -54,10 +54,10 @@ def functional_trace(
                 lambda *inputs: fx.Interpreter(first).run(*inputs), remove="mutations"
             )
             traced = _compat.make_fx(run)(*fakes)
-    except GraphError:
+    except (GraphError, JobError):
         raise
     except Exception as problem:  # whatever the user's model raises under tracing
-        raise UntraceableError(_where(problem)) from problem
+        raise UntraceableError(where(problem)) from problem
     _drop_writes_into_the_batch(traced.graph, kinds)
     traced.graph.eliminate_dead_code()
     _drop_identities(traced.graph)
@@ -153,8 +153,8 @@ def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
     return [*zip(schema.arguments, node.args, strict=False), *named]
 
 
-def _where(problem: Exception) -> str:
-    """Return a message that names the line of the model at which tracing stopped."""
+def where(problem: Exception, head: str = "the model cannot be traced") -> str:
+    """Return a message that names the line of the user's code at which `problem` arose."""
     torch_root = str(Path(torch.__file__).parent)
     own_root = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(problem.__traceback__)
@@ -162,10 +162,10 @@ def _where(problem: Exception) -> str:
     reason = (str(problem).strip().splitlines() or [""])[0][:200]
     what = f"{type(problem).__name__}: {reason}"
     if not outside:
-        return f"the model cannot be traced: {what}"
+        return f"{head}: {what}"
     place = outside[-1]
     code = linecache.getline(place.filename, place.lineno or 0).strip()
-    return f"the model cannot be traced at {place.filename}:{place.lineno}: {code}\n  {what}"
+    return f"{head} at {place.filename}:{place.lineno}: {code}\n  {what}"
 
 
 # -- after the second pass ----------------------------------------------------------------------

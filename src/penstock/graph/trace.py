@@ -17,11 +17,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from penstock import _compat
-from penstock.errors import GraphError, JobError
+from penstock.errors import GraphError, JobError, PenstockError
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.cut_points import find_cut_points
 from penstock.graph.dynamo import Forward, forward_by_dynamo
-from penstock.graph.functional import UntraceableError, functional_trace, loss_and_gradients
+from penstock.graph.functional import (
+    UntraceableError,
+    functional_trace,
+    loss_and_gradients,
+    where,
+)
 from penstock.graph.graph import Graph, NodeKind, with_cut_points
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.job import Job
@@ -73,11 +78,28 @@ def capture(job: Job) -> Capture:
     try:
         return step.capture(step.forward)
     except UntraceableError as first:
+        _run_eagerly(job)
         try:
             loss = lambda: step.forward({}, step.leaves)  # noqa: E731
             return step.capture(forward_by_dynamo(loss, model, step.leaves))
         except GraphError:
             raise first from None
+
+
+def _run_eagerly(job: Job) -> None:
+    """Compute the loss of the first batch without tracing: what fails here is the job's own fault.
+
+    Raises:   JobError: the model or the loss raises; the message names the line.
+    """
+    model, batch = build(job)
+    try:
+        with torch.no_grad():
+            loss_of(job, model, batch)
+    except PenstockError:
+        raise
+    except Exception as problem:  # whatever the job's code raises
+        message = where(problem, "the job's model or loss fails")
+        raise JobError(message, hint="does it run without Penstock?") from problem
 
 
 def build(job: Job) -> tuple[nn.Module, Any]:
@@ -236,16 +258,16 @@ def _write_replaced_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> No
 def loss_of(job: Job, model: nn.Module, batch: Any) -> Tensor:
     """Return the job's loss under its autocast.
 
-    Raises:   GraphError: it is no scalar tensor that depends on a trainable parameter.
+    Raises:   JobError: it is no scalar tensor that depends on a trainable parameter.
     """
     with autocast(job, model):
         loss: Any = job.loss(model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise GraphError(f"the job's loss is {found}, not one number", hint="return a mean")
+        raise JobError(f"the job's loss is {found}, not one number", hint="return a mean")
     if not loss.requires_grad and torch.is_grad_enabled():
         hint = "is every parameter frozen, or the loss detached?"
-        raise GraphError("the job's loss depends on no trainable parameter", hint=hint)
+        raise JobError("the job's loss depends on no trainable parameter", hint=hint)
     return loss.reshape(()) if loss.dim() else loss
 
 

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,16 +80,25 @@ def keep(folder: Path, wanted: Wanted, profile: Profile) -> None:
         log.warning("the profile is not kept for the next time, in %s: %s", folder, problem)
 
 
-def measured(capture: "Capture", job: "Job", *, beside: int, folder: Path | None = None) -> Profile:
+def measured(
+    capture: "Capture",
+    job: "Job",
+    *,
+    beside: int,
+    folder: Path | None = None,
+    tell: Callable[[Path], None] = lambda path: None,
+) -> Profile:
     """Return the profile of `capture` on this machine: the one kept in `folder`, or a new one.
 
+    tell:     is told of the file of a kept one.
     Raises:   what `measure` raises.
     """
     from penstock.profile.measure import measure
 
     wanted = Wanted(capture.graph.digest, optimizer_text(capture, job), beside, *_here())
     found = None if folder is None else find(folder, wanted)
-    if found is not None:
+    if found is not None and folder is not None:
+        tell(wanted.path_in(folder))
         return found
     profile = measure(capture, job, beside=beside)
     profile = replace(profile, device=wanted.device, versions=wanted.versions)

@@ -246,7 +246,7 @@ def plan(inputs: Inputs) -> Iterator[Markup]:
 
 def _stages(inputs: Inputs) -> Iterator[Markup]:
     assert inputs.plan is not None
-    starts = ("at the input", *(f"after {name}" for name in inputs.plan.cut_names))
+    starts = ("at the input", *inputs.plan.cut_names)
     for stage, start in enumerate(starts):
         repeats = inputs.plan.recompute[stage] if inputs.plan.recompute else False
         cells = (tag("td", start), tag("td", "yes" if repeats else "no"))

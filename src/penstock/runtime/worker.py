@@ -227,7 +227,10 @@ class _Watch:
         lengths = [(marks[-1] - marks[0]) / steps for _, marks, steps in self.kept]
         answers = transport.all_gather_bytes(json.dumps(lengths).encode(), everyone)
         slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
-        typical = statistics.median_low(slowest[min(2, len(slowest) - 1) :])
+        every = transport.all_gather_bytes(json.dumps(self.window_s).encode(), everyone)
+        seconds = [max(row) for row in zip(*map(json.loads, every), strict=True)]
+        middle = statistics.median(seconds[min(2, len(seconds) - 1) :])
+        typical = min(slowest, key=lambda window_s: abs(window_s - middle))
         calls, marks, _ = self.kept[slowest.index(typical)]
         ahead_s = _clock_ahead_s(transport)
         marks = [mark - ahead_s for mark in marks]

@@ -274,16 +274,18 @@ def _reasons(
     def by(wanted: object) -> By:
         return "user" if wanted is not None else "search"
 
-    def against(name: str, value: Callable[[Plan], object]) -> str:
+    def against(name: str, wanted: object, value: Callable[[Plan], object]) -> str:
+        if wanted is not None:
+            return "asked for"
         return _against(best, found, objective, name, value)
 
     plan = best.plan
-    ranks = against("ranks", lambda p: p.total_ranks)
-    replicas = against("replicas", lambda p: p.replicas)
-    stages = against("number of stages", lambda p: p.num_stages)
-    schedule = against("schedule", lambda p: p.schedule)
-    again = against("recompute", lambda p: any(p.recompute))
-    per = f"{plan.num_micro_batches} in each of {plan.replicas} replicas"
+    ranks = against("ranks", wish.ranks, lambda p: p.total_ranks)
+    replicas = against("replicas", wish.replicas, lambda p: p.replicas)
+    stages = against("number of stages", wish.stages, lambda p: p.num_stages)
+    schedule = against("schedule", wish.schedule, lambda p: p.schedule)
+    again = against("recompute", wish.recompute, lambda p: any(p.recompute))
+    per = f"{plan.num_micro_batches} per replica"
     cuts = ", ".join(plan.cut_names) or "uncut"
     balance = "per micro-batch: " + ", ".join(map(format_seconds, per_stage))
     return (
@@ -313,7 +315,7 @@ def _against(
     others = [c for c in found if value(c.plan) != value(best.plan)]
     usable = [c for c in others if not c.refused]
     if not others:
-        return "nothing else was possible"
+        return "nothing else is possible"
     if not usable:
         return f"every other {name} was refused: {others[0].refused}"
     other = min(usable, key=lambda c: c.score(objective))
@@ -324,8 +326,8 @@ def _against(
     peak = max(other.peak_bytes)
     slower, larger = _times(other.step_s, best.step_s), _times(peak, max(best.peak_bytes))
     return (
-        f"the best otherwise ({what}) takes {format_seconds(other.step_s)} ({slower}) "
-        f"and {format_bytes(peak)} ({larger})"
+        f"the best otherwise ({what}): {format_seconds(other.step_s)}, {slower} of this, and "
+        f"{format_bytes(peak)}, {larger}"
     )
 
 
@@ -334,11 +336,10 @@ def _times(other: float, own: float) -> str:
 
 
 def _nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> tuple[str]:
-    asked = {k: getattr(wish, k) for k in Wish.__dataclass_fields__ if getattr(wish, k) is not None}
-    return (
-        f"no plan fits the wish {asked}: {cluster.num_ranks} ranks, {len(graph.cut_points)} cut "
-        f"points, {micro_batches} micro-batches a step",
-    )
+    names = [name for name in Wish.__dataclass_fields__ if getattr(wish, name) is not None]
+    asked = ", ".join(f"{name} {getattr(wish, name)}" for name in names) or "anything"
+    there = f"{cluster.num_ranks} ranks, {len(graph.cut_points)} cut points"
+    return (f"no plan fits {asked}: {there}, {micro_batches} micro-batches a step",)
 
 
 def _why_none(found: Sequence[Candidate]) -> str:
