@@ -4,8 +4,10 @@ Ranks are numbered tensor first, then context, data and pipe, as Megatron number
 holds consecutive ranks.  No latency: messages are counted elsewhere.
 """
 
+import functools
 from typing import Literal
 
+from penstock.estimate.either import ever, least, most, where
 from penstock.estimate.run import TrainingRun
 
 
@@ -26,7 +28,8 @@ def all_reduce_s(
 
 def gather_s(run: TrainingRun, size_bytes: float) -> float:
     """Return the seconds of gathering `size_bytes`, sharded over the ranks of `data`."""
-    return max(_one_way_s(run, at, size_bytes, axis="data") for at in range(run.pipe))
+    ways = (_one_way_s(run, at, size_bytes, axis="data") for at in range(run.pipe))
+    return functools.reduce(most, ways)
 
 
 def _one_way_s(run: TrainingRun, at: int, size_bytes: float, *, axis: str) -> float:
@@ -34,12 +37,12 @@ def _one_way_s(run: TrainingRun, at: int, size_bytes: float, *, axis: str) -> fl
     ranks, stride = run.tensor, 1
     if axis == "data":
         ranks, stride = run.data * run.context, run.tensor
-    together = max(1, min(ranks, device.ranks_per_host // stride))
+    together = most(1, least(ranks, device.ranks_per_host // stride))
     rate = device.inside_bytes_per_s / (together if device.shared else 1)
-    if ranks > together:
-        slowest = min(device.across_bytes_per_s for device in run.devices)
-        across = together * slowest
-        rate = across if together == 1 else min(rate, across)
+    if ever(ranks > together):
+        across = together * min(device.across_bytes_per_s for device in run.devices)
+        between = where(together == 1, across, least(rate, across))
+        rate = where(ranks > together, between, rate)
     return (ranks - 1) / ranks * size_bytes / rate
 
 
@@ -50,7 +53,7 @@ def exchange_s(run: TrainingRun, at: int, size_bytes: float) -> float:
     """
     device = run.devices[at]
     inside = run.expert <= device.ranks_per_host
-    rate = device.inside_bytes_per_s if inside else device.across_bytes_per_s
+    rate = where(inside, device.inside_bytes_per_s, device.across_bytes_per_s)
     return (run.expert - 1) / run.expert * size_bytes / rate
 
 
@@ -61,7 +64,7 @@ def neighbour_s(run: TrainingRun, at: int, size_bytes: float) -> float:
     """
     device = run.devices[at]
     stride = run.tensor * run.context * run.data
-    if stride * run.pipe <= device.ranks_per_host:
-        return size_bytes / device.inside_bytes_per_s
     slowest = min(device.across_bytes_per_s for device in run.devices)
-    return size_bytes / run.tensor / slowest
+    across_s = size_bytes / run.tensor / slowest
+    is_inside = stride * run.pipe <= device.ranks_per_host
+    return where(is_inside, size_bytes / device.inside_bytes_per_s, across_s)

@@ -13,10 +13,12 @@ Ignores:  fragmentation; offloading.
 Source:   arXiv:2205.05198, section 4; arXiv:1910.02054 (sharding).
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.estimate.either import among, ever, least, most, where
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.terms import Terms
 from penstock.estimate.work import block_kinds, distinct_stages, is_mixed, stage_parameters
@@ -57,10 +59,12 @@ def stage_memory(run: TrainingRun, at: int) -> list[list[float]]:
     logits = run.tokens * run.model.vocabulary / run.tensor if last else 0.0
     states, held = state_bytes(run, at), activation_bytes(run, at)
     gradient = run.model.largest_matrix / run.tensor
-    buffers = float(GB * min(run.ranks, run.devices[at].ranks_per_host))
-    if run.recompute == "full" and last:
-        inputs = held - repeated_bytes(run, at)
-        return [[states, inputs, logits, 0.0, buffers], [states, held, 0.0, gradient, buffers]]
+    buffers = 1.0 * GB * least(run.ranks, run.devices[at].ranks_per_host)
+    is_repeated = run.recompute == "full"
+    if ever(is_repeated) and last:
+        inputs = where(is_repeated, held - repeated_bytes(run, at), held)
+        in_loss = [states, inputs, logits, where(is_repeated, 0.0, gradient), buffers]
+        return [in_loss, [states, held, where(is_repeated, 0.0, logits), gradient, buffers]]
     return [[states, held, logits, gradient, buffers]]
 
 
@@ -72,13 +76,13 @@ def state_bytes(run: TrainingRun, at: int) -> float:
     """
     own, experts = stage_parameters(run, at)
     replicas = run.data * run.context
-    copies = max(1, replicas * run.tensor // run.expert)
+    copies = most(1, replicas * run.tensor // run.expert)
     total = 0.0
     for numbers, ranks in ((own, replicas), (experts, copies)):
-        weights = 2 / ranks if run.sharding == "full" else 2
-        sharded = run.sharding in ("full", "gradients")
-        gradients = run.gradient_bytes / (ranks if sharded else 1)
-        optimizer = run.optimizer_bytes / (1 if run.sharding == "none" else ranks)
+        weights = where(run.sharding == "full", 2 / ranks, 2.0)
+        is_sharded = among(run.sharding, ("full", "gradients"))
+        gradients = run.gradient_bytes / where(is_sharded, ranks, 1)
+        optimizer = run.optimizer_bytes / where(run.sharding == "none", 1, ranks)
         total += numbers * (weights + gradients + optimizer)
     return total
 
@@ -88,19 +92,21 @@ def activation_bytes(run: TrainingRun, at: int) -> float:
 
     Interleaving keeps (1 + (S - 1) / (S * v)) as much as the first stage of 1F1B.
     """
-    in_flight = float(min(run.pipe - at, run.num_micro_batches))
-    if run.interleave > 1:
-        in_flight *= 1 + (run.pipe - 1) / (run.pipe * run.interleave)
-    one = run.tokens * run.model.hidden * 2 / (run.tensor if run.sequence_parallel else 1)
-    if run.recompute == "full":  # the input of every block, and one block as a whole
-        return in_flight * run.stage_blocks[at] * one + repeated_bytes(run, at)
+    in_flight = 1.0 * least(run.pipe - at, run.num_micro_batches)
+    more = 1 + (run.pipe - 1) / (run.pipe * run.interleave)
+    in_flight *= where(run.interleave > 1, more, 1.0)
+    one = run.tokens * run.model.hidden * 2 / where(run.sequence_parallel, run.tensor, 1)
     kept = sum(_block_bytes(run, block) * count for block, count in block_kinds(run, at))
-    return in_flight * (kept + (2 * one if at == 0 else 0.0))
+    all_kept = in_flight * (kept + (2 * one if at == 0 else 0.0))
+    # the input of every block, and one block as a whole
+    inputs = in_flight * run.stage_blocks[at] * one + repeated_bytes(run, at)
+    return where(run.recompute == "full", inputs, all_kept)
 
 
 def repeated_bytes(run: TrainingRun, at: int) -> float:
     """Return the bytes that the largest block of a stage keeps while it is repeated, in full."""
-    return max((_block_bytes(run, block) for block, _ in block_kinds(run, at)), default=0.0)
+    blocks = (_block_bytes(run, block) for block, _ in block_kinds(run, at))
+    return functools.reduce(most, blocks, 0.0)
 
 
 def _block_bytes(run: TrainingRun, block: int) -> float:
@@ -111,7 +117,7 @@ def _block_bytes(run: TrainingRun, block: int) -> float:
     and result, where scores are written.
     """
     model, experts = run.model, run.model.experts
-    split = run.tensor if run.sequence_parallel else 1
+    split = where(run.sequence_parallel, run.tensor, 1)
     between = 8 * model.hidden
     wide = model.heads * model.per_head
     if model.latent is None:
@@ -127,6 +133,6 @@ def _block_bytes(run: TrainingRun, block: int) -> float:
         inner += forward * model.feed_forward
     if model.scores != "fused":
         between += 2 * model.hidden
-        if run.recompute != "selective":
-            inner += _SCORE_BYTES[model.scores] * model.sequence * model.heads
+        scores = _SCORE_BYTES[model.scores] * model.sequence * model.heads
+        inner += where(run.recompute != "selective", scores, 0)
     return run.tokens * (between / split + inner / run.tensor)

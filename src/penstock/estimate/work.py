@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias
 
+from penstock.estimate.either import among, ever, most, where
 from penstock.estimate.links import all_reduce_s, exchange_s, gather_s, neighbour_s
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.transformer import Matrix
@@ -63,10 +64,12 @@ def stage_work(run: TrainingRun, at: int) -> Work:
     if run.pipe > 1:
         sent = _WORD * run.tokens * run.model.hidden
         work["device", "pipe"] += 2 * run.interleave * neighbour_s(run, at, sent)
-    if run.sharding in ("gradients", "full"):
-        gathers = 2 if run.sharding == "full" else 1
+    is_gathered = among(run.sharding, ("gradients", "full"))
+    if ever(is_gathered):
+        gathers = where(run.sharding == "full", 2, 1)
         own = sum(stage_parameters(run, at))
-        work["wire", "gather"] += gather_s(run, own * (gathers * _WORD + run.gradient_bytes))
+        gathered_s = gather_s(run, own * (gathers * _WORD + run.gradient_bytes))
+        work["wire", "gather"] += where(is_gathered, gathered_s, 0.0)
     return work
 
 
@@ -113,11 +116,11 @@ def _block_messages(run: TrainingRun, at: int, block: int) -> Work:
     work: Work = defaultdict(float)
     sent = _WORD * run.tokens * run.model.hidden
     messages = 4 + 2 * (run.recompute == "full")
-    if run.tensor > 1:
+    if ever(run.tensor > 1):
         _add(work, _tensor_sum(run, at, sent, times=messages))
-        work["host", "launches"] += 2 * messages
-    if run.expert > 1 and run.model.experts is not None and is_mixed(run, block):
-        chosen = sent * run.model.experts.chosen / (run.tensor if run.sequence_parallel else 1)
+        work["host", "launches"] += where(run.tensor > 1, 2 * messages, 0)
+    if ever(run.expert > 1) and run.model.experts is not None and is_mixed(run, block):
+        chosen = sent * run.model.experts.chosen / where(run.sequence_parallel, run.tensor, 1)
         work["device", "exchange"] += messages * exchange_s(run, at, chosen)
         work["device", "messages"] += messages * 2 * (run.expert - 1)
     return work
@@ -128,7 +131,8 @@ def _tensor_sum(run: TrainingRun, at: int, size_bytes: float, *, times: int) -> 
     work: Work = defaultdict(float)
     inside = run.tensor <= run.devices[at].ranks_per_host
     seconds = all_reduce_s(run, at, size_bytes, axis="tensor")
-    work["device", "tensor" if inside else "tensor across"] += times * seconds
+    work["device", "tensor"] += where(inside, times * seconds, 0.0)
+    work["device", "tensor across"] += where(inside, 0.0, times * seconds)
     work["device", "messages"] += times * 2 * (run.tensor - 1)
     return work
 
@@ -140,7 +144,7 @@ def _product_flop(run: TrainingRun, matrix: Matrix) -> float:
         case "tensor":
             return flop / run.tensor
         case "copied":
-            return flop / (run.tensor if run.sequence_parallel else 1)
+            return flop / where(run.sequence_parallel, run.tensor, 1)
         case "expert":
             chosen = run.model.experts.chosen if run.model.experts else 1
             return flop * chosen / run.tensor
@@ -165,7 +169,7 @@ def _attention(run: TrainingRun, at: int) -> Work:
         moved = pairs * ((1 + again) * forward + backward)
         work["device", "scores"] += moved / device.bytes_per_s
     work["device", "attention"] += flop / device.peak_flop_per_s
-    if run.context > 1:
+    if ever(run.context > 1):
         keys = 2 * (model.key_heads or model.heads) * model.per_head * _WORD / run.tensor
         sent = run.tokens * (run.context - 1) * keys
         work["device", "context"] += (2 + again) * sent / device.inside_bytes_per_s
@@ -180,7 +184,7 @@ def _kernel_bytes(run: TrainingRun, block: int) -> float:
     experts and back: 16 a number that an expert sees.
     """
     model, experts = run.model, run.model.experts
-    between = 22 * model.hidden / (run.tensor if run.sequence_parallel else 1)
+    between = 22 * model.hidden / where(run.sequence_parallel, run.tensor, 1)
     inside = 12 * model.heads * model.per_head
     gate = 6 if model.gated else 4
     if experts is not None and is_mixed(run, block):
@@ -197,8 +201,8 @@ def _launches(run: TrainingRun, block: int) -> int:
     Megatron's fused softmax needs the heads of a rank times its samples to be a multiple of 4.
     Source:   github.com/NVIDIA/Megatron-LM, fused_softmax.py.
     """
-    unfused = run.model.scores != "fused" and run.micro_batch * run.model.heads // run.tensor % 4
-    more = _UNFUSED_LAUNCHES if unfused else 0
+    is_uneven = run.micro_batch * run.model.heads // run.tensor % 4 != 0
+    more = where(is_uneven, _UNFUSED_LAUNCHES, 0) if run.model.scores != "fused" else 0
     return _BLOCK_LAUNCHES + more + (_EXPERT_LAUNCHES if is_mixed(run, block) else 0)
 
 
@@ -207,7 +211,7 @@ def _embedding(run: TrainingRun, at: int) -> Work:
     sent = _WORD * run.tokens * run.model.hidden
     work["device", "kernels"] += 10 * sent / run.devices[at].bytes_per_s
     work["host", "launches"] += _EMBEDDING_LAUNCHES
-    if run.tensor > 1:
+    if ever(run.tensor > 1):
         _add(work, _tensor_sum(run, at, sent, times=1))
     return work
 
@@ -221,7 +225,7 @@ def _head(run: TrainingRun, at: int) -> Work:
     logits = run.tokens * model.vocabulary / run.tensor
     work["device", "loss"] += 4 * logits / device.bytes_per_s
     work["host", "launches"] += _HEAD_LAUNCHES
-    if run.tensor > 1:
+    if ever(run.tensor > 1):
         _add(work, _tensor_sum(run, at, _WORD * run.tokens * model.hidden, times=1))
     return work
 
@@ -270,14 +274,16 @@ def once_a_step(run: TrainingRun) -> dict[str, float]:
     A distributed optimizer scatters gradients and gathers weights instead of summing gradients.
     """
     sizes = [stage_parameters(run, at) for at, _ in distinct_stages(run)]
-    own, experts = max(sizes, key=sum)
-    held, reduce_s, replicas = own + experts, 0.0, run.data * run.context
-    if replicas > 1 and run.sharding in ("none", "optimizer"):
-        sent = own * run.gradient_bytes
-        if run.sharding == "optimizer":
-            sent = own * (run.gradient_bytes + _WORD) / 2
-        reduce_s = all_reduce_s(run, 0, sent, axis="data")
-    if run.sharding != "none":
-        held = own / replicas + experts / max(1, replicas * run.tensor // run.expert)
-    update_s = max(_UPDATE_BYTES * held / device.bytes_per_s for device in run.devices)
+    own, experts = sizes[0]
+    for numbers, others in sizes[1:]:
+        is_more = numbers + others > own + experts
+        own, experts = where(is_more, numbers, own), where(is_more, others, experts)
+    replicas = run.data * run.context
+    scattered = own * (run.gradient_bytes + _WORD) / 2
+    sent = where(run.sharding == "optimizer", scattered, own * run.gradient_bytes)
+    is_summed = among(run.sharding, ("none", "optimizer"))
+    reduce_s = where(is_summed, all_reduce_s(run, 0, sent, axis="data"), 0.0)
+    copies = most(1, replicas * run.tensor // run.expert)
+    held = where(run.sharding == "none", own + experts, own / replicas + experts / copies)
+    update_s = _UPDATE_BYTES * held / min(device.bytes_per_s for device in run.devices)
     return {"reduce": reduce_s, "update": update_s, "step": 1.0}

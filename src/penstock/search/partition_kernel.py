@@ -123,9 +123,9 @@ def _can_be_longer(costs: Costs, first: int, end: int, limit_s: float) -> bool:
 
 
 @compiled
-def least_sum(
+def least_sum(  # long: loops
     costs: Costs, limit_s: float, choice: Choices
-) -> tuple[int, int, float]:  # long: loops
+) -> tuple[int, int, float]:
     """Return used, kind and seconds of the stages whose sum is least, none above `limit_s`.
 
     Here `used` counts all kinds; a stage takes the longer of compute and message.  (-1, -1, inf):
@@ -178,9 +178,9 @@ def least_sum(
 
 
 @compiled
-def fastest_spans(
+def fastest_spans(  # long: loops
     span_s: Floats, costs: Costs, units: int, choice: Choices
-) -> Floats:  # long: loops
+) -> Floats:
     """Return the seconds of the slowest stage of layers [first, end] on at most `units` units.
 
     span_s[first, end]: seconds of these layers on one unit; a stage on r units takes r-th of it
