@@ -18,12 +18,14 @@ LOW_PRECISION_TOLERANCE = 2e-2  # under autocast, bfloat16 has 8 bits
 
 
 def check(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="file.py[:name] or module:name")],
-    plan: Annotated[Path | None, typer.Option(help="check this plan")] = None,
-    stages: Annotated[int, typer.Option(min=1, help="cut into so many stages")] = 2,
-    schedule: Annotated[str, typer.Option(help="name of a schedule")] = "one_f_one_b",
-    recompute: Annotated[bool, typer.Option(help="repeat F before B in every stage")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="A function: file.py[:name] or module[:name].")
+    ],
+    plan: Annotated[Path | None, typer.Option(help="Check this plan.")] = None,
+    stages: Annotated[int, typer.Option(min=1, help="Cut into so many stages.")] = 2,
+    schedule: Annotated[str, typer.Option(help="See `penstock schedule`.")] = "one_f_one_b",
+    recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Compare loss, gradients and buffers of the cut, scheduled step with the plain step.
 

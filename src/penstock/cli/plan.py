@@ -15,14 +15,18 @@ from penstock.search import Objective, Wish
 
 
 def plan(  # noqa: PLR0913 - the flags of a command
-    job: Annotated[str, typer.Argument(metavar="JOB", help="file.py[:name] or module:name")],
-    cluster: Annotated[Path | None, typer.Option(help="Machines (TOML); default: here.")] = None,
-    objective: Annotated[str, typer.Option(help="time, cost or memory")] = "time",
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="A function: file.py[:name] or module[:name].")
+    ],
+    cluster: Annotated[
+        Path | None, typer.Option(help="Machines (TOML); default: this machine.")
+    ] = None,
+    objective: Annotated[str, typer.Option(help="One of time, cost, memory.")] = "time",
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks in all.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Name of a schedule.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="See `penstock schedule`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Search for the best plan, and show why it is best.

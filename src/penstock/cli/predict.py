@@ -20,13 +20,14 @@ _MOST_SHOWN = 40  # rows; --json has them all
 
 
 def predict(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Runs to predict.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table of runs.")],
     fit: Annotated[Path | None, typer.Option(help="Fit the constants on these runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Predict step time and peak memory of a table of runs, beside what was measured.
 
-    Without --fit by constants that come with Penstock.  Columns: docs/estimate.md.
+    Without --fit, the constants that come with Penstock are used.  The columns that a table must
+    have are in docs/estimate.md.
 
     Example: penstock predict runs.csv --fit other_runs.csv
     """

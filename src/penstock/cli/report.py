@@ -10,7 +10,9 @@ from penstock.cli import face
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `penstock train` wrote.")],
-    out: Annotated[Path | None, typer.Option(help="Default: DIR/report.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file; default: DIR/report.html.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write one HTML page: predicted beside measured.

@@ -32,10 +32,12 @@ _MOST_DRAWN = 64  # ranks
 
 
 def schedule(
-    name: Annotated[str | None, typer.Argument(help="Which to draw; without it, list all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The one to draw; default: list all.")] = None,
     stages: Annotated[int, typer.Option(min=1, help="Stages of the model.")] = 4,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Where stages share ranks.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Ranks, where stages share them.")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -23,9 +23,9 @@ _MOST_DRAWN = 64  # ranks
 
 def simulate(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="What `penstock plan` wrote.")],
-    out: Annotated[Path | None, typer.Option(help="Write DIR/predicted.trace.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the timeline into this folder.")] = None,
     job: Annotated[str | None, typer.Option(help="Trace and measure this job again.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="On other machines (TOML).")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Simulate on these machines (TOML).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Predict the timeline of a plan, its memory and step time.

@@ -47,23 +47,29 @@ FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched,
 
 
 def train(  # noqa: PLR0913 - the command's flags
-    job: Annotated[str, typer.Argument(metavar="JOB", help="file.py[:name] or module:name")],
-    plan: Annotated[Path | None, typer.Option(help="train by this plan")] = None,
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="A function: file.py[:name] or module[:name].")
+    ],
+    plan: Annotated[Path | None, typer.Option(help="Train by this plan.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="search only plans with this schedule")
+        str | None, typer.Option(help="Search only these plans; see `penstock schedule`.")
     ] = None,
     stages: Annotated[
-        int | None, typer.Option(min=1, help="search only plans with so many")
+        int | None, typer.Option(min=1, help="Search only plans with so many stages.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="steps in all; default: the job's")
+        int | None, typer.Option(min=1, help="Steps in all; default: the job's.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="default: what the search finds")] = None,
-    out: Annotated[Path | None, typer.Option(help="default: runs/NAME of the job's file")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Ranks in all; default: as the search finds.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; default: runs/NAME of the job's file.")
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the last checkpoint")
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train: without a plan trace, measure, search, run, report.
 
