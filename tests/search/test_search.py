@@ -261,7 +261,7 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
             search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
         return
     if not shapes_of_wish(wish):
-        with pytest.raises(PlanError, match="no plan fits "):
+        with pytest.raises(PlanError, match=r"no plan fits |stages need \d+ cut points"):
             search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
         return
     plan, found = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
@@ -283,13 +283,25 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
         Wish(ranks=4),
         Wish(ranks=0),
         Wish(replicas=4),
-        Wish(stages=7),
         Wish(ranks=3, replicas=1, stages=2),
     ],
 )
 def test_wish_that_cannot_be_is_refused_with_its_values(wish: Wish) -> None:
     with pytest.raises(PlanError, match=r"no plan fits .*: 3 ranks, 5 cut points, 6 micro"):
         search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+
+
+@pytest.mark.parametrize(
+    ("wish", "message", "hint"),
+    [
+        (Wish(stages=7), "7 stages need 6 cut points; the model has 5", "at most 6 stages"),
+        (Wish(schedule="gpipe", stages=4), "no plan fits stages 4, schedule gpipe", "--ranks 4"),
+    ],
+)
+def test_refusal_says_what_would_fit(wish: Wish, message: str, hint: str) -> None:
+    with pytest.raises(PlanError, match=message) as caught:
+        search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+    assert hint in caught.value.hint
 
 
 def test_wish_for_a_schedule_that_does_not_train_is_refused() -> None:

@@ -19,6 +19,7 @@ from penstock.program.lower_plan import (
     is_asynchronous,
     lower_plan,
     on_ranks,
+    ranks_of,
     schedule_of,
     shares_ranks,
     stages_of,
@@ -93,7 +94,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
         raise PlanError(f"{wish.schedule} has no backward pass: it cannot train", hint=hint)
     shapes = list(_shapes(graph, cluster, micro_batches, wish))
     if not shapes:
-        raise PlanError(*_nothing_fits(graph, cluster, micro_batches, wish))
+        raise _nothing_fits(graph, cluster, micro_batches, wish)
     found: list[Candidate] = []
     for done, shape in enumerate(shapes):
         found += _candidates(graph, profile, cluster, shape, clip, wish)
@@ -335,11 +336,28 @@ def _times(other: float, own: float) -> str:
     return f"{other / own:.2f}x" if own else "against none"
 
 
-def _nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> tuple[str]:
+def _nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> PlanError:
+    most = len(graph.cut_points) + 1
+    if wish.stages is not None and wish.stages > most:
+        message = (
+            f"{wish.stages} stages need {wish.stages - 1} cut points; the model has {most - 1}"
+        )
+        return PlanError(message, hint=f"use at most {most} stages")
     names = [name for name in Wish.__dataclass_fields__ if getattr(wish, name) is not None]
     asked = ", ".join(f"{name} {getattr(wish, name)}" for name in names) or "anything"
-    there = f"{cluster.num_ranks} ranks, {len(graph.cut_points)} cut points"
-    return (f"no plan fits {asked}: {there}, {micro_batches} micro-batches a step",)
+    there = f"{cluster.num_ranks} ranks, {most - 1} cut points"
+    message = f"no plan fits {asked}: {there}, {micro_batches} micro-batches a step"
+    return PlanError(message, hint=_what_would_fit(micro_batches, wish))
+
+
+def _what_would_fit(micro_batches: int, wish: Wish) -> str:
+    if wish.schedule is None or wish.stages is None:
+        return "ask for less, or leave more to the search"
+    try:
+        ranks = ranks_of(wish.schedule, wish.stages, micro_batches)
+    except ScheduleError as problem:
+        return problem.hint or problem.message
+    return f"{wish.schedule} puts {wish.stages} stages on {ranks} ranks: give --ranks {ranks}"
 
 
 def _why_none(found: Sequence[Candidate]) -> str:
