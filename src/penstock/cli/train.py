@@ -71,7 +71,7 @@ def train(  # noqa: PLR0913 - the command's flags
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Train: without a plan trace, measure, search, run, report.
+    """Train a job: trace, measure, search for a plan, run it and report.
 
     Example: penstock train examples/gpt.py --out runs/gpt
     """
