@@ -18,9 +18,7 @@ LOW_PRECISION_TOLERANCE = 2e-2  # under autocast, bfloat16 has 8 bits
 
 
 def check(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A function: file.py[:name] or module[:name].")
-    ],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Check this plan.")] = None,
     stages: Annotated[int, typer.Option(min=1, help="Cut into so many stages.")] = 2,
     schedule: Annotated[str, typer.Option(help="See `penstock schedule`.")] = "one_f_one_b",

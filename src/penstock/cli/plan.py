@@ -15,9 +15,7 @@ from penstock.search import Objective, Wish
 
 
 def plan(  # noqa: PLR0913 - the flags of a command
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A function: file.py[:name] or module[:name].")
-    ],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     cluster: Annotated[
         Path | None, typer.Option(help="Machines (TOML); default: this machine.")
     ] = None,

@@ -47,9 +47,7 @@ FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched,
 
 
 def train(  # noqa: PLR0913 - the command's flags
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A function: file.py[:name] or module[:name].")
-    ],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Train by this plan.")] = None,
     schedule: Annotated[
         str | None, typer.Option(help="Search only these plans; see `penstock schedule`.")
@@ -60,12 +58,8 @@ def train(  # noqa: PLR0913 - the command's flags
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps in all; default: the job's.")
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks in all; default: as the search finds.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder; default: runs/NAME of the job's file.")
-    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks in all; default: best.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: runs/NAME of the job's file.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint.")
     ] = False,
