@@ -128,3 +128,10 @@ def test_pipedream_equals_the_loop_written_by_hand(tmp_path):
     by_hand = {f"weights/{name}": p.detach() for name, p in model.named_parameters()}
     outcome = train(run, tmp_path, (8,))
     assert difference(outcome.weights, by_hand) < 1e-12
+
+
+def test_processes_make_room_for_as_many_messages_as_a_program_has_under_way(tmp_path):
+    """TiMePReSt runs two steps of forwards ahead: more messages than a ring has by itself."""
+    run = run_of("timeprest", "sgd", 2, 9)
+    outcome = train(run, tmp_path, (1, 3), run_processes)
+    assert len(outcome.steps) == 4

@@ -64,6 +64,7 @@ class Rank:
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
         self.unsettled: list[Call] = []
+        self._ahead: dict[tuple[int, int], int] = {}  # by edge and receiver
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
@@ -72,12 +73,19 @@ class Rank:
 
     # -- one window --------------------------------------------------------------------------
 
+    def expect(self, program: Program) -> None:
+        """Make room for the messages of `program`; before anything is bound, for every program."""
+        for rank in range(program.num_ranks):
+            for edge, slots in program.slots(rank).items():
+                self._ahead[edge, rank] = max(slots, self._ahead.get((edge, rank), 0))
+
     def bind(self, program: Program) -> list[Bound]:
         """Return the calls of one window of `program` on this rank.
 
         Raises:   RunError: sharded weights; or of job and program only one clips gradients.
                   JobError: the job's optimizer is none.
         """
+        self.expect(program)
         return bind.bind(self, program)
 
     def run(self, calls: Sequence[Bound], first_step: int) -> list[float]:
@@ -136,14 +144,18 @@ class Rank:
         """Return the call that sends a message of `edge` to `peer`."""
         key = (edge, peer)
         if key not in self._senders:
-            self._senders[key] = self.transport.bind_send(edge, peer, self._specs(edge))
+            ahead = self._ahead.get((edge, peer), 0)
+            specs = self._specs(edge)
+            self._senders[key] = self.transport.bind_send(edge, peer, specs, ahead=ahead)
         return self._senders[key]
 
     def receiver(self, edge: int, peer: int) -> tuple[Post | None, Wait]:
         """Return (post, wait) for messages of `edge` from `peer`."""
         key = (edge, peer)
         if key not in self._receivers:
-            self._receivers[key] = self.transport.bind_receive(edge, peer, self._specs(edge))
+            ahead = self._ahead.get((edge, self.rank), 0)
+            specs = self._specs(edge)
+            self._receivers[key] = self.transport.bind_receive(edge, peer, specs, ahead=ahead)
         return self._receivers[key]
 
     def _specs(self, edge: int) -> tuple[TensorSpec, ...]:

@@ -91,6 +91,8 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
         task.capture, task.stages, task.job, transport, task.replicas, make=make, report=report
     )
     programs = {id(program): program for program, _ in task.windows}
+    for program in programs.values():
+        rank.expect(program)
     bound = {number: rank.bind(program) for number, program in programs.items()}
     if task.resume is not None:
         state = checkpoint.load(task.resume)

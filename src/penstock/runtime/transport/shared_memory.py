@@ -56,8 +56,9 @@ class SharedMemoryTransport:
     """One rank's end.  All ranks of the job build theirs at the same time.
 
     `store` is a torch.distributed.Store, or a prefix of one, that this job alone uses;
-    it carries addresses only.  A ring has `slots` slots: so many messages of an edge may
-    be unread before `send` blocks.  A waiting rank spins for `spin_s` seconds before it
+    it carries addresses only.  A ring has `slots` slots, or more where a program announces
+    more receives ahead: so many messages of an edge may be unread before `send` blocks.
+    A waiting rank spins for `spin_s` seconds before it
     sleeps: None means 50 us if each rank can have a core, else 0.
 
     Memory: slots * message bytes for each edge, as far as slots were ever used; a tensor
@@ -92,26 +93,29 @@ class SharedMemoryTransport:
     def num_ranks(self) -> int:
         return self._roster.num_ranks
 
-    def bind_send(self, edge: int, peer: int, specs: tuple[TensorSpec, ...]) -> Send:
+    def bind_send(
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
+    ) -> Send:
         check_peer(self._rank, self.num_ranks, peer, edge)
-        return _sender(self._roster, self._ring(edge, self._rank, peer, specs))
+        return _sender(self._roster, self._ring((edge, self._rank, peer), specs, ahead))
 
     def bind_receive(
-        self, edge: int, peer: int, specs: tuple[TensorSpec, ...]
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
         check_peer(self._rank, self.num_ranks, peer, edge)
-        return None, _receiver(self._roster, self._ring(edge, peer, self._rank, specs))
+        return None, _receiver(self._roster, self._ring((edge, peer, self._rank), specs, ahead))
 
-    def _ring(self, edge: int, sender: int, receiver: int, specs: tuple[TensorSpec, ...]) -> _Ring:
-        size_bytes = packed_bytes(specs)
+    def _ring(self, way: tuple[int, int, int], specs: tuple[TensorSpec, ...], ahead: int) -> _Ring:
+        edge, sender, receiver = way
+        size_bytes, num_slots = packed_bytes(specs), max(self._slots, ahead)
         segment = self._roster.share(
             f"edge {edge} from {sender} to {receiver}",
-            _SLOTS + self._slots * size_bytes // 4,
+            _SLOTS + num_slots * size_bytes // 4,
             maker=min(sender, receiver),
-            agreed=f"{self._slots} slots of ({', '.join(map(str, specs))})",
+            agreed=f"{num_slots} slots of ({', '.join(map(str, specs))})",
             prepare=_start_counts,
         )
-        starts = [4 * _SLOTS + slot * size_bytes for slot in range(self._slots)]
+        starts = [4 * _SLOTS + slot * size_bytes for slot in range(num_slots)]
         slots = [unpacked(segment.bytes[at : at + size_bytes], specs) for at in starts]
         return _Ring(edge, sender, receiver, specs, segment, slots)
 

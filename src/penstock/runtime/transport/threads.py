@@ -54,7 +54,9 @@ class ThreadTransport:
     def num_ranks(self) -> int:
         return self._job.num_ranks
 
-    def bind_send(self, edge: int, peer: int, specs: tuple[TensorSpec, ...]) -> Send:
+    def bind_send(
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
+    ) -> Send:
         check_peer(self._rank, self.num_ranks, peer, edge)
         job, copies = self._job, self._copies
         stream = job.stream(edge, self._rank, peer, specs)
@@ -84,7 +86,7 @@ class ThreadTransport:
         return send
 
     def bind_receive(
-        self, edge: int, peer: int, specs: tuple[TensorSpec, ...]
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
         check_peer(self._rank, self.num_ranks, peer, edge)
         job = self._job

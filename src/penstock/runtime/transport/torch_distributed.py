@@ -105,7 +105,9 @@ class TorchDistributedTransport:
     def num_ranks(self) -> int:
         return self._num_ranks
 
-    def bind_send(self, edge: int, peer: int, specs: tuple[TensorSpec, ...]) -> Send:
+    def bind_send(
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
+    ) -> Send:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
         start, finish, fail = self._all.send, self._finish, self._fail_if_failed
@@ -132,7 +134,7 @@ class TorchDistributedTransport:
         return send
 
     def bind_receive(
-        self, edge: int, peer: int, specs: tuple[TensorSpec, ...]
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)

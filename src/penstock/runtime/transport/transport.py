@@ -77,19 +77,22 @@ class Transport(Protocol):
     @property
     def num_ranks(self) -> int: ...
 
-    def bind_send(self, edge: int, peer: int, specs: tuple[TensorSpec, ...]) -> Send:
+    def bind_send(
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
+    ) -> Send:
         """Return the call that sends one message of `edge` to `peer`.
 
         The call returns once its tensors may be dropped or overwritten (the threads
         transport lends them instead, unless told to copy).  It blocks only while a
-        bounded number of earlier messages of this edge is unread.
+        bounded number of earlier messages of this edge is unread: `ahead` or more of them
+        have room, if the receiver announces so many before it reads the first.
 
         Raises:   TransportError: a rank failed; the call: ValueError: tensors unlike `specs`.
         """
         ...
 
     def bind_receive(
-        self, edge: int, peer: int, specs: tuple[TensorSpec, ...]
+        self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
         """Return (post, wait): announce one receive, and return the oldest message not yet had.
 
