@@ -62,6 +62,10 @@ class Terms(NamedTuple):
         """Return the value of every run: seconds, or bytes."""
         return self.with_slopes(constants)[0]
 
+    def stage_s(self, constants: Floats) -> Floats:
+        """Return the seconds of one micro-batch on every row of stages."""
+        return _p_norm(self.lanes @ constants)
+
     def with_slopes(self, constants: Floats) -> tuple[Floats, Floats]:
         """Return the value of every run, and its derivative by every constant."""
         lanes = self.lanes @ constants  # lanes x stages

@@ -256,13 +256,20 @@ def stage_parameters(run: TrainingRun, at: int) -> tuple[float, float]:
     return own, experts
 
 
+def stage_keys(run: TrainingRun) -> list[tuple[object, ...]]:
+    """Return for every stage what its work depends on: stages with the same key are alike."""
+    last, mixed = run.pipe - 1, run.model.experts is not None
+    keys: list[tuple[object, ...]] = []
+    for at, (blocks, device) in enumerate(zip(run.stage_blocks, run.devices, strict=True)):
+        kinds = [(is_mixed(run, b), count) for b, count in block_kinds(run, at)] if mixed else ()
+        keys.append((blocks, device, at == 0, at == last, *kinds))
+    return keys
+
+
 def distinct_stages(run: TrainingRun) -> list[tuple[int, int]]:
     """Return stages that differ, each with the number of stages like it."""
     found: dict[tuple[object, ...], tuple[int, int]] = {}
-    last, mixed = run.pipe - 1, run.model.experts is not None
-    for at, (blocks, device) in enumerate(zip(run.stage_blocks, run.devices, strict=True)):
-        kinds = [(is_mixed(run, b), count) for b, count in block_kinds(run, at)] if mixed else ()
-        key = (blocks, device, at == 0, at == last, *kinds)
+    for at, key in enumerate(stage_keys(run)):
         first, count = found.get(key, (at, 0))
         found[key] = (first, count + 1)
     return list(found.values())
