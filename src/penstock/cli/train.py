@@ -49,7 +49,7 @@ FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched,
 def train(  # noqa: PLR0913 - the command's flags
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Train by this plan.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="This one; see `penstock schedule`.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="See `penstock schedule`.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps in all; default: the job's.")
