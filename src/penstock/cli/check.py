@@ -115,5 +115,6 @@ def _untraced(stages: int, schedule: str, problem: GraphError) -> dict[str, obje
 def _show(found: dict[str, object]) -> None:
     table = Table(show_header=False, box=None)
     for key, value in found.items():
-        table.add_row(key.replace("_", " "), str(value))
+        text = f"{value:.1e}" if isinstance(value, float) and value else str(value)
+        table.add_row(key.replace("_", " "), text)
     face.out.print(table)

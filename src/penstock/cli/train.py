@@ -199,7 +199,12 @@ class Session:
         plan = Plan.load(path)
         if self.wish.ranks not in (None, plan.total_ranks):
             return None
-        job, captured = for_plan(self.job, plan, captured)
+        try:
+            job, captured = for_plan(self.job, plan, captured)
+        except PlanError as problem:
+            message = f"{self.folder} holds the run of another job: {problem.message}"
+            hint = "give the --out of this job's run, or train without --resume"
+            raise PlanError(message, hint=hint) from problem
         return Choice(job, captured, plan)
 
     def _clear(self, first_step: int, checkpoint: Path | None) -> None:
@@ -325,7 +330,13 @@ class Session:
                 show(row)
 
             steps = Steps(micro_batches, done)
-            results = launch(work, ranks, steps.add)
+            try:
+                results = launch(work, ranks, steps.add)
+            except KeyboardInterrupt:
+                newest = latest(self.folder / "checkpoints")
+                every = f"none is written before step {CHECKPOINT_EVERY}"
+                face.say(f"--resume goes on from {newest}" if newest else f"no checkpoint: {every}")
+                raise
         newest = latest(self.folder / "checkpoints")
         assert newest is not None, "a run ends with a checkpoint"
         return outcome_of(results, steps, load(newest).tensors)
