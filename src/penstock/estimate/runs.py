@@ -72,6 +72,17 @@ class Runs:
         }
         return replace(self, **arrays)
 
+    def restaged(self, stage_blocks: tuple[int, ...], devices: tuple[Device, ...]) -> "Runs":
+        """Return the runs on other stages, with one micro-batch a step and one chunk a rank."""
+        ones = np.ones(len(self), np.int64)
+        return replace(
+            self,
+            stage_blocks=stage_blocks,
+            devices=devices,
+            num_micro_batches=ones,
+            interleave=ones,
+        )
+
     def one(self, at: int, cluster: str = "") -> TrainingRun:
         """Return one of the runs.
 

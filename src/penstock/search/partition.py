@@ -24,6 +24,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from penstock.search.partition_kernel import Choices, fewest_devices, least_sum,
 from penstock.search.stage_cost import Costs, Floats, compute_s, message_s
 
 _ENOUGH = 1e-12
+_EXACT, _NEAR = 0.0, 1e-3  # tolerances of the slowest stage; near, to begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def partition(
     costs = costs_of(
         chain, kinds, bytes_per_s, num_micro_batches=num_micro_batches, replicas=replicas
     )
-    slowest = _least_slowest(costs)
+    low, slowest = _least_slowest(costs, _EXACT if num_micro_batches is None else _NEAR)
     if slowest is None:
         raise PlanError(
             f"no stages of {len(chain)} layers fit the memory of "
@@ -130,7 +132,12 @@ def partition(
         )
     if num_micro_batches is None:
         return slowest
-    return _least_step(costs, num_micro_batches, slowest)
+    return _least_step(costs, num_micro_batches, low, slowest)
+
+
+def can_be_within(costs: Costs, limit_s: float) -> bool:
+    """Return whether there are stages that fit the memory, none slower than `limit_s`."""
+    return limit_s > 0 and _within(costs, limit_s) is not None
 
 
 def costs_of(
@@ -175,26 +182,26 @@ def _sums(values: Sequence[float]) -> Floats:
     return np.array([0.0, *itertools.accumulate(values)], np.float64)
 
 
-def _least_slowest(costs: Costs) -> Partition | None:
-    """Return the partition whose slowest stage is fastest, or None.
+def _least_slowest(costs: Costs, tolerance: float) -> tuple[float, Partition | None]:
+    """Return a limit that fails, and the partition whose slowest stage is fastest, or None.
 
-    A limit that fails is below the optimum; stages found under a limit are at or above it.  In the
-    end the next smaller number fails.
+    A limit that fails is below the optimum; stages found under a limit are at or above it.  Ends
+    where both are within `tolerance`; if that is 0, where the next smaller number fails.
     """
     best = _within(costs, math.inf)
-    if best is None:
-        return None
     low = 0.0
-    while low < best.value_s:
+    while best is not None and best.value_s - low > tolerance * best.value_s:
         middle = (low + best.value_s) / 2
-        is_near = best.value_s - low <= _ENOUGH * best.value_s
-        limit = math.nextafter(best.value_s, 0.0) if is_near or middle <= low else middle
+        is_near = best.value_s - low <= _ENOUGH * best.value_s or middle <= low
+        limit = math.nextafter(best.value_s, 0.0) if is_near else middle
         found = _within(costs, limit)
-        if found is None:
-            low = best.value_s if limit != middle else middle
-        else:
+        if found is not None:
             best = found
-    return best
+        elif is_near:
+            return limit, best
+        else:
+            low = middle
+    return low, best
 
 
 def _within(costs: Costs, limit_s: float) -> Partition | None:
@@ -223,39 +230,47 @@ def _stages(costs: Costs, choice: Choices, used: int, kind: int) -> tuple[Stage,
     return tuple(found)
 
 
-def _least_step(costs: Costs, num_micro_batches: int, slowest: Partition) -> Partition:
-    """Return the partition whose (M - 1) max + sum is least.
+def _least_step(costs: Costs, count: int, low: float, slowest: Partition) -> Partition:
+    """Return the partition whose (count - 1) max + sum is least; a limit of `low` fails.
 
     The sum can only grow as the limit falls.  So between two limits no value is below
-    (M - 1) * lower limit + sum at the upper one; an interval that promises less than the best
+    (count - 1) * lower limit + sum at the upper one; an interval that promises less than the best
     is cut in two.
     """
     choice = np.zeros(_choices_shape(costs), np.int32)
 
-    def within(limit_s: float) -> tuple[Partition, float]:
+    def within(limit_s: float) -> _Cut | None:
         used, kind, _ = least_sum(costs, limit_s, choice)
-        stages = _stages(costs, choice, used, kind)
-        longest = max(stage.seconds for stage in stages)
-        total = sum(stage.seconds for stage in stages)
-        return Partition(stages, (num_micro_batches - 1) * longest + total), total
+        return _cut(_stages(costs, choice, used, kind), count) if kind >= 0 else None
 
-    def longest_of(found: Partition) -> float:
-        return max(stage.seconds for stage in found.stages)
-
-    widest, total = within(math.inf)
-    best, _ = within(slowest.value_s)
-    best = min(best, widest, key=lambda found: found.value_s)
-    intervals = [(slowest.value_s, longest_of(widest), total)]
+    best = _cut(slowest.stages, count)
+    widest = within(math.inf) or best
+    best = min(best, widest, key=lambda cut: cut.value_s)
+    intervals = [(low, widest.longest_s, widest.sum_s)]
     while intervals:
         low, high, sum_s = intervals.pop()
-        bound = (num_micro_batches - 1) * low + sum_s
+        bound = (count - 1) * low + sum_s
         middle = (low + high) / 2
         if not low < middle < high or bound >= best.value_s * (1 - _ENOUGH):
             continue
-        found, total = within(middle)
-        best = min(best, found, key=lambda found: found.value_s)
-        intervals += [(middle, high, sum_s), (low, longest_of(found), total)]
-    return best
+        found = within(middle)
+        intervals.append((middle, high, sum_s))
+        if found is not None:
+            best = min(best, found, key=lambda cut: cut.value_s)
+            intervals.append((low, found.longest_s, found.sum_s))
+    return Partition(best.stages, best.value_s)
+
+
+class _Cut(NamedTuple):
+    stages: tuple[Stage, ...]
+    value_s: float
+    longest_s: float
+    sum_s: float
+
+
+def _cut(stages: tuple[Stage, ...], count: int) -> _Cut:
+    longest, total = max(stage.seconds for stage in stages), sum(stage.seconds for stage in stages)
+    return _Cut(stages, (count - 1) * longest + total, longest, total)
 
 
 def _choices_shape(costs: Costs) -> tuple[int, int, int, int]:
