@@ -43,7 +43,7 @@ def best_steps(
     """
     jobs: defaultdict[tuple[str, int, int, int], list[int]] = defaultdict(list)
     for at, run in enumerate(runs):
-        for name in ("interleaved",) if run.interleave > 1 else ("one_f_one_b", "zb_h1"):
+        for name in _schedules(run):
             jobs[name, run.pipe, run.num_micro_batches, run.interleave].append(at)
     best = [Step("", np.inf)] * len(runs)
     split = [_split(run, constants) for run in runs]
@@ -57,6 +57,12 @@ def best_steps(
             step = Step(name, float(found) + split[at][1])
             best[at] = min(best[at], step, key=lambda each: each.seconds)
     return best
+
+
+def _schedules(run: TrainingRun) -> tuple[str, ...]:
+    if run.interleave > 1:
+        return ("interleaved",)
+    return ("one_f_one_b", "zb_h1") if run.pipe > 1 else ("one_f_one_b",)
 
 
 def _schedule(name: str, pipe: int, count: int, chunks: int) -> Schedule:
