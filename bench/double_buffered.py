@@ -5,7 +5,7 @@
 On two ranks of this machine (the GPT of bench/models.py, SGD with momentum) PipeDream-2BW, or
 another schedule that does not drain, 1F1B and GPipe take turns: a window of it, and as many steps
 of the others.  A window is so long that
-filling and draining the pipeline, once in it, is a hundredth of it.  The stages are then simulated
+filling and draining the pipeline, once in it, is a fiftieth of it.  The stages are then simulated
 on 2, 8 and 64 ranks, with the seconds and the link measured here: every stage costs what the first
 one does, the last one what the last one does.
 
@@ -54,7 +54,7 @@ from penstock.timeline import step_s
 RANKS = 2
 SIMULATED = (2, 8, 64)  # ranks
 FLUSH = ("one_f_one_b", "gpipe")
-DRAINED = 0.01  # of a window: the time to fill and drain
+DRAINED = 0.02  # of a window: the time to fill and drain
 Row = dict[str, Any]
 
 
@@ -72,7 +72,7 @@ def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def window_of(num_stages: int, num_micro_batches: int) -> int:
-    """Return the steps of a window of which filling and draining is a hundredth."""
+    """Return the steps of a window of which filling and draining is a fiftieth."""
     return max(2, round((num_stages - 1) / DRAINED / num_micro_batches))
 
 

@@ -1,0 +1,63 @@
+"""Annealing shortens what can be shortened, and never holds more or takes longer."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ScheduleError
+from penstock.schedule import (
+    SCHEDULES,
+    bubble_fraction,
+    double_buffered,
+    gpipe,
+    peak_activations,
+    v_half,
+    zb_h1,
+)
+from penstock.schedule.anneal import annealed
+from penstock.schedule.greedy import Seconds
+
+DRAINING = [m for m in SCHEDULES if not m(1, 1).has_updates and m.__name__ != "forward_only"]
+
+
+def step_s(schedule, f=1.0, i=1.0, w=1.0) -> float:
+    _, ends_s = schedule.play((f, i + w, i, w, 0.0))
+    return float(ends_s.max())
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(DRAINING), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
+def test_step_and_activations_never_grow(make, num_stages, m, w):
+    before = make(num_stages, m)
+    after = annealed(before, seconds=Seconds(2.0, 3.0, float(w)), moves=200)
+    assert step_s(after, 2.0, 3.0, w) <= step_s(before, 2.0, 3.0, w) + 1e-9
+    assert max(peak_activations(after)) <= max(peak_activations(before))
+    assert after.stage_ranks == before.stage_ranks
+    assert sorted(map(str, (a for o in after.orders for a in o))) == (
+        sorted(map(str, (a for o in before.orders for a in o)))
+    )
+
+
+def test_v_half_of_four_ranks_is_not_the_shortest_with_its_memory():
+    published = v_half(8, 8)
+    found = annealed(published, moves=400_000, seed=1)
+    assert step_s(published) == 55
+    assert step_s(found) <= 54
+    assert max(peak_activations(found)) == max(peak_activations(published)) == 6
+
+
+def test_gpipe_with_less_memory_is_refused_and_with_as_much_stays_as_short():
+    with pytest.raises(ScheduleError, match="a rank holds 6 activations of 5"):
+        annealed(gpipe(2, 6), limit=5)
+    assert step_s(annealed(gpipe(2, 6), moves=500)) == step_s(gpipe(2, 6))
+
+
+def test_same_seed_gives_the_same_schedule():
+    one, other = (annealed(zb_h1(3, 4), moves=3000, seed=7) for _ in range(2))
+    assert one == other
+    assert bubble_fraction(one) <= bubble_fraction(zb_h1(3, 4))
+
+
+def test_schedule_that_does_not_drain_is_refused():
+    with pytest.raises(ScheduleError, match="double_buffered is of several steps"):
+        annealed(double_buffered(2, 2))
