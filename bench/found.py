@@ -3,7 +3,7 @@
     python -m bench.found [--json] [--moves 2000000] [--seeds 4]
 
 F, I and W take one second each, links are free.  Each published schedule is annealed
-(penstock/schedule/anneal.py) with as many activations as its fullest rank holds, from several seeds.
+(schedule/anneal.py) with as many activations as its fullest rank holds, from several seeds.
 
 schedule, ranks, micro_batches   which; two stages on a rank in those of V shape
 activations                      most that a rank holds, of one stage each: before and after
