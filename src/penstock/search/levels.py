@@ -17,8 +17,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.search.partition import Chain, Kind, Partition, Stage, costs_of
-from penstock.search.partition_kernel import Choices, fastest_spans
-from penstock.search.stage_cost import Floats
+from penstock.search.partition_kernel import Choices, Floats, fastest_spans
 
 
 @dataclass(frozen=True, slots=True)

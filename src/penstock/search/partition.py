@@ -29,8 +29,16 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.search.partition_kernel import Choices, fewest_devices, least_sum, strides_of
-from penstock.search.stage_cost import Costs, Floats, compute_s, message_s
+from penstock.search.partition_kernel import (
+    Choices,
+    Costs,
+    Floats,
+    compute_s,
+    fewest_devices,
+    least_sum,
+    message_s,
+    strides_of,
+)
 
 _ENOUGH = 1e-12
 _EXACT, _NEAR = 0.0, 1e-3  # tolerances of the slowest stage; near, to begin with
