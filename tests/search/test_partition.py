@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -136,6 +137,15 @@ def test_step_equals_brute_force_on_several_kinds(case, m):
 def test_powers_of_two_equal_brute_force(case, numbers):
     check(case, None, numbers)
     check(case, 3, numbers)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_step_of_longer_chains_equals_brute_force(seed):
+    """So many stages and values that the slowest and the sum pull apart."""
+    draw = random.Random(seed)
+    layers = [draw.uniform(1, 100) for _ in range(11)]
+    chain = Chain((1,) * 11, tuple(draw.uniform(0, 60) for _ in range(11)), (1,) * 11)
+    check((chain, [Kind(5, tuple(layers))], [[1.0]]), draw.choice((1, 2, 3)), (1,))
 
 
 @settings(max_examples=40, deadline=None)
