@@ -107,11 +107,12 @@ def _step_s(
     actions: IntArray, offsets: IntArray, table: Floats, shape: tuple[int, int], limit: int
 ) -> float:
     """Return the step, infinity if it never ends or a rank holds more than `limit`."""
+    if not _fits(actions, offsets, shape[0] * shape[1], limit):
+        return np.inf
     num_stages, num_micro_batches = shape
     size, num_ranks = num_stages * num_micro_batches, len(offsets) - 1
     ends_s = np.full(3 * size, -1.0)
     at, clock_s = offsets[:-1].copy(), np.zeros(num_ranks)
-    has_weights = len(actions) > 2 * size
     done, moved = 0, True
     while moved:
         moved = False
@@ -137,11 +138,18 @@ def _step_s(
                 moved = True
     if done < len(actions):
         return np.inf
-    for rank in range(num_ranks):
+    return clock_s.max()
+
+
+@compiled
+def _fits(actions: IntArray, offsets: IntArray, size: int, limit: int) -> bool:
+    """Return whether no rank holds more than `limit` activations."""
+    has_weights = len(actions) > 2 * size
+    for rank in range(len(offsets) - 1):
         held = 0
         for place in range(offsets[rank], offsets[rank + 1]):
             kind = actions[place] // size
             held += 1 if kind == 0 else -1 if kind == 2 or not has_weights else 0
             if held > limit:
-                return np.inf
-    return clock_s.max()
+                return False
+    return True
