@@ -369,7 +369,7 @@ def test_plan_is_shown_with_its_reasons_and_as_text():
     text = Tree(a_report().html).text
     assert "scheduleone_f_one_bsearchsaves 31 ms over gpipe" in text
     assert str(a_plan()) in text
-    assert "after blocks.1.1" in text
+    assert "0at the inputno1blocks.1.1" in text
 
 
 def test_slow_first_step_is_cut_off_and_said():

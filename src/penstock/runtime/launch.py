@@ -77,16 +77,19 @@ def run_threads(
             transport.abort(str(problem))
         finally:
             transport.close()
+            ended[transport.rank].set()
 
+    ended = [threading.Event() for _ in transports]
     threads = [threading.Thread(target=live, args=(end,), daemon=True) for end in transports]
     try:
-        _live_together(threads)
+        _live_together(threads, ended)
     except BaseException as problem:  # Ctrl-C, as a rule
         failures.append((0, problem))
         for transport in transports:
             transport.abort("interrupted")
-        for thread in threads:
+        for thread, end in zip(threads, ended, strict=True):
             if thread.ident is not None:
+                end.wait()
                 thread.join()
         raise
     if failures:
@@ -94,9 +97,15 @@ def run_threads(
     return [results[rank] for rank in range(num_ranks)]
 
 
-def _live_together(threads: Sequence[threading.Thread]) -> None:
+def _live_together(threads: Sequence[threading.Thread], ended: Sequence[threading.Event]) -> None:
+    """Start all threads and wait for their ends.
+
+    Ctrl-C in a `join` may mark a thread that still runs as stopped, and a later one not wait.
+    """
     for thread in threads:
         thread.start()
+    for end in ended:
+        end.wait()
     for thread in threads:
         thread.join()
 
