@@ -87,10 +87,7 @@ def run_threads(
         failures.append((0, problem))
         for transport in transports:
             transport.abort("interrupted")
-        for thread, end in zip(threads, ended, strict=True):
-            if thread.ident is not None:
-                end.wait()
-                thread.join()
+        _wait([(t, end) for t, end in zip(threads, ended, strict=True) if t.ident is not None])
         raise
     if failures:
         raise _first_cause(failures)
@@ -98,15 +95,19 @@ def run_threads(
 
 
 def _live_together(threads: Sequence[threading.Thread], ended: Sequence[threading.Event]) -> None:
-    """Start all threads and wait for their ends.
+    for thread in threads:
+        thread.start()
+    _wait(list(zip(threads, ended, strict=True)))
+
+
+def _wait(threads: Sequence[tuple[threading.Thread, threading.Event]]) -> None:
+    """Wait until all have ended.
 
     Ctrl-C in a `join` may mark a thread that still runs as stopped, and a later one not wait.
     """
-    for thread in threads:
-        thread.start()
-    for end in ended:
-        end.wait()
-    for thread in threads:
+    for _, ended in threads:
+        ended.wait()
+    for thread, _ in threads:
         thread.join()
 
 
