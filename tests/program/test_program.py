@@ -3,6 +3,7 @@
 import json
 import re
 import tempfile
+from collections import Counter, defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from penstock.program.program import (
     Compute,
     Edge,
     Program,
+    Receive,
     Reduce,
     Send,
     StageBytes,
@@ -31,6 +33,7 @@ from penstock.schedule import (
     Action,
     WeightRule,
     double_buffered,
+    gpipe,
     interleaved,
     one_f_one_b,
     zb_h1,
@@ -225,6 +228,34 @@ def test_program_knows_stages_slots_and_order_of_sums_of_a_rank():
     last_first = ["F0.0", "F0.1", "B0.1", "B0.0", "U0.0"]
     code = (tuple(parse_instruction(word, {}) for word in last_first),)
     assert Program(1, 2, code).accumulation_order(0) == {0: (1, 0)}
+
+
+@given(programs())
+def test_unread_messages_are_as_many_as_a_queue_of_each_sender_holds(program):
+    for rank, code in enumerate(program.code):
+        queues, most = defaultdict(deque), Counter()
+        for one in code:
+            if isinstance(one, Receive):
+                queues[one.edge, one.peer].append(one.of.micro_batch)
+                most[one.edge, one.peer] = max(
+                    most[one.edge, one.peer], len(queues[one.edge, one.peer])
+                )
+            if not isinstance(one, Compute):
+                continue
+            for (edge, _), queue in queues.items():
+                kind, _, target, _ = program.edges[edge]
+                if target == one.action.stage and (kind == "F") == (one.action.kind == "F"):
+                    while one.action.micro_batch in queue:
+                        queue.popleft()
+        assert program.unread(rank) == dict(most)
+        assert not any(queues.values())
+
+
+def test_a_rank_reads_at_once_what_it_keeps_for_long():
+    """GPipe keeps every activation until its backward, and no message lies about."""
+    program = lower(gpipe(3, 40))
+    assert program.slots(1) == {0: 40, 3: 1}
+    assert program.unread(1) == {(0, 0): 2, (3, 2): 1}
 
 
 def test_wide_numbers_make_wide_columns():

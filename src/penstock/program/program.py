@@ -33,7 +33,7 @@ from penstock.program.instructions import Update as Update
 from penstock.program.instructions import check_edges, check_tied
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
-from penstock.schedule.orders import B, W
+from penstock.schedule.orders import B, F, W
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 
 
@@ -112,6 +112,34 @@ class Program:
         received = self.code.op[part] == RECEIVE
         edges, slots = self.code.edge[part][received], self.code.slot[part][received]
         return {int(edge): int(slots[edges == edge].max()) + 1 for edge in np.unique(edges)}
+
+    def unread(self, rank: int) -> dict[tuple[int, int], int]:
+        """Return by edge and sender how many messages `rank` has announced and not read, at most.
+
+        A message is read by the first action that needs it, and all older ones with it.
+        """
+        part = self.code.slice_of(rank)
+        op, kind, stage = self.code.op[part], self.code.kind[part], self.code.stage[part]
+        edge, peer, micro_batch = (
+            self.code.edge[part],
+            self.code.peer[part],
+            self.code.micro_batch[part],
+        )
+        most: dict[tuple[int, int], int] = {}
+        received = op == RECEIVE
+        pairs = zip(edge[received].tolist(), peer[received].tolist(), strict=True)
+        channels: set[tuple[int, int]] = set(pairs)
+        for number, sender in channels:
+            to = self.edges[number]
+            came = np.flatnonzero(received & (edge == number) & (peer == sender))
+            forward = kind == F if to.kind == "F" else kind != F
+            reads = np.flatnonzero((op == COMPUTE) & (stage == to.target) & forward)
+            readers, firsts = np.unique(micro_batch[reads], return_index=True)
+            read = reads[firsts[np.searchsorted(readers, micro_batch[came])]]
+            taken = np.minimum.accumulate(read[::-1])[::-1]
+            waiting = np.arange(1, len(came) + 1) - np.searchsorted(taken, came)
+            most[number, sender] = int(waiting.max())
+        return most
 
     def accumulation_order(self, stage: int) -> dict[int, tuple[int, ...]]:
         """Return, by rank, the micro-batches in the order in which their gradients are summed.

@@ -5,8 +5,8 @@ tensors of each version, the ends of each channel, where every value goes.  A ca
 has only to take its inputs, compute, and pass its results on.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from penstock.program.program import (
 )
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.sums import Own, sum_call, update_call
-from penstock.runtime.transport.transport import Wait
 from penstock.runtime.versions import Read, VersionSlots
 from penstock.schedule.schedule import Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -63,7 +62,7 @@ def _check_clipping(rank: "Rank", program: Program) -> None:
 
 
 class _Binder:
-    """Turns instructions into calls; it knows what has been posted, and which use is the last."""
+    """Turns instructions into calls; it knows what is under way, and which use is the last."""
 
     def __init__(self, rank: "Rank", program: Program) -> None:
         self.rank, self.program = rank, program
@@ -84,7 +83,11 @@ class _Binder:
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.last_leaf_use = self._last_leaf_uses(computes)
-        self.posted: dict[tuple[int, int], list[tuple[int, Wait]]] = defaultdict(list)
+        # by channel, an edge and a peer: micro-batches announced and not taken, and those taken
+        self.under_way: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
+        self.taken: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        # channels by stage, micro-batch and whether its F reads them
+        self.readers: defaultdict[tuple[int, int, bool], list[tuple[int, int]]] = defaultdict(list)
 
     def calls(self) -> list[Bound]:
         calls: list[Bound] = []
@@ -92,7 +95,7 @@ class _Binder:
         for place, instruction in enumerate(self.code):
             match instruction:
                 case Compute(action, version):
-                    calls += self._wait(action)
+                    calls += self._take(action)
                     read = self.slots.of(action, version, place)
                     calls += self._predict(action, read)
                     calls.append(Bound(self._compute(action, read), "compute", *action))
@@ -284,36 +287,39 @@ class _Binder:
         return lambda: send(take(key))
 
     def _receive(self, micro_batch: int, edge: int, peer: int) -> list[Bound]:
-        """Return the call that posts a receive, if the transport wants one, and note its wait."""
-        post, wait = self.rank.receiver(edge, peer)
+        """Return the call that posts a receive, if the transport wants one, and note who reads."""
+        post, _ = self.rank.receiver(edge, peer)
         to = self.rank.stages.edges[edge]
-        self.posted[to.target, micro_batch].append((edge, wait))
+        self.under_way[edge, peer].append(micro_batch)
+        self.readers[to.target, micro_batch, to.kind == "F"].append((edge, peer))
         return [Bound(post, "wait", to.kind, to.target, micro_batch)] if post else []
 
-    def _wait(self, action: Action) -> list[Bound]:
-        """Return the call that waits for what `action` is the first to use, if there is any."""
-        key, edges = (action.stage, action.micro_batch), self.rank.stages.edges
-        forward = action.kind == "F"
-        posted = self.posted.pop(key, [])
-        now = [(edge, wait) for edge, wait in posted if (edges[edge].kind == "F") == forward]
-        later = [pair for pair in posted if pair not in now]
-        if later:
-            self.posted[key] = later
-        return [Bound(self._wait_call(key, now), "wait", *action)] if now else []
+    def _take(self, action: Action) -> Iterator[Bound]:
+        """Yield the calls that take the messages that `action` is the first to read.
 
-    def _wait_call(self, key: tuple[int, int], posted: list[tuple[int, Wait]]) -> Call:
-        frame, nodes = self.rank.frames[key], self.rank.capture.fx_nodes
-        messages = [(wait, self.rank.stages.edges[edge].values) for edge, wait in posted]
-        arriving = {value for _, values in messages for value in values}
-        permuted = [(value, nodes[value]) for value in arriving if _is_permuted(nodes[value])]
+        A channel hands over the oldest message first, so older ones are taken with them: another
+        micro-batch may be read before them.
+        """
+        stage, micro_batch = action.stage, action.micro_batch
+        for channel in self.readers.pop((stage, micro_batch, action.kind == "F"), ()):
+            under_way = self.under_way[channel]
+            while micro_batch not in self.taken[channel]:
+                oldest = under_way.popleft()
+                self.taken[channel].add(oldest)
+                yield Bound(self._take_call(channel, oldest), "wait", *action)
 
-        def call() -> None:
-            for wait, values in messages:
-                frame.update(zip(values, wait(), strict=True))
+    def _take_call(self, channel: tuple[int, int], micro_batch: int) -> Call:
+        _, wait = self.rank.receiver(*channel)
+        edge, nodes = self.rank.stages.edges[channel[0]], self.rank.capture.fx_nodes
+        frame, values = self.rank.frames[edge.target, micro_batch], edge.values
+        permuted = [(value, nodes[value]) for value in values if _is_permuted(nodes[value])]
+
+        def take() -> None:
+            frame.update(zip(values, wait(), strict=True))
             for value, node in permuted:
                 frame[value] = _with_strides(frame[value], node)
 
-        return call
+        return take
 
     # -- the end of a step -------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class Rank:
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
         self.unsettled: list[Call] = []
-        self._ahead: dict[tuple[int, int], int] = {}  # by edge and receiver
+        self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
@@ -75,9 +75,11 @@ class Rank:
 
     def expect(self, program: Program) -> None:
         """Make room for the messages of `program`; before anything is bound, for every program."""
-        for rank in range(program.num_ranks):
-            for edge, slots in program.slots(rank).items():
-                self._ahead[edge, rank] = max(slots, self._ahead.get((edge, rank), 0))
+        peers = set(program.code.peer[program.code.slice_of(self.rank)].tolist()) - {-1}  # no peer
+        for receiver in (self.rank, *peers):
+            for (edge, sender), count in program.unread(receiver).items():
+                way = edge, sender, receiver
+                self._ahead[way] = max(count, self._ahead.get(way, 0))
 
     def bind(self, program: Program) -> list[Bound]:
         """Return the calls of one window of `program` on this rank.
@@ -144,7 +146,7 @@ class Rank:
         """Return the call that sends a message of `edge` to `peer`."""
         key = (edge, peer)
         if key not in self._senders:
-            ahead = self._ahead.get((edge, peer), 0)
+            ahead = self._ahead.get((edge, self.rank, peer), 0)
             specs = self._specs(edge)
             self._senders[key] = self.transport.bind_send(edge, peer, specs, ahead=ahead)
         return self._senders[key]
@@ -153,7 +155,7 @@ class Rank:
         """Return (post, wait) for messages of `edge` from `peer`."""
         key = (edge, peer)
         if key not in self._receivers:
-            ahead = self._ahead.get((edge, self.rank), 0)
+            ahead = self._ahead.get((edge, peer, self.rank), 0)
             specs = self._specs(edge)
             self._receivers[key] = self.transport.bind_receive(edge, peer, specs, ahead=ahead)
         return self._receivers[key]
