@@ -1,9 +1,10 @@
-"""What works: nine Hugging Face architectures, cut in 2 and 4, against the plain step.
+"""What works: thirty-nine architectures, cut in 2 and 4, against the plain step.
 
     python -m bench.check [--json] [--models gpt2 t5 ...]
 
-Each model of examples/hf.py is traced once and run in threads under 1F1B and ZB-H1; loss, every
-gradient and every buffer are compared with eager autograd on the uncut model.
+Each model of examples/hf.py and bench/architectures.py is traced once and run in threads under
+1F1B and ZB-H1; loss, every gradient and every buffer are compared with eager autograd on the uncut
+model.
 
 difference     the greatest relative difference of any tensor; 0 where all are bit-equal.  A
                parameter that several stages use adds its gradients up in another order.
@@ -12,51 +13,63 @@ difference     the greatest relative difference of any tensor; 0 where all are b
 import argparse
 import json
 import time
+from collections.abc import Iterator
 
 import torch
 
+from bench.architectures import JOBS
 from bench.machine import machine
-from penstock.errors import GraphError
+from penstock.errors import GraphError, PlanError
 from penstock.graph.trace import capture
 from penstock.job import load_job
 from penstock.plan import plan_by_hand
 from penstock.runtime.check import check
 from penstock.search.balance import balanced_cuts
 
-MODELS = ("gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "whisper", "mamba")
+EXAMPLES = ("gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "whisper", "mamba")
+MODELS = (*EXAMPLES, *JOBS)
 CASES = tuple((stages, schedule) for stages in (2, 4) for schedule in ("one_f_one_b", "zb_h1"))
+EQUAL = 1e-6  # relative; float32
 
 
-def rows_of(name: str) -> list[dict[str, object]]:
-    """Return one row for each cut and schedule of one model."""
-    job = load_job(f"examples/hf.py:{name}")
+def rows_of(name: str) -> Iterator[dict[str, object]]:
+    """Yield one row for each cut and schedule of one model; `why` says why one was not checked."""
+    job = JOBS[name] if name in JOBS else load_job(f"examples/hf.py:{name}")
     start = time.perf_counter()
     try:
         captured = capture(job)
     except GraphError as problem:
-        return [{"model": name, "traced": False, "ok": False, "why": problem.message}]
-    trace_s = time.perf_counter() - start
-    graph, rows = captured.graph, list[dict[str, object]]()
+        yield {"model": name, "traced": False, "ok": False, "why": problem.message}
+        return
+    graph = captured.graph
+    about = {
+        "model": name,
+        "traced": True,
+        "ops": sum(node.kind == "op" for node in graph.nodes),
+        "trace_s": time.perf_counter() - start,
+    }
     for stages, schedule in CASES:
-        cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
-        plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=4)
-        found = check(plan, captured, job)
+        case = {**about, "stages": stages, "schedule": schedule}
+        try:
+            cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
+        except PlanError as problem:
+            yield {**case, "ok": False, "why": problem.message}
+            continue
+        found = check(plan_by_hand(graph, cuts, schedule, num_micro_batches=4), captured, job)
         worst = max(found, key=lambda difference: difference.value)
-        rows.append(
-            {
-                "model": name,
-                "traced": True,
-                "ops": sum(node.kind == "op" for node in graph.nodes),
-                "trace_s": trace_s,
-                "stages": stages,
-                "schedule": schedule,
-                "bitwise": all(difference.bitwise for difference in found),
-                "difference": worst.value,
-                "where": worst.where,
-                "ok": worst.value < 1e-6,
-            }
-        )
-    return rows
+        bitwise = all(difference.bitwise for difference in found)
+        result = {"bitwise": bitwise, "difference": worst.value, "where": worst.where}
+        yield {**case, **result, "ok": worst.value < EQUAL}
+
+
+def _line(row: dict[str, object]) -> str:
+    if not row["traced"]:
+        return f"{row['model']:10} not traced: {row['why']}"
+    what = f"{row['model']:10} {row['ops']:5} ops  {row['stages']} stages, {row['schedule']:12}"
+    if "why" in row:
+        return f"{what} not cut: {row['why']}"
+    equal = "bit-equal" if row["bitwise"] else f"{row['difference']:.1e} in {row['where']}"
+    return f"{what} {equal}"
 
 
 def main() -> None:
@@ -65,17 +78,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for name in options.models for row in rows_of(name)]
+    rows = list[dict[str, object]]()
+    for name in options.models:
+        for row in rows_of(name):
+            rows.append(row)
+            if not options.json:
+                print(_line(row), flush=True)
     if options.json:
         print(json.dumps({"rows": rows, "machine": machine()}))
-        return
-    for row in rows:
-        if not row["traced"]:
-            print(f"{row['model']:8} not traced: {row['why']}")
-            continue
-        equal = "bit-equal" if row["bitwise"] else f"{row['difference']:.1e} in {row['where']}"
-        what = f"{row['stages']} stages, {row['schedule']}"
-        print(f"{row['model']:8} {row['ops']:5} ops  {what:22} {equal}")
 
 
 if __name__ == "__main__":

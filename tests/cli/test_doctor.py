@@ -74,6 +74,17 @@ def test_folder_for_profiles_that_cannot_be_used_is_only_a_note(
     assert "XDG_CACHE_HOME" in found["profiles"].hint
 
 
+@pytest.mark.parametrize("name", ["new", "penstock"])
+def test_doctor_does_not_mind_what_others_keep_in_the_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = {finding.what: finding for finding in examine()}
+    assert found["temporary files"].state == "ok"
+
+
 def test_shared_memory_that_does_not_work_is_a_note_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,5 @@
 """penstock check: the rewritten step against the plain one, gradient by gradient."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ from rich.table import Table
 
 from penstock.cli import face
 from penstock.errors import GraphError, PlanError
+from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
@@ -32,7 +32,7 @@ def check(
     with face.only_results():
         found = _checked(load_job(job), plan, stages, schedule, recompute=recompute)
     if as_json:
-        face.show_json(json.loads(json.dumps(found)))
+        face.show_json(found)
     else:
         _show(found)
     if not found["ok"]:
@@ -41,7 +41,7 @@ def check(
 
 def _checked(
     job: Job, path: Path | None, stages: int, schedule: str, *, recompute: bool
-) -> dict[str, object]:
+) -> dict[str, Json]:
     import torch
 
     from penstock.graph.trace import capture
@@ -100,7 +100,7 @@ def by_hand(graph: Graph, job: Job, stages: int, schedule: str, *, recompute: bo
     )
 
 
-def _untraced(stages: int, schedule: str, problem: GraphError) -> dict[str, object]:
+def _untraced(stages: int, schedule: str, problem: GraphError) -> dict[str, Json]:
     return {
         "ok": False,
         "traced": False,
@@ -112,7 +112,7 @@ def _untraced(stages: int, schedule: str, problem: GraphError) -> dict[str, obje
     }
 
 
-def _show(found: dict[str, object]) -> None:
+def _show(found: dict[str, Json]) -> None:
     table = Table(show_header=False, box=None)
     for key, value in found.items():
         text = f"{value:.1e}" if isinstance(value, float) and value else str(value)

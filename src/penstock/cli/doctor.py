@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -163,7 +164,7 @@ def _places() -> Iterator[Finding]:
 
 def _place(what: str, folder: Path, hint: str, otherwise: State) -> Finding:
     try:
-        face.check_place(folder / "new")
+        face.check_place(folder / uuid.uuid4().hex)
     except OSError as problem:
         return Finding(what, otherwise, f"{folder}: {problem.strerror}", hint)
     return Finding(what, "ok", str(folder))

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import shutil
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -208,18 +207,15 @@ class Session:
         return Choice(job, captured, plan)
 
     def _clear(self, first_step: int, checkpoint: Path | None) -> None:
-        """Remove what an older run left that this one does not go on from."""
+        """Remove what the run to go on from left after its checkpoint, or half-written."""
         from penstock.runtime.checkpoint import discard
 
-        checkpoints = self.folder / "checkpoints"
-        discard(checkpoints)
+        discard(self.folder / "checkpoints")
         for name in ("summary.json", "report.html", "measured.trace.json"):
             (self.folder / name).unlink(missing_ok=True)
-        metrics = self.folder / "metrics.jsonl"
         if checkpoint is None:
-            shutil.rmtree(checkpoints, ignore_errors=True)
-            metrics.unlink(missing_ok=True)
             return
+        metrics = self.folder / "metrics.jsonl"
         rows = metrics.read_text().splitlines() if metrics.exists() else []
         kept = [row for row in rows if row.endswith("}") and json.loads(row)["step"] <= first_step]
         write_text(metrics, "".join(f"{row}\n" for row in kept))

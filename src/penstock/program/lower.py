@@ -65,8 +65,8 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     where = _where(schedule)
     firsts = schedule.num_ranks * np.arange(replicas, dtype=np.int32)
     holders = holders_of(where + firsts[:, None, None])
-    late = {"post_validation": post_validation}
-    sums = needed(holders, tied, clip, stage_bytes, **late) if backward else ()
+    sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
+    sums = sums if backward else ()
     extras = _extras(schedule, sums, holders, backward)
     wiring = wire(schedule.num_stages, wires)
     code = _issue(_work(schedule, extras), _sources(schedule, where, wiring, sums), replicas)
