@@ -6,6 +6,8 @@ If one of these fails on a new torch, mend `penstock._compat` and nothing else.
 import ast
 import gc
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -51,6 +53,31 @@ def test_fake_mode_takes_real_constants() -> None:
     with mode:
         total = _compat.as_fake(mode, torch.ones(3)) + constant
     assert tuple(total.shape) == (3,)
+
+
+BACKWARD_IN_A_FORK = """
+import os, torch
+from penstock import _compat
+
+def backward():
+    torch.ones(3, requires_grad=True).square().sum().backward()
+
+with _compat.fake_mode():
+    torch.ones(3)
+backward()
+child = os.fork()
+if not child:
+    backward()
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs ranks are not forked")
+def test_process_that_used_a_fake_mode_can_be_forked_and_compute_a_backward() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", BACKWARD_IN_A_FORK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_traced_backward_ops_are_marked_and_repeat_the_number_of_their_forward_op() -> None:

@@ -56,7 +56,13 @@ __all__ = [
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a mode whose tensors have shapes but no data, and accepts real constants."""
+    """Return a mode whose tensors have shapes but no data, and accepts real constants.
+
+    A fake mode of a CUDA build registers a CUDA device where there is none; a first backward after
+    that starts a thread for it, and then no forked process can compute a backward.
+    So the first one is here: threads start once, for the devices that there are.
+    """
+    torch.ones((), requires_grad=True).backward()  # pyright: ignore[reportUnknownMemberType]
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 
