@@ -43,6 +43,12 @@ class Done(NamedTuple):
 Call = Callable[..., Done]
 
 
+@pytest.fixture(autouse=True)
+def _buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands keep stdout in a buffer, as Python does where nothing says otherwise."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+
 @pytest.fixture(scope="session")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of profiles of the whole session: each is measured once."""

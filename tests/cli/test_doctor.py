@@ -1,12 +1,12 @@
 """penstock doctor: what this machine has, and what is missing."""
 
-import importlib.metadata
 import json
 import platform
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from penstock.cli.doctor import LIBRARIES, examine
 from penstock.cluster.machine import cpu_name, detect
@@ -19,7 +19,7 @@ def test_doctor_finds_this_machine_fit_and_says_what_it_has(call: Call) -> None:
     found = {finding["what"]: finding["value"] for finding in document["findings"]}
     assert (done.code, done.err, document["ok"]) == (0, "", True)
     assert found["python"].startswith(platform.python_version())
-    assert found["torch"] == importlib.metadata.version("torch")
+    assert found["torch"] == torch.__version__
     assert found["cores"].split()[0] == str(detect().cores)
     assert found["processor"] == cpu_name()
     assert {*LIBRARIES, "memory", "processes", "shared memory", "gloo", "NCCL"} <= found.keys()

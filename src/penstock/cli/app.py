@@ -46,13 +46,21 @@ def _penstock(
 def run(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` name and return the exit code; nothing is raised."""
     try:
-        with typer.main.get_command(app).make_context("penstock", [*arguments]) as context:
-            context.command.invoke(context)
+        code = _run(arguments)
         sys.stdout.flush()
-    except typer.Exit as end:
-        return end.exit_code
     except BrokenPipeError:  # who reads stdout has enough
         return face.FAILED
     except (Exception, KeyboardInterrupt) as problem:  # noqa: BLE001 - nobody above: say it
         return face.fail(problem, arguments)
+    finally:
+        face.let_go()
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        with typer.main.get_command(app).make_context("penstock", [*arguments]) as context:
+            context.command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
     return face.DONE
