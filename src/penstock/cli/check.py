@@ -77,7 +77,7 @@ def _checked(
 
 def by_hand(graph: Graph, job: Job, stages: int, schedule: str, *, recompute: bool) -> Plan:
     """Return a plan with cuts balanced by FLOP, all of the job's micro-batches in one pipeline."""
-    from penstock.program.lower_plan import ranks_of, trains
+    from penstock.program.lower_plan import ranks_of
     from penstock.search.balance import balanced_cuts
 
     if stages > len(graph.cut_points) + 1:
@@ -86,9 +86,6 @@ def by_hand(graph: Graph, job: Job, stages: int, schedule: str, *, recompute: bo
             hint=f"use at most {len(graph.cut_points) + 1} stages",
         )
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
-    if not trains(schedule):
-        hint = "take one of the others that `penstock schedule` lists"
-        raise PlanError(f"{schedule} has no backward pass to check", hint=hint)
     ranks = ranks_of(schedule, stages, job.micro_batches)
     return plan_by_hand(
         graph,

@@ -18,11 +18,18 @@ from penstock.graph.segments import Asked, segments_of
 from penstock.graph.stages import Stage, StageEdge, Stages
 
 
-def cut(graph: Graph, cuts: Sequence[int] = (), recompute: Sequence[bool] = ()) -> Stages:
+def cut(
+    graph: Graph,
+    cuts: Sequence[int] = (),
+    recompute: Sequence[bool] = (),
+    *,
+    backward: bool = True,
+) -> Stages:
     """Return `graph` cut before the cut points with the indices `cuts`.
 
     recompute:  for each stage, whether its backward pass repeats its forward pass instead of
                 keeping what that computed; none by default.
+    backward:   without it, stages compute the loss and change buffers, and keep nothing.
     Raises:     GraphError: no such cut point, or a buffer is updated in one stage and read in
                 another.
     """
@@ -34,7 +41,7 @@ def cut(graph: Graph, cuts: Sequence[int] = (), recompute: Sequence[bool] = ()) 
     if len(again) != len(cuts) + 1:
         raise GraphError(f"recompute is given for {len(again)} of {len(cuts) + 1} stages")
     owners = owners_of(graph, [graph.cut_points[c].at for c in cuts])
-    demands = _Demands(owners)
+    demands = _Demands(owners, backward=backward)
     demands.solve()
     edges = demands.edges()
     asked = [demands.asked(stage, edges) for stage in range(owners.num_stages)]
@@ -55,9 +62,11 @@ class _Need(NamedTuple):
 class _Demands:
     """What stages ask of each other: `sent[phase, source, target]`, and of their own F."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, *, backward: bool) -> None:
         self.owners, self.nodes = owners, owners.graph.nodes
         self.parts = gradient_parts(owners)
+        if not backward:
+            self.parts = [self.parts[0][:0]] * owners.num_stages
         self.sent: dict[tuple[Phase, int, int], set[int]] = {}
         self.forward_wanted: list[set[int]] = [set() for _ in range(owners.num_stages)]
         self.backwards: list[_Need] = []

@@ -87,3 +87,8 @@ class Stages:
     stages: tuple[Stage, ...]
     edges: tuple[StageEdge, ...]
     tied: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether any stage makes a gradient of its parameters: not so in inference."""
+        return any(stage.backward.gradients for stage in self.stages)

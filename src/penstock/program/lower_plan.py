@@ -15,12 +15,12 @@ from penstock.schedule.orders import F
 
 
 def stages_of(plan: Plan, graph: Graph) -> Stages:
-    """Return the stages into which `plan` cuts `graph`.
+    """Return the stages into which `plan` cuts `graph`; without backward if its schedule has none.
 
     Raises:   PlanError: the plan is for another graph.  GraphError: a cut that cannot be.
     """
     check_fits(plan, graph)
-    return cut(graph, plan.cuts, plan.recompute)
+    return cut(graph, plan.cuts, plan.recompute, backward=trains(plan.schedule))
 
 
 def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:

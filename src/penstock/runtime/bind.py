@@ -29,7 +29,7 @@ from penstock.program.program import (
     Update,
 )
 from penstock.runtime.calls import Bound, Call
-from penstock.runtime.sums import Own, sum_call, update_call
+from penstock.runtime.sums import Own, sum_call, tell_call, update_call
 from penstock.runtime.versions import Read, VersionSlots
 from penstock.schedule.schedule import Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -52,7 +52,7 @@ def bind(rank: "Rank", program: Program) -> list[Bound]:
 
 def _check_clipping(rank: "Rank", program: Program) -> None:
     limit = rank.job.clip_norm
-    if program.clip == (limit is not None):
+    if program.clip == (limit is not None) or not rank.stages.has_gradients:
         return
     if program.clip:
         message = "the plan clips gradients, and the job does not say to which norm"
@@ -112,7 +112,7 @@ class _Binder:
                 case Unshard() | Reshard():
                     hint = "use a plan without sharding"
                     raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
-        return [*self._settle(), *calls, *self._move_stashes()]
+        return [*self._settle(), *calls, *self._move_stashes(), *self._tell()]
 
     def _settle(self) -> list[Bound]:
         """Return the call that validates the updates of the window before."""
@@ -130,6 +130,18 @@ class _Binder:
             Bound(partial(self.rank.weights_of(stage).move, moves), "wait", "U", stage, last)
             for stage, moves in moved
         ]
+
+    def _tell(self) -> list[Bound]:
+        """Return the call that reports the window's step where no update does: in inference."""
+        if not self.own or any(isinstance(instruction, Update) for instruction in self.code):
+            return []
+        tell = tell_call(self.rank, 0, has_loss=self._has_loss())
+        return [Bound(tell, "wait", "U", max(self.own), 0)]
+
+    def _has_loss(self) -> bool:
+        """Return whether the losses are made on this rank."""
+        stages, loss = self.rank.stages.stages, self.rank.capture.graph.loss
+        return any(loss in stages[own].forward.ops for own in self.own)
 
     def _first_homes(self) -> set[int]:
         """Return the stages of this rank that live on no earlier rank of its replica."""
@@ -324,7 +336,6 @@ class _Binder:
     # -- the end of a step -------------------------------------------------------------------
 
     def _update(self, stage: int, step: int) -> Call:
-        stages, loss = self.rank.stages.stages, self.rank.capture.graph.loss
         return update_call(
             self.rank,
             stage,
@@ -332,7 +343,7 @@ class _Binder:
             stash=self.slots.stash_at.get((stage, step)),
             tells=stage == max(self.own),
             late=self.program.weight_rule != SYNCHRONOUS,
-            has_loss=any(loss in stages[own].forward.ops for own in self.own),
+            has_loss=self._has_loss(),
         )
 
 

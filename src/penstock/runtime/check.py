@@ -18,7 +18,7 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import Capture, build, loss_of, on_device
 from penstock.job import Job
 from penstock.plan import Plan
-from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of, trains
 from penstock.runtime.launch import run_threads
 from penstock.runtime.rank import Rank
 from penstock.runtime.run import Steps
@@ -45,6 +45,7 @@ class Difference:
 def check(plan: Plan, capture: Capture, job: Job) -> tuple[Difference, ...]:
     """Return how the planned step differs from the plain one: loss, gradients, buffers.
 
+    A schedule without a backward: loss and buffers of the plain forward pass.
     Runs every rank as a thread of this process, in the plan's order, on the job's first batches.
     Gradients are those the optimizer is given; clipped if the plan clips.  Buffers are compared
     where each stage lives on one rank, which sees every micro-batch.
@@ -63,7 +64,8 @@ def check(plan: Plan, capture: Capture, job: Job) -> tuple[Difference, ...]:
     task = Task(capture, stages, job, ((program, 0),), plan.replicas)
     run_threads(partial(_work, task, found), program.num_ranks, told.add)
     if steps == 1:
-        expected = plain_step(job, plan.num_micro_batches * plan.replicas)
+        count = plan.num_micro_batches * plan.replicas
+        expected = plain_step(job, count, backward=trains(plan.schedule))
         found["loss/mean"] = _number(told.finished[0].loss)
     else:
         expected = sequential(job, program, steps, stages, capture.graph)
@@ -100,7 +102,7 @@ def _work(task: Task, found: dict[str, Tensor], transport: Transport, report: Re
     return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
 
 
-def plain_step(job: Job, micro_batches: int) -> dict[str, Tensor]:
+def plain_step(job: Job, micro_batches: int, *, backward: bool = True) -> dict[str, Tensor]:
     """Return loss, gradients and buffers of one step of the uncut model under eager autograd."""
     model, _ = build(job)
     data = job.data(0)
@@ -109,9 +111,10 @@ def plain_step(job: Job, micro_batches: int) -> dict[str, Tensor]:
         batch = on_device(next(data))  # not under the mode: the data's random numbers are its own
         with SeededRandom(micro_batch_seed(job.seed, index)):
             loss = loss_of(job, model, batch)
-            (loss / micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+            if backward:
+                (loss / micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
         losses.append(loss.detach().double().reshape(()))
-    if job.clip_norm is not None:
+    if backward and job.clip_norm is not None:
         clip_grad_norm_(model.parameters(), job.clip_norm)
     expected = {f"gradients/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
     expected |= {f"buffers/{name}": value for name, value in model.named_buffers()}

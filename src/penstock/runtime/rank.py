@@ -129,7 +129,12 @@ class Rank:
     def weights_of(self, stage: int) -> StageWeights:
         """Return the state of a stage that lives on this rank."""
         if stage not in self.weights:
-            self.weights[stage] = StageWeights(self.stages.stages[stage], self.capture, self.job)
+            self.weights[stage] = StageWeights(
+                self.stages.stages[stage],
+                self.capture,
+                self.job,
+                has_gradients=self.stages.has_gradients,
+            )
             tied = [p for p, holders in self.stages.tied if stage in holders]
             self.weights[stage].use_gradients(tied)
         return self.weights[stage]

@@ -168,6 +168,7 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     late:      whether its gradients are of older weights; not so in a synchronous warm-up.
     """
     weights, progress, rate = rank.weights_of(stage), rank.progress, rank.job.learning_rate
+    tell = tell_call(rank, step, has_loss=has_loss) if tells else None
 
     def call() -> None:
         if stash is not None:
@@ -177,11 +178,21 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
         if weights.staleness is not None and late:
             factor *= weights.staleness.rate(number)
         weights.step(factor)
-        if tells:
-            now = time.perf_counter()
-            parts = [part.double().reshape(()) for part in progress.losses.pop(step, ())]
-            loss = float(torch.stack(parts).mean()) if has_loss and parts else None
-            seconds, progress.last_update_s = now - progress.last_update_s, now
-            rank.report(StepResult(number, loss, seconds, len(parts)))
+        if tell is not None:
+            tell()
 
     return call
+
+
+def tell_call(rank: "Rank", step: int, *, has_loss: bool) -> Call:
+    """Return the call that reports a step of the window as finished."""
+    progress = rank.progress
+
+    def tell() -> None:
+        now = time.perf_counter()
+        parts = [part.double().reshape(()) for part in progress.losses.pop(step, ())]
+        loss = float(torch.stack(parts).mean()) if has_loss and parts else None
+        seconds, progress.last_update_s = now - progress.last_update_s, now
+        rank.report(StepResult(progress.first_step + step, loss, seconds, len(parts)))
+
+    return tell

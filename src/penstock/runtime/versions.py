@@ -106,8 +106,8 @@ class VersionSlots:
         count = self.history[stage]
         holds = {slot: -slot for slot in range(1, count + 1)}  # the version in each stash
         for step in range(self.num_steps):
-            place = self._updated_at[stage, step]
-            if not self._needed(stage, step, place):
+            place = self._updated_at.get((stage, step))
+            if place is None or not self._needed(stage, step, place):
                 continue
             dead = [s for s, v in holds.items() if not self._needed(stage, v, place)]
             last = self.num_steps - step  # the stash in which the next window looks for it

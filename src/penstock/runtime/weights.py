@@ -48,9 +48,11 @@ class Flat:
 
 
 class StageWeights:
-    """The state of one stage on one rank."""
+    """The state of one stage on one rank; without gradients where no stage makes any."""
 
-    def __init__(self, stage: Stage, capture: Capture, job: Job) -> None:
+    def __init__(
+        self, stage: Stage, capture: Capture, job: Job, *, has_gradients: bool = True
+    ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
         parameters = dict(capture.model.named_parameters())
         buffers = dict(capture.model.named_buffers())
@@ -62,8 +64,9 @@ class StageWeights:
         }
         self.layouts = _layouts(trainable)
         self.flats = [layout.new() for layout in self.layouts]
-        self.flat_gradients = [layout.new() for layout in self.layouts]
-        self.gradients = _all_views(self.layouts, self.flat_gradients)
+        summed = self.layouts if has_gradients else []
+        self.flat_gradients = [layout.new() for layout in summed]
+        self.gradients = _all_views(summed, self.flat_gradients)
         live = _all_views(self.layouts, self.flats)
         for node, value in live.items():
             value.copy_(trainable[node].detach())
@@ -121,7 +124,7 @@ class StageWeights:
 
     def use_gradients(self, tied: Iterable[int]) -> None:
         """Point each parameter at its gradient; None where the loss does not reach it."""
-        reached = self.with_gradient | set(tied)
+        reached = (self.with_gradient | set(tied)) & self.gradients.keys()
         for node, parameter in self.live.items():
             parameter.grad = self.gradients[node] if node in reached else None
 

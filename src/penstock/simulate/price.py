@@ -52,7 +52,8 @@ def memory_of(
 ) -> Memory:
     """Return the bytes that each rank holds from the start, and what each action changes.
 
-    From the start: weights, gradients, optimizer state, older versions, buffers.  An action:
+    From the start: weights and buffers; where there is a backward also gradients, optimizer state
+    and older versions.  An action:
     `segment_memory` with the measured workspace, and the batch where a stage reads it.
     Ignores:  message buffers of the transport; fragmentation.
     """
@@ -74,7 +75,12 @@ def memory_of(
     if any(reduce.how == "validate" for reduce in program.code.reductions):
         for stage in stages.stages:
             net[KINDS.index("U"), stage.index] = _undo_bytes(graph, stage, profile)
-    held = [_held_bytes(graph, stage, profile, versions) for stage in stages.stages]
+    held = [
+        _held_bytes(graph, stage, profile, versions)
+        if stages.has_gradients
+        else sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers))
+        for stage in stages.stages
+    ]
     start = [
         sum(held[stage] for stage in program.stages_of(rank)) for rank in range(program.num_ranks)
     ]
