@@ -6,6 +6,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are imported: they
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import shutil
+import signal
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,10 @@ from hypothesis import settings
 # `pytest --hypothesis-profile default` looks for new counterexamples instead.
 settings.register_profile("penstock", derandomize=True, deadline=None)
 settings.load_profile("penstock")
+
+# A shell starts what stands before its `&` so that Ctrl-C is ignored, by the children too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

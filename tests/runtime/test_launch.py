@@ -10,7 +10,8 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -273,8 +274,11 @@ PROGRAM = """
 """
 
 
-def started(launcher: str, folder: Path, stages: int = 2) -> subprocess.Popen[str]:
-    """Start a program that trains for ever, and return when it does."""
+@contextmanager
+def started(
+    launcher: str, folder: Path, stages: int = 2
+) -> Generator[subprocess.Popen[str], None, None]:
+    """Start a program that trains for ever, wait until it does, and kill it if the test does not."""
     source = textwrap.dedent(PROGRAM).format(root=str(ROOT), launcher=launcher, stages=stages)
     program = subprocess.Popen(
         [sys.executable, "-c", source],
@@ -284,9 +288,13 @@ def started(launcher: str, folder: Path, stages: int = 2) -> subprocess.Popen[st
         start_new_session=True,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "under way\n"
-    return program
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "under way\n"
+        yield program
+    finally:
+        program.kill()
+        program.wait()
 
 
 def has_ended(pid: int) -> bool:
@@ -303,12 +311,12 @@ def has_ended(pid: int) -> bool:
     ("launcher", "stages"), [("run_processes", 2), ("run_threads", 2), ("run_threads", 1)]
 )
 def test_ctrl_c_ends_program_and_ranks(launcher, stages, tmp_path):
-    program = started(launcher, tmp_path, stages)
-    ranks = children(program.pid)
-    assert len(ranks) == (2 if launcher == "run_processes" else 0)
-    os.killpg(program.pid, signal.SIGINT)
-    _, errors = program.communicate(timeout=20)
-    assert program.returncode == -signal.SIGINT
+    with started(launcher, tmp_path, stages) as program:
+        ranks = children(program.pid)
+        assert len(ranks) == (2 if launcher == "run_processes" else 0)
+        os.killpg(program.pid, signal.SIGINT)
+        _, errors = program.communicate(timeout=20)
+        assert program.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert all(has_ended(rank) for rank in ranks)
     assert list(tmp_path.iterdir()) == []
@@ -316,12 +324,12 @@ def test_ctrl_c_ends_program_and_ranks(launcher, stages, tmp_path):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_no_rank_survives_the_program(signum, tmp_path):
-    program = started("run_processes", tmp_path)
-    ranks = children(program.pid)
-    assert len(ranks) == 2
-    program.send_signal(signum)
-    program.communicate(timeout=20)
-    assert program.returncode == -signum
+    with started("run_processes", tmp_path) as program:
+        ranks = children(program.pid)
+        assert len(ranks) == 2
+        program.send_signal(signum)
+        program.communicate(timeout=20)
+        assert program.returncode == -signum
     assert all(has_ended(rank) for rank in ranks)
     assert list(tmp_path.iterdir()) == []
 
