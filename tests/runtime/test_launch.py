@@ -278,7 +278,7 @@ PROGRAM = """
 def started(
     launcher: str, folder: Path, stages: int = 2
 ) -> Generator[subprocess.Popen[str], None, None]:
-    """Start a program that trains for ever, wait until it does, and kill it if the test does not."""
+    """Start a program that trains for ever, wait until it does, and kill it at the end."""
     source = textwrap.dedent(PROGRAM).format(root=str(ROOT), launcher=launcher, stages=stages)
     program = subprocess.Popen(
         [sys.executable, "-c", source],
