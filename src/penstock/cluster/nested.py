@@ -71,29 +71,32 @@ def double_tree(group: Group) -> Way:
 
     The ranks of a host stand in a tree, so do the hosts of a region and the regions.  Who adds in
     one half's tree is mostly a leaf in the other's.  2 ceil(log2 n) rounds in a single host; chunks
-    may follow each other, going up beside those that go down.
+    may follow each other, going up beside those that go down.  A round of a level is as slow as if
+    all edges up to that level were in use; so this is no less than what the rounds take.
 
-    Ignores:  that not all edges of a tree are in use at once while it fills.
     Source:   "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.
     """
     up: list[Phase] = []
     down: list[Phase] = []
-    edges: list[Sent] = []
+    edges: list[tuple[int, int]] = []
     leaders = [(position, position) for position in range(len(group))]
     for key in (group.host, group.region, np.zeros(len(group), np.int64)):
         gathered: dict[int, list[tuple[int, int]]] = {}
         for pair in leaders:
             gathered.setdefault(int(key[pair[0]]), []).append(pair)
         leaders = [(them[0][0], them[_second(0, len(them))][1]) for them in gathered.values()]
-        pairs = [edge for them in gathered.values() for edge in _edges(them)]
-        if pairs:
-            children, parents = np.array(pairs, np.int64).T
-            messages = sent(children, parents, 0.5)
-            depth = doublings(max(map(len, gathered.values())))
-            up.append(at_once(group, messages, depth))
-            down.append(at_once(group, messages.back(), depth))
-            edges += [messages, messages.back()]
-    return Way((*up, *reversed(down)), at_once(group, _together(edges)))
+        depth = doublings(max(map(len, gathered.values())))
+        if depth:
+            edges += [edge for them in gathered.values() for edge in _edges(them)]
+            up.append(at_once(group, _halves_along(edges), depth))
+            down.append(at_once(group, _halves_along(edges).back(), depth))
+    both = _halves_along(edges + [(parent, child) for child, parent in edges])
+    return Way((*up, *reversed(down)), at_once(group, both))
+
+
+def _halves_along(edges: Sequence[tuple[int, int]]) -> Sent:
+    source, target = np.array(edges, np.int64).T
+    return sent(source, target, 0.5)
 
 
 def _edges(members: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -131,12 +134,15 @@ def level_by_level(group: Group, *, even: bool) -> tuple[Phase, ...]:
     counts, n = Counts.of(group), len(group)
     regions = [[len(counts.members[host]) for host in hosts] for hosts in counts.regions]
     weights = [1 / len(regions) if even else sum(hosts) / n for hosts in regions]
-    phases = _across(group, [len(hosts) for hosts in regions], weights)
+    own = [
+        weight / len(hosts) if even else max(hosts) / n
+        for hosts, weight in zip(regions, weights, strict=True)
+    ]
+    phases = _across(group, [len(hosts) for hosts in regions], weights, own)
     between: list[Rounds] = []
-    for hosts, weight in zip(regions, weights, strict=True):
+    for hosts, weight, most in zip(regions, weights, own, strict=True):
         if len(hosts) > 1:
-            own = weight / len(hosts) if even else max(hosts) / n
-            link, share = group.link(BETWEEN), own + (1 - weight) / len(hosts)
+            link, share = group.link(BETWEEN), most + (1 - weight) / len(hosts)
             between.append(Rounds(len(hosts) - 1, link.latency_s, share, link.bytes_per_s))
     inside: list[Rounds] = []
     for size in sorted({len(them) for them in counts.members} - {1}):
@@ -145,17 +151,22 @@ def level_by_level(group: Group, *, even: bool) -> tuple[Phase, ...]:
     return (*phases, *(tuple(side) for side in (between, inside) if side))
 
 
-def _across(group: Group, hosts: Sequence[int], weights: Sequence[float]) -> list[Phase]:
-    """Return the rounds of a ring of regions, each with so many `hosts` and a share of the bytes.
+def _across(
+    group: Group, hosts: Sequence[int], weights: Sequence[float], own: Sequence[float]
+) -> list[Phase]:
+    """Return the rounds of a ring of regions with so many `hosts` each.
 
-    All hosts of a region send an even part of what it passes on, and get one.
+    weights: shares of the bytes that they bring; own: those that the host with most of it brings.
+    All hosts of a region get an even part of what comes, and pass it on.
     """
     phases: list[Phase] = []
+    regions = range(len(hosts))
     for turn in range(len(hosts) - 1):
-        link = group.link(ACROSS)
-        cards = [min(hosts[at - 1], hosts[at]) for at in range(len(hosts))]
-        share = max(weights[at - 1 - turn] / cards[at] for at in range(len(hosts)))
-        phases.append((Rounds(1, link.latency_s, share, link.bytes_per_s),))
+        link, shares = group.link(ACROSS), list[float]()
+        for at in regions:
+            leaves = weights[at - 1 - turn] / hosts[at - 1] if turn else own[at - 1]
+            shares += [leaves, weights[at - 1 - turn] / hosts[at]]
+        phases.append((Rounds(1, link.latency_s, max(shares), link.bytes_per_s),))
     return phases
 
 
@@ -181,14 +192,14 @@ def exchange_by_host(group: Group) -> tuple[Phase, ...]:
     them, in H - 1 rounds.
     """
     n, counts = len(group), Counts.of(group)
-    sizes = [len(them) for them in counts.members]
+    hosts = [counts.members[host] for region in counts.regions for host in region]
+    sizes = [len(them) for them in hosts]
     inside: list[Rounds] = []
     for size in sorted(set(sizes) - {1}):
         link = group.link(INSIDE)
         blocks = sum(-(-other // size) for other in sizes)  # that the first one gets from each
         inside.append(Rounds(size - 1, link.latency_s, blocks / n, link.bytes_per_s))
-    first = np.array([them[0] for them in counts.members])
-    ranks = np.array(sizes)
+    first, ranks = np.array([them[0] for them in hosts]), np.array(sizes)
     rounds = [
         sent(first, np.roll(first, -by), ranks * np.roll(ranks, -by) / n)
         for by in range(1, len(first))
