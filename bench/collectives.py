@@ -6,7 +6,7 @@ Each rank is a process with one thread.  Through shared memory ranks add directl
 a ring; the two and all sizes take turns, so that noise of the machine meets all of them.  A link's
 two constants are fitted, for each transport, to what two sizes took with two numbers of ranks; all
 other rows are predictions.  Where there are more ranks than cores, the cores take turns: a formula
-then counts ranks / cores times.
+then counts ranks / cores times, which leaves out that they also wait for each other's turns.
 
 seconds      median of the rounds, by the clock of rank 0
 predicted_s  by the algorithm's formula and the fitted link
@@ -16,6 +16,7 @@ fitted       whether the constants were fitted to this row
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from scipy.optimize import nnls
+from scipy.optimize import least_squares
 
 from bench.machine import machine
 from bench.measure import in_ranks
@@ -92,23 +93,21 @@ def formula_s(algorithm: Algorithm, ranks: int, size_bytes: int, link: Link, cor
 
 
 def fit(figures: Figures, transport: str, ranks: Sequence[int], cores: int) -> Link:
-    """Return the link with the least squared relative errors at FITTED sizes and two of `ranks`.
+    """Return the link nearest to FITTED sizes with two of `ranks`: least squared log of the ratio.
 
     No formula used here is cut in chunks; so seconds are a sum of two terms, one for each constant.
     """
-    places = [(transport, n, size_bytes) for n in fitted_ranks(ranks) for size_bytes in FITTED]
-    only_latency, only_bytes = Link(1.0, float("inf")), Link(0.0, 1.0)
-    terms = [
-        [
-            formula_s(ALGORITHMS[transport], n, size_bytes, link, cores)
-            / figures[transport, n, size_bytes]
-            for link in (only_latency, only_bytes)
-        ]
-        for _, n, size_bytes in places
-    ]
-    scale = np.array([1e-6, 1e-9])
-    (latency, per_byte), _ = nnls(np.array(terms) * scale, np.ones(len(places)))
-    return Link(latency * scale[0], 1.0 / max(per_byte * scale[1], 1e-15))
+    places = [(n, size_bytes) for n in fitted_ranks(ranks) for size_bytes in FITTED]
+    units = Link(1e-6, math.inf), Link(0.0, GB)
+    algorithm = ALGORITHMS[transport]
+    terms = [[formula_s(algorithm, *at, link, cores) for link in units] for at in places]
+    measured_s = np.array([figures[transport, *at] for at in places])
+
+    def off(logs: np.ndarray) -> np.ndarray:
+        return np.log(np.array(terms) @ np.exp(logs) / measured_s)
+
+    latency_us, s_per_gb = np.exp(least_squares(off, [0.0, 0.0], bounds=(-20.0, 20.0)).x)
+    return Link(latency_us * 1e-6, GB / s_per_gb)
 
 
 def fitted_ranks(ranks: Sequence[int]) -> tuple[int, ...]:
