@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, DeviceKind, Host, Link, best, crossovers, way_of
 from penstock.cluster.collectives import ALGORITHMS, USUAL, Algorithm, Collective
 from penstock.errors import ClusterError
-from penstock.units import GB, GiB, KiB, MiB
+from penstock.units import GB, GiB, KiB, MiB, format_bytes, format_seconds
 from tests.cluster import messages as by_hand
 from tests.cluster.messages import Held, Phases, Places, backwards, carry
 
@@ -417,3 +418,72 @@ def test_way_prints_its_phases():
     ]
     lines = str(way_of(POD, "broadcast", "ring", range(4))).splitlines()
     assert lines[1] == "each further chunk: 1 x (5.00 us + 1 of the bytes at 300 GB/s)"
+
+
+# -- what the page says ---------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+BY_TURNS = [8 * host + rank for rank in range(8) for host in range(8)]
+
+
+def table_below(heading: str) -> dict[str, list[str]]:
+    """Return the cells of the table with this heading, by the name of the row."""
+    lines = PAGE.partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
+    rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in lines)
+    return {name.replace("`", ""): cells for name, *cells in rows}
+
+
+def test_seconds_in_the_page_are_what_the_formulas_say():
+    rows = table_below("| all_reduce, 64 ranks |")
+    assert set(rows) == {*ALGORITHMS["all_reduce"], "ring, host by turns"}
+    for name, cells in rows.items():
+        ranks = BY_TURNS if "turns" in name else range(64)
+        way = way_of(POD, "all_reduce", name.partition(",")[0], ranks)
+        times = [way.seconds(size) for size in (KiB, 64 * KiB, MiB, 16 * MiB, 256 * MiB)]
+        assert cells == [format_seconds(seconds) for seconds in times]
+
+
+def test_crossovers_in_the_page_are_what_the_formulas_say():
+    for name, cells in table_below("| the fastest, without `direct` |").items():
+        for what in (what for what in ALGORITHMS if what in name):
+            among = [each for each in ALGORITHMS[what] if each != "direct"]
+            among = USUAL[what] if "of ring and tree" in name else among
+            groups = [range(0, 64, 8)] if "one rank" in name else [range(64), BY_TURNS]
+            for ranks, cell in zip(groups, cells, strict=False):
+                found = crossovers(POD, what, ranks, among=among)
+                texts = [f"{each} from {format_bytes(size)}" for size, each in found]
+                assert cell == "; ".join([found[0][1], *texts[1:]])
+
+
+@given(st.integers(1, 5), links, sizes)
+def test_formulas_in_the_page_hold_for_ranks_of_one_host(power, link, size_bytes):
+    n, a, c = 2**power, link.latency_s, power
+    s = size_bytes / link.bytes_per_s
+    cluster = Cluster((DEVICE,), (Host("h", "d", n),), link)
+    spread = 2 * c * a + 2 * (n - 1) / n * s
+    expected = {
+        ("all_reduce", "ring"): 2 * (n - 1) * (a + s / n),
+        ("all_reduce", "doubling"): c * (a + s),
+        ("all_reduce", "halving"): spread,
+        ("all_reduce", "direct"): 2 * (a + (n - 1) / n * s),
+        ("reduce_scatter", "ring"): (n - 1) * (a + s / n),
+        ("reduce_scatter", "halving"): spread / 2,
+        ("reduce_scatter", "direct"): a + (n - 1) / n * s,
+        ("all_gather", "halving"): spread / 2,
+        ("broadcast", "doubling"): c * (a + s),
+        ("broadcast", "halving"): spread,
+        ("all_to_all", "ring"): (n - 1) * (a + s / n),
+        ("all_to_all", "doubling"): c * (a + s / 2),
+        ("all_to_all", "direct"): a + (n - 1) / n * s,
+    }
+    for (what, name), seconds in expected.items():
+        way = way_of(cluster, what, name, range(n))
+        assert way.seconds(size_bytes) == pytest.approx(seconds, rel=1e-9)
+    counts = [2**k for k in range(8) if 2**k <= size_bytes]
+    chain = min((n - 2 + k) * (a + s / k) for k in counts)
+    assert cluster.collective_s("broadcast", size_bytes, range(n), algorithm="ring") == (
+        pytest.approx(chain, rel=1e-9)
+    )
+    if n > 2:
+        tree = min(2 * c * (a + s / k) + (k - 1) * (a + 2 * s / k) for k in counts)
+        assert cluster.all_reduce_s(size_bytes, range(n), "tree") == pytest.approx(tree, rel=1e-9)
