@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link, best, crossovers, way_of
@@ -48,6 +48,12 @@ def alike(hosts: int, ranks: int, inside: Link, between: Link) -> Cluster:
     )
 
 
+# The larger host of the second region has to send more than its part across.
+UNEVEN = Cluster(
+    (DEVICE,),
+    tuple(Host(f"h{at}", "d", ranks, "aabb"[at]) for at, ranks in enumerate((1, 1, 1, 3))),
+    *(Link(0.5, 3.0), Link(1.0, 2.0), Link(2.0, 1.0)),
+)
 POD = alike(8, 8, Link(5e-6, 300 * GB), Link(20e-6, 12.5 * GB))
 
 
@@ -184,6 +190,7 @@ def run_by_hand(
     ("what", "algorithm"), [case for case in ALL if not is_cut_in_chunks(*case)]
 )
 @settings(max_examples=30, deadline=None)
+@example(group=(UNEVEN, list(range(6))), size_bytes=12)
 @given(group=groups(), size_bytes=sizes)
 def test_algorithm_does_its_work_in_the_seconds_of_its_formula(what, algorithm, group, size_bytes):
     expected = run_by_hand(what, algorithm, group, size_bytes)
@@ -387,6 +394,8 @@ def test_algorithm_that_a_collective_has_not_is_refused_with_those_it_has():
 def test_rank_that_stands_twice_or_is_not_there_is_refused():
     with pytest.raises(ClusterError, match=r"rank 2 stands 2 times in \(0, 2, 1, 2\)"):
         POD.all_reduce_s(1, [0, 2, 1, 2])
+    with pytest.raises(ClusterError, match="rank 1 has no link to itself"):
+        POD.all_reduce_s(1, [1, 1])
     with pytest.raises(ClusterError, match="rank 64 is not in a cluster of 64 ranks"):
         POD.all_reduce_s(1, [0, 2, 64])
 

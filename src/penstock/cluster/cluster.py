@@ -198,7 +198,7 @@ class Cluster:
             )
         return link
 
-    def message_s(self, a: int, b: int, size_bytes: float) -> float:
+    def message_s(self, a: int, b: int, size_bytes: int) -> float:
         """Return the seconds from when a message gets the wire until its last byte is at `b`.
 
         latency_s + size_bytes / bytes_per_s; 0.0 from a rank to itself.
@@ -226,7 +226,8 @@ class Cluster:
         Raises:   ClusterError: two ranks that exchange messages have no link.
         """
         if algorithm is None and len(ranks) == 2:  # often asked, so without building rounds
-            return 2 * self.message_s(ranks[0], ranks[1], size_bytes / 2)
+            link = self.link(ranks[0], ranks[1])
+            return 2 * (link.latency_s + size_bytes / 2 / link.bytes_per_s)
         return self.collective_s("all_reduce", size_bytes, ranks, algorithm=algorithm)
 
     def collective_s(
