@@ -1,7 +1,7 @@
 """Collectives: the seconds of sums, gathers and exchanges over ranks, by algorithm.
 
-An algorithm is rounds of messages; what a round takes is said in rounds.py.  n ranks, of which g
-stand on a host, H hosts in a region, R regions; a: latency_s; S: the bytes of the collective.
+An algorithm is rounds of messages; what a round takes is said in rounds.py, and docs/cluster.md
+has the formulas that come of it for ranks that stand alike.
 
     all_reduce      S bytes on each rank, the sum on all
     reduce_scatter  S bytes on each rank, the sum of one n-th on each
@@ -11,6 +11,10 @@ stand on a host, H hosts in a region, R regions; a: latency_s; S: the bytes of t
 
 Ignores:  other traffic on the links, and collectives beside this one; the time of additions; what
           each end computes (`Link.end_s`); that ranks who have what they need begin a round early.
+Source:   ring: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+          halving, doubling, and a broadcast by both: "Optimization of collective communication
+          operations in MPICH", 2005; doubling of an all-to-all: "Efficient algorithms for
+          all-to-all communications in multiport message-passing systems", 1997.
 """
 
 from __future__ import annotations
@@ -60,7 +64,8 @@ ALGORITHMS: Mapping[Collective, tuple[Algorithm, ...]] = MappingProxyType(
     }
 )
 
-# What gloo and NCCL choose from by themselves.
+# What gloo and NCCL choose from by themselves: gloo/allreduce.cc is a ring, NCCL's graph/tuning.cc
+# times a ring and a tree.
 USUAL: Mapping[Collective, tuple[Algorithm, ...]] = MappingProxyType(
     {
         "all_reduce": ("ring", "tree"),
