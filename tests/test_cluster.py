@@ -90,12 +90,14 @@ def test_all_reduce_is_the_ring_formula_over_its_slowest_link(n: int, size_bytes
     expected = (
         2 * (n - 1) * (slowest.latency_s + size_bytes / n / slowest.bytes_per_s) if n > 1 else 0.0
     )
-    assert MIXED.all_reduce_s(size_bytes, range(n)) == expected
+    assert MIXED.all_reduce_s(size_bytes, range(n), "ring") == pytest.approx(expected, rel=1e-14)
 
 
 def test_all_reduce_needs_a_link_between_ring_neighbours_only():
     with pytest.raises(ClusterError, match="none across"):
         replace(MIXED, across=None).all_reduce_s(8, [0, 3])
+    with pytest.raises(ClusterError, match="none between"):
+        replace(MIXED, between=None).all_reduce_s(8, [0, 1, 2])
     assert replace(MIXED, across=None).all_reduce_s(8, [0, 1, 2]) > 0
 
 

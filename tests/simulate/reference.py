@@ -31,11 +31,11 @@ class Reference:
         seconds: Callable[..., float],
         cluster: Cluster | None,
         capacity: int | None,
-        unshard_s: Sequence[float] = (),
+        unshard: Sequence[tuple[float, int]] = (),
     ) -> None:
-        """`seconds` is of an action, or, with `unshard_s` by stage, of an action and its rank."""
+        """`seconds` is of an action, or, with seconds and bytes to unshard, of it and its rank."""
         self.program, self.seconds, self.cluster = program, seconds, cluster
-        self.capacity, self.unshard_s = capacity, unshard_s
+        self.capacity, self.unshard = capacity, unshard
         self.now, self.number, self.events = (
             0.0,
             0,
@@ -114,7 +114,9 @@ class Reference:
                     members = tuple(range(rank % ranks, self.program.num_ranks, ranks))
                     span = Span(rank, "collective", "unshard", stage, -1, 0, 0)
                     self.gathers.add((rank, stage))
-                    takes = self.unshard_s[stage] if self.unshard_s else 0.0
+                    takes, size_bytes = self.unshard[stage] if self.unshard else (0.0, 0)
+                    if self.cluster and self.unshard:
+                        takes += self.cluster.collective_s("all_gather", size_bytes, members)
                     self.issue(rank, stage, members, takes, span)
                 case Reshard(stage):
                     self.gathers.discard((rank, stage))
@@ -136,7 +138,7 @@ class Reference:
         yield from self.work(rank, "compute", action)
 
     def takes(self, rank: int, action: Action) -> float:
-        if self.unshard_s:
+        if self.unshard:
             return self.seconds(action, rank)
         free = action.kind == "U" and self.program.weight_rule.name == "synchronous"
         return 0.0 if free else self.seconds(action)

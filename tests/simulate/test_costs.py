@@ -33,6 +33,13 @@ def test_impossible_costs_are_refused_with_the_value(action_s, devices, unshard_
         Costs(action_s, devices, np.array(unshard_s))
 
 
+def test_impossible_sizes_of_weights_to_gather_are_refused_with_the_value():
+    with pytest.raises(ValueError, match=r"unshard_bytes has shape \(2,\), not \(3,\)"):
+        Costs(GOOD, ("c", "d"), unshard_bytes=np.array([1, 2]))
+    with pytest.raises(ValueError, match=r"unshard_bytes\[1\] is -2; it must be 0 or more"):
+        Costs(GOOD, ("c", "d"), unshard_bytes=np.array([1, -2, 3]))
+
+
 @pytest.mark.parametrize(
     ("start", "transient", "net", "unsharded", "says"),
     [

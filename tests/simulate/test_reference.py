@@ -51,7 +51,8 @@ def test_simulation_on_any_cluster_equals_the_reference(
 def tables(num_stages: int, devices: tuple[str, ...], seed: int) -> Costs:
     random = np.random.default_rng(seed)
     shape = len(KINDS), num_stages, len(devices)
-    return Costs(random.random(shape) + 0.01, devices, random.random(num_stages) + 0.01)
+    unshard_s, unshard_bytes = random.random(num_stages) + 0.01, random.integers(9, size=num_stages)
+    return Costs(random.random(shape) + 0.01, devices, unshard_s, unshard_bytes)
 
 
 @given(st.data(), programs(), st.integers(0, 999))
@@ -67,7 +68,8 @@ def test_simulation_by_a_table_equals_the_reference(
         return float(costs.action_s[KINDS.index(action.kind), action.stage, place[rank]])
 
     timeline = simulate(program, costs, cluster)
-    check(timeline, Reference(program, seconds, cluster, None, costs.unshard_s.tolist()))
+    unshard = list(zip(costs.unshard_s.tolist(), costs.unshard_bytes.tolist(), strict=True))
+    check(timeline, Reference(program, seconds, cluster, None, unshard))
 
 
 def test_messages_that_wait_for_a_shared_lane_may_be_more_than_the_heap_had_room_for():

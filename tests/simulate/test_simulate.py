@@ -363,6 +363,18 @@ def test_weights_are_gathered_beside_an_earlier_compute():
     ]
 
 
+def test_gathering_over_replicas_takes_what_the_links_of_the_cluster_say():
+    program = lower_schedule(gpipe(1, 2), replicas=4)
+    gathered = program.map_ranks(lambda code: (Unshard(0), *code[:-1], Reshard(0), code[-1]))
+    costs = Costs(np.zeros((len(KINDS), 1, 1)), unshard_bytes=np.array([8]))
+    cluster = hosts_of(4, 1, Link(0.25, 4.0))
+    alone = step_s(simulate(program, costs, cluster))
+    assert alone == cluster.all_reduce_s(0, range(4))
+    gather_s = 3 * (0.25 + 8 / 4 / 4.0)  # a ring: three rounds of a fourth
+    assert step_s(simulate(gathered, costs, cluster)) == alone + gather_s
+    assert step_s(simulate(gathered, costs)) == 0.0
+
+
 # -- memory
 
 

@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from penstock.cluster import toml
+from penstock.cluster.collectives import USUAL, Algorithm, Collective, best
 from penstock.cluster.machine import Machine, detect
 from penstock.errors import ClusterError
 from penstock.files import write_text
@@ -170,7 +171,7 @@ class Cluster:
 
     def host_of(self, rank: int) -> Host:
         """Return the host on which `rank` runs."""
-        return self.hosts[self._host_number(rank)]
+        return self.hosts[self.host_number(rank)]
 
     def device_of(self, rank: int) -> DeviceKind:
         """Return the kind of the device of `rank`."""
@@ -211,24 +212,40 @@ class Cluster:
         link = self.link(a, b)
         return link.latency_s + size_bytes / link.bytes_per_s
 
-    def all_reduce_s(self, size_bytes: int, ranks: Sequence[int]) -> float:
-        """Return the seconds of a ring all-reduce over `ranks`, in the order in which they stand.
+    def all_reduce_s(
+        self, size_bytes: float, ranks: Sequence[int], algorithm: Algorithm | None = None
+    ) -> float:
+        """Return the seconds of a sum over `ranks`, in the order in which they stand.
 
-        2 * (n - 1) * max over the ring's links of (latency_s + size_bytes / n / bytes_per_s), with
-        n = len(ranks).  0.0 for one rank.
+        By the algorithm, or the faster of those that gloo and NCCL choose from: a ring,
+        2 * (n - 1) * max over the ring's links of (latency_s + size_bytes / n / bytes_per_s) where
+        no card is shared, and a double binary tree.  For two ranks both are
+        2 * (latency_s + size_bytes / 2 / bytes_per_s); 0.0 for one rank.
 
-        Ignores:  other traffic on the links and two neighbours of the ring sharing a card; the
-                  change to trees for small messages; the time of the additions.
-        Raises:   ClusterError: two neighbours of the ring have no link.
-        Source:   "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+        Ignores:  as collectives.py.
+        Raises:   ClusterError: two ranks that exchange messages have no link.
         """
-        n = len(ranks)
-        if n < 2:
-            return 0.0
-        links = (self.link(a, ranks[(at + 1) % n]) for at, a in enumerate(ranks))
-        return (
-            2 * (n - 1) * max(link.latency_s + size_bytes / n / link.bytes_per_s for link in links)
-        )
+        if algorithm is None and len(ranks) == 2:  # often asked, so without building rounds
+            link = self.link(ranks[0], ranks[1])
+            return 2 * (link.latency_s + size_bytes / 2 / link.bytes_per_s)
+        return self.collective_s("all_reduce", size_bytes, ranks, algorithm=algorithm)
+
+    def collective_s(
+        self,
+        what: Collective,
+        size_bytes: float,
+        ranks: Sequence[int],
+        *,
+        algorithm: Algorithm | None = None,
+    ) -> float:
+        """Return the seconds of a collective over `ranks`, in the order in which they stand.
+
+        By the algorithm, or the fastest of those that gloo and NCCL choose from
+        (`collectives.USUAL`).  0.0 for one rank.
+        Raises:   as `collectives.way_of`.
+        """
+        among = USUAL[what] if algorithm is None else (algorithm,)
+        return best(self, what, size_bytes, ranks=ranks, among=among).seconds
 
     def lanes(self, a: int, b: int) -> tuple[int, ...]:
         """Return the numbers of the lanes that messages from `a` to `b` share with other pairs.
@@ -238,10 +255,14 @@ class Cluster:
 
         Ignores:  switches, and buses inside a host.
         """
-        first, second = self._host_number(a), self._host_number(b)
+        first, second = self.host_number(a), self.host_number(b)
         return () if first == second else (2 * first, 2 * second + 1)
 
-    def _host_number(self, rank: int) -> int:
+    def host_number(self, rank: int) -> int:
+        """Return the place among `hosts` of the one on which `rank` runs.
+
+        Raises:   ClusterError: no such rank.
+        """
         if not 0 <= rank < self.num_ranks:
             hint = "take fewer ranks, or describe more hosts"
             raise ClusterError(

@@ -14,22 +14,31 @@ class Costs:
 
     action_s   [kind, stage, device], kinds in the order of schedule.KINDS; U is the update
     devices    names of the device kinds; "" stands for any (then it is the only one)
-    unshard_s  [stage]: gathering the weights; empty: no time
-    What messages and reductions take is asked of the Cluster, with the sizes that the Program has.
+    unshard_s  [stage]: gathering the weights, besides what the links take; empty: no time
+    unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
+    What messages, reductions and gathers take is asked of the Cluster, with the sizes that the
+    Program has, and for gathers with these.
 
-    Raises:   ValueError: arrays of other shapes, or a duration that is negative or no number.
+    Raises:   ValueError: arrays of other shapes, a size that is negative, or a duration that is
+              negative or no number.
     """
 
     action_s: NDArray[np.float64]
     devices: tuple[str, ...] = ("",)
     unshard_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    unshard_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         _freeze(self, np.float64, "action_s", "unshard_s")
+        _freeze(self, np.int64, "unshard_bytes")
         action_s, unshard_s = self.action_s, self.unshard_s
         num_stages = action_s.shape[1] if action_s.ndim == 3 else 0
         _check_shape("action_s", action_s, (len(KINDS), num_stages, len(self.devices)))
-        _check_shape("unshard_s", unshard_s, (num_stages if len(unshard_s) else 0,))
+        for name, given in (("unshard_s", unshard_s), ("unshard_bytes", self.unshard_bytes)):
+            _check_shape(name, given, (num_stages if len(given) else 0,))
+        for stage, size_bytes in enumerate(self.unshard_bytes.tolist()):
+            if size_bytes < 0:
+                raise ValueError(f"unshard_bytes[{stage}] is {size_bytes}; it must be 0 or more")
         for name, seconds in (("action_s", action_s), ("unshard_s", unshard_s)):
             wrong = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
             if len(wrong):

@@ -150,10 +150,10 @@ def _queues(program: Program, seconds: Costs | Seconds, cluster: Cluster | None)
     reduces = codes.op[rows] == REDUCE
     groups = [np.array(each.ranks, np.int64) for each in codes.reductions]
     groups += [np.arange(rank, num_ranks, ranks) for rank in range(ranks)]
-    unshard_s = np.zeros(program.num_stages)
-    if isinstance(seconds, Costs) and len(seconds.unshard_s):
-        unshard_s = seconds.unshard_s
-    taken_s, group = unshard_s[stages], len(codes.reductions) + owners % ranks
+    taken_s, group = np.zeros(len(rows)), len(codes.reductions) + owners % ranks
+    if isinstance(seconds, Costs):
+        gathers = zip((owners % ranks)[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
+        taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
     group[reduces] = codes.edge[rows[reduces]]
     reduce_s = [
         cluster.all_reduce_s(each.size_bytes, each.ranks) if cluster else 0.0
@@ -178,6 +178,21 @@ def _queues(program: Program, seconds: Costs | Seconds, cluster: Cluster | None)
         gathered_s=np.full(num_ranks * program.num_stages if sharded else 0, kernel.ABSENT),
         stack=np.zeros(num_ranks + 1, np.int64),
     )
+
+
+def _gathers_s(
+    program: Program, gathers: list[tuple[int, int]], costs: Costs, cluster: Cluster | None
+) -> list[float]:
+    """Return the seconds of gathers, each by a rank of the pipeline and all its replicas."""
+    taken_s: dict[tuple[int, int], float] = {}
+    for rank, stage in set(gathers):
+        took_s = float(costs.unshard_s[stage]) if len(costs.unshard_s) else 0.0
+        if cluster is not None and len(costs.unshard_bytes):
+            replicas = range(rank, program.num_ranks, program.pipeline_ranks)
+            size_bytes = int(costs.unshard_bytes[stage])
+            took_s += cluster.collective_s("all_gather", size_bytes, replicas)
+        taken_s[rank, stage] = took_s
+    return [taken_s[gather] for gather in gathers]
 
 
 def _record(program: Program, routes: kernel.Routes, *, spans: bool) -> kernel.Record:
