@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.search.ring import Ring
-from penstock.search.shares import Load, Worker, affine_s, best_shares, even_shares
+from penstock.search.shares import Load, Worker, affine_s, best_shares, even_shares, shares_of
 
 LINK = Link(0.5, 4.0)
 rises = st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=7, max_size=7)
@@ -185,6 +185,19 @@ def test_many_devices_and_a_large_batch_are_shared():
     assert sum(found.samples) == 400
     assert sum(found.parts) == pytest.approx(1)
     assert all(p <= w.memory_bytes for p, w in zip(found.peak_bytes, workers, strict=True))
+
+
+def test_given_shares_give_what_they_say_or_do_not_fit():
+    pair = [Worker("a", affine_s(8, 0, 1), 40), Worker("b", affine_s(8, 0, 2), 40)]
+    load, ring = Load(8, 8, 8, 40), Ring(2, (LINK,))
+    found = shares_of(pair, load, ring, samples=(6, 2), parts=(0.75, 0.25))
+    check(found, pair, load)
+    assert (found.compute_s, found.gather_s) == (6, 3 * (0.5 + 6 / 4))
+    small = [pair[0], replace(pair[1], memory_bytes=9)]
+    assert shares_of(small, load, ring, samples=(6, 2), parts=(0.75, 0.25)) is None
+    for samples, parts in (((6, 1), (0.5, 0.5)), ((6, 2), (0.5, 0.4)), ((9, -1), (0.5, 0.5))):
+        with pytest.raises(PlanError, match="of the state"):
+            shares_of(pair, load, ring, samples=samples, parts=parts)
 
 
 def test_what_cannot_be_is_refused():

@@ -33,6 +33,7 @@ from penstock.search.ring import Ring
 from penstock.units import format_bytes, format_seconds
 
 _ENOUGH = 1e-12
+_NEAR = 1e-9  # to the whole, of given parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +137,38 @@ def best_shares(workers: Sequence[Worker], load: Load, ring: Ring) -> Shares:
     return even if even is not None and even.step_s <= best.step_s * (1 + _ENOUGH) else best
 
 
+def shares_of(
+    workers: Sequence[Worker],
+    load: Load,
+    ring: Ring,
+    *,
+    samples: Sequence[int],
+    parts: Sequence[float],
+) -> Shares | None:
+    """Return what given shares give; None where they do not fit the memory.
+
+    Raises:   PlanError: not all samples, not the whole state, more samples than have seconds.
+    """
+    rows = list(zip(workers, samples, strict=True))
+    known = all(0 <= count < len(each.batch_s) for each, count in rows)
+    if not known or sum(samples) != load.batch or abs(sum(parts) - 1) > _NEAR:
+        message = f"{list(samples)} samples of {load.batch}, {sum(parts):.6g} of the state"
+        raise PlanError(message, hint="share all of both, as far as seconds are known")
+    made = _made(_Problem(workers, load, ring), samples, parts)
+    fits = all(
+        peak <= each.memory_bytes * (1 + _ENOUGH)
+        for each, peak in zip(workers, made.peak_bytes, strict=True)
+    )
+    return made if fits else None
+
+
 def even_shares(workers: Sequence[Worker], load: Load, ring: Ring) -> Shares | None:
     """Return equal shares, the first workers one sample more; None where they do not fit."""
     count = len(workers)
     samples = [load.batch // count + (at < load.batch % count) for at in range(count)]
     if any(n >= len(each.batch_s) for n, each in zip(samples, workers, strict=True)):
         return None
-    problem = _Problem(workers, load, ring)
-    fits = all(room * (1 + _ENOUGH) >= 1 / count for room in _rooms(problem, samples))
-    return _made(problem, samples, [1 / count] * count) if fits else None
+    return shares_of(workers, load, ring, samples=samples, parts=[1 / count] * count)
 
 
 class _Problem(NamedTuple):
