@@ -170,7 +170,7 @@ def test_pipeline_is_cut_where_links_are_slow():
     assert order.slow_links == (1, 3)
     assert order.slow_s == pytest.approx(0.07, rel=1e-3)
     assert str(order).count("||") == 2
-    assert str(order).endswith(": 70.0 ms on 2 slow links")
+    assert str(order).endswith(": 2 slow links, 70.0 ms a message")
 
 
 def test_twelve_regions_of_four_are_ordered():

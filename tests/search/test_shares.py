@@ -220,5 +220,5 @@ def test_shares_print_a_line_for_each_device():
     assert str(found) == (
         "3.50 s per step: 2.00 s + 1.50 s of gathering\n"
         "  a: 2 samples, 50 % of the state, 512 B\n"
-        "  b: 1 samples, 50 % of the state, 512 B"
+        "  b: 1 sample, 50 % of the state, 512 B"
     )

@@ -106,9 +106,9 @@ def _fieller(least: float, slope: float, spread: np.ndarray) -> tuple[float, flo
 
     Raises:   PlanError: none is.
     """
-    a = slope**2 - spread[1, 1]
-    b = least * slope - spread[0, 1]
-    c = least**2 - spread[0, 0]
+    a = slope**2 - float(spread[1, 1])
+    b = least * slope - float(spread[0, 1])
+    c = least**2 - float(spread[0, 0])
     root = math.sqrt(max(b * b - a * c, 0.0))
     if a > 0 and c > 0 and b < 0:
         hint = "a law of larger batches that need more samples does not fit them"

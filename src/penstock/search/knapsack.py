@@ -176,15 +176,23 @@ def _nearest(left: _Left, gap: float, most: int) -> tuple[Ints | None, float]:
         states = _kept(states, (unfilled <= gap) & (spare >= way.less[step]))
         off = states.excess + left.price * np.abs(left.room - states.size)
         if len(off) > most:
-            near = np.argsort(off, kind="stable")
-            dropped = min(dropped, float(states.excess[near[most:]].min()))
-            states, off = _kept(states, near[:most]), off[near[:most]]
+            kept = _foremost(states.excess, off, most)
+            dropped = min(dropped, float(states.excess[~kept].min()))
+            states, off = _kept(states, kept), off[kept]
         made.append(states)
         off[states.size > left.room] = np.inf
         if off.min(initial=np.inf) < gap:
             gap, at = float(off.min()), int(off.argmin())
             nearest = _back(way, made, at)
     return nearest, dropped
+
+
+def _foremost(excess: Floats, off: Floats, most: int) -> NDArray[np.bool_]:
+    """Return half of the states for the bound, by excess, and half for what fills the room."""
+    kept = np.zeros(len(off), np.bool_)
+    for by in (excess, off):
+        kept[np.argsort(by, kind="stable")[: most // 2]] = True
+    return kept
 
 
 def _grown(states: _States, left: _Left, way: _Way, row: int, gap: float) -> _States:

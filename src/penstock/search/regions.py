@@ -176,7 +176,9 @@ class Order:
         text = ""
         for at, device in enumerate(self.devices):
             text += f"{device}{' || ' if at in self.slow_links else ' '}"
-        return f"{text.strip()}: {format_seconds(self.slow_s)} on {len(self.slow_links)} slow links"
+        count = len(self.slow_links)
+        slow = f"{count} slow link{'' if count == 1 else 's'}"
+        return f"{text.strip()}: {slow}, {format_seconds(self.slow_s)} a message"
 
 
 def pipeline_order(probes: Probes, found: Regions, *, message_bytes: float | None = None) -> Order:

@@ -115,7 +115,7 @@ class Shares:
         for row in zip(self.names, self.samples, self.parts, self.peak_bytes, strict=True):
             name, count, part, peak = row
             held = f"{100 * part:.3g} % of the state, {format_bytes(peak)}"
-            lines.append(f"  {name}: {count} samples, {held}")
+            lines.append(f"  {name}: {count} sample{'' if count == 1 else 's'}, {held}")
         return "\n".join(lines)
 
 
