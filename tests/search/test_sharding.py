@@ -147,6 +147,15 @@ def test_slices_make_room():
     assert (found.ways[0].how, found.ways[0].slices, found.peak_bytes) == ("shard", 4, 30)
 
 
+def test_two_gathered_at_once_need_twice_the_room():
+    """Gathered once it holds 36 and gathers 12; whole it holds 48 and is slower."""
+    given, ring = [Bucket(12, 12, 24, forward_s=9.0)], Ring(2, (WIRE,))
+    once = best_sharding(given, ring, 50, at_once=1)
+    twice = best_sharding(given, ring, 50, at_once=2)
+    assert (once.ways[0].how, once.peak_bytes) == ("shard_keep", 48)
+    assert (twice.ways[0].how, twice.peak_bytes) == ("replicate", 48)
+
+
 def test_every_bucket_goes_its_fastest_way_where_memory_is_not_short():
     """Forward hides the gathers of the first two; of the third backward hides the whole sum."""
     given = [Bucket(8, 8, 8, 9.0)] * 2 + [Bucket(8, 8, 8, 0.0, 99.0)]
