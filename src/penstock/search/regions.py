@@ -238,9 +238,8 @@ def _doors(distance: Floats, found: Regions) -> tuple[list[tuple[int, int]], flo
             for leave in here:
                 among = np.flatnonzero((here != leave) | (len(here) == 1))
                 at = among[arrive[among].argmin()]
-                if arrive[at] < cost[done | 1 << region, leave]:
-                    cost[done | 1 << region, leave] = arrive[at]
-                    came[done | 1 << region, leave] = through[:, at].argmin(), here[at]
+                cost[done | 1 << region, leave] = arrive[at]
+                came[done | 1 << region, leave] = through[:, at].argmin(), here[at]
     doors: list[tuple[int, int]] = []
     leave, done = int(cost[everything].argmin()), everything
     total_s = float(cost[everything, leave])
