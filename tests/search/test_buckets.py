@@ -51,3 +51,13 @@ def test_profile_of_another_graph_is_refused():
     graph, other = chain((10,), (1,)), chain((20,), (1,))
     with pytest.raises(ProfileError, match="the profile is of graph"):
         buckets_of(graph, profile_of(other, (1,)))
+
+
+def test_weights_that_two_pieces_read_are_in_the_first_one():
+    graph = chain((10, 20), (1, 1))
+    nodes = [
+        replace(node, inputs=(*node.inputs, 0)) if node.name == "y1" else node
+        for node in graph.nodes
+    ]
+    tied = replace(graph, nodes=tuple(nodes))
+    assert [each.weight_bytes for each in buckets_of(tied, profile_of(tied, (1, 1)))] == [10, 20]
