@@ -19,7 +19,7 @@ Ignores:  unequal shares in a group; what can only be reached by several moves o
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,8 @@ from penstock.search.device_order import many
 from penstock.search.line import Lined, on_line
 from penstock.search.line_kernel import Arrays, Rules
 from penstock.search.moves import cut_moves, moves
-from penstock.search.problem import Assignment, Problem
+from penstock.search.partition import partition
+from penstock.search.problem import Assignment, Problem, slowest_links
 from penstock.search.simulated import MADE_FOR_SECONDS, Outcome, simulated
 
 SCHEDULES_TRIED = (
@@ -40,6 +41,7 @@ _TWO_STAGES = ("interleaved", "zb_v")  # on a rank
 _LIMITS = (math.inf, 1.5, 1.2, 1.1, 1.05, 1.02, 1.0)  # of the slowest stage, of the least possible
 _MESSAGES = ((0.0, 1.0), (1.0, 0.0))  # times added to a stage, times a stage of its own
 _FEW = 2_000  # assignments that are all tried
+_MADE = 48  # schedules made for seconds, at once
 _EACH, _BEST, _NEAR = 16, 2, 1.25  # candidates of a depth; starts; of these, as slow at most
 
 
@@ -53,9 +55,11 @@ def assign(problem: Problem, *, schedules: Sequence[str] = SCHEDULES_TRIED) -> O
     known += [improved(problem, start) for start in _starts(known)]
     found: list[Outcome] = []
     for name in schedules:
-        around = cut_moves if name in MADE_FOR_SECONDS else moves
+        if name in MADE_FOR_SECONDS:
+            found += _made(problem, name, known, found)
+            continue
         for start in _starts(_under(problem, name, known)):
-            found.append(improved(problem, start, around))
+            found.append(improved(problem, start))
         known += [one for one in found if len(one.assignment.ends) == len(one.assignment.groups)]
     best = min(found, key=_rank, default=None)
     if best is None or not best.fits:
@@ -70,7 +74,8 @@ def candidates(problem: Problem) -> list[Assignment]:
     if num_assignments(problem) <= _FEW:
         return list(all_assignments(problem))
     arrays, found = problem.arrays(), dict[Assignment, None]()
-    for order in many(problem):
+    orders = (*many(problem), *_orders_of_kinds(problem))
+    for order in dict.fromkeys(orders):
         for added, beside in _MESSAGES:
             rules = Rules(
                 0.0, 1 / problem.num_micro_batches, added, beside, 1.0, 1.0,
@@ -79,6 +84,32 @@ def candidates(problem: Problem) -> list[Assignment]:
             for one in _by_limits(arrays, order, rules):
                 found[Assignment(one.ends, one.groups)] = None
     return list(found)
+
+
+def _orders_of_kinds(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Yield lines in which the kinds stand as `partition` finds best, links by their slowest.
+
+    A kind that it leaves out, or devices of it, stand at the end.
+    """
+    if len(problem.kinds) < 2:
+        return
+    links = slowest_links(problem)
+    for replicas, count in itertools.product(((1,), None), (None, problem.num_micro_batches)):
+        try:
+            found = partition(
+                problem.chain, problem.kinds, links, num_micro_batches=count, replicas=replicas
+            )
+        except PlanError:
+            continue
+        left = [
+            [d for d, own in enumerate(problem.kind_of) if own == kind]
+            for kind in range(len(links))
+        ]
+        order: list[int] = []
+        for stage in found.stages:
+            order += left[stage.kind][: stage.replicas]
+            del left[stage.kind][: stage.replicas]
+        yield (*order, *itertools.chain(*left))
 
 
 def num_assignments(problem: Problem) -> int:
@@ -144,8 +175,6 @@ def _under(problem: Problem, name: str, known: Sequence[Outcome]) -> list[Outcom
     """Return the best of every number of groups with another schedule."""
     made: dict[Assignment, None] = {}
     most = _EACH if num_assignments(problem) > _FEW else None
-    if name in MADE_FOR_SECONDS:
-        most = _BEST
     for alike in _by_depth(known):
         for one in alike[:most]:
             own = replace(one.assignment, schedule=name)
@@ -154,19 +183,48 @@ def _under(problem: Problem, name: str, known: Sequence[Outcome]) -> list[Outcom
     return simulated(problem, list(made))
 
 
-def improved(
-    problem: Problem,
-    start: Outcome,
-    around: Callable[[Problem, Assignment], Iterator[Assignment]] = moves,
-) -> Outcome:
+def improved(problem: Problem, start: Outcome) -> Outcome:
     """Return what the best move leads to, again and again, until none is better."""
     best = start
     while True:
-        others = simulated(problem, list(around(problem, best.assignment)))
+        others = simulated(problem, list(moves(problem, best.assignment)))
         found = min(others, key=_rank, default=best)
         if not _rank(found) < _rank(best):
             return best
         best = found
+
+
+def _made(
+    problem: Problem, name: str, known: Sequence[Outcome], found: Sequence[Outcome]
+) -> list[Outcome]:
+    """Return the best by a schedule made for the seconds, if it is better than all `found`.
+
+    Making one takes as long as simulating many, so it is made where the bound is least, and cuts
+    alone are moved.
+    """
+    best = min(found, key=_rank, default=None)
+    options = [one.assignment for one in sorted(known, key=lambda one: (one.bound_s, _rank(one)))]
+    while True:
+        others = _better(problem, name, options, best)
+        if best is not None and (not others or not _rank(others[0]) < _rank(best)):
+            return [best]
+        if not others:
+            return []
+        best = others[0]
+        options = list(cut_moves(problem, best.assignment))
+
+
+def _better(
+    problem: Problem, name: str, options: Sequence[Assignment], best: Outcome | None
+) -> list[Outcome]:
+    """Return the first so many options that are not bound to be slower than `best`, sorted."""
+    plain = dict.fromkeys(replace(one, schedule="one_f_one_b") for one in options)
+    worth = [
+        replace(one.assignment, schedule=name)
+        for one in simulated(problem, list(plain))
+        if best is None or not best.fits or one.bound_s < best.step_s
+    ]
+    return sorted(simulated(problem, worth[:_MADE]), key=_rank)
 
 
 def _two_stages(problem: Problem, assignment: Assignment) -> Iterator[Assignment]:

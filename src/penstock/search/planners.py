@@ -24,7 +24,7 @@ from penstock.search.line import front_on_line, on_line
 from penstock.search.line_kernel import UNFIT, Arrays, Rules, grown, line_of, stage_prices
 from penstock.search.partition import Chain, Kind, partition
 from penstock.search.partition_kernel import Floats
-from penstock.search.problem import Assignment, Groups, Problem
+from penstock.search.problem import Assignment, Groups, Problem, slowest_links
 from penstock.search.simulated import Outcome, simulated
 
 
@@ -82,9 +82,10 @@ def plan_as(planner: Planner, problem: Problem) -> Outcome:
         raise PlanError(message, hint="give more memory, or another planner")
     made = [Assignment(one.ends, one.groups, planner.schedule) for one in found]
     if planner.simulates:
-        return min(simulated(problem, made), key=lambda outcome: outcome.step_s)
-    best = min(range(len(found)), key=lambda at: found[at].value)
-    return simulated(problem, made[best : best + 1])[0]
+        weighed = [one.step_s for one in simulated(seen, made)]
+    else:
+        weighed = [one.value for one in found]
+    return simulated(problem, [made[weighed.index(min(weighed))]])[0]
 
 
 def _alike(problem: Problem) -> Problem:
@@ -201,16 +202,10 @@ def by_kind(problem: Problem, planner: Planner) -> Iterator[Found]:
     A forward pass alone, so weights alone are held.  Between two kinds counts their slowest link.
     """
     chain, kinds, kind_of = problem.chain, problem.kinds, np.array(problem.kind_of)
-    links = np.array(problem.bytes_per_s)
-    np.fill_diagonal(links, math.inf)
-    between = [
-        [float(links[np.ix_(kind_of == a, kind_of == b)].min()) for b in range(len(kinds))]
-        for a in range(len(kinds))
-    ]
     alone = Chain(chain.weight_bytes, chain.sent_bytes, kept_bytes=(0.0,) * len(chain))
     forward = [replace(kind, layer_s=tuple(2 / 3 * s for s in kind.layer_s)) for kind in kinds]
     try:
-        found = partition(alone, forward, between, replicas=(1,))
+        found = partition(alone, forward, slowest_links(problem), replicas=(1,))
     except PlanError:
         return
     devices = [iter(np.flatnonzero(kind_of == kind).tolist()) for kind in range(len(kinds))]

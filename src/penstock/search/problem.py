@@ -119,3 +119,17 @@ class Assignment:
             both = zip(spans, places, strict=True)
             return f"{self.schedule}  " + " | ".join(f"{a} on {b}" for a, b in both)
         return f"{self.schedule}  {' | '.join(spans)} on ranks {' | '.join(places)}"
+
+
+def slowest_links(problem: Problem) -> tuple[tuple[float, ...], ...]:
+    """Return the bytes per second of the slowest link between devices of two kinds, [kind][kind].
+
+    Endless for a kind of which there is one device.
+    """
+    links, kind_of = np.array(problem.bytes_per_s, np.float64), np.array(problem.kind_of)
+    links = np.minimum(links, links.T)
+    np.fill_diagonal(links, math.inf)
+    kinds = range(len(problem.kinds))
+    return tuple(
+        tuple(float(links[np.ix_(kind_of == a, kind_of == b)].min()) for b in kinds) for a in kinds
+    )

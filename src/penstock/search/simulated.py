@@ -20,7 +20,7 @@ from penstock.schedule.orders import B, F, W
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.zb_greedy import zb_greedy
 from penstock.search.line_kernel import Arrays, held_bytes, stage_prices
-from penstock.search.partition_kernel import Longs
+from penstock.search.partition_kernel import Floats, Longs
 from penstock.search.problem import Assignment, Problem
 from penstock.simulate import Table, step_seconds, table_of
 from penstock.units import format_bytes, format_seconds
@@ -35,11 +35,13 @@ MADE_FOR_SECONDS = {
 class Outcome:
     """An assignment, the seconds of its step, and for every group the bytes of its devices.
 
+    bound_s        that no schedule beats: the work of some group, its sums, and the way there
     excess_bytes   that the fullest device would need more than it has; 0 where all fit
     """
 
     assignment: Assignment
     step_s: float
+    bound_s: float
     peak_bytes: tuple[float, ...]
     excess_bytes: float
 
@@ -58,6 +60,7 @@ class _Made(NamedTuple):
     """A schedule, ready to be simulated."""
 
     table: Table
+    num_micro_batches: int
     ranks: Longs  # [stage]
     in_flight: Longs  # [rank, moment, stage]: activations held
 
@@ -97,14 +100,27 @@ def _outcomes(arrays: Arrays, made: _Made, assignments: Sequence[Assignment]) ->
         seconds[:, KINDS.index(kind)] = part / 3 * prices[:, 0]
     seconds[:, KINDS.index("U")] = prices[:, 2]
     steps_s = step_seconds(made.table, seconds, prices[:, 1]).tolist()
+    bounds_s = _bounds_s(prices, made).tolist()
     peak, room = held[:, 0], held[:, 1]
     fits = peak <= room * (1 + _ROUNDED)
     excess = np.where(fits, 0.0, peak - np.minimum(room, peak)).max(axis=1).tolist()
     peaks: list[list[float]] = peak.tolist()
     return [
-        Outcome(each, steps_s[at], tuple(peaks[at]), excess[at])
+        Outcome(each, steps_s[at], bounds_s[at], tuple(peaks[at]), excess[at])
         for at, each in enumerate(assignments)
     ]
+
+
+def _bounds_s(prices: Floats, made: _Made) -> Floats:
+    """Return a bound for each of prices [candidate, 3, stage]."""
+    work_s, message_s, sum_s = prices[:, 0], prices[:, 1], prices[:, 2]
+    arrives_s = np.cumsum(work_s / 3 + message_s, axis=1) - (work_s / 3 + message_s)
+    bounds_s = np.zeros(len(prices))
+    for rank in range(len(made.in_flight)):
+        own = made.ranks == rank
+        busy_s = made.num_micro_batches * work_s[:, own].sum(axis=1) + sum_s[:, own].sum(axis=1)
+        bounds_s = np.maximum(bounds_s, arrives_s[:, own].min(axis=1) + busy_s)
+    return bounds_s
 
 
 def _check(assignment: Assignment, layers: int, ranks: int) -> None:
@@ -135,7 +151,8 @@ def _made(schedule: Schedule) -> _Made:
     in_flight = np.zeros((len(held), max(map(len, held)), schedule.num_stages), np.int64)
     for rank, moments in enumerate(held):
         in_flight[rank, : len(moments)] = moments
-    return _Made(table_of(schedule), schedule.ranks[:, 0].astype(np.int64), in_flight)
+    ranks = schedule.ranks[:, 0].astype(np.int64)
+    return _Made(table_of(schedule), schedule.num_micro_batches, ranks, in_flight)
 
 
 def _in_flight(schedule: Schedule, rank: int) -> Longs:
@@ -157,7 +174,7 @@ def _made_for(arrays: Arrays, assignment: Assignment, count: int) -> _Made:
     No rank holds more activations than all ranks have room for; where not even one has, 1.
     """
     stages = len(assignment.ends)
-    _check(assignment, len(arrays.sent), len(assignment.groups))
+    _check(assignment, len(arrays.sent), stages)
     ends, ranks = np.array(assignment.ends, np.int64), np.arange(stages)
     prices = stage_prices(arrays, ends, ranks, _flat(assignment))
     third: list[float] = (prices[0] / 3).tolist()
