@@ -14,7 +14,7 @@ memory    as mixed, with little memory
 ratio     seconds of the planner's step / ours, where its plan fits: least, median, worst
 ratio_1f1b_least  the least against ours where 1F1B is the only schedule
 out_of_memory     part of the samples in which its plan does not fit, or it finds none
-seconds           of one search, the median; first calls, which compile, are not counted
+seconds           CPU of one search, the median
 "ours, 1F1B" is our search with no other schedule; "ours" has seconds only.
 """
 
@@ -174,12 +174,12 @@ def _sample(problem: Problem) -> Iterator[tuple[str, Sample]]:
 
 
 def _timed(search: Callable[[], Outcome]) -> tuple[Outcome | None, float]:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         found = search()
     except PlanError:
         found = None
-    return found, time.perf_counter() - start
+    return found, time.process_time() - start
 
 
 def _row(planner: str, case: str, samples: list[Sample]) -> Row:

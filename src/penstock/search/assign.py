@@ -42,7 +42,7 @@ _LIMITS = (math.inf, 1.5, 1.2, 1.1, 1.05, 1.02, 1.0)  # of the slowest stage, of
 _MESSAGES = ((0.0, 1.0), (1.0, 0.0))  # times added to a stage, times a stage of its own
 _FEW = 2_000  # assignments that are all tried
 _MADE = 48  # schedules made for seconds, at once
-_EACH, _BEST, _NEAR = 16, 2, 1.25  # candidates of a depth; starts; of these, as slow at most
+_EACH, _BEST, _NEAR = 16, 6, 1.25  # candidates of a depth; starts; of these, as slow at most
 
 
 def assign(problem: Problem, *, schedules: Sequence[str] = SCHEDULES_TRIED) -> Outcome:

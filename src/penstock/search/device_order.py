@@ -16,7 +16,7 @@ from penstock.search.partition_kernel import Floats
 from penstock.search.problem import Problem
 
 Order = tuple[int, ...]
-_MOST_TRIED = 4  # devices of which all orders are tried
+_MOST_TRIED = 5  # devices of which all orders are tried
 
 
 def listed(problem: Problem) -> Iterator[Order]:

@@ -216,39 +216,43 @@ def by_kind(problem: Problem, planner: Planner) -> Iterator[Found]:
 def halves(problem: Problem, planner: Planner) -> Iterator[Found]:
     """Yield DawnPiper's stages: halved again and again, each cut between two balanced ones.
 
-    Those are where the seconds, and where the bytes, are shared out as the devices are.
+    Those are where the seconds, and where the bytes, are shared out as the devices are.  Of the
+    cuts from one to the other that is taken which makes the slowest stage fastest, and fits.
     """
-    arrays = problem.arrays()
+    arrays, rules = problem.arrays(), rules_of(planner, problem)
     for order in planner.orders(problem):
         count = min(len(order), len(problem.chain))
-        slowest_s, ends = _halved(arrays, planner, (0, len(problem.chain)), (0, count))
-        groups = tuple((device,) for device in order[:count])
-        if _fits(problem, planner, ends, groups):
-            yield Found(slowest_s, ends, groups)
+        slowest_s, ends = _halved(arrays, rules, (0, len(problem.chain)), (0, count), count)
+        if slowest_s < math.inf:
+            yield Found(slowest_s, ends, tuple((device,) for device in order[:count]))
 
 
 def _halved(
-    arrays: Arrays, planner: Planner, layers: tuple[int, int], devices: tuple[int, int]
+    arrays: Arrays, rules: Rules, layers: tuple[int, int], devices: tuple[int, int], count: int
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the slowest stage and the ends of `layers` on `devices`, one each."""
+    """Return the slowest stage and the ends of `layers` on `devices`, one each, of `count` alike.
+
+    Endless where they do not fit.
+    """
     (first, end), (start, to) = layers, devices
+    in_flight = min(count - start, rules.in_flight)  # of the first stage, which has the most
+    held = rules.states * arrays.states + rules.kept * in_flight * arrays.kept
     if to - start == 1:
-        return float(arrays.seconds[0, end] - arrays.seconds[0, first]), (end,)
-    middle = (start + to) // 2
-    left, right = middle - start, to - middle
-    bytes_before = planner.memory[0] * arrays.states + planner.memory[1] * arrays.kept
-    balanced: list[int] = []
-    for before in (arrays.seconds[0], bytes_before):
-        aim = before[first] + (before[end] - before[first]) * left / (left + right)
-        at = int(np.abs(before[first : end + 1] - aim).argmin()) + first
-        balanced.append(min(max(at, first + left), end - right))
-    best: tuple[float, tuple[int, ...]] = (math.inf, ())
-    for cut in range(min(balanced), max(balanced) + 1):
-        parts = (
-            _halved(arrays, planner, (first, cut), (start, middle)),
-            _halved(arrays, planner, (cut, end), (middle, to)),
+        fits = held[end] - held[first] <= arrays.memory.min()
+        return float(arrays.seconds[0, end] - arrays.seconds[0, first]) if fits else math.inf, (
+            end,
         )
-        best = min(best, (max(parts[0][0], parts[1][0]), parts[0][1] + parts[1][1]))
+    middle = (start + to) // 2
+    balanced: list[int] = []
+    for before in (arrays.seconds[0], held):
+        aim = before[first] + (before[end] - before[first]) * (middle - start) / (to - start)
+        at = int(np.abs(before[first : end + 1] - aim).argmin()) + first
+        balanced.append(min(max(at, first + middle - start), end - to + middle))
+    best: tuple[float, tuple[int, ...]] = (math.inf, (end,))
+    for cut in range(min(balanced), max(balanced) + 1):
+        left = _halved(arrays, rules, (first, cut), (start, middle), count)
+        right = _halved(arrays, rules, (cut, end), (middle, to), count)
+        best = min(best, (max(left[0], right[0]), left[1] + right[1]))
     return best
 
 
