@@ -1,6 +1,6 @@
 """Planners: what published planners would run, simulated exactly, beside our own choice.
 
-    python -m bench.planners [--json] [--samples 100]
+    python -m bench.planners [--json] [--samples 50]
 
 Each planner is a few settings of one search (penstock.search.planners); what it plans is run as one
 synchronous step, whose seconds and bytes are simulated exactly.
@@ -201,7 +201,7 @@ def _row(planner: str, case: str, samples: list[Sample]) -> Row:
 
 def show(rows: list[Row]) -> None:
     """Print a line per planner and case."""
-    print("case     planner      samples   least  median   worst  1F1B least   no fit  seconds")
+    print("case     planner      samples   least  median   worst  1F1B least   no fit    cpu s")
     for row in rows:
         ratios = [row[f"ratio_{what}"] for what in ("least", "median", "worst", "1f1b_least")]
         least, median, worst, plain = (f"{r:.3f}" if r else "-" for r in ratios)
@@ -214,7 +214,7 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--samples", type=int, default=100, help="random samples of each case")
+    parser.add_argument("--samples", type=int, default=50, help="random samples of each case")
     options = parser.parse_args()
     rows = rows_of(options.samples)
     if options.json:
