@@ -13,7 +13,8 @@ memory    as mixed, with little memory
 
 ratio     seconds of the planner's step / ours, where its plan fits: least, median, worst
 ratio_1f1b_least  the least against ours where 1F1B is the only schedule
-out_of_memory     part of the samples in which its plan does not fit, or it finds none
+out_of_memory     part of the samples in which its plan does not fit, or it finds none; samples for
+                  which ours finds none are left out
 seconds           CPU of one search, the median
 "ours, 1F1B" is our search with no other schedule; "ours" has seconds only.
 """
