@@ -47,18 +47,27 @@ class Seconds(NamedTuple):
 
         Raises:   ScheduleError: a time is negative or no number, or there is not one per stage.
         """
-        rows: list[Floats] = []
-        for name, value in zip(self._fields, self, strict=True):
-            times = np.asarray(value, np.float64)
-            if times.shape not in ((), (num_stages,)) or not (times >= 0).all():
-                message = f"{name} is {value}, for {num_stages} stages"
-                raise ScheduleError(message, hint="give one number, or one per stage, 0 or more")
-            rows.append(np.broadcast_to(times, num_stages))
-        table = np.array(rows[:3])
+        rows = per_stage(self._asdict(), num_stages)
+        table = np.array([*rows.values()][:3])
         if not split:
             table[INPUT] += table[WEIGHTS]
             table[WEIGHTS] = 0.0
         return table
+
+
+def per_stage(values: dict[str, float | Sequence[float]], num_stages: int) -> dict[str, Floats]:
+    """Return each value, one number or one per stage, as one per stage.
+
+    Raises:   ScheduleError: a value is negative or no number, or there is not one per stage.
+    """
+    rows: dict[str, Floats] = {}
+    for name, value in values.items():
+        times = np.asarray(value, np.float64)
+        if times.shape not in ((), (num_stages,)) or not (times >= 0).all():
+            message = f"{name} is {value}, for {num_stages} stages"
+            raise ScheduleError(message, hint="give one number, or one per stage, 0 or more")
+        rows[name] = np.broadcast_to(times, num_stages)
+    return rows
 
 
 class Rules(NamedTuple):
