@@ -90,6 +90,19 @@ def greedy(
 ) -> Result:
     """Return the orders of ranks that are greedy by the best of `rules`, the first of equals.
 
+    As `greedy_few` gives them.
+    """
+    return greedy_few(ranks, seconds, rules, 1, split=split)[0]
+
+
+def greedy_few(
+    ranks: IntArray, seconds: Seconds, rules: Sequence[Rules], most: int, *, split: bool = True
+) -> list[Result]:
+    """Return at most `most` orders of ranks that are greedy by `rules`, the shortest step first.
+
+    No two have steps of equal length; of equals the first rule's is kept.  Rules after one that
+    gives the least step there can be are not tried.
+
     `ranks` is [stage, micro-batch].  With `split` every backward is I and W, without it B.
 
     Raises:   ScheduleError: a limit is less than the stages that a micro-batch has on the rank, or
@@ -112,12 +125,19 @@ def greedy(
             raise ScheduleError("the limit is too low for this order", hint="raise the limit")
         if states[-1].end_s.max() <= least_s * (1 + 1e-12):
             break
-    steps_s = np.array([state.end_s.max() for state in states])
-    best = states[int(np.argmax(steps_s <= steps_s.min() * (1 + 1e-12)))]
+    states.sort(key=lambda state: float(state.end_s.max()))
+    few = states[:1]
+    for state in states[1:]:
+        if len(few) < most and state.end_s.max() > few[-1].end_s.max() * (1 + 1e-12):
+            few.append(state)
+    return [_result(state, split=split) for state in few]
+
+
+def _result(state: "_State", *, split: bool) -> Result:
     codes = np.array([0, 2, 3] if split else [0, 1, 1], np.uint8)
-    stages, numbers = best.stages.astype(np.int32), best.numbers.astype(np.int32)
-    orders = Orders(codes[best.kinds], stages, numbers, best.offsets)
-    return Result(orders, float(best.end_s.max()))
+    stages, numbers = state.stages.astype(np.int32), state.numbers.astype(np.int32)
+    orders = Orders(codes[state.kinds], stages, numbers, state.offsets)
+    return Result(orders, float(state.end_s.max()))
 
 
 def prefer(kinds: str, shape: tuple[int, ...]) -> IntArray:
