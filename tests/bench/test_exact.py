@@ -10,7 +10,7 @@ from bench.exact import LARGE, cases, offload_row, row, summary
 def test_cases_are_the_same_each_time_and_hold_both_more_and_less_than_1f1b():
     assert list(cases(5, 4)) == list(cases(5, 4))
     sizes = [case[:2] for case in cases(5, 4)]
-    assert sizes[5:8] == sizes[-2:] + [LARGE] == [LARGE] * 3
+    assert sizes[5:8] == [*sizes[-2:], LARGE] == [LARGE] * 3
     assert all(case[3] >= case[0] for case in list(cases(50, 50))[:53])
     assert all(1 <= case[3] < case[0] for case in list(cases(50, 50))[53:])
 

@@ -109,14 +109,8 @@ def _search(
     kept = np.zeros(size, np.int64)  # the round until which an action is not moved back
     now_s = best_s
     for round_ in range(rounds):
-        rank, place = _best_swap(
-            sequence,
-            actions,
-            (message_s, now_s, best_s),
-            times,
-            kept,
-            (num_micro_batches, limit, round_),
-        )
+        all_s, at = (message_s, now_s, best_s), (num_micro_batches, limit, round_)
+        rank, place = _best_swap(sequence, actions, all_s, times, kept, at)
         if rank < 0:
             if kept.max() <= round_:  # no order on the critical path can be another: the shortest
                 break

@@ -19,6 +19,7 @@ from penstock.schedule.orders import IntArray
 
 RELOAD, OFFLOAD = 3, 4  # rows of the tables here, after F, I and W
 _REACH = 6  # places that an action is moved at most
+_FLIPS = 0.2  # of the moves: they change what is offloaded
 _HEAT = 0.6  # of the shortest action: by so much the step may grow at first
 
 
@@ -153,9 +154,10 @@ def anneal(
     for move in range(moves):
         if best_s <= least_s * (1 + 1e-12):
             break
-        stage, place = np.random.randint(len(now)), np.random.randint(now.shape[1])
-        to, flip = place + np.random.randint(-_REACH, _REACH + 1), np.random.random() < 0.2
-        m = place % away.shape[1]
+        stage = np.random.randint(len(now))
+        place = np.random.randint(len(now[0]))
+        to = place + np.random.randint(-_REACH, _REACH + 1)
+        flip, m = np.random.random() < _FLIPS, place % away.shape[1]
         if flip:
             gone[stage, m] = 1 - gone[stage, m]
         else:
