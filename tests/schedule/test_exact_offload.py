@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -127,6 +128,27 @@ def test_nothing_is_offloaded_where_all_fits():
     found = exact_offload(3, 4, Copies(1, 1), limit=4)
     assert found.copies == ()
     assert found.step_s == exact(3, 4, limit=4).step_s
+
+
+def test_picture_in_the_docstring_is_what_comes_out():
+    seconds = Seconds(2, 1, 1)
+    found = exact_offload(2, 3, Copies(1, 1), seconds=seconds, limit=1)
+    assert (found.step_s, found.is_proved) == (18.0, True)
+    assert exact(2, 3, seconds=seconds, limit=1).step_s == 21.0
+    lines = []
+    for rank, order in enumerate(found.schedule.orders):
+        cells, copied = [["."] * 18, [""] * 18]
+        for action, start_s in zip(order, found.starts_s[rank], strict=True):
+            for second in range(2 if action.kind == "F" else 1):
+                cells[int(start_s) + second] = f"{action.kind}{action.micro_batch}"
+        for copy in found.copies:
+            if copy.stage == rank:
+                copied[int(copy.offload_s)] += f">{copy.micro_batch}"
+                copied[int(copy.reload_s)] += f"<{copy.micro_batch}"
+        for name, row in ((f"rank {rank}", cells), ("", copied)):
+            line = f"    {name:6}  {' '.join(each.ljust(2) for each in row)}".rstrip(" .")
+            lines += [line] if line else []
+    assert "\n".join(lines) in sys.modules[exact_offload.__module__].__doc__
 
 
 def test_it_prints_as_orders_and_copies():

@@ -5,7 +5,10 @@ to the host at a time and one from it, beside its computes.  On the device an ac
 from the start of F to the end of the copy to the host, and from the start of the copy back to the
 end of W, or from F to W if it stays; what is being copied counts in full.
 
-    S = 2, M = 3, at most 1 activation, all actions and copies take one second:
+    S = 2, M = 3, at most 1 activation; F takes two seconds, all else one; without copies 21 seconds
+    rank 0  F0 F0 .  F1 F1 .  .  I0 W0 F2 F2 .  .  I1 W1 .  I2 W2
+                  >0       >1 <0             >2 <1       <2
+    rank 1  .  .  F0 F0 I0 W0 F1 F1 I1 W1 .  F2 F2 I2 W2
 
 Micro-batches keep their order in each stage.  Their copies then do so too, at no loss: call the
 j-th copy to the host, and the j-th one back, those of the j-th micro-batch that is offloaded.  As
