@@ -15,7 +15,7 @@ from penstock.schedule.exact_offload import Copies, exact_offload
 from tests.schedule.brute_offload import Case, shortest
 
 tiny = st.sampled_from(((1, 3), (2, 2), (2, 3), (2, 3)))
-computes, moves = st.integers(1, 5), st.integers(1, 3)
+computes, moves, slow = st.integers(1, 5), st.integers(1, 3), st.integers(1, 9)
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 5))
 quarters = st.integers(0, 24).map(lambda each: each / 4)
 
@@ -70,7 +70,7 @@ def pairs(ends, stage):
 
 
 @given(tiny, st.data(), st.integers(1, 2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_step_is_the_shortest_there_is_and_is_proved(size, data, limit):
     times = rows(data.draw, size[0], computes, computes, computes, moves, moves)
     seconds = Seconds(*times[:3])
@@ -81,8 +81,23 @@ def test_step_is_the_shortest_there_is_and_is_proved(size, data, limit):
     assert found.step_s == shortest(Case(*size, times, limit), int(without.step_s))
 
 
+@given(tiny, st.data(), st.integers(1, 2), st.integers(0, 2))
+@settings(max_examples=10, deadline=None)
+def test_solver_alone_finds_what_moving_actions_about_finds(size, data, limit, message_s):
+    times = rows(data.draw, size[0], *[st.integers(2, 9)] * 3, slow, slow)
+    seconds, copies = Seconds(*times[:3], message_s), Copies(*times[3:])
+    found = exact_offload(*size, copies, seconds=seconds, limit=limit)
+    with pytest.MonkeyPatch.context() as patch:
+        module = sys.modules[exact_offload.__module__]
+        patch.setattr(module, "anneal", lambda order, away, *_: (order, away, 0.0))
+        alone = exact_offload(*size, copies, seconds=seconds, limit=limit)
+    replay(alone, (seconds, times[3:]), limit)
+    assert alone.is_proved
+    assert alone.step_s == pytest.approx(found.step_s)
+
+
 @given(sizes, st.data(), st.integers(1, 4), quarters)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_rank_holds_more_than_the_limit_nor_makes_two_copies_at_once(size, data, limit, lag_s):
     times = rows(data.draw, size[0], *[st.integers(1, 9)] * 3, quarters, quarters)
     seconds, copies = Seconds(*times[:3], lag_s), Copies(*times[3:])
