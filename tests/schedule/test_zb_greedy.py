@@ -60,6 +60,7 @@ def test_seconds_of_messages_are_minded(num_stages, more, fiw, message_s):
         ((3, 5), (11, 10, 9), 2, 216),
         ((4, 7), (11, 14, 10), 3, 330),
         ((6, 7), (12, 12, 11), 3, 465),
+        ((6, 9), (10, 15, 10), 5, 425),  # from the second or third best start
     ],
 )
 def test_step_is_the_shortest_with_less_memory_than_1f1b_has(size, fiw, limit, least_s):

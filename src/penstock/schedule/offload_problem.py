@@ -65,7 +65,7 @@ class OffloadProblem:
         for m in range(len(away)):
             f, i = int(number[FORWARD, m]), int(number[INPUT, m])
             from_s, until_s = program.low[f] + forward_s, program.high[i]
-            away[m] = program.choice(is_open=from_s + out_s + back_s <= until_s)
+            away[m] = program.choice()
             out[m], back[m] = program.time(from_s, until_s), program.time(from_s, until_s)
             program.row({out[m]: 1, f: -1}, forward_s)
             program.row({back[m]: 1, out[m]: -1, away[m]: -out_s}, 0)
@@ -164,9 +164,9 @@ class _Program:
         """Return a new variable, of seconds."""
         return self._variable(low_s, high_s, 0)
 
-    def choice(self, *, is_open: bool = True) -> int:
-        """Return a new variable that is 0, or 1 if it `is_open`."""
-        return self._variable(0.0, float(is_open), 1)
+    def choice(self) -> int:
+        """Return a new variable that is 0 or 1."""
+        return self._variable(0.0, 1.0, 1)
 
     def _variable(self, low: float, high: float, integrality: int) -> int:
         self.low.append(low)
