@@ -54,6 +54,20 @@ def test_seconds_of_messages_are_minded(num_stages, more, fiw, message_s):
     assert simulated(ours, costs(*fiw), message_s=message_s) <= h2
 
 
+@pytest.mark.parametrize(
+    ("size", "fiw", "limit", "least_s"),
+    [
+        ((3, 5), (11, 10, 9), 2, 216),
+        ((4, 7), (11, 14, 10), 3, 330),
+        ((6, 7), (12, 12, 11), 3, 465),
+        ((6, 9), (10, 15, 10), 5, 425),  # from the second or third best start
+    ],
+)
+def test_step_is_the_shortest_with_less_memory_than_1f1b_has(size, fiw, limit, least_s):
+    """Where the groups of `limit` micro-batches do not come out even."""
+    assert step(zb_greedy(*size, seconds=Seconds(*fiw), limit=limit), costs(*fiw)) == least_s
+
+
 def test_no_activation_at_all_is_refused():
     with pytest.raises(ScheduleError, match="rank 0 may hold 0 activations, and has 1 stages"):
         zb_greedy(2, 2, limit=0)

@@ -47,18 +47,27 @@ class Seconds(NamedTuple):
 
         Raises:   ScheduleError: a time is negative or no number, or there is not one per stage.
         """
-        rows: list[Floats] = []
-        for name, value in zip(self._fields, self, strict=True):
-            times = np.asarray(value, np.float64)
-            if times.shape not in ((), (num_stages,)) or not (times >= 0).all():
-                message = f"{name} is {value}, for {num_stages} stages"
-                raise ScheduleError(message, hint="give one number, or one per stage, 0 or more")
-            rows.append(np.broadcast_to(times, num_stages))
-        table = np.array(rows[:3])
+        rows = per_stage(self._asdict(), num_stages)
+        table = np.array([*rows.values()][:3])
         if not split:
             table[INPUT] += table[WEIGHTS]
             table[WEIGHTS] = 0.0
         return table
+
+
+def per_stage(values: dict[str, float | Sequence[float]], num_stages: int) -> dict[str, Floats]:
+    """Return each value, one number or one per stage, as one per stage.
+
+    Raises:   ScheduleError: a value is negative or no number, or there is not one per stage.
+    """
+    rows: dict[str, Floats] = {}
+    for name, value in values.items():
+        times = np.asarray(value, np.float64)
+        if times.shape not in ((), (num_stages,)) or not (times >= 0).all():
+            message = f"{name} is {value}, for {num_stages} stages"
+            raise ScheduleError(message, hint="give one number, or one per stage, 0 or more")
+        rows[name] = np.broadcast_to(times, num_stages)
+    return rows
 
 
 class Rules(NamedTuple):
@@ -80,6 +89,19 @@ def greedy(
     ranks: IntArray, seconds: Seconds, rules: Sequence[Rules], *, split: bool = True
 ) -> Result:
     """Return the orders of ranks that are greedy by the best of `rules`, the first of equals.
+
+    As `greedy_few` gives them.
+    """
+    return greedy_few(ranks, seconds, rules, 1, split=split)[0]
+
+
+def greedy_few(
+    ranks: IntArray, seconds: Seconds, rules: Sequence[Rules], most: int, *, split: bool = True
+) -> list[Result]:
+    """Return at most `most` orders of ranks that are greedy by `rules`, the shortest step first.
+
+    No two have steps of equal length; of equals the first rule's is kept.  Rules after one that
+    gives the least step there can be are not tried.
 
     `ranks` is [stage, micro-batch].  With `split` every backward is I and W, without it B.
 
@@ -103,12 +125,19 @@ def greedy(
             raise ScheduleError("the limit is too low for this order", hint="raise the limit")
         if states[-1].end_s.max() <= least_s * (1 + 1e-12):
             break
-    steps_s = np.array([state.end_s.max() for state in states])
-    best = states[int(np.argmax(steps_s <= steps_s.min() * (1 + 1e-12)))]
+    states.sort(key=lambda state: float(state.end_s.max()))
+    few = states[:1]
+    for state in states[1:]:
+        if len(few) < most and state.end_s.max() > few[-1].end_s.max() * (1 + 1e-12):
+            few.append(state)
+    return [_result(state, split=split) for state in few]
+
+
+def _result(state: "_State", *, split: bool) -> Result:
     codes = np.array([0, 2, 3] if split else [0, 1, 1], np.uint8)
-    stages, numbers = best.stages.astype(np.int32), best.numbers.astype(np.int32)
-    orders = Orders(codes[best.kinds], stages, numbers, best.offsets)
-    return Result(orders, float(best.end_s.max()))
+    stages, numbers = state.stages.astype(np.int32), state.numbers.astype(np.int32)
+    orders = Orders(codes[state.kinds], stages, numbers, state.offsets)
+    return Result(orders, float(state.end_s.max()))
 
 
 def prefer(kinds: str, shape: tuple[int, ...]) -> IntArray:

@@ -16,9 +16,11 @@ from penstock.schedule.compiled import compiled
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Result, Seconds
 from penstock.schedule.orders import F, I, IntArray, Orders, W
 
-_ROUNDS_KEPT = 8  # in which a swap is not undone
+_ROUNDS_KEPT, _MORE_ROUNDS = 12, 11  # a swap is not undone for 12 to 22 rounds
 _MOST_ROUNDS = 4000
 _ACTIONS = 40_000  # looked at, at most, in all rounds: a millisecond or two
+_FEW_ACTIONS = 80_000  # the same for the smallest schedules, and so many less for each action:
+_LESS_PER_ACTION = 60
 
 
 class _Actions(NamedTuple):
@@ -49,7 +51,8 @@ def improve(result: Result, seconds: Seconds, shape: tuple[int, int], limit: int
         return result
     number, actions = _actions(table, num_micro_batches)
     given = _sequence(result.orders, number)
-    sizes = (num_micro_batches, limit, min(_MOST_ROUNDS, _ACTIONS // number.size))
+    actions_seen = max(_ACTIONS, _FEW_ACTIONS - _LESS_PER_ACTION * number.size)
+    sizes = (num_micro_batches, limit, min(_MOST_ROUNDS, actions_seen // number.size))
     found, step_s = _search(given, actions, (float(seconds.message_s), least_s), sizes)
     if step_s >= result.step_s * (1 - 1e-12):
         return result
@@ -106,23 +109,21 @@ def _search(
     kept = np.zeros(size, np.int64)  # the round until which an action is not moved back
     now_s = best_s
     for round_ in range(rounds):
-        rank, place = _best_swap(
-            sequence,
-            actions,
-            (message_s, now_s, best_s),
-            times,
-            kept,
-            (num_micro_batches, limit, round_),
-        )
+        all_s, at = (message_s, now_s, best_s), (num_micro_batches, limit, round_)
+        rank, place = _best_swap(sequence, actions, all_s, times, kept, at)
         if rank < 0:
-            break
+            if kept.max() <= round_:  # no order on the critical path can be another: the shortest
+                break
+            kept[:] = 0  # all were swapped a short while ago
+            continue
+        rounds_kept = _ROUNDS_KEPT + 7 * round_ % _MORE_ROUNDS
         first, then = sequence[rank, place], sequence[rank, place + 1]
         sequence[rank, place], sequence[rank, place + 1] = then, first
-        kept[first] = round_ + _ROUNDS_KEPT
+        kept[first] = round_ + rounds_kept
         now_s = _time(sequence, actions, message_s, times)
         if now_s == np.inf:  # nobody could go on: undo it
             sequence[rank, place], sequence[rank, place + 1] = first, then
-            kept[then] = round_ + _ROUNDS_KEPT
+            kept[then] = round_ + rounds_kept
             now_s = _time(sequence, actions, message_s, times)
         elif now_s < best_s * (1 - 1e-12):
             best, best_s = sequence.copy(), now_s

@@ -2,7 +2,8 @@
 
 The best of a few greedy schedules, which differ in how far forwards run ahead of the backwards,
 whether a rank prefers I or F, and whether it starts a W shortly before something better.  Where
-that is not the least that there can be, neighbours on the critical path are swapped (improve.py).
+that is not the least that there can be, neighbours on the critical path are swapped (improve.py);
+for few micro-batches in the next best two as well.
 
     S = 3, M = 4, at most 3 activations, I takes two seconds, all else one:
     rank 0  F0 F1 F2 .  .  .  .  I0 I0 W0 F3 I1 I1 W1 I2 I2 W2 I3 I3 W3
@@ -17,12 +18,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.schedule.figures import peak_activations
-from penstock.schedule.greedy import Result, Rules, Seconds, greedy, prefer, script
+from penstock.schedule.greedy import Result, Rules, Seconds, greedy_few, prefer, script
 from penstock.schedule.improve import improve
 from penstock.schedule.orders import IntArray
 from penstock.schedule.placement import loop, one_way, ranks_for
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.zero_bubble import zb_h1, zb_h2
+
+_STARTS = 3  # greedy schedules that are improved
+_SMALL = 80  # pairs of stage and micro-batch: where there is time for it
 
 
 def zb_greedy(
@@ -49,8 +53,10 @@ def best_of_rules(num_stages: int, num_micro_batches: int, seconds: Seconds, lim
     """Return the orders of `zb_greedy`, and the seconds that they take."""
     ranks_for(num_stages, num_micro_batches, num_stages)
     ranks = one_way(loop(num_stages, num_stages), num_micro_batches)
-    found = greedy(ranks, seconds, list(_rules(ranks, limit)))
-    return improve(found, seconds, (num_stages, num_micro_batches), limit)
+    most = _STARTS if ranks.size <= _SMALL else 1
+    few = greedy_few(ranks, seconds, list(_rules(ranks, limit)), most)
+    shape = num_stages, num_micro_batches
+    return min((improve(each, seconds, shape, limit) for each in few), key=lambda best: best.step_s)
 
 
 def _rules(ranks: IntArray, limit: int) -> Iterator[Rules]:
