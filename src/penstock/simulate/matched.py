@@ -1,0 +1,145 @@
+"""Matched: which span of a timeline is which instruction of its program.
+
+A measured timeline shows what the computing threads did, Sends and Reduces included: a thread is
+in a Send until the message is handed over, and in a Reduce until it is over.  A simulated one
+shows messages on the wire and collectives on lanes of their own.  Both are matched by rank, lane,
+kind, stage and micro-batch; what is alike in all of these, in the order of its starts.
+"""
+
+from collections import defaultdict, deque
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import TimelineError
+from penstock.program.codes import COMPUTE, OPS, RECEIVE, REDUCE, RESHARD, SEND, UNSHARD, UPDATE
+from penstock.program.program import Program
+from penstock.program.wiring import wire
+from penstock.schedule.orders import F, W
+from penstock.timeline import LANES, SPAN_KINDS, Lane, SpanKind, Timeline
+
+Floats: TypeAlias = NDArray[np.float64]
+Key: TypeAlias = tuple[int, int, int, int, int]  # rank, lane, kind, stage, micro-batch
+
+_LANE_OF: dict[int, Lane] = {SEND: "send", RECEIVE: "receive", UPDATE: "update"}
+_KIND_OF: dict[int, SpanKind] = {UPDATE: "U", REDUCE: "reduce", UNSHARD: "unshard"}
+_HINT = "is it the timeline of a run of this plan?"
+
+
+class Matched(NamedTuple):
+    """By row of the program's code: start and end of its span; nan where it has none.
+
+    All seconds are from the first start of any span on.
+    """
+
+    starts_s: Floats
+    ends_s: Floats
+    settled_s: Floats  # [rank, 2]: where updates of the step before were validated; nan: nowhere
+    is_measured: bool
+
+
+def match(program: Program, timeline: Timeline) -> Matched:
+    """Return the span of every instruction.  Messages that are not shown have none.
+
+    Raises:   TimelineError: it is not a timeline of this program: other ranks, an instruction
+              without a span, a span without an instruction.
+    """
+    if timeline.num_ranks != program.num_ranks:
+        message = f"a timeline of {timeline.num_ranks} ranks for a program of {program.num_ranks}"
+        raise TimelineError(message, hint=_HINT)
+    waiting = _by_key(timeline)
+    settled_s = _take_settled(program, timeline, waiting)
+    starts_s, ends_s = np.full((2, program.code.num_instructions), np.nan)
+    spans = timeline.spans
+    for rank in range(program.num_ranks):
+        for row, key in _keys(program, rank):
+            if waiting[key]:
+                at = waiting[key].popleft()
+                starts_s[row], ends_s[row] = spans.starts_s[at], spans.ends_s[at]
+            elif key[1] not in (LANES.index("send"), LANES.index("receive")):
+                name = program.code.between(slice(row, row + 1))[0]
+                raise TimelineError(f"rank {rank} of the timeline lacks {name}", hint=_HINT)
+    for left in waiting.values():
+        if left:
+            span = spans[left[0]]
+            raise TimelineError(
+                f"the timeline shows {span.name} on rank {span.rank}, which the program does not do",
+                hint=_HINT,
+            )
+    zero_s = float(spans.starts_s.min()) if len(spans) else 0.0
+    is_measured = dict(timeline.meta).get("clock") == "measured"
+    return Matched(starts_s - zero_s, ends_s - zero_s, settled_s - zero_s, is_measured)
+
+
+def _by_key(timeline: Timeline) -> defaultdict[Key, deque[int]]:
+    """Return the places of all spans that are alike, by start."""
+    spans = timeline.spans
+    found: defaultdict[Key, deque[int]] = defaultdict(deque)
+    columns = spans.ranks, spans.lanes, spans.kinds, spans.stages, spans.micro_batches
+    order = np.argsort(spans.starts_s, kind="stable")
+    for at, *key in zip(order.tolist(), *(c[order].tolist() for c in columns), strict=True):
+        rank, lane, kind, stage, micro_batch = key
+        found[rank, lane, kind, stage, micro_batch].append(at)
+    return found
+
+
+def _take_settled(
+    program: Program, timeline: Timeline, waiting: defaultdict[Key, deque[int]]
+) -> Floats:
+    """Take out the spans in which the updates of the step before were validated, if any."""
+    settled_s = np.full((program.num_ranks, 2), np.nan)
+    reduces = LANES.index("collective"), SPAN_KINDS.index("reduce"), -1, 0
+    validates = any(reduce.how == "validate" for reduce in program.code.reductions)
+    for rank in range(program.num_ranks if validates else 0):
+        part = program.code.slice_of(rank)
+        count = int(np.count_nonzero(program.code.op[part] == REDUCE))
+        spans = waiting[rank, *reduces]
+        if len(spans) == count + 1:
+            at = spans.popleft()
+            settled_s[rank] = timeline.spans.starts_s[at], timeline.spans.ends_s[at]
+    return settled_s
+
+
+def _keys(program: Program, rank: int) -> list[tuple[int, Key]]:
+    """Return row and key of every instruction of a rank that a timeline may show."""
+    code, part = program.code, program.code.slice_of(rank)
+    columns = (c[part].tolist() for c in (code.op, code.kind, code.stage, code.micro_batch))
+    lanes = [LANES.index(_LANE_OF.get(op, "compute")) for op in range(len(OPS))]
+    lanes[REDUCE] = lanes[UNSHARD] = LANES.index("collective")
+    own = {op: SPAN_KINDS.index(kind) for op, kind in _KIND_OF.items()}
+    return [
+        (row, (rank, lanes[op], own.get(op, kind), stage, micro_batch))
+        for row, (op, kind, stage, micro_batch) in enumerate(zip(*columns, strict=True), part.start)
+        if op != RESHARD
+    ]
+
+
+def sends_read(program: Program) -> dict[int, tuple[int, ...]]:
+    """Return for the row of each compute that is the first to use messages the rows of the Sends.
+
+    That is F, B or I: W uses what I has used.
+    """
+    code, wiring = program.code, wire(program.num_stages, program.edges)
+    columns = (c.tolist() for c in (code.op, code.kind, code.stage, code.micro_batch, code.edge))
+    rows = list(zip(*columns, strict=True))
+    owners = (np.repeat(np.arange(program.num_ranks), np.diff(code.offsets))).tolist()
+    replicas = [rank // program.pipeline_ranks for rank in owners]
+    sends = {
+        (replica, edge, micro_batch): row
+        for row, ((op, _, _, micro_batch, edge), replica) in enumerate(
+            zip(rows, replicas, strict=True)
+        )
+        if op == SEND
+    }
+    found: dict[int, tuple[int, ...]] = {}
+    for row, ((op, kind, stage, micro_batch, _), replica) in enumerate(
+        zip(rows, replicas, strict=True)
+    ):
+        if op == COMPUTE and kind != W:
+            side = 2 * stage + (kind != F)
+            edges = wiring.into[wiring.into_offsets[side] : wiring.into_offsets[side + 1]].tolist()
+            used = (sends.get((replica, edge, micro_batch)) for edge in edges)
+            if own := tuple(send for send in used if send is not None):
+                found[row] = own
+    return found
