@@ -19,10 +19,17 @@ from penstock.program.wiring import wire
 from penstock.schedule.orders import F, W
 from penstock.timeline import LANES, SPAN_KINDS, Lane, SpanKind, Timeline
 
+Bools: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
 Key: TypeAlias = tuple[int, int, int, int, int]  # rank, lane, kind, stage, micro-batch
 
-_LANE_OF: dict[int, Lane] = {SEND: "send", RECEIVE: "receive", UPDATE: "update"}
+_LANE_OF: dict[int, Lane] = {
+    SEND: "send",
+    RECEIVE: "receive",
+    UPDATE: "update",
+    REDUCE: "collective",
+    UNSHARD: "collective",
+}
 _KIND_OF: dict[int, SpanKind] = {UPDATE: "U", REDUCE: "reduce", UNSHARD: "unshard"}
 _HINT = "is it the timeline of a run of this plan?"
 
@@ -63,10 +70,8 @@ def match(program: Program, timeline: Timeline) -> Matched:
     for left in waiting.values():
         if left:
             span = spans[left[0]]
-            raise TimelineError(
-                f"the timeline shows {span.name} on rank {span.rank}, which the program does not do",
-                hint=_HINT,
-            )
+            what = f"{span.name} on rank {span.rank}, which the program does not do"
+            raise TimelineError(f"the timeline shows {what}", hint=_HINT)
     zero_s = float(spans.starts_s.min()) if len(spans) else 0.0
     is_measured = dict(timeline.meta).get("clock") == "measured"
     return Matched(starts_s - zero_s, ends_s - zero_s, settled_s - zero_s, is_measured)
@@ -104,15 +109,15 @@ def _take_settled(
 def _keys(program: Program, rank: int) -> list[tuple[int, Key]]:
     """Return row and key of every instruction of a rank that a timeline may show."""
     code, part = program.code, program.code.slice_of(rank)
-    columns = (c[part].tolist() for c in (code.op, code.kind, code.stage, code.micro_batch))
     lanes = [LANES.index(_LANE_OF.get(op, "compute")) for op in range(len(OPS))]
-    lanes[REDUCE] = lanes[UNSHARD] = LANES.index("collective")
     own = {op: SPAN_KINDS.index(kind) for op, kind in _KIND_OF.items()}
-    return [
-        (row, (rank, lanes[op], own.get(op, kind), stage, micro_batch))
-        for row, (op, kind, stage, micro_batch) in enumerate(zip(*columns, strict=True), part.start)
-        if op != RESHARD
-    ]
+    found: list[tuple[int, Key]] = []
+    for row in range(part.start, part.stop):
+        op, kind = int(code.op[row]), int(code.kind[row])
+        where = int(code.stage[row]), int(code.micro_batch[row])
+        if op != RESHARD:
+            found.append((row, (rank, lanes[op], own.get(op, kind), *where)))
+    return found
 
 
 def sends_read(program: Program) -> dict[int, tuple[int, ...]]:
@@ -121,25 +126,17 @@ def sends_read(program: Program) -> dict[int, tuple[int, ...]]:
     That is F, B or I: W uses what I has used.
     """
     code, wiring = program.code, wire(program.num_stages, program.edges)
-    columns = (c.tolist() for c in (code.op, code.kind, code.stage, code.micro_batch, code.edge))
-    rows = list(zip(*columns, strict=True))
-    owners = (np.repeat(np.arange(program.num_ranks), np.diff(code.offsets))).tolist()
-    replicas = [rank // program.pipeline_ranks for rank in owners]
+    owners = np.repeat(np.arange(program.num_ranks), np.diff(code.offsets))
+    replicas: list[int] = (owners // program.pipeline_ranks).tolist()
     sends = {
-        (replica, edge, micro_batch): row
-        for row, ((op, _, _, micro_batch, edge), replica) in enumerate(
-            zip(rows, replicas, strict=True)
-        )
-        if op == SEND
+        (replicas[row], int(code.edge[row]), int(code.micro_batch[row])): row
+        for row in np.flatnonzero(code.op == SEND).tolist()
     }
     found: dict[int, tuple[int, ...]] = {}
-    for row, ((op, kind, stage, micro_batch, _), replica) in enumerate(
-        zip(rows, replicas, strict=True)
-    ):
-        if op == COMPUTE and kind != W:
-            side = 2 * stage + (kind != F)
-            edges = wiring.into[wiring.into_offsets[side] : wiring.into_offsets[side + 1]].tolist()
-            used = (sends.get((replica, edge, micro_batch)) for edge in edges)
-            if own := tuple(send for send in used if send is not None):
-                found[row] = own
+    for row in np.flatnonzero((code.op == COMPUTE) & (code.kind != W)).tolist():
+        side = 2 * int(code.stage[row]) + int(code.kind[row] != F)
+        edges = wiring.into[wiring.into_offsets[side] : wiring.into_offsets[side + 1]].tolist()
+        keys = ((replicas[row], edge, int(code.micro_batch[row])) for edge in edges)
+        if own := tuple(sends[key] for key in keys if key in sends):
+            found[row] = own
     return found

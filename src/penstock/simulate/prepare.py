@@ -76,7 +76,9 @@ def job_of(
         kernel.Inputs(wiring.into, wiring.into_offsets),
         routes,
         _durations(program, seconds, cluster),
-        kernel.Threads(codes.offsets[:-1].copy(), clock_s, *(np.zeros(num_ranks) for _ in range(3))),
+        kernel.Threads(
+            codes.offsets[:-1].copy(), clock_s, *(np.zeros(num_ranks) for _ in range(3))
+        ),
         _agenda(num_ranks),
         _mail(program, sizes, routes, given_s),
         _queues(program, seconds, cluster),
@@ -180,7 +182,9 @@ def _messages(program: Program, sizes: kernel.Sizes) -> Ints:
     return edges * sizes.micro_batches + codes.micro_batch[rows]
 
 
-def _queues(program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None) -> kernel.Queues:
+def _queues(
+    program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None
+) -> kernel.Queues:
     """Return the queues; groups: the reductions, then for each rank of a pipeline its replicas."""
     codes, num_ranks, ranks = program.code, program.num_ranks, program.pipeline_ranks
     rows = np.flatnonzero(COLLECTIVES[codes.op])

@@ -80,9 +80,7 @@ class Arrivals(NamedTuple):
     reading_s: Floats
 
 
-def arrivals(
-    program: Program, matched: Matched, reads: Mapping[int, tuple[int, ...]]
-) -> Arrivals:
+def arrivals(program: Program, matched: Matched, reads: Mapping[int, tuple[int, ...]]) -> Arrivals:
     """Return who came when in a measured run; `reads` is what `sends_read` returns."""
     count = program.code.num_instructions
     start_s, before_s = _walk(program, matched, reads)
