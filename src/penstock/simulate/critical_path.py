@@ -37,8 +37,9 @@ _KIND_OF: dict[int, SpanKind] = {UPDATE: "U", REDUCE: "reduce", UNSHARD: "unshar
 class Hop(NamedTuple):
     """One piece of the path, in seconds from the first start of the timeline.
 
-    rank:   who was at it: of a message its sender, of a collective the member that came last.
-    peer:   of a message its reader; else `rank`.
+    rank:   on which it begins: of a collective that of the member which came last.
+    peer:   on which it ends: another one where a message or a collective leads there.  A message
+            from a rank to itself is the work of handing one over, or of copying one out.
     kind, stage, micro_batch:  as in a Span; of an idle piece those of what comes after it.
     """
 
@@ -89,6 +90,7 @@ class _At(NamedTuple):
 
     row: int
     now_s: float
+    to: int = -1  # the rank to which a Send leads, if not back to its own
 
 
 class _Walk:
@@ -107,10 +109,43 @@ class _Walk:
         else:
             self.there_s = _received_s(program, matched)
         self.threads = _before(program, np.isin(code.op, on_thread))
+        self.ahead = {} if matched.is_measured else _ahead(program)
+        self.free_s = [self._over_s(row) for row in self.threads]
+        if not matched.is_measured:
+            self._hand_over()
         self.collectives = _before(program, np.isin(code.op, (REDUCE, UNSHARD)))
         self.sends = _before(program, code.op == SEND)
         self.gathers, self.members = _gathers(program), _members(program)
         self.hops = list[Hop]()
+
+    def _hand_over(self) -> None:
+        """Let threads be free only when they have handed over what they send.
+
+        A simulated message has the wire from when it is handed over.  Where the wire was taken, it
+        cost the thread as much as the least of the messages of its edge before it.
+        """
+        cost_s: dict[tuple[int, int], float] = {}
+        later_s = 0.0
+        for row, thread in enumerate(self.threads):
+            before = row - 1
+            same = before >= 0 and self.ranks[before] == self.ranks[row]
+            if not same or self.threads[before] != thread:
+                later_s = self._over_s(thread)
+            self.free_s[row] = later_s
+            if self.code.op[row] == SEND and not np.isnan(self.starts_s[row]):
+                way, start_s = (
+                    (self.ranks[row], int(self.code.edge[row])),
+                    float(self.starts_s[row]),
+                )
+                if self._behind(row) < 0:
+                    cost_s[way] = min(start_s - later_s, cost_s.get(way, start_s))
+                later_s = min(start_s, later_s + cost_s.get(way, 0.0))
+
+    def _behind(self, row: int) -> int:
+        """Return the Send for whose message that of another one had to wait on a wire, or -1."""
+        ahead = self.ahead.get(row, -1)
+        waited = ahead >= 0 and self.starts_s[ahead] < self.ends_s[ahead] == self.starts_s[row]
+        return ahead if waited else -1
 
     def back(self, at: _At) -> _At:
         """Explain what is at hand; return what it needed last, and from when on it is explained."""
@@ -131,39 +166,51 @@ class _Walk:
         if not self.matched.is_measured:
             collective = self.gathers.get(row, -1)
             collective = self.collectives[row] if reason == "update" else collective
-        over_s = self._over_s(thread)
-        if latest >= 0 and self.there_s[latest] > max(over_s, self._over_s(collective)):
-            now_s = self._add("message", latest, float(self.there_s[latest]), start_s, row)
-            return _At(latest, now_s)
-        if self._over_s(collective) > over_s:
-            now_s = self._add("collective", collective, self._over_s(collective), start_s)
-            return _At(collective, now_s)
+        free_s, over_s, rank = self.free_s[row], self._over_s(collective), self.ranks[row]
+        if latest >= 0 and self.there_s[latest] > max(free_s, over_s):
+            now_s = self._add("message", latest, float(self.there_s[latest]), start_s, to=rank)
+            return _At(latest, now_s, rank)
+        if over_s > free_s:
+            return _At(collective, self._add("collective", collective, over_s, start_s))
         if thread < 0:
             return self._begin(row, start_s)
-        sent = self.sends[row]
-        if sends:
-            return _At(thread, self._add("message", latest, over_s, start_s, row))
-        if not self.matched.is_measured and sent > thread:
-            return _At(thread, self._add("message", sent, over_s, start_s))
-        return _At(thread, self._add("idle", row, over_s, start_s))
+        if latest >= 0:
+            now_s = self._add("message", latest, free_s, start_s, rank=rank, to=rank)
+        else:
+            now_s = self._add("idle", row, free_s, start_s)
+        return _At(thread, self._handing_over(row, now_s))
+
+    def _handing_over(self, row: int, now_s: float) -> float:
+        """Explain what a thread did from its last span to when it was free for a row."""
+        over_s = self._over_s(self.threads[row])
+        return self._add("message", self.sends[row], over_s, now_s) if over_s < now_s else now_s
 
     def _send(self, at: _At) -> _At:
-        """Handing over: the Send itself, and what its thread did with other Sends before it."""
-        thread = self.threads[at.row]
-        return _At(thread, self._add("message", at.row, self._over_s(thread), at.now_s))
+        """Handing over: the Send itself, and what its thread did with other Sends before it.
+
+        Or, on a simulated wire, the message before it on the same way.
+        """
+        row, thread, ahead = at.row, self.threads[at.row], self._behind(at.row)
+        if ahead >= 0:
+            start_s = float(self.starts_s[row])
+            return _At(ahead, self._add("message", row, start_s, at.now_s, to=at.to))
+        return _At(thread, self._add("message", row, self._over_s(thread), at.now_s, to=at.to))
 
     def _collective(self, at: _At) -> _At:
         """It began when the last member came to it, or was free of the collective before."""
-        came: list[tuple[float, int, int]] = []
-        for member in self.members[at.row]:
-            before = [self.threads[member]]
-            if not self.matched.is_measured:
-                before.append(self.collectives[member])
-            came += [(self._over_s(row), row, member) for row in before if row >= 0]
-        if not came:
-            return self._begin(at.row, at.now_s)
-        over_s, row, member = max(came)
-        return _At(row, self._add("collective", member, over_s, at.now_s, at.row))
+        came = [
+            (self.free_s[member], self.threads[member], member) for member in self.members[at.row]
+        ]
+        if not self.matched.is_measured:
+            before = ((self.collectives[member], member) for member in self.members[at.row])
+            came += [(self._over_s(row), row, member) for row, member in before]
+        begun_s, row, member = max(came)
+        to = self.ranks[at.row]
+        if row < 0:
+            return self._begin(member, self._add("collective", member, 0.0, at.now_s, to=to))
+        now_s = self._add("collective", member, begun_s, at.now_s, to=to)
+        is_thread = row == self.threads[member]
+        return _At(row, self._handing_over(member, now_s) if is_thread else now_s)
 
     def _begin(self, row: int, now_s: float) -> _At:
         """The first thing of a rank: before it updates were validated, or the rank began late."""
@@ -177,17 +224,25 @@ class _Walk:
         return float(self.ends_s[row]) if row >= 0 else -1.0
 
     def _add(
-        self, reason: Reason, row: int, start_s: float, end_s: float, reader: int = -1
+        self,
+        reason: Reason,
+        row: int,
+        start_s: float,
+        end_s: float,
+        *,
+        rank: int = -1,
+        to: int = -1,
     ) -> float:
-        """Add a hop up to `end_s`; return where it starts, which is not after its end."""
-        start_s = max(0.0, min(start_s, end_s)) if start_s == start_s else end_s
-        code, rank = self.code, self.ranks[row]
+        """Add a hop up to `end_s`; return where it starts, which is not after its end.
+
+        It is named after `row`, and begins and ends on its rank if not on others.
+        """
+        start_s = max(0.0, min(start_s, end_s))
+        code, own = self.code, self.ranks[row]
         kind = _KIND_OF.get(int(code.op[row]), SPAN_KINDS[int(code.kind[row])])
-        peer = self.ranks[reader] if reader >= 0 else rank
-        if reason == "message":
-            peer = int(code.peer[row])
         where = int(code.stage[row]), int(code.micro_batch[row])
-        self.hops.append(Hop(reason, rank, peer, kind, *where, start_s, end_s))
+        ends = (own if rank < 0 else rank), (own if to < 0 else to)
+        self.hops.append(Hop(reason, *ends, kind, *where, start_s, end_s))
         return start_s
 
 
@@ -197,6 +252,18 @@ def _before(program: Program, chosen: Bools) -> list[int]:
     last = np.concatenate([[-1], np.maximum.accumulate(rows)[:-1]])
     first = np.repeat(program.code.offsets[:-1], np.diff(program.code.offsets))
     return np.where(last >= first, last, -1).tolist()
+
+
+def _ahead(program: Program) -> dict[int, int]:
+    """Return for the row of each Send that of the one before it from the same rank to the same."""
+    code, found = program.code, dict[int, int]()
+    last = dict[tuple[int, int], int]()
+    for row in np.flatnonzero(code.op == SEND).tolist():
+        way = code.rank_at(row), int(code.peer[row])
+        if way in last:
+            found[row] = last[way]
+        last[way] = row
+    return found
 
 
 def _received_s(program: Program, matched: Matched) -> Floats:
@@ -247,10 +314,10 @@ def _members(program: Program) -> dict[int, list[int]]:
 
 
 def _joined(hops: Sequence[Hop]) -> tuple[Hop, ...]:
-    """Return the hops without empty ones, and with those that follow their like as one."""
+    """Return the hops, like ones that follow each other as one; empty ones only between ranks."""
     joined = list[Hop]()
     for hop in hops:
-        if hop.end_s > hop.start_s:
+        if hop.end_s > hop.start_s or hop.rank != hop.peer:
             if joined and joined[-1][:-2] == hop[:-2]:
                 hop = hop._replace(start_s=joined.pop().start_s)
             joined.append(hop)
