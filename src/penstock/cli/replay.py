@@ -40,13 +40,14 @@ def replay(  # noqa: PLR0913 - the command's flags
     faster_kind: Annotated[list[str] | None, typer.Option(metavar="K=X", help="F B I W U")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Name the critical path of a measured step, and say what else would make of it.
+    """Say what a measured step consists of, and what it would be with something else.
 
     Without flags, the usual questions are answered, best first.  X is how many times faster; 0.5
     is half as fast.  Several flags are answered one by one, then together.
 
     Example: penstock replay runs/gpt --schedule zb_h1 --faster-rank 0=1.5
     """
+    from penstock.program.lower_plan import trains
     from penstock.simulate.what_if import Change
 
     whole = Change(
@@ -58,6 +59,10 @@ def replay(  # noqa: PLR0913 - the command's flags
         cluster=None if cluster is None else Cluster.load(cluster),
         num_micro_batches=micro_batches,
     )
+    for name in schedule or ():
+        if not trains(name):
+            hint = "take one of the others that `penstock schedule` lists"
+            raise PlanError(f"{name} has no backward pass: it cannot train", hint=hint)
     run = load(folder)
     asked = list(_asked(whole, schedule or ()))
     with face.progress("replaying") as tell:
@@ -128,7 +133,7 @@ def _kind(name: str) -> Kind:
     raise ValueError(name)
 
 
-def _asked(whole: "Change", schedules: Sequence[str]) -> "Iterator[Change]":
+def _asked(whole: "Change", schedules: Sequence[str]) -> "Iterator[tuple[str, Change]]":
     """Yield each change alone, then all together, if there are several and at most one schedule."""
     nothing = type(whole)()
     parts = [replace(nothing, schedule=name) for name in schedules]
@@ -139,9 +144,10 @@ def _asked(whole: "Change", schedules: Sequence[str]) -> "Iterator[Change]":
     parts += [replace(nothing, cluster=whole.cluster)]
     parts += [replace(nothing, num_micro_batches=whole.num_micro_batches)]
     parts = [part for part in parts if part != nothing]
-    yield from parts
+    yield from ((str(part), part) for part in parts)
     if len(parts) > 1 and len(schedules) < 2:
-        yield replace(whole, schedule=schedules[0] if schedules else None)
+        together = replace(whole, schedule=schedules[0] if schedules else None)
+        yield "all of these together", together
 
 
 class _Said(NamedTuple):
@@ -153,14 +159,14 @@ class _Said(NamedTuple):
 
 
 def _answered(
-    run: "Run", changes: "Sequence[Change]", tell: Callable[[int, int], None]
+    run: "Run", asked: "Sequence[tuple[str, Change]]", tell: Callable[[int, int], None]
 ) -> list[_Said]:
     from penstock.simulate.what_if import what_if
 
     found: list[_Said] = []
-    for change in changes:
-        found.append(_Said(str(change), what_if(run, change)))
-        tell(len(found), len(changes))
+    for words, change in asked:
+        found.append(_Said(words, what_if(run, change)))
+        tell(len(found), len(asked))
     return found
 
 
@@ -225,6 +231,23 @@ def _words(hop: "Hop") -> str:
             return f"nothing, on rank {hop.rank}"
 
 
+def _shared(answers: Sequence[_Said]) -> "list[tuple[str, Answer]]":
+    """Return the answers in words; schedules that make the same step here stand together."""
+    told: list[tuple[str, Answer]] = []
+    for words, answer, _ in answers:
+        if answer is None:
+            continue
+        if told and answer.change.schedule == words and _is_like(told[-1][1], answer):
+            words = f"{told.pop()[0]}, {words}"
+        told.append((words, answer))
+    return told
+
+
+def _is_like(a: "Answer", b: "Answer") -> bool:
+    figures = ((each.ratio, each.rests_on, each.change.schedule is None) for each in (a, b))
+    return len(set(figures)) == 1
+
+
 def _document(run: "Run", answers: Sequence[_Said]) -> Json:
     whole_s = step_s(run.timeline)
     path: list[Json] = [
@@ -262,7 +285,7 @@ def _show(run: "Run", answers: Sequence[_Said]) -> None:
         for what, seconds in _shares(run)
     ]
     face.show(face.table(("critical path", "seconds", "of the time"), rows) + "\n")
-    told = [(said.words, said.answer) for said in answers if said.answer is not None]
+    told = _shared(answers)
     cells = [
         (words, format_seconds(answer.step_s), f"{answer.ratio:.3f}", "; ".join(answer.rests_on))
         for words, answer in told
