@@ -1,5 +1,8 @@
 """Replay: what was run is what is replayed; a change of the truth is what a what-if says."""
 
+import doctest
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -252,3 +255,10 @@ def test_what_is_carried_to_the_same_program_is_what_was_recorded(program: Progr
     if all(len(program.stages_of(rank)) for rank in range(program.num_ranks)):
         computes = program.code.op[np.isin(program.code.op, (0, 4))] == 0
         assert np.allclose(found.recorded.work_s[computes], recorded.work_s[computes])
+
+
+def test_examples_of_the_page_are_what_runs():
+    page = Path(__file__).parents[2] / "docs" / "replay.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 10
+    assert result.failed == 0
