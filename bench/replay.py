@@ -47,7 +47,7 @@ from penstock.timeline import step_s
 from penstock.units import format_seconds
 
 RANKS = 2
-STEPS, ROUNDS = 10, 5
+STEPS, ROUNDS = 16, 3
 LATER_S = 0.004
 MODEL = "small gpt"
 

@@ -25,7 +25,7 @@ from penstock.simulate.what_if import (
     usual_changes,
     what_if,
 )
-from penstock.timeline import SPAN_KINDS, Timeline, kind_s, step_s
+from penstock.timeline import Timeline, kind_s, step_s
 from tests.graph.tiny import GRAPH
 from tests.simulate.fake_run import Truth, drawn, fake_run, plain
 from tests.simulate.strategies import one_host
@@ -214,7 +214,7 @@ def test_timeline_that_is_not_measured_is_refused():
         record(program, simulated)
     measured = fake_run(program, plain(0))
     unsent = [span for span in measured.spans if span.lane != "send"]
-    with pytest.raises(TimelineError, match="was not measured by a run"):
+    with pytest.raises(TimelineError, match=r"rank 0 of the timeline lacks F0\.0>r1e0s0"):
         record(program, Timeline.of(2, unsent, meta=measured.meta))
 
 
@@ -222,7 +222,9 @@ def test_timeline_of_another_plan_is_refused():
     measured = fake_run(lower_plan(plan_of(), GRAPH), plain(0))
     with pytest.raises(TimelineError, match=r"rank 0 of the timeline lacks F0\.4"):
         measured_run(plan_of(micro_batches=5), GRAPH, measured)
-    assert SPAN_KINDS[0] == "F"
+    other = plan_of("gpipe")
+    with pytest.raises(TimelineError, match=r"does B0\.0 before F0\.3 on rank 0"):
+        measured_run(other, GRAPH, measured)
 
 
 @given(runs(), seeds)

@@ -47,10 +47,10 @@ class Matched(NamedTuple):
 
 
 def match(program: Program, timeline: Timeline) -> Matched:
-    """Return the span of every instruction.  Messages that are not shown have none.
+    """Return the span of every instruction; messages of a simulation may have none.
 
     Raises:   TimelineError: it is not a timeline of this program: other ranks, an instruction
-              without a span, a span without an instruction.
+              without a span, a span without an instruction, actions in another order.
     """
     if timeline.num_ranks != program.num_ranks:
         message = f"a timeline of {timeline.num_ranks} ranks for a program of {program.num_ranks}"
@@ -58,13 +58,14 @@ def match(program: Program, timeline: Timeline) -> Matched:
     waiting = _by_key(timeline)
     settled_s = _take_settled(program, timeline, waiting)
     starts_s, ends_s = np.full((2, program.code.num_instructions), np.nan)
-    spans = timeline.spans
+    spans, is_measured = timeline.spans, dict(timeline.meta).get("clock") == "measured"
+    optional = ("receive",) if is_measured else ("send", "receive")
     for rank in range(program.num_ranks):
         for row, key in _keys(program, rank):
             if waiting[key]:
                 at = waiting[key].popleft()
                 starts_s[row], ends_s[row] = spans.starts_s[at], spans.ends_s[at]
-            elif key[1] not in (LANES.index("send"), LANES.index("receive")):
+            elif LANES[key[1]] not in optional:
                 name = program.code.between(slice(row, row + 1))[0]
                 raise TimelineError(f"rank {rank} of the timeline lacks {name}", hint=_HINT)
     for left in waiting.values():
@@ -72,9 +73,21 @@ def match(program: Program, timeline: Timeline) -> Matched:
             span = spans[left[0]]
             what = f"{span.name} on rank {span.rank}, which the program does not do"
             raise TimelineError(f"the timeline shows {what}", hint=_HINT)
+    _check_order(program, starts_s)
     zero_s = float(spans.starts_s.min()) if len(spans) else 0.0
-    is_measured = dict(timeline.meta).get("clock") == "measured"
     return Matched(starts_s - zero_s, ends_s - zero_s, settled_s - zero_s, is_measured)
+
+
+def _check_order(program: Program, starts_s: Floats) -> None:
+    """Raise unless the actions of every rank begin in the order of the code."""
+    code = program.code
+    rows = np.flatnonzero(np.isin(code.op, (COMPUTE, UPDATE)))
+    owners = np.searchsorted(code.offsets, rows, side="right")
+    wrong = (np.diff(starts_s[rows]) < 0) & (np.diff(owners) == 0)
+    for at in np.flatnonzero(wrong)[:1].tolist():
+        names = [code.between(slice(row, row + 1))[0] for row in (int(rows[at]), int(rows[at + 1]))]
+        what = f"{names[1]} before {names[0]} on rank {owners[at] - 1}, the program after it"
+        raise TimelineError(f"the timeline does {what}", hint=_HINT)
 
 
 def _by_key(timeline: Timeline) -> defaultdict[Key, deque[int]]:
