@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from penstock.cluster import Link
 from penstock.errors import TimelineError
 from penstock.program.lower import chain, lower, lower_schedule
-from penstock.program.program import Program
-from penstock.schedule import Action, gpipe, one_f_one_b
-from penstock.simulate import Path, critical_path, record, simulate
+from penstock.program.program import Program, Reshard, Unshard
+from penstock.schedule import KINDS, Action, gpipe, one_f_one_b
+from penstock.simulate import Costs, Path, critical_path, record, simulate
 from penstock.timeline import Span, Timeline, step_s
 from tests.simulate.fake_run import Truth, fake_run, jittery, plain
 from tests.simulate.strategies import clusters, links, one_host, programs, random_seconds
@@ -114,6 +115,19 @@ def test_collective_is_blamed_on_the_member_that_came_last():
         ("compute", 1, 4.0),
         ("collective", 1, 4.5),
         ("update", 1, 6.5),
+    ]
+
+
+def test_compute_that_waits_for_its_weights_longer_than_for_its_message_is_behind_them():
+    program = lower(gpipe(2, 1))
+    first, second = program.code
+    gathered = replace(program, code=(first, (Unshard(1), *second[:3], Reshard(1), *second[3:])))
+    costs = Costs(np.ones((len(KINDS), 2, 1)), unshard_s=np.array([0.0, 5.0]))
+    timeline = simulate(gathered, costs, one_host(2, Link(0.5, 1.0)))
+    hops = critical_path(gathered, timeline).hops
+    assert [(h.reason, h.kind, h.rank, h.end_s) for h in hops[:2]] == [
+        ("collective", "unshard", 1, 5.0),
+        ("compute", "F", 1, 6.0),
     ]
 
 

@@ -46,16 +46,11 @@ def job_of(
 
     Raises:   as `simulate`.
     """
-    if cluster is not None and cluster.num_ranks < program.num_ranks:
-        numbers = f"{program.num_ranks} ranks on a cluster of {cluster.num_ranks}"
-        hint = "describe more hosts, or use fewer ranks"
-        raise ClusterError(f"a program of {numbers}", hint=hint)
-    if capacity is not None and capacity < 0:
-        raise ValueError(f"capacity is {capacity} messages; it must be None, or 0 or more")
-    recorded = seconds if isinstance(seconds, Recorded) else None
-    if recorded is not None:
-        _check_recorded(program, recorded, cluster)
-    given_s = None if recorded is None else recorded.message_s
+    _check(program, cluster, capacity)
+    given_s, start_s = None, np.zeros(program.num_ranks)
+    if isinstance(seconds, Recorded):
+        _check_recorded(program, seconds, cluster)
+        given_s, start_s = seconds.message_s, seconds.start_s.copy()
     codes, num_ranks = program.code, program.num_ranks
     columns = codes.op, codes.kind, codes.stage, codes.micro_batch, codes.edge, codes.peer
     code = kernel.Code(*columns, codes.offsets)
@@ -69,21 +64,27 @@ def job_of(
     wiring = wire(program.num_stages, program.edges)
     routed = cluster is not None or capacity is not None or given_s is not None
     routes = _routes(program, code, cluster, routed=routed)
-    clock_s = np.zeros(num_ranks) if recorded is None else recorded.start_s.copy()
     return kernel.Job(
         code,
         sizes,
         kernel.Inputs(wiring.into, wiring.into_offsets),
         routes,
         _durations(program, seconds, cluster),
-        kernel.Threads(
-            codes.offsets[:-1].copy(), clock_s, *(np.zeros(num_ranks) for _ in range(3))
-        ),
+        kernel.Threads(codes.offsets[:-1].copy(), start_s, *map(np.zeros, [num_ranks] * 3)),
         _agenda(num_ranks),
         _mail(program, sizes, routes, given_s),
         _queues(program, seconds, cluster),
         _record(program, routes, spans=spans),
     )
+
+
+def _check(program: Program, cluster: Cluster | None, capacity: int | None) -> None:
+    if cluster is not None and cluster.num_ranks < program.num_ranks:
+        numbers = f"{program.num_ranks} ranks on a cluster of {cluster.num_ranks}"
+        hint = "describe more hosts, or use fewer ranks"
+        raise ClusterError(f"a program of {numbers}", hint=hint)
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"capacity is {capacity} messages; it must be None, or 0 or more")
 
 
 def _check_recorded(program: Program, recorded: Recorded, cluster: Cluster | None) -> None:
