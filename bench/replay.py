@@ -47,7 +47,7 @@ from penstock.timeline import step_s
 from penstock.units import format_seconds
 
 RANKS = 2
-STEPS, ROUNDS = 16, 3
+STEPS, ROUNDS = 12, 2
 LATER_S = 0.004
 MODEL = "small gpt"
 

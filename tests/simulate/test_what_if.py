@@ -187,6 +187,8 @@ def test_questions_that_make_no_sense_are_refused():
         Change(kinds=(("F", float("nan")),))
     with pytest.raises(PlanError, match="under way -1 s longer"):
         Change(latency_s=-1.0)
+    with pytest.raises(PlanError, match="a step of 0 micro-batches"):
+        Change(num_micro_batches=0)
     with pytest.raises(PlanError, match="there is no rank 2"):
         what_if(run, Change(ranks=((2, 2.0),)))
     with pytest.raises(PlanError, match="there is no stage -1"):

@@ -50,7 +50,7 @@ class Change:
     cluster                messages and sums take what the links of these machines say
     schedule, num_micro_batches   another order of work; more or fewer micro-batches of a replica
 
-    Raises:   PlanError: a number that is not above 0, or a latency below 0.
+    Raises:   PlanError: a number that is not above 0, or a latency that is below or endless.
     """
 
     ranks: tuple[tuple[int, float], ...] = ()
@@ -71,6 +71,9 @@ class Change:
         if not 0 <= self.latency_s < float("inf"):
             message = f"messages cannot be under way {self.latency_s:g} s longer"
             raise PlanError(message, hint="give seconds, 0 or more")
+        if self.num_micro_batches is not None and self.num_micro_batches < 1:
+            message = f"a step of {self.num_micro_batches} micro-batches"
+            raise PlanError(message, hint="give 1 or more")
 
     def __str__(self) -> str:
         """Return a few words."""
@@ -158,6 +161,7 @@ def what_if(run: Run, change: Change) -> Answer:
     Raises:   PlanError: a rank or stage that is not there; stages on devices that did not run
               them.  ScheduleError: no such schedule, or none of these sizes.
               ProfileError: a backward has to be divided, and the run has no profile.
+              ClusterError: links of machines between which there are none.
     """
     program, recorded, notes = _lowered(run, change)
     _check(program, change)
