@@ -1,6 +1,6 @@
 """What-ifs against real runs: from the trace of one run, the step of others; then these are run.
 
-    python -m bench.replay [--json] [--quick] [--emulated]
+    python -m bench.replay [--json] [--quick] [--emulated] [--rounds N]
 
 A small GPT on two ranks of this machine.  A source is run and its measured timeline replayed; from
 that alone the step is predicted with another schedule, another number of micro-batches, or messages
@@ -47,7 +47,7 @@ from penstock.timeline import step_s
 from penstock.units import format_seconds
 
 RANKS = 2
-STEPS, ROUNDS = 12, 2
+STEPS, ROUNDS = 16, 5
 LATER_S = 0.004
 MODEL = "small gpt"
 
@@ -246,9 +246,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help="one round of few steps")
     parser.add_argument("--emulated", action="store_true", help="computes sleep")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default: {ROUNDS}")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rounds, steps = (1, 4) if options.quick else (ROUNDS, STEPS)
+    rounds, steps = (1, 4) if options.quick else (max(1, options.rounds), STEPS)
     rows = rows_of(rounds, steps, emulated=options.emulated)
     right, pairs = agreement(rows)
     errors = [abs(float(row["error"])) for row in rows]
