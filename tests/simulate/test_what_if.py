@@ -152,6 +152,14 @@ def test_usual_questions_are_links_ranks_balance_and_schedules_that_fit():
     assert not {"one_f_one_b", "forward_only", "double_buffered"} & set(schedules)
 
 
+def test_run_without_a_backward_or_without_a_pipeline_is_asked_for_no_other_schedule():
+    alone = plan_by_hand(GRAPH, (), "one_f_one_b", num_micro_batches=2, replicas=2)
+    for plan in (plan_of("forward_only"), alone):
+        asked = dict(usual_changes(run_of(plan, plain(0))))
+        assert "free links" in asked
+        assert not any(change.schedule for change in asked.values())
+
+
 def test_sum_that_was_not_run_takes_what_the_link_says():
     """Chimera has both stages on both ranks, so their gradients are summed."""
     cluster = one_host(2, Link(1.0, 16.0))

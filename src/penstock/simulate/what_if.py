@@ -283,7 +283,8 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
     if run.program.num_stages > 1:
         yield "all stages as long as each other", balanced(run)
     plan = run.plan
-    names = [make.__name__ for make in SCHEDULES] if plan.num_ranks > 1 else []
+    several = plan.num_ranks > 1 and trains(plan.schedule)
+    names = [make.__name__ for make in SCHEDULES] if several else []
     for name in names:
         if name == plan.schedule or has_window(name) or not trains(name):
             continue
