@@ -1,14 +1,15 @@
 """What-ifs against real runs: from the trace of one run, the step of others; then these are run.
 
-    python -m bench.replay [--json] [--quick] [--emulated] [--rounds N]
+    python -m bench.replay [--json] [--quick] [--emulated X] [--rounds N] [--steps N]
 
 A small GPT on two ranks of this machine.  A source is run and its measured timeline replayed; from
 that alone the step is predicted with another schedule, another number of micro-batches, or messages
 that are longer under way (in the real run, a transport that holds them back).  Then that is run.
 The two runs follow each other, targets take turns, for some rounds.
 
-Computes that are emulated sleep for their profiled seconds, with real messages and sums: that shows
-the error of the replay on a machine that others use too, where real computes show their noise.
+Computes that are emulated sleep for X times their profiled seconds, with real messages and sums;
+messages are held back X times as long.  That shows the error of the replay on a machine that others
+use too, where real computes show its noise; the larger X, the better.
 
 error         median over the rounds of predicted / measured - 1; low, high: the extremes
 same          the same of the source's own step in place of the prediction
@@ -67,10 +68,10 @@ class Source(NamedTuple):
     changes: tuple[Change, ...]
 
 
-def sources(captured: Capture, profile: Profile) -> Iterator[Source]:
+def sources(captured: Capture, profile: Profile, later_s: float) -> Iterator[Source]:
     """Yield the runs to be traced: two stages, four stages on two ranks, two replicas."""
     graph = captured.graph
-    later = Change(latency_s=LATER_S)
+    later = Change(latency_s=later_s)
     for name, stages, replicas, others in (
         ("one_f_one_b", 2, 1, ("gpipe", "zb_h1", "zb_h2", "double_buffered")),
         ("interleaved", 4, 1, ("breadth_first", "hanayo", "zb_v")),
@@ -177,20 +178,23 @@ def run_case(case: Case, captured: Capture, steps: int, emulate: Profile | None)
         captured,
         stages_of(case.plan, graph),
         JOBS[MODEL],
-        num_steps=steps if window == 1 else 3 * window,
+        num_steps=steps if window == 1 else 2 * window,
         launcher=launcher(case.latency_s),
         emulate=emulate,
     )
 
 
-def rows_of(rounds: int, steps: int, *, emulated: bool) -> list[dict[str, float | int | str]]:
-    """Return one row for each target of each source."""
+def rows_of(rounds: int, steps: int, *, emulated: float) -> list[dict[str, float | int | str]]:
+    """Return one row for each target of each source; `emulated` is 0 for real computes."""
     job = JOBS[MODEL]
     captured = capture(job)
     profile = measure(captured, job, beside=RANKS - 1)
-    sleep = profile if emulated else None
+    sleep = slower(profile, emulated) if emulated else None
+    later_s = LATER_S * (emulated or 1.0)
     asked = [
-        (source.case, change) for source in sources(captured, profile) for change in source.changes
+        (source.case, change)
+        for source in sources(captured, profile, later_s)
+        for change in source.changes
     ]
     seen: list[list[Pair]] = [[] for _ in asked]
     for turn in range(rounds):
@@ -203,6 +207,17 @@ def rows_of(rounds: int, steps: int, *, emulated: bool) -> list[dict[str, float 
             predicted_s = what_if(traced, change).step_s
             seen[at].append(Pair(outcome.step_s, own, predicted_s, other.step_s))
     return [_row(*one, pairs) for one, pairs in zip(asked, seen, strict=True)]
+
+
+def slower(profile: Profile, times: float) -> Profile:
+    """Return a profile of everything taking `times` times as long."""
+    return replace(
+        profile,
+        op_s=tuple(times * seconds for seconds in profile.op_s),
+        call_s=times * profile.call_s,
+        update_s=times * profile.update_s,
+        update_s_per_byte=times * profile.update_s_per_byte,
+    )
 
 
 def _row(source: Case, change: Change, pairs: list[Pair]) -> dict[str, float | int | str]:
@@ -245,11 +260,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help="one round of few steps")
-    parser.add_argument("--emulated", action="store_true", help="computes sleep")
+    parser.add_argument("--emulated", type=float, default=0.0, metavar="X", help="computes sleep")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of a run; default: {STEPS}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default: {ROUNDS}")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rounds, steps = (1, 4) if options.quick else (max(1, options.rounds), STEPS)
+    rounds, steps = (1, 4) if options.quick else (max(1, options.rounds), max(3, options.steps))
     rows = rows_of(rounds, steps, emulated=options.emulated)
     right, pairs = agreement(rows)
     errors = [abs(float(row["error"])) for row in rows]

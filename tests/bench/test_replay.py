@@ -23,16 +23,16 @@ KEYS = {
 
 
 def test_row_has_what_was_predicted_beside_what_was_run(monkeypatch):
-    def one_source(captured, profile):
+    def one_source(captured, profile, later_s):
         plan = plan_by_hand(captured.graph, (1,), "one_f_one_b", num_micro_batches=2)
-        changes = Change(schedule="gpipe"), Change(latency_s=0.001), Change(num_micro_batches=3)
+        changes = Change(schedule="gpipe"), Change(latency_s=later_s), Change(num_micro_batches=3)
         yield Source(Case("two stages", plan), changes)
 
     monkeypatch.setitem(bench.JOBS, bench.MODEL, mlp.job())
     monkeypatch.setattr(bench, "sources", one_source)
-    rows = rows_of(1, 3, emulated=True)
+    rows = rows_of(1, 3, emulated=0.5)
     assert [row["change"] for row in rows] == [
-        "gpipe", "messages 1 ms longer under way", "3 micro-batches",
+        "gpipe", "messages 2 ms longer under way", "3 micro-batches",
     ]  # fmt: skip
     assert json.loads(json.dumps(rows)) == rows
     for row in rows:
@@ -49,7 +49,7 @@ def test_every_source_and_target_can_be_lowered():
         graph.digest, "cpu", "", "estimated", 0, (1.0,) * count, (0,) * count,
         *(0.0,) * 7,
     )  # fmt: skip
-    found = list(sources(captured, profile))
+    found = list(sources(captured, profile, 0.5))
     assert [len(source.changes) for source in found] == [7, 6, 2]
     for source in found:
         for change in source.changes:
