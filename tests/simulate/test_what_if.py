@@ -113,6 +113,19 @@ def test_asynchronous_schedule_is_asked_over_a_window():
     assert "copies of weights as free" in answer.rests_on
 
 
+def test_window_of_other_length_takes_means_and_not_its_first_micro_batches():
+    """The first of a window are slow here; a step that drains is not made of them alone."""
+
+    def work(_: int, kind: str, stage: int, number: int) -> float:
+        return 5.0 if kind == "F" and number == 0 else 1.0
+
+    truth = plain(0, 0.0)._replace(work=work)
+    run = run_of(plan_of("double_buffered"), truth, num_steps=4)
+    answer = what_if(run, Change(schedule="one_f_one_b"))
+    assert sum(kind_s(answer.timeline, "F")) == pytest.approx(2 * 4 * (1 + 4 / 16))
+    assert answer.rests_on == ("the mean of a stage over the steps that were run",)
+
+
 def test_backward_is_divided_as_the_profile_says():
     """Of stage 0, B is one op of W; of stage 1, one of I: nothing of the other."""
     run = run_of(plan_of(), plain(1))

@@ -10,6 +10,9 @@
                       else what a cluster's link says
     start             0 s, for all ranks
 
+Where one is a window of more steps than the other, means take the place of all that is of the same
+micro-batch: the first ones of a window are not like the others.
+
 Ignores:  that a stage may be faster on another rank; that computes slow each other in caches.
 """
 
@@ -58,9 +61,10 @@ def carried(
     """
     if other.num_stages != program.num_stages or recorded.message_s is None:
         raise ValueError("seconds are carried between programs of the same stages, with messages")
-    work = _Work(program, recorded, costs)
+    alike = program.num_steps == other.num_steps
+    work = _Work(program, recorded, costs, alike)
     work_s = [work.seconds(key) for key in _works(other)]
-    message_s, new_ways = _messages(program, recorded.message_s, other)
+    message_s, new_ways = _messages(program, recorded.message_s, other, alike)
     sum_s, new_sums = _sums(program, recorded, other, cluster)
     notes = {**work.notes, **new_ways, **new_sums}
     start_s = np.zeros(other.num_ranks)
@@ -87,8 +91,10 @@ def _replicas(program: Program, rows: "np.ndarray[tuple[int], np.dtype[np.int64]
 class _Work:
     """What was recorded of computes and updates; `notes` gathers what was not."""
 
-    def __init__(self, program: Program, recorded: Recorded, costs: Costs | None) -> None:
-        self.costs, self.notes = costs, Notes()
+    def __init__(
+        self, program: Program, recorded: Recorded, costs: Costs | None, alike: bool
+    ) -> None:
+        self.costs, self.notes, self.alike = costs, Notes(), alike
         self.own: defaultdict[Work, list[float]] = defaultdict(list)
         self.all: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         for key, seconds in zip(_works(program), recorded.work_s.tolist(), strict=True):
@@ -111,9 +117,12 @@ class _Work:
         raise ProfileError(message, hint="replay a run that trains")
 
     def _recorded(self, key: Work) -> float:
-        if key in self.own:
+        if self.alike and key in self.own:
             return _mean(self.own[key])
-        self.notes["the mean of a stage for micro-batches that were not run"] = None
+        new = (
+            "for micro-batches that were not run" if self.alike else "over the steps that were run"
+        )
+        self.notes[f"the mean of a stage {new}"] = None
         return _mean(self.all[key[1:3]])
 
     def _share(self, kinds: tuple[int, ...], of: tuple[int, ...], stage: int) -> float:
@@ -132,7 +141,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _messages(program: Program, message_s: Floats, other: Program) -> tuple[Floats, Notes]:
+def _messages(
+    program: Program, message_s: Floats, other: Program, alike: bool
+) -> tuple[Floats, Notes]:
     own: dict[tuple[int, Way, int], Floats] = {}
     all_of: defaultdict[Way, list[Floats]] = defaultdict(list)
     for (replica, way, number), seconds in zip(_sends(program), message_s, strict=True):
@@ -142,7 +153,7 @@ def _messages(program: Program, message_s: Floats, other: Program) -> tuple[Floa
     mean = np.mean(message_s, axis=0) if len(message_s) else np.zeros(3)
     found, notes = list[Floats](), Notes()
     for key in _sends(other):
-        if key in own:
+        if alike and key in own:
             found.append(own[key])
         elif key[1] in means:
             found.append(means[key[1]])
