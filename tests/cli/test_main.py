@@ -17,7 +17,17 @@ from penstock.cli import app, face, main
 from penstock.errors import GraphError, JobError, ProgramError, RunError
 from tests.cli.conftest import MLP, PENSTOCK, Call, Done
 
-COMMANDS = ("train", "plan", "simulate", "predict", "report", "schedule", "check", "doctor")
+COMMANDS = (
+    "train",
+    "plan",
+    "simulate",
+    "replay",
+    "predict",
+    "report",
+    "schedule",
+    "check",
+    "doctor",
+)
 
 
 def test_help_lists_every_command_in_order(call: Call) -> None:

@@ -12,12 +12,13 @@ from penstock.cli.check import check
 from penstock.cli.doctor import doctor
 from penstock.cli.plan import plan
 from penstock.cli.predict import predict
+from penstock.cli.replay import replay
 from penstock.cli.report import report
 from penstock.cli.schedule import schedule
 from penstock.cli.simulate import simulate
 from penstock.cli.train import train
 
-COMMANDS = (train, plan, simulate, predict, report, schedule, check, doctor)
+COMMANDS = (train, plan, simulate, replay, predict, report, schedule, check, doctor)
 
 app = typer.Typer(
     add_completion=False,

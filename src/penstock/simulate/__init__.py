@@ -3,6 +3,11 @@
 from penstock.simulate.batch import step_seconds as step_seconds
 from penstock.simulate.costs import Costs as Costs
 from penstock.simulate.costs import Memory as Memory
+from penstock.simulate.critical_path import Hop as Hop
+from penstock.simulate.critical_path import Path as Path
+from penstock.simulate.critical_path import critical_path as critical_path
+from penstock.simulate.recorded import Recorded as Recorded
+from penstock.simulate.replay import record as record
 from penstock.simulate.simulate import simulate as simulate
 from penstock.simulate.table import Table as Table
 from penstock.simulate.table import table_of as table_of

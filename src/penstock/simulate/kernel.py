@@ -67,6 +67,7 @@ class Routes(NamedTuple):
     lanes: Ints  # [route, FIRST ... SECOND_SHARED]; no second lane: -1
 
 
+SENDING, UNDER_WAY, READING = range(3)
 LATENCY, PER_BYTE, OVERHEAD, PER_COPIED_BYTE, SLOWDOWN = range(5)
 FIRST, SECOND, FIRST_SHARED, SECOND_SHARED = range(4)
 
@@ -107,6 +108,7 @@ class Mail(NamedTuple):
     arrival_s: Floats  # or ABSENT or POSTED
     end_s: Floats  # what it costs the receiver's computing thread; empty: nothing
     posted_s: Floats  # when its receive was posted, or ABSENT; empty with capacity -1
+    given_s: Floats  # [message, SENDING ... READING] in place of the link's; empty: the link's
     sent: Ints  # by route: so far
     last: Ints  # [route * capacity]: the last messages
     free_s: Floats  # by lane: when it has served all so far
@@ -166,7 +168,7 @@ def run(job: Job) -> int:  # long: see the top of the file
     action_s, device, listed_s = durations
     rows, clock_s, busy_s, link_s, slowdown = threads
     what, _, ready, height, heap_s, heap, pending = agenda
-    arrival_s, end_s, posted_s, sent, last, free_s = mail
+    arrival_s, end_s, posted_s, given_s, sent, last, free_s = mail
     works, work_s, sends, send_s = record
     gathered_s, issued, over = queues.gathered_s, queues.issued, queues.over
     capacity, rank = sizes.capacity, -1
@@ -255,9 +257,11 @@ def run(job: Job) -> int:  # long: see the top of the file
                         sent[route] += 1
                     paid_s = size_bytes[edges[row]] * link[route, PER_COPIED_BYTE]
                     paid_s += link[route, OVERHEAD]
+                    if len(given_s) > 0:
+                        paid_s = given_s[message, SENDING]
                     clock_s[rank] += paid_s
                     if len(end_s) > 0:
-                        end_s[message] = paid_s
+                        end_s[message] = given_s[message, READING] if len(given_s) > 0 else paid_s
                     if link[route, SLOWDOWN] > 0.0:
                         wire_s = size_bytes[edges[row]] * link[route, PER_BYTE]
                         link_s[rank] = max(link_s[rank], clock_s[rank]) + wire_s
@@ -306,6 +310,8 @@ def run(job: Job) -> int:  # long: see the top of the file
                     send_s[place, 0], send_s[place, 1] = now_s, now_s + wire_s
                     sends[sender] += 1
                 now_s += link[route, LATENCY]
+                if len(given_s) > 0:
+                    now_s += given_s[message, UNDER_WAY] - given_s[message, SENDING]
                 if lanes[route, SECOND_SHARED]:
                     _push(now_s, 2 * sent_row + SECOND, heap_s, heap, pending)
                     continue

@@ -9,13 +9,14 @@ from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
 from penstock.simulate.price import costs_of, memory_of
+from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs
 from penstock.timeline import Timeline
 
 
 def simulate(
     program: Program,
-    seconds: Profile | Costs | Seconds,
+    seconds: Profile | Costs | Recorded | Seconds,
     cluster: Cluster | None = None,
     *,
     memory: Memory | None = None,
@@ -24,7 +25,7 @@ def simulate(
     """Return the timeline of one window of `program`, in seconds from its start.
 
     seconds:  a profile of the graph that the program was lowered with (then the bytes held are
-              known too), a table of costs, or a function of the action.
+              known too), a table of costs, a function of the action, or what was recorded of a run.
     Without a `cluster`, messages and collectives take no time.
     Raises:   ProgramError: a profile, but the program was not lowered from a plan.
               ProfileError: the profile is of another graph.

@@ -15,9 +15,11 @@ from penstock.schedule.orders import KINDS, Action, U
 from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.simulate import kernel
 from penstock.simulate.costs import Costs, Memory
+from penstock.simulate.recorded import Recorded
 
 Seconds: TypeAlias = Callable[[Action], float]
 Bools: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 
@@ -34,7 +36,7 @@ SENDS = among(SEND)
 
 def job_of(
     program: Program,
-    seconds: Costs | Seconds,
+    seconds: Costs | Recorded | Seconds,
     cluster: Cluster | None,
     *,
     capacity: int | None,
@@ -44,12 +46,11 @@ def job_of(
 
     Raises:   as `simulate`.
     """
-    if cluster is not None and cluster.num_ranks < program.num_ranks:
-        numbers = f"{program.num_ranks} ranks on a cluster of {cluster.num_ranks}"
-        hint = "describe more hosts, or use fewer ranks"
-        raise ClusterError(f"a program of {numbers}", hint=hint)
-    if capacity is not None and capacity < 0:
-        raise ValueError(f"capacity is {capacity} messages; it must be None, or 0 or more")
+    _check(program, cluster, capacity)
+    given_s, start_s = None, np.zeros(program.num_ranks)
+    if isinstance(seconds, Recorded):
+        _check_recorded(program, seconds, cluster)
+        given_s, start_s = seconds.message_s, seconds.start_s.copy()
     codes, num_ranks = program.code, program.num_ranks
     columns = codes.op, codes.kind, codes.stage, codes.micro_batch, codes.edge, codes.peer
     code = kernel.Code(*columns, codes.offsets)
@@ -61,19 +62,45 @@ def job_of(
         capacity=-1 if capacity is None else capacity,
     )
     wiring = wire(program.num_stages, program.edges)
-    routes = _routes(program, code, cluster, routed=cluster is not None or capacity is not None)
+    routed = cluster is not None or capacity is not None or given_s is not None
+    routes = _routes(program, code, cluster, routed=routed)
     return kernel.Job(
         code,
         sizes,
         kernel.Inputs(wiring.into, wiring.into_offsets),
         routes,
         _durations(program, seconds, cluster),
-        kernel.Threads(codes.offsets[:-1].copy(), *(np.zeros(num_ranks) for _ in range(4))),
+        kernel.Threads(codes.offsets[:-1].copy(), start_s, *map(np.zeros, [num_ranks] * 3)),
         _agenda(num_ranks),
-        _mail(program, sizes, routes),
+        _mail(program, sizes, routes, given_s),
         _queues(program, seconds, cluster),
         _record(program, routes, spans=spans),
     )
+
+
+def _check(program: Program, cluster: Cluster | None, capacity: int | None) -> None:
+    if cluster is not None and cluster.num_ranks < program.num_ranks:
+        numbers = f"{program.num_ranks} ranks on a cluster of {cluster.num_ranks}"
+        hint = "describe more hosts, or use fewer ranks"
+        raise ClusterError(f"a program of {numbers}", hint=hint)
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"capacity is {capacity} messages; it must be None, or 0 or more")
+
+
+def _check_recorded(program: Program, recorded: Recorded, cluster: Cluster | None) -> None:
+    op, message_s = program.code.op, recorded.message_s
+    lengths = {
+        "work_s": (recorded.work_s, int(WORKS[op].sum())),
+        "sum_s": (recorded.sum_s, int(COLLECTIVES[op].sum())),
+        "start_s": (recorded.start_s, program.num_ranks),
+    }
+    if message_s is not None:
+        lengths["message_s"] = message_s, int(SENDS[op].sum())
+    for name, (array, length) in lengths.items():
+        if len(array) != length:
+            raise ValueError(f"{name} has {len(array)} entries; this program needs {length}")
+    if message_s is not None and cluster is not None:
+        raise ValueError("messages are recorded, and there is a cluster; only one can say")
 
 
 def _agenda(num_ranks: int, room: int = 1024) -> kernel.Agenda:
@@ -128,20 +155,37 @@ def _shared(lanes: Ints, senders: list[int]) -> Bools:
     ).reshape(-1, 2)  # also without any route
 
 
-def _mail(program: Program, sizes: kernel.Sizes, routes: kernel.Routes) -> kernel.Mail:
+def _mail(
+    program: Program, sizes: kernel.Sizes, routes: kernel.Routes, given_s: Floats | None
+) -> kernel.Mail:
     messages = program.replicas * sizes.edges * sizes.micro_batches
     costly = bool(routes.link[:, [kernel.OVERHEAD, kernel.PER_COPIED_BYTE]].any())
+    by_message = np.zeros((0, 3))
+    if given_s is not None:
+        costly, by_message = True, np.zeros((messages, 3))
+        by_message[_messages(program, sizes)] = given_s
     return kernel.Mail(
         arrival_s=np.full(messages, kernel.ABSENT),
         end_s=np.zeros(messages if costly else 0),
         posted_s=np.full(messages if sizes.capacity >= 0 else 0, kernel.ABSENT),
+        given_s=by_message,
         sent=np.zeros(len(routes.peer), np.int64),
         last=np.zeros(len(routes.peer) * max(sizes.capacity, 0), np.int64),
         free_s=np.zeros(int(routes.lanes[:, :2].max(initial=-1)) + 1),
     )
 
 
-def _queues(program: Program, seconds: Costs | Seconds, cluster: Cluster | None) -> kernel.Queues:
+def _messages(program: Program, sizes: kernel.Sizes) -> Ints:
+    """Return the number of the message of every Send."""
+    codes, rows = program.code, np.flatnonzero(SENDS[program.code.op])
+    owners = np.searchsorted(codes.offsets, rows, side="right") - 1
+    edges = owners // program.pipeline_ranks * sizes.edges + codes.edge[rows]
+    return edges * sizes.micro_batches + codes.micro_batch[rows]
+
+
+def _queues(
+    program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None
+) -> kernel.Queues:
     """Return the queues; groups: the reductions, then for each rank of a pipeline its replicas."""
     codes, num_ranks, ranks = program.code, program.num_ranks, program.pipeline_ranks
     rows = np.flatnonzero(COLLECTIVES[codes.op])
@@ -160,6 +204,8 @@ def _queues(program: Program, seconds: Costs | Seconds, cluster: Cluster | None)
         for each in codes.reductions
     ]
     taken_s[reduces] = np.array(reduce_s)[group[reduces]]
+    if isinstance(seconds, Recorded):
+        taken_s = seconds.sum_s.copy()
     sharded = bool(SHARDING[codes.op].any())
     return kernel.Queues(
         offsets=offsets,
@@ -207,9 +253,11 @@ def _record(program: Program, routes: kernel.Routes, *, spans: bool) -> kernel.R
 
 
 def _durations(
-    program: Program, seconds: Costs | Seconds, cluster: Cluster | None
+    program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None
 ) -> kernel.Durations:
     device = np.zeros(program.num_ranks, np.int64)
+    if isinstance(seconds, Recorded):
+        return kernel.Durations(np.zeros((0, 0, 0)), device, seconds.work_s.copy())
     if not isinstance(seconds, Costs):
         return kernel.Durations(np.zeros((0, 0, 0)), device, _listed_s(program, seconds))
     num_stages = seconds.action_s.shape[1]

@@ -41,6 +41,7 @@ from penstock.program.program import Program
 from penstock.simulate import kernel
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds, among, holds_of, job_of, offsets_of
+from penstock.simulate.recorded import Recorded
 from penstock.timeline import LANES, SPAN_KINDS, Lane, MemoryCurve, Spans, Timeline, Totals
 
 META = (("clock", "simulated"),)
@@ -48,7 +49,7 @@ META = (("clock", "simulated"),)
 
 def simulate(
     program: Program,
-    seconds: Costs | Seconds,
+    seconds: Costs | Recorded | Seconds,
     cluster: Cluster | None = None,
     *,
     memory: Memory | None = None,
@@ -58,13 +59,15 @@ def simulate(
     """Return the timeline of one window of `program`, in seconds from its start.
 
     `seconds` is a table, or a function of the action.  The function is asked for updates only if
-    the schedule lists them, as an asynchronous one does; else they take no time.
+    the schedule lists them, as an asynchronous one does; else they take no time.  Or `Recorded`:
+    of every single instruction; where it says what messages take, no cluster is given.
     Without a `cluster`, messages and collectives take no time.
     `capacity` is the number of messages from one rank to another that may be under way to
     receives that are not posted yet: None for any, 0 where a Send waits for its Receive.
     `spans=False` leaves only the totals (`step_s`, `busy_s`, `peak_bytes`), and is faster.
 
-    Raises:   ValueError: costs of other stages, ranks or devices; seconds below 0.
+    Raises:   ValueError: costs of other stages, ranks or devices; seconds below 0; recorded
+              seconds of another program.
               ClusterError: the cluster has too few ranks, or no link where a message goes.
               ProgramError: a rank waits for ever, which a program that passed its checks does not.
     """

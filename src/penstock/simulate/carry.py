@@ -1,0 +1,207 @@
+"""Carry: the seconds recorded of one program as those of another one with the same stages.
+
+    compute, update   of the same stage and micro-batch (update: step) of the same replica; else the
+                      mean of its kind at its stage
+    B, or I and W     where only the other was recorded: I + W, or parts of B; each scaled as a
+                      profile says
+    message           of the same edge and micro-batch of the same replica; else the mean of the
+                      edge; else the mean of all
+    sum               of the same bucket and step on the same rank; else the mean of the bucket;
+                      else what a cluster's link says
+    start             0 s, for all ranks
+
+Where one is a window of more steps than the other, means take the place of all that is of the same
+micro-batch: the first ones of a window are not like the others.
+
+Ignores:  that a stage may be faster on another rank; that computes slow each other in caches.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from penstock.cluster import Cluster
+from penstock.errors import ProfileError
+from penstock.program.codes import COMPUTE, REDUCE, SEND, UPDATE
+from penstock.program.instructions import Reduce
+from penstock.program.program import Program
+from penstock.schedule.orders import KINDS, B, I, U, W
+from penstock.simulate.costs import Costs
+from penstock.simulate.matched import Floats
+from penstock.simulate.recorded import Recorded
+
+Work: TypeAlias = tuple[int, int, int, int]  # replica, kind, stage, micro-batch or step
+Way: TypeAlias = tuple[str, int, int]  # kind, source and target of an edge
+
+
+class Carried(NamedTuple):
+    """The seconds of another program, and what they rest on beside what was recorded of it."""
+
+    recorded: Recorded
+    rests_on: tuple[str, ...]
+
+
+def carried(
+    program: Program,
+    recorded: Recorded,
+    other: Program,
+    *,
+    costs: Costs | None = None,
+    cluster: Cluster | None = None,
+) -> Carried:
+    """Return for `other` the seconds recorded of `program`, which has the same stages.
+
+    costs:    by a profile: how B divides into I and W.
+    cluster:  what a sum takes that was not recorded.
+    Raises:   ValueError: another number of stages, or messages that were not recorded.
+              ProfileError: a B has to be divided (or made), and there are no costs; a kind of
+              action of a stage was not run at all.
+    """
+    if other.num_stages != program.num_stages or recorded.message_s is None:
+        raise ValueError("seconds are carried between programs of the same stages, with messages")
+    alike = program.num_steps == other.num_steps
+    work = _Work(program, recorded, costs, alike)
+    work_s = [work.seconds(key) for key in _works(other)]
+    message_s, new_ways = _messages(program, recorded.message_s, other, alike)
+    sum_s, new_sums = _sums(program, recorded, other, cluster)
+    notes = {**work.notes, **new_ways, **new_sums}
+    start_s = np.zeros(other.num_ranks)
+    return Carried(Recorded(np.array(work_s), sum_s, message_s, start_s), tuple(notes))
+
+
+Notes: TypeAlias = dict[str, None]  # in order, each once
+
+
+def _works(program: Program) -> Iterable[Work]:
+    """Return the key of every compute and update, in the order of the code."""
+    code = program.code
+    rows = np.flatnonzero(np.isin(code.op, (COMPUTE, UPDATE)))
+    kinds = np.where(code.op[rows] == UPDATE, U, code.kind[rows])
+    columns = kinds.tolist(), code.stage[rows].tolist(), code.micro_batch[rows].tolist()
+    return zip(_replicas(program, rows), *columns, strict=True)
+
+
+def _replicas(program: Program, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[int]:
+    owners = np.searchsorted(program.code.offsets, rows, side="right") - 1
+    return (owners // program.pipeline_ranks).tolist()
+
+
+class _Work:
+    """What was recorded of computes and updates; `notes` gathers what was not."""
+
+    def __init__(
+        self, program: Program, recorded: Recorded, costs: Costs | None, alike: bool
+    ) -> None:
+        self.costs, self.notes, self.alike = costs, Notes(), alike
+        self.own: defaultdict[Work, list[float]] = defaultdict(list)
+        self.all: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        for key, seconds in zip(_works(program), recorded.work_s.tolist(), strict=True):
+            self.own[key].append(seconds)
+            self.all[key[1:3]].append(seconds)
+
+    def seconds(self, key: Work) -> float:
+        """Return the seconds of one compute or update."""
+        replica, kind, stage, number = key
+        if (kind, stage) in self.all:
+            return self._recorded(key)
+        if kind in (I, W) and (B, stage) in self.all:
+            self.notes["I and W as the profile divides B"] = None
+            return self._recorded((replica, B, stage, number)) * self._share((kind,), (B,), stage)
+        if kind == B and (I, stage) in self.all:
+            self.notes["B as the profile joins I and W"] = None
+            parts = sum(self._recorded((replica, part, stage, number)) for part in (I, W))
+            return parts * self._share((B,), (I, W), stage)
+        message = f"{KINDS[kind]} of stage {stage} was not run, and follows from nothing that was"
+        raise ProfileError(message, hint="replay a run that trains")
+
+    def _recorded(self, key: Work) -> float:
+        if self.alike and key in self.own:
+            return _mean(self.own[key])
+        new = (
+            "for micro-batches that were not run" if self.alike else "over the steps that were run"
+        )
+        self.notes[f"the mean of a stage {new}"] = None
+        return _mean(self.all[key[1:3]])
+
+    def _share(self, kinds: tuple[int, ...], of: tuple[int, ...], stage: int) -> float:
+        """Return what `kinds` take of the seconds of the kinds `of` in the profile."""
+        if self.costs is None:
+            names = "".join(KINDS[kind] for kind in of)
+            message = f"{names} of stage {stage} was recorded, and no profile says what part of it"
+            wanted = " and ".join(KINDS[kind] for kind in kinds)
+            raise ProfileError(f"{message} {wanted} is", hint="give the profile of the run")
+        seconds = self.costs.action_s[:, stage, 0]
+        whole = float(seconds[list(of)].sum())
+        return float(seconds[list(kinds)].sum()) / whole if whole > 0 else 1.0 / len(of)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _messages(
+    program: Program, message_s: Floats, other: Program, alike: bool
+) -> tuple[Floats, Notes]:
+    own: dict[tuple[int, Way, int], Floats] = {}
+    all_of: defaultdict[Way, list[Floats]] = defaultdict(list)
+    for (replica, way, number), seconds in zip(_sends(program), message_s, strict=True):
+        own[replica, way, number] = seconds
+        all_of[way].append(seconds)
+    means = {way: np.mean(rows, axis=0) for way, rows in all_of.items()}
+    mean = np.mean(message_s, axis=0) if len(message_s) else np.zeros(3)
+    found, notes = list[Floats](), Notes()
+    for key in _sends(other):
+        if alike and key in own:
+            found.append(own[key])
+        elif key[1] in means:
+            found.append(means[key[1]])
+        else:
+            kind, source, target = key[1]
+            notes[f"{kind} {source}->{target} as messages of other edges"] = None
+            found.append(mean)
+    return np.array(found).reshape(-1, 3), notes
+
+
+def _sends(program: Program) -> Iterable[tuple[int, Way, int]]:
+    """Return replica, edge and micro-batch of every Send, in the order of the code."""
+    code = program.code
+    rows = np.flatnonzero(code.op == SEND)
+    ways: list[Way] = [(edge.kind, edge.source, edge.target) for edge in program.edges]
+    edges = [ways[int(edge)] for edge in code.edge[rows]]
+    return zip(_replicas(program, rows), edges, code.micro_batch[rows].tolist(), strict=True)
+
+
+def _sums(
+    program: Program, recorded: Recorded, other: Program, cluster: Cluster | None
+) -> tuple[Floats, Notes]:
+    own: dict[tuple[int, int, str, str], float] = {}
+    all_of: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for (where, reduce), seconds in zip(_reduces(program), recorded.sum_s.tolist(), strict=True):
+        own[*where, reduce.how, reduce.bucket] = seconds
+        all_of[reduce.how, reduce.bucket].append(seconds)
+    found, notes = list[float](), Notes()
+    for where, reduce in _reduces(other):
+        key = reduce.how, reduce.bucket
+        if (*where, *key) in own:
+            found.append(own[*where, *key])
+        elif key in all_of:
+            found.append(_mean(all_of[key]))
+        else:
+            found.append(_linked_s(reduce, cluster))
+            notes["sums that were not run as the link says"] = None
+    return np.array(found), notes
+
+
+def _linked_s(reduce: Reduce, cluster: Cluster | None) -> float:
+    return 0.0 if cluster is None else cluster.all_reduce_s(reduce.size_bytes, reduce.ranks)
+
+
+def _reduces(program: Program) -> Iterable[tuple[tuple[int, int], Reduce]]:
+    """Return (rank, step) and reduction of every Reduce, in the order of the code."""
+    code = program.code
+    rows = np.flatnonzero(code.op == REDUCE)
+    owners = (np.searchsorted(code.offsets, rows, side="right") - 1).tolist()
+    where = zip(owners, code.micro_batch[rows].tolist(), strict=True)
+    return zip(where, (code.reductions[int(edge)] for edge in code.edge[rows]), strict=True)

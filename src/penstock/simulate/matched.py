@@ -1,0 +1,155 @@
+"""Matched: which span of a timeline is which instruction of its program.
+
+A measured timeline shows what the computing threads did, Sends and Reduces included: a thread is
+in a Send until the message is handed over, and in a Reduce until it is over.  A simulated one
+shows messages on the wire and collectives on lanes of their own.  Both are matched by rank, lane,
+kind, stage and micro-batch; what is alike in all of these, in the order of its starts.
+"""
+
+from collections import defaultdict, deque
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import TimelineError
+from penstock.program.codes import COMPUTE, OPS, RECEIVE, REDUCE, RESHARD, SEND, UNSHARD, UPDATE
+from penstock.program.program import Program
+from penstock.program.wiring import wire
+from penstock.schedule.orders import F, W
+from penstock.timeline import LANES, SPAN_KINDS, Lane, SpanKind, Timeline
+
+Bools: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = NDArray[np.float64]
+Key: TypeAlias = tuple[int, int, int, int, int]  # rank, lane, kind, stage, micro-batch
+
+_LANE_OF: dict[int, Lane] = {
+    SEND: "send",
+    RECEIVE: "receive",
+    UPDATE: "update",
+    REDUCE: "collective",
+    UNSHARD: "collective",
+}
+_KIND_OF: dict[int, SpanKind] = {UPDATE: "U", REDUCE: "reduce", UNSHARD: "unshard"}
+_HINT = "is it the timeline of a run of this plan?"
+
+
+class Matched(NamedTuple):
+    """By row of the program's code: start and end of its span; nan where it has none.
+
+    All seconds are from the first start of any span on.
+    """
+
+    starts_s: Floats
+    ends_s: Floats
+    settled_s: Floats  # [rank, 2]: where updates of the step before were validated; nan: nowhere
+    is_measured: bool
+
+
+def match(program: Program, timeline: Timeline) -> Matched:
+    """Return the span of every instruction; messages of a simulation may have none.
+
+    Raises:   TimelineError: it is not a timeline of this program: other ranks, an instruction
+              without a span, a span without an instruction, actions in another order.
+    """
+    if timeline.num_ranks != program.num_ranks:
+        message = f"a timeline of {timeline.num_ranks} ranks for a program of {program.num_ranks}"
+        raise TimelineError(message, hint=_HINT)
+    waiting = _by_key(timeline)
+    settled_s = _take_settled(program, timeline, waiting)
+    starts_s, ends_s = np.full((2, program.code.num_instructions), np.nan)
+    spans, is_measured = timeline.spans, dict(timeline.meta).get("clock") == "measured"
+    optional = ("receive",) if is_measured else ("send", "receive")
+    for rank in range(program.num_ranks):
+        for row, key in _keys(program, rank):
+            if waiting[key]:
+                at = waiting[key].popleft()
+                starts_s[row], ends_s[row] = spans.starts_s[at], spans.ends_s[at]
+            elif LANES[key[1]] not in optional:
+                name = program.code.between(slice(row, row + 1))[0]
+                raise TimelineError(f"rank {rank} of the timeline lacks {name}", hint=_HINT)
+    for left in waiting.values():
+        if left:
+            span = spans[left[0]]
+            what = f"{span.name} on rank {span.rank}, which the program does not do"
+            raise TimelineError(f"the timeline shows {what}", hint=_HINT)
+    _check_order(program, starts_s)
+    zero_s = float(spans.starts_s.min()) if len(spans) else 0.0
+    return Matched(starts_s - zero_s, ends_s - zero_s, settled_s - zero_s, is_measured)
+
+
+def _check_order(program: Program, starts_s: Floats) -> None:
+    """Raise unless the actions of every rank begin in the order of the code."""
+    code = program.code
+    rows = np.flatnonzero(np.isin(code.op, (COMPUTE, UPDATE)))
+    owners = np.searchsorted(code.offsets, rows, side="right")
+    wrong = (np.diff(starts_s[rows]) < 0) & (np.diff(owners) == 0)
+    for at in np.flatnonzero(wrong)[:1].tolist():
+        names = [code.between(slice(row, row + 1))[0] for row in (int(rows[at]), int(rows[at + 1]))]
+        what = f"{names[1]} before {names[0]} on rank {owners[at] - 1}, the program after it"
+        raise TimelineError(f"the timeline does {what}", hint=_HINT)
+
+
+def _by_key(timeline: Timeline) -> defaultdict[Key, deque[int]]:
+    """Return the places of all spans that are alike, by start."""
+    spans = timeline.spans
+    found: defaultdict[Key, deque[int]] = defaultdict(deque)
+    columns = spans.ranks, spans.lanes, spans.kinds, spans.stages, spans.micro_batches
+    order = np.argsort(spans.starts_s, kind="stable")
+    for at, *key in zip(order.tolist(), *(c[order].tolist() for c in columns), strict=True):
+        rank, lane, kind, stage, micro_batch = key
+        found[rank, lane, kind, stage, micro_batch].append(at)
+    return found
+
+
+def _take_settled(
+    program: Program, timeline: Timeline, waiting: defaultdict[Key, deque[int]]
+) -> Floats:
+    """Take out the spans in which the updates of the step before were validated, if any."""
+    settled_s = np.full((program.num_ranks, 2), np.nan)
+    reduces = LANES.index("collective"), SPAN_KINDS.index("reduce"), -1, 0
+    validates = any(reduce.how == "validate" for reduce in program.code.reductions)
+    for rank in range(program.num_ranks if validates else 0):
+        part = program.code.slice_of(rank)
+        count = int(np.count_nonzero(program.code.op[part] == REDUCE))
+        spans = waiting[rank, *reduces]
+        if len(spans) == count + 1:
+            at = spans.popleft()
+            settled_s[rank] = timeline.spans.starts_s[at], timeline.spans.ends_s[at]
+    return settled_s
+
+
+def _keys(program: Program, rank: int) -> list[tuple[int, Key]]:
+    """Return row and key of every instruction of a rank that a timeline may show."""
+    code, part = program.code, program.code.slice_of(rank)
+    lanes = [LANES.index(_LANE_OF.get(op, "compute")) for op in range(len(OPS))]
+    own = {op: SPAN_KINDS.index(kind) for op, kind in _KIND_OF.items()}
+    found: list[tuple[int, Key]] = []
+    for row in range(part.start, part.stop):
+        op, kind = int(code.op[row]), int(code.kind[row])
+        where = int(code.stage[row]), int(code.micro_batch[row])
+        if op != RESHARD:
+            found.append((row, (rank, lanes[op], own.get(op, kind), *where)))
+    return found
+
+
+def sends_read(program: Program) -> dict[int, tuple[int, ...]]:
+    """Return for the row of each compute that is the first to use messages the rows of the Sends.
+
+    That is F, B or I: W uses what I has used.
+    """
+    code, wiring = program.code, wire(program.num_stages, program.edges)
+    owners = np.repeat(np.arange(program.num_ranks), np.diff(code.offsets))
+    replicas: list[int] = (owners // program.pipeline_ranks).tolist()
+    sends = {
+        (replicas[row], int(code.edge[row]), int(code.micro_batch[row])): row
+        for row in np.flatnonzero(code.op == SEND).tolist()
+    }
+    found: dict[int, tuple[int, ...]] = {}
+    for row in np.flatnonzero((code.op == COMPUTE) & (code.kind != W)).tolist():
+        side = 2 * int(code.stage[row]) + int(code.kind[row] != F)
+        edges = wiring.into[wiring.into_offsets[side] : wiring.into_offsets[side + 1]].tolist()
+        keys = ((replicas[row], edge, int(code.micro_batch[row])) for edge in edges)
+        if own := tuple(sends[key] for key in keys if key in sends):
+            found[row] = own
+    return found

@@ -1,0 +1,303 @@
+"""What if: the step that would have been measured, had something been otherwise.
+
+    run = measured_run(plan, graph, timeline, profile, cluster)
+    print(what_if(run, Change(links=2.0)))
+
+The seconds that were measured are scaled, or carried to another program, and simulated.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.cluster import Cluster, DeviceKind
+from penstock.errors import PlanError
+from penstock.graph.graph import Graph
+from penstock.plan import Plan
+from penstock.profile import Profile
+from penstock.program.codes import COMPUTE, REDUCE, UPDATE
+from penstock.program.lower_plan import (
+    has_window,
+    is_asynchronous,
+    lower_plan,
+    on_ranks,
+    stages_of,
+    trains,
+)
+from penstock.program.program import Program
+from penstock.schedule import SCHEDULES
+from penstock.schedule.orders import KINDS, Kind, U
+from penstock.simulate.carry import carried
+from penstock.simulate.matched import Floats
+from penstock.simulate.price import costs_of
+from penstock.simulate.recorded import UNDER_WAY, Recorded
+from penstock.simulate.replay import record
+from penstock.simulate.simulate import simulate
+from penstock.timeline import SPAN_KINDS, Timeline, step_s
+
+WINDOW = 8  # steps of an asynchronous schedule, where the run drained after each
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What would be otherwise; as it stands, nothing.
+
+    ranks, stages, kinds   (which, how many times faster): computes and updates
+    links                  messages and sums over several ranks, how many times faster; inf: free
+    latency_s              each message is under way so much longer
+    cluster                messages and sums take what the links of these machines say
+    schedule, num_micro_batches   another order of work; more or fewer micro-batches of a replica
+
+    Raises:   PlanError: a number that is not above 0, or a latency that is below or endless.
+    """
+
+    ranks: tuple[tuple[int, float], ...] = ()
+    stages: tuple[tuple[int, float], ...] = ()
+    kinds: tuple[tuple[Kind, float], ...] = ()
+    links: float = 1.0
+    latency_s: float = 0.0
+    cluster: Cluster | None = None
+    schedule: str | None = None
+    num_micro_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        times = [times for pairs in (self.ranks, self.stages, self.kinds) for _, times in pairs]
+        for number in (*times, self.links):
+            if not number > 0:
+                hint = "2 is twice as fast, 0.5 takes twice as long"
+                raise PlanError(f"{number:g} times faster cannot be", hint=hint)
+        if not 0 <= self.latency_s < float("inf"):
+            message = f"messages cannot be under way {self.latency_s:g} s longer"
+            raise PlanError(message, hint="give seconds, 0 or more")
+        if self.num_micro_batches is not None and self.num_micro_batches < 1:
+            message = f"a step of {self.num_micro_batches} micro-batches"
+            raise PlanError(message, hint="give 1 or more")
+
+    def __str__(self) -> str:
+        """Return a few words."""
+        return ", ".join(self._words()) or "nothing else"
+
+    def _words(self) -> Iterator[str]:
+        if self.schedule is not None:
+            yield self.schedule
+        if self.num_micro_batches is not None:
+            yield f"{self.num_micro_batches} micro-batches"
+        for what, pairs in (("rank", self.ranks), ("stage", self.stages), ("", self.kinds)):
+            for which, times in pairs:
+                yield f"{f'{what} {which}'.strip()} {times:g} times faster"
+        if self.links != 1.0:
+            yield (
+                f"links {self.links:g} times faster" if self.links < float("inf") else "free links"
+            )
+        if self.latency_s:
+            yield f"messages {1e3 * self.latency_s:g} ms longer under way"
+        if self.cluster is not None:
+            yield "links of another cluster"
+
+
+class Run(NamedTuple):
+    """A run that was measured: its program and the seconds of all instructions."""
+
+    plan: Plan
+    graph: Graph
+    profile: Profile | None
+    cluster: Cluster | None
+    program: Program
+    timeline: Timeline
+    recorded: Recorded
+    replayed_s: float  # per step, of the window simulated with these seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a change would give: seconds of a step, and what the answer rests on beside the trace.
+
+    ratio:    of the step to the replayed one; where there are more or fewer micro-batches, of the
+              seconds per micro-batch.
+    """
+
+    change: Change
+    step_s: float
+    ratio: float
+    rests_on: tuple[str, ...]
+    timeline: Timeline
+
+    def __str__(self) -> str:
+        return f"{self.change}: {self.ratio:.3f} of the replayed step"
+
+
+def measured_run(
+    plan: Plan,
+    graph: Graph,
+    timeline: Timeline,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+) -> Run:
+    """Return the run of `plan` that gave the measured `timeline`.
+
+    profile:  only to divide B into I and W.  cluster: only for sums that were not run.
+    Raises:   PlanError, GraphError, ScheduleError: the plan is for another graph, or cannot be
+              lowered.  TimelineError: not a timeline of this plan, or not a measured one.
+    """
+    program = lower_plan(plan, graph, num_steps=_num_steps(plan, timeline))
+    recorded = record(program, timeline)
+    replayed_s = step_s(simulate(program, recorded, spans=False)) / program.num_steps
+    return Run(plan, graph, profile, cluster, program, timeline, recorded, replayed_s)
+
+
+def _num_steps(plan: Plan, timeline: Timeline) -> int:
+    """Return the steps of the window that a timeline shows: those that it updates for."""
+    if not is_asynchronous(plan):
+        return 1
+    spans = timeline.spans
+    return max(1, len(np.unique(spans.micro_batches[spans.kinds == SPAN_KINDS.index("U")])))
+
+
+def what_if(run: Run, change: Change) -> Answer:
+    """Return what the run's step would have been with `change`.
+
+    Raises:   PlanError: a rank or stage that is not there; stages on devices that did not run
+              them.  ScheduleError: no such schedule, or none of these sizes.
+              ProfileError: a backward has to be divided, and the run has no profile.
+              ClusterError: links of machines between which there are none.
+    """
+    program, recorded, notes = _lowered(run, change)
+    _check(program, change)
+    recorded = scaled(program, recorded, change)
+    timeline = simulate(program, recorded, change.cluster)
+    seconds = step_s(timeline) / program.num_steps
+    more = program.num_micro_batches / run.program.num_micro_batches
+    return Answer(change, seconds, seconds / run.replayed_s / more, notes, timeline)
+
+
+def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:
+    """Return the program of the change and its seconds, before they are scaled."""
+    plan = replace(
+        run.plan,
+        schedule=change.schedule or run.plan.schedule,
+        num_micro_batches=change.num_micro_batches or run.plan.num_micro_batches,
+    )
+    if plan == run.plan:
+        return run.program, run.recorded, ()
+    stages = stages_of(plan, run.graph)
+    several = is_asynchronous(plan)
+    steps = (run.program.num_steps if is_asynchronous(run.plan) else WINDOW) if several else 1
+    program = lower_plan(plan, run.graph, num_steps=steps, stages=stages)
+    _check_devices(run, program)
+    costs = None if run.profile is None else costs_of(run.graph, stages, run.profile)
+    other = carried(run.program, run.recorded, program, costs=costs, cluster=run.cluster)
+    copies = ("copies of weights as free",) if several and not is_asynchronous(run.plan) else ()
+    return program, other.recorded, (*other.rests_on, *copies)
+
+
+def _check_devices(run: Run, program: Program) -> None:
+    """Raise where a stage would be on a device on which it was not run."""
+    if run.cluster is None or len(run.cluster.devices) < 2:
+        return
+    device_of = run.cluster.device_of
+    ran, would = (_devices_of(each, device_of) for each in (run.program, program))
+    for stage, devices in sorted(would.items()):
+        for name in sorted(devices - ran[stage]):
+            hint = "only what was run on a device is known of it"
+            raise PlanError(f"stage {stage} would be on a {name}, and was not run there", hint=hint)
+
+
+def _devices_of(program: Program, device_of: Callable[[int], DeviceKind]) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for rank in range(program.num_ranks):
+        for stage in program.stages_of(rank):
+            found.setdefault(stage, set()).add(device_of(rank).name)
+    return found
+
+
+def _check(program: Program, change: Change) -> None:
+    """Raise where the change is of a rank or stage that the program does not have."""
+    for what, pairs, count in (
+        ("rank", change.ranks, program.num_ranks),
+        ("stage", change.stages, program.num_stages),
+    ):
+        for which, _ in pairs:
+            if not 0 <= which < count:
+                hint = f"there are {what}s 0 to {count - 1}"
+                raise PlanError(f"there is no {what} {which}", hint=hint)
+    if change.cluster is not None and change.cluster.num_ranks < program.num_ranks:
+        message = f"links of {change.cluster.num_ranks} ranks for a run of {program.num_ranks}"
+        raise PlanError(message, hint="describe more hosts")
+
+
+def scaled(program: Program, recorded: Recorded, change: Change) -> Recorded:
+    """Return the seconds with all of `change` but the order of work."""
+    code = program.code
+    rows = np.flatnonzero(np.isin(code.op, (COMPUTE, UPDATE)))
+    kinds = np.where(code.op[rows] == UPDATE, U, code.kind[rows])
+    owners = np.searchsorted(code.offsets, rows, side="right") - 1
+    work_s = recorded.work_s.copy()
+    named = [(KINDS.index(kind), times) for kind, times in change.kinds]
+    for column, pairs in (
+        (owners, change.ranks),
+        (code.stage[rows], change.stages),
+        (kinds, named),
+    ):
+        for which, times in pairs:
+            work_s[column == which] /= times
+    message_s = None
+    if change.cluster is None and recorded.message_s is not None:
+        message_s = recorded.message_s / change.links
+        message_s[:, UNDER_WAY] += change.latency_s
+    sum_s = _sums(program, recorded.sum_s, change)
+    return replace(recorded, work_s=work_s, sum_s=sum_s, message_s=message_s)
+
+
+def _sums(program: Program, sum_s: Floats, change: Change) -> Floats:
+    """Return the seconds of the sums; those on one rank use no link."""
+    code = program.code
+    sums = [code.reductions[int(edge)] for edge in code.edge[code.op == REDUCE]]
+    found = list[float]()
+    for reduce, seconds in zip(sums, sum_s.tolist(), strict=True):
+        if len(reduce.ranks) < 2:
+            found.append(seconds)
+        elif change.cluster is not None:
+            found.append(change.cluster.all_reduce_s(reduce.size_bytes, reduce.ranks))
+        else:
+            found.append(seconds / change.links)
+    return np.array(found)
+
+
+# -- the usual questions ---------------------------------------------------------------------------
+
+
+def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
+    """Yield the changes that are asked for first, in words.
+
+    Free links; each rank a tenth faster; stages that take equally long; every other schedule that
+    drains and puts the same stages on the same number of ranks.
+    """
+    if run.program.num_ranks > 1:
+        named = (
+            Change(links=float("inf")),
+            *(Change(ranks=((rank, 1.1),)) for rank in range(run.program.num_ranks)),
+        )
+        yield from ((str(change), change) for change in named)
+    if run.program.num_stages > 1:
+        yield "all stages as long as each other", balanced(run)
+    plan = run.plan
+    several = plan.num_ranks > 1 and trains(plan.schedule)
+    names = [make.__name__ for make in SCHEDULES] if several else []
+    for name in names:
+        if name == plan.schedule or has_window(name) or not trains(name):
+            continue
+        if on_ranks(name, plan.num_stages, plan.num_micro_batches, plan.num_ranks):
+            yield name, Change(schedule=name)
+
+
+def balanced(run: Run) -> Change:
+    """Return the change that makes all stages take the mean of their seconds."""
+    code = run.program.code
+    computes = code.op[np.isin(code.op, (COMPUTE, UPDATE))] == COMPUTE
+    stages = code.stage[code.op == COMPUTE]
+    counts = run.program.num_stages
+    seconds = np.bincount(stages, run.recorded.work_s[computes], counts)
+    times = seconds / seconds.mean()
+    return Change(stages=tuple((at, float(x)) for at, x in enumerate(times.tolist()) if x > 0))
