@@ -46,6 +46,8 @@ class Plan:
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
     joined:             of the job's micro-batches that make one of the plan's.
+    hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
+                        empty: as they stand in the cluster.
     """
 
     graph: str
@@ -59,6 +61,7 @@ class Plan:
     clip: bool = False
     post_validation: bool = False
     joined: int = 1
+    hosts: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
 
@@ -70,6 +73,8 @@ class Plan:
         for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
+        if len(set(self.hosts)) < len(self.hosts):
+            raise PlanError(f"hosts are {', '.join(self.hosts)}; each can stand there once")
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
 
@@ -200,7 +205,7 @@ def _from_json(content: dict[str, Json]) -> Plan:
     if unknown:
         raise PlanError(f"unknown decisions {sorted(unknown)}")
     _check_types(fields, _TYPES)
-    for name in ("cuts", "cut_names", "recompute"):
+    for name in ("cuts", "cut_names", "recompute", "hosts"):
         fields[name] = tuple(fields[name])
     fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
     if fields["predicted"] is not None:
@@ -223,6 +228,7 @@ _TYPES: dict[str, type | list[type]] = {
     "clip": bool,
     "post_validation": bool,
     "joined": int,
+    "hosts": [str],
 }
 
 

@@ -267,6 +267,25 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
     }
 
 
+def optimizer_state(capture: Capture, job: Job) -> float:
+    """Return the bytes of optimizer state per byte of parameter, by one step on small stand-ins.
+
+    A stand-in has at most 64 in each dimension; states of one number are not counted.
+    Ignores:  states that grow otherwise than the weights, as Adafactor's rows and columns.
+    """
+    wanted = [weight for weight in capture.model.parameters() if weight.requires_grad]
+    shapes = [[min(size, 64) for size in weight.shape] for weight in wanted]
+    rows = zip(wanted, shapes, strict=True)
+    weights = [torch.nn.Parameter(torch.zeros(shape, dtype=one.dtype)) for one, shape in rows]
+    optimizer = job.optimizer(weights)
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    values = (value for states in optimizer.state.values() for value in states.values())
+    held = (v.numel() * v.element_size() for v in values if isinstance(v, Tensor) and v.dim())
+    return sum(held) / max(1, sum(w.numel() * w.element_size() for w in weights))
+
+
 def _peak_bytes(call: Callable[[], Any]) -> int:
     """Return the most bytes that `call` holds above what was held before."""
     with _compat.memory_profile() as memory:
