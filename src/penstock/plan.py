@@ -11,6 +11,7 @@ from penstock.files import Json, read_json, write_text
 from penstock.graph.graph import Graph
 from penstock.units import format_bytes, format_seconds
 
+_MOST_LISTED = 8  # ranks
 By = Literal["search", "user", "only choice"]
 
 
@@ -99,8 +100,12 @@ class Plan:
     def _prediction_line(self) -> list[str]:
         if self.predicted is None:
             return []
-        sizes = ", ".join(format_bytes(size) for size in self.predicted.peak_bytes)
-        return [f"  predicted: {format_seconds(self.predicted.step_s)} per step; peak {sizes}"]
+        peaks = self.predicted.peak_bytes
+        sizes = ", ".join(map(format_bytes, peaks))
+        if len(peaks) > _MOST_LISTED:
+            sizes = f"{format_bytes(min(peaks))} to {format_bytes(max(peaks))} a rank"
+        usd = f", {self.predicted.usd:.3g} usd" if self.predicted.usd else ""
+        return [f"  predicted: {format_seconds(self.predicted.step_s)}{usd} per step; peak {sizes}"]
 
     def to_json(self) -> dict[str, Json]:
         """Return the plan as JSON values."""

@@ -63,8 +63,8 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
         loaded = load_job(job)
         joined, captured = for_plan(loaded, plan, prepare.traced(loaded))
         there = prepare.machines(cluster, None if cluster else plan.total_ranks)
-        profile = prepare.profiled(captured, joined, there)
-    return saved.Basis(captured.graph, profile, there)
+        profiles = prepare.profiled(captured, joined, there)
+    return saved.Basis(captured.graph, profiles, there)
 
 
 def _document(

@@ -10,7 +10,7 @@ from penstock.errors import ProfileError
 from penstock.files import read_json, write_text
 from penstock.profile.profile import Profile
 
-Profiles: TypeAlias = "Profile | Sequence[Profile]"
+Profiles: TypeAlias = Profile | Sequence[Profile]
 
 
 def as_tuple(profiles: Profiles) -> tuple[Profile, ...]:

@@ -57,6 +57,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         op_s=tuple(s * factor[node.phase] for node, s in rows),
         workspace_bytes=workspaces(capture, inputs),
         call_s=call_s,
+        kind="",
         **optimizer,
     )
 

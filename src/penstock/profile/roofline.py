@@ -63,7 +63,7 @@ class Efficiency:
 
 # Products: 271 of an A100's 312 TFLOP/s are reached at best, and 0.54 to 0.83 in whole steps of
 # Transformers, attention 0.2 to 0.5, what memory bounds 0.65 to 0.95 (fitted: estimate.md).  The
-# launch is what AutoParallel takes for the least that a kernel costs.  The others are round guesses.
+# launch is what AutoParallel takes for the least that a kernel costs.  The others are guesses.
 DEFAULT = Efficiency(
     (
         ("product", 0.7),

@@ -1,6 +1,7 @@
 """Lower a plan: its stages cut from the graph, its schedule built, messages added."""
 
 import inspect
+from functools import cache
 
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.cut import cut
@@ -59,6 +60,7 @@ def shares_ranks(schedule: str) -> bool:
     return "num_ranks" in inspect.signature(find(schedule)).parameters
 
 
+@cache
 def trains(schedule: str) -> bool:
     """Return whether a schedule has a backward pass."""
     return bool((find(schedule)(1, 1).orders.kinds != F).any())

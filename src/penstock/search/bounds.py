@@ -53,7 +53,8 @@ def counts_of(schedule: Schedule) -> Counts:
     number[U] = number[F] > 0
     first, last = orders.stages[orders.offsets[:-1]], orders.stages[orders.offsets[1:] - 1]
     split = number[I].any() or number[W].any()
-    return Counts(number, first.astype(np.int64), np.zeros_like(last) if split else last)
+    ends = np.zeros(len(orders), np.int64) if split else last.astype(np.int64)
+    return Counts(number, first.astype(np.int64), ends)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

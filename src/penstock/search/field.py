@@ -29,8 +29,9 @@ class Field:
         prune: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.judge, self.plans, self.objective = judge, plans, objective
-        self._tell = progress or (lambda done, total: None)
+        self.judge, self.plans = judge, plans
+        self.objective: Objective = objective
+        self._progress = progress
         self._made: dict[int, Candidate] = {}
         self._rough = [judge.rough(plan, objective) for plan in plans] if prune else []
         self._bounds: dict[int, float] = {}
@@ -39,7 +40,7 @@ class Field:
         if not prune:
             for number in numbers:
                 self.made(number)
-                self._tell(number + 1, len(plans))
+                self._tell(number + 1)
 
     @property
     def simulated(self) -> tuple[Candidate, ...]:
@@ -55,7 +56,7 @@ class Field:
         """
         kept: list[tuple[tuple[float, float], int]] = []
         for done, number in enumerate(self._order):
-            self._tell(done, len(self.plans))
+            self._tell(done)
             limit = kept[-1][0][0] if len(kept) == count else float("inf")
             if self._rough and self._rough[number] > limit:
                 break
@@ -65,8 +66,18 @@ class Field:
             if not made.refused:
                 bisect.insort(kept, (made.score(self.objective), number))
                 del kept[count:]
-        self._tell(len(self.plans), len(self.plans))
+        self._tell(len(self.plans))
         return [self._made[number] for _, number in kept]
+
+    def overfull(self, count: int) -> list[Candidate]:
+        """Return the first `count` of those simulated so far that do not fit their memory."""
+        numbers = (number for number in self._order if number in self._made)
+        rows = [self._made[number] for number in numbers]
+        return [made for made in rows if made.refused and made.peak_bytes][:count]
+
+    def _tell(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done, len(self.plans))
 
     def _is_above(self, number: int, limit: float) -> bool:
         """Return whether a plan that is not simulated yet cannot be within `limit`."""

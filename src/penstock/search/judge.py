@@ -58,7 +58,7 @@ class Judge:
             check_profile(graph, profile)
         self._clusters: dict[tuple[str, ...], Cluster] = {}
         self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._schedules: dict[tuple[str, int, int, int, int], Schedule | None] = {}
+        self._schedules: dict[tuple[str, int, int, int, int], Schedule] = {}
         self._counts: dict[tuple[str, int, int, int, int], Counts] = {}
         self._priced: dict[tuple[object, ...], _Priced] = {}
 
@@ -107,6 +107,12 @@ class Judge:
                 why = f"rank {rank} would hold {format_bytes(peak)} of {format_bytes(cap)}"
                 return replace(candidate, refused=why)
         return candidate
+
+    def lacking_bytes(self, candidate: Candidate) -> int:
+        """Return the bytes that all ranks together hold above what their devices have."""
+        cluster = self.cluster_of(candidate.plan.hosts)
+        rows = enumerate(candidate.peak_bytes)
+        return sum(max(0, peak - cluster.device_of(rank).memory_bytes) for rank, peak in rows)
 
     def simulated(self, plan: Plan, *, spans: bool) -> tuple[Candidate, Timeline]:
         """Return what the simulation of `plan` says, and its timeline."""
@@ -209,5 +215,3 @@ def _most_held(counts: Counts, held: Sequence[Held], places: Sequence[int]) -> f
         )
         for at, place in enumerate(places)
     )
-
-

@@ -1,7 +1,9 @@
 """Reasons: why a plan is the best, decision by decision, by the best that decides otherwise."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
+from penstock.cluster import Host
 from penstock.plan import By, Decision, Plan
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
@@ -25,7 +27,7 @@ def reasons(
     def against(name: str, wanted: object, value: Callable[[Plan], object]) -> str:
         if wanted is not None:
             return "asked for"
-        return _against(best, field, name, value)
+        return _against(best, field, judge, name, value)
 
     plan = best.plan
     ranks = against("ranks", wish.ranks, lambda p: p.total_ranks)
@@ -44,7 +46,7 @@ def reasons(
         Decision("schedule", plan.schedule, by(wish.schedule), schedule),
         Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
         Decision("recompute", _yes_no(plan), by(wish.recompute), again),
-        _rests_on(judge, plan),
+        _rests_on(judge),
     )
 
 
@@ -53,19 +55,30 @@ def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
     if len(judge.cluster.hosts) == 1:
         return ()
     plan = best.plan
-    why = _against(best, field, "order of hosts", lambda p: _order_of(judge, p))
-    there = judge.cluster_of(plan.hosts)
+    why = _against(best, field, judge, "order of hosts", lambda p: _order_of(judge, p))
+    there, used = judge.cluster_of(plan.hosts), _order_of(judge, plan)
     holding = [there.host_of(rank).name for rank in range(plan.total_ranks)]
     words: list[str] = []
-    for host in there.hosts:
-        ranks = [rank for rank, name in enumerate(holding) if name == host.name]
-        if ranks:
-            kind = there.device_of(ranks[0])
-            spot = ", preemptible" if kind.preemptible else ""
-            words.append(f"{host.name} (ranks {_span(ranks)} on {kind.name}{spot})")
-    idle = [host.name for host in there.hosts if host.name not in holding]
-    value = ", ".join(words) + (f"; idle: {', '.join(idle)}" if idle else "")
-    return (Decision("hosts", value, "search", why),)
+    for _, group in itertools.groupby(there.hosts[: len(used)], lambda h: (h.device, h.region)):
+        row = list(group)
+        ranks = [rank for rank, name in enumerate(holding) if name in {host.name for host in row}]
+        words.append(f"{_names(row)} ({_span(ranks)} on {_kind(judge, row[0])})")
+    idle = there.hosts[len(used) :]
+    for _, group in itertools.groupby(idle, lambda h: (h.device, h.region)):
+        row = list(group)
+        count = sum(host.num_devices for host in row)
+        words.append(f"idle {_names(row)} ({count} {_kind(judge, row[0])})")
+    return (Decision("hosts", ", ".join(words), "search", why),)
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    names = [host.name for host in hosts]
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
+
+
+def _kind(judge: Judge, host: Host) -> str:
+    kind = next(kind for kind in judge.cluster.devices if kind.name == host.device)
+    return f"{kind.name}, preemptible" if kind.preemptible else kind.name
 
 
 def _order_of(judge: Judge, plan: Plan) -> tuple[str, ...]:
@@ -74,29 +87,29 @@ def _order_of(judge: Judge, plan: Plan) -> tuple[str, ...]:
 
 
 def _span(ranks: Sequence[int]) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
 def _balance(judge: Judge, plan: Plan, devices: Sequence[Sequence[int]]) -> str:
     """Return the seconds of each stage on its slowest device, with its name where they differ."""
     by_kind = [seconds_before(judge.graph, profile.op_s) for profile in judge.profiles]
     ends = [0, *(c + 1 for c in plan.cuts), len(by_kind[0]) - 1]
-    words: list[str] = []
-    for stage, kinds in enumerate(devices):
-        seconds, kind = max((by_kind[k][ends[stage + 1]] - by_kind[k][ends[stage]], k) for k in kinds)
-        where = f" ({judge.profiles[kind].kind})" if len(judge.profiles) > 1 else ""
-        words.append(format_seconds(seconds) + where)
+    slowest = [
+        max((by_kind[kind][end] - by_kind[kind][start], kind) for kind in kinds)
+        for kinds, (start, end) in zip(devices, itertools.pairwise(ends), strict=True)
+    ]
+    words = [format_seconds(seconds) for seconds, _ in slowest]
+    if len({kind for _, kind in slowest}) > 1:
+        names = (judge.profiles[kind].kind for _, kind in slowest)
+        words = [f"{word} on {name}" for word, name in zip(words, names, strict=True)]
     return "per micro-batch: " + ", ".join(words)
 
 
-def _rests_on(judge: Judge, plan: Plan) -> Decision:
-    """Return what the seconds of the plan's ranks rest on."""
-    used = dict.fromkeys(judge.places(plan.hosts, plan.total_ranks))
-    rows = [judge.profiles[place] for place in used]
-    value = ", ".join(f"{row.kind or row.device} {row.how}" for row in rows)
-    why = ", ".join(
-        f"{format_seconds(row.micro_batch_s)} per micro-batch on {row.kind or row.device}"
-        for row in rows
+def _rests_on(judge: Judge) -> Decision:
+    """Return what the seconds of each kind of device rest on, those of idle ones too."""
+    value = ", ".join(f"{row.kind or row.device} {row.how}" for row in judge.profiles)
+    why = "a micro-batch: " + ", ".join(
+        f"{format_seconds(row.micro_batch_s)} on {row.kind or row.device}" for row in judge.profiles
     )
     return Decision("seconds", value, "only choice", why)
 
@@ -107,7 +120,7 @@ def _yes_no(plan: Plan) -> str:
 
 
 def _against(
-    best: Candidate, field: Field, name: str, value: Callable[[Plan], object]
+    best: Candidate, field: Field, judge: Judge, name: str, value: Callable[[Plan], object]
 ) -> str:
     """Return the best candidate that decides otherwise, in words."""
     own = value(best.plan)
@@ -123,13 +136,17 @@ def _against(
         return f"every other {name} was refused: {field.made(first).refused}"
     other = found[0]
     plan = other.plan
-    what = f"{plan.replicas} x {plan.num_stages} stages, {plan.schedule}"
+    used = _order_of(judge, plan)
+    where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(used)}"
+    what = f"{plan.replicas} x {plan.num_stages} stages{where}, {plan.schedule}"
     if any(plan.recompute):
         what += ", recompute"
     peak = max(other.peak_bytes)
     slower, larger = _times(other.step_s, best.step_s), _times(peak, max(best.peak_bytes))
+    paid = field.objective == "cost" and best.usd > 0
+    usd = f", {other.usd:.3g} usd, {_times(other.usd, best.usd)}" if paid else ""
     return (
-        f"the best otherwise ({what}): {format_seconds(other.step_s)}, {slower} of this, and "
+        f"the best otherwise ({what}): {format_seconds(other.step_s)}, {slower} of this{usd}, and "
         f"{format_bytes(peak)}, {larger}"
     )
 

@@ -1,13 +1,11 @@
 """Search: try every (hosts, replicas, depth, schedule, recompute), balance the cuts, simulate.
 
 Of all candidates those that can be the best are lowered to a Program and simulated exactly; the
-cuts of the best ones are then moved while that helps.  Deterministic.  A decision's reason is the
-best candidate that decides otherwise.
+cuts of the best ones are then moved while that helps (move.py).  Deterministic.  A decision's
+reason is the best candidate that decides otherwise.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.cluster import Cluster
@@ -20,13 +18,13 @@ from penstock.search.balance import balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Field
 from penstock.search.judge import Judge
+from penstock.search.move import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Shape, Wish, nothing_fits, shapes
 from penstock.timeline import Timeline
 
 _POLISHED = 3  # candidates whose cuts are moved
 _POLISHED_UNLIKE = 8  # of unlike devices
-_ALL_CUTS = 2000  # ways to cut, of which all are considered on unlike devices
 
 
 def search(  # noqa: PLR0913 - what there is, and one for each wish
@@ -37,7 +35,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     micro_batches: int,
     objective: Objective = "time",
     clip: bool = False,
-    wish: Wish = Wish(),
+    wish: Wish = Wish(),  # noqa: B008 - a frozen record
     prune: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Plan, tuple[Candidate, ...]]:
@@ -63,12 +61,16 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     if not plans:
         raise nothing_fits(graph, cluster, micro_batches, wish)
     field = Field(judge, plans, objective, prune=prune, progress=progress)
-    unlike = len({kind.name for kind in map(cluster.device_of, range(cluster.num_ranks))}) > 1
-    ranked = field.best(_POLISHED_UNLIKE if unlike else _POLISHED)
-    if not ranked:
+    unlike = len({cluster.device_of(rank).name for rank in range(cluster.num_ranks)}) > 1
+    if unlike:
+        tried = [*field.best(_POLISHED_UNLIKE), *field.overfull(_POLISHED_UNLIKE)]
+        moved = [recut(judge, candidate, objective) for candidate in tried]
+    else:
+        moved = [polish(judge, candidate, objective) for candidate in field.best(_POLISHED)]
+    usable = [candidate for candidate in moved if not candidate.refused]
+    if not usable:
         raise PlanError(_why_none(field.simulated), hint="use more ranks, or a smaller micro-batch")
-    polished = [_polish(judge, candidate, objective) for candidate in ranked]
-    best = min(polished, key=lambda c: c.score(objective))
+    best = min(usable, key=lambda c: c.score(objective))
     why = reasons(best, field, judge, wish, cutter.devices(best.plan))
     prediction = Prediction(best.step_s, best.peak_bytes, best.usd)
     return decide(best.plan, why, prediction), (best, *field.simulated)
@@ -127,34 +129,6 @@ class _Cutter:
             op_s = [profile.op_s for profile in self.judge.profiles]
             self._cuts[devices] = balanced_cuts_on(self.judge.graph, op_s, devices)
         return self._cuts[devices]
-
-
-def with_cuts(graph: Graph, plan: Plan, cuts: Iterable[int]) -> Plan:
-    """Return `plan` cut elsewhere, into as many stages."""
-    row = tuple(cuts)
-    return replace(plan, cuts=row, cut_names=tuple(graph.cut_points[c].name for c in row))
-
-
-def _polish(judge: Judge, best: Candidate, objective: Objective) -> Candidate:
-    """Move one cut at a time to a neighbouring cut point while that makes the candidate better."""
-    improved = True
-    while improved:
-        improved = False
-        for plan in _neighbours(judge.graph, best.plan):
-            other = judge.candidate(plan)
-            if not other.refused and other.score(objective) < best.score(objective):
-                best, improved = other, True
-                break
-    return best
-
-
-def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:
-    for at in range(len(plan.cuts)):
-        for by in (-1, 1):
-            cuts = list(plan.cuts)
-            cuts[at] += by
-            if 0 <= cuts[at] < len(graph.cut_points) and cuts == sorted(set(cuts)):
-                yield with_cuts(graph, plan, cuts)
 
 
 def _why_none(found: Sequence[Candidate]) -> str:

@@ -2,9 +2,9 @@
 
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
-from penstock.profile import Profile, Profiles
-from penstock.profile.kinds import as_tuple, places_of
 from penstock.errors import ProfileError
+from penstock.profile import Profiles
+from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import schedule_of
 from penstock.program.of_plan import origin_of
 from penstock.program.program import Program

@@ -106,9 +106,7 @@ def memory_on(held: Sequence[Held], program: Program, places: Sequence[int]) -> 
     return Memory(np.array(start, np.int64), transient, net)
 
 
-def held_of(
-    graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()
-) -> Held:
+def held_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()) -> Held:
     """Return the bytes of the stages on the device of `profile`."""
     check_profile(graph, profile)
     count = len(stages.stages)
