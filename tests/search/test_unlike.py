@@ -16,6 +16,7 @@ from penstock.plan import plan_by_hand
 from penstock.profile import Profile
 from penstock.program.of_plan import lower
 from penstock.search import Wish, evaluate, search
+from penstock.search.judge import Judge
 from penstock.simulate.of_program import simulate
 from penstock.timeline import step_s
 from tests.search.chains import chain, chains, profile_of
@@ -128,6 +129,14 @@ def test_each_device_is_held_to_its_own_memory() -> None:
         assert plan.predicted.peak_bytes[order.index("a")] <= small
     with pytest.raises(PlanError, match=r"rank \d would hold"):
         search(graph, profiles, unlike(90, 90), micro_batches=4, wish=wish)
+
+
+def test_rank_is_held_to_the_memory_of_the_host_that_the_plan_puts_it_on() -> None:
+    graph = chain([50, 50], [1, 1])
+    judge = Judge(graph, profile_of(graph, [1, 1]), unlike(10, 10**9))
+    plan = plan_by_hand(graph, (0,), "gpipe", num_micro_batches=2)
+    refused = [judge.candidate(replace(plan, hosts=hosts)).refused for hosts in ((), ("b", "a"))]
+    assert [why[:6] for why in refused] == ["rank 0", "rank 1"]
 
 
 def test_plan_that_does_not_fit_anywhere_near_is_moved_until_it_does() -> None:
