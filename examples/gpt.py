@@ -11,7 +11,7 @@ Letters of tensor shapes: B windows of a micro-batch, T bytes of a window, D wid
 import itertools
 import math
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -163,12 +163,21 @@ def learning_rate(step: int) -> float:
 
 
 def job() -> ps.Job:
+    return _job(GPT, MICRO_BATCHES)
+
+
+def large() -> ps.Job:
+    """Return the job with 101 million weights and a larger step: something to plan for GPUs."""
+    return _job(lambda: GPT(width=1024, heads=16), 4 * MICRO_BATCHES)
+
+
+def _job(model: Callable[[], GPT], micro_batches: int) -> ps.Job:
     return ps.Job(
-        model=GPT,
+        model=model,
         loss=loss,
         data=data,
         optimizer=optimizer,
-        micro_batches=MICRO_BATCHES,
+        micro_batches=micro_batches,
         num_steps=STEPS,
         clip_norm=1.0,
         validation=validation,

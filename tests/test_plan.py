@@ -37,7 +37,7 @@ def test_str_shows_every_decision_and_the_prediction() -> None:
         f"Plan for graph {GRAPH.digest}: 2 x 2 stages on 4 ranks, one_f_one_b, 4 micro-batches\n"
         "  ranks: 4 (user): asked for\n"
         "  cuts: after layers.1 (search): 2 s\n"
-        "  predicted: 250 ms per step; peak 1.00 KiB, 2.00 KiB"
+        "  predicted: 250 ms, 0.125 usd per step; peak 1.00 KiB, 2.00 KiB"
     )
 
 

@@ -3,7 +3,7 @@
     job = penstock.Job(model=..., loss=..., data=..., optimizer=...)
     cluster = penstock.Cluster.here()
     graph = penstock.trace(job)
-    profile = penstock.measure(graph)
+    profile = penstock.measure(graph)    # or penstock.estimate(graph, cluster)
     plan = penstock.search(graph, profile, cluster)
     program = penstock.lower(plan, graph)
     predicted = penstock.simulate(program, profile, cluster)
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.job import Job, load_job
     from penstock.plan import Plan
     from penstock.profile import Profile
-    from penstock.profile.of_graph import measure
+    from penstock.profile.of_graph import estimate, measure
     from penstock.program.of_plan import lower
     from penstock.program.program import Program
     from penstock.report.of_run import report
@@ -49,6 +49,7 @@ __all__ = [
     "Program",
     "Schedule",
     "Timeline",
+    "estimate",
     "load_job",
     "lower",
     "measure",
@@ -70,6 +71,7 @@ _PLACES = {
     "Program": "program.program",
     "Schedule": "schedule",
     "Timeline": "timeline",
+    "estimate": "profile.of_graph",
     "load_job": "job",
     "lower": "program.of_plan",
     "measure": "profile.of_graph",
@@ -106,7 +108,7 @@ def _version() -> str:
 
 
 class _Penstock(ModuleType):
-    """This module: `search`, `simulate` and `report` stay verbs when their rooms are loaded."""
+    """This module: `search`, `estimate` and the others stay verbs when their rooms are loaded."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _PLACES and isinstance(value, ModuleType)):

@@ -11,6 +11,7 @@ from penstock.files import Json, read_json, write_text
 from penstock.graph.graph import Graph
 from penstock.units import format_bytes, format_seconds
 
+_MOST_LISTED = 8  # ranks
 By = Literal["search", "user", "only choice"]
 
 
@@ -46,6 +47,8 @@ class Plan:
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
     joined:             of the job's micro-batches that make one of the plan's.
+    hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
+                        empty: as they stand in the cluster.
     """
 
     graph: str
@@ -59,6 +62,7 @@ class Plan:
     clip: bool = False
     post_validation: bool = False
     joined: int = 1
+    hosts: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
 
@@ -70,6 +74,8 @@ class Plan:
         for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
+        if len(set(self.hosts)) < len(self.hosts):
+            raise PlanError(f"hosts are {', '.join(self.hosts)}; each can stand there once")
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
 
@@ -94,8 +100,12 @@ class Plan:
     def _prediction_line(self) -> list[str]:
         if self.predicted is None:
             return []
-        sizes = ", ".join(format_bytes(size) for size in self.predicted.peak_bytes)
-        return [f"  predicted: {format_seconds(self.predicted.step_s)} per step; peak {sizes}"]
+        peaks = self.predicted.peak_bytes
+        sizes = ", ".join(map(format_bytes, peaks))
+        if len(peaks) > _MOST_LISTED:
+            sizes = f"{format_bytes(min(peaks))} to {format_bytes(max(peaks))} a rank"
+        usd = f", {self.predicted.usd:.3g} usd" if self.predicted.usd else ""
+        return [f"  predicted: {format_seconds(self.predicted.step_s)}{usd} per step; peak {sizes}"]
 
     def to_json(self) -> dict[str, Json]:
         """Return the plan as JSON values."""
@@ -200,7 +210,7 @@ def _from_json(content: dict[str, Json]) -> Plan:
     if unknown:
         raise PlanError(f"unknown decisions {sorted(unknown)}")
     _check_types(fields, _TYPES)
-    for name in ("cuts", "cut_names", "recompute"):
+    for name in ("cuts", "cut_names", "recompute", "hosts"):
         fields[name] = tuple(fields[name])
     fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
     if fields["predicted"] is not None:
@@ -223,6 +233,7 @@ _TYPES: dict[str, type | list[type]] = {
     "clip": bool,
     "post_validation": bool,
     "joined": int,
+    "hosts": [str],
 }
 
 

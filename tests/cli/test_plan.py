@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,73 @@ def test_micro_batches_are_not_joined_where_memory_is_the_objective(
 ) -> None:
     wish = "--cluster", machines, "--ranks", 1, "--objective", "memory"
     assert json.loads(call("plan", f"{MLP}:joins", *wish, "--json").out)["joined"] == 1
+
+
+# Machines that are not here
+
+MIXED = Path(__file__).parents[2] / "examples" / "mixed.toml"
+
+
+def test_devices_that_are_not_here_are_estimated_and_the_plan_says_so(
+    call: Call, machines: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "plan.json"
+    done = call("plan", JOB, "--cluster", MIXED, "--out", out)
+    assert done.code == 0
+    assert "seconds: a100 estimated, t4 estimated (only choice): a micro-batch: " in done.out
+    assert "hosts: " in done.out
+    assert "preemptible" in done.out
+    here = call("plan", JOB, "--cluster", machines)
+    assert "seconds: cpu measured (only choice): a micro-batch: " in here.out
+    kinds = [profile.kind for profile in load_basis(out, Plan.load(out)).profiles]
+    assert kinds == ["a100", "t4"]
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_plan_for_unlike_machines_is_simulated_as_it_was_predicted(
+    call: Call, tmp_path: Path, objective: str
+) -> None:
+    out = tmp_path / "plan.json"
+    wish = "--cluster", MIXED, "--objective", objective, "--stages", 2, "--out", out
+    assert call("plan", JOB, *wish).code == 0
+    plan = Plan.load(out)
+    done = call("simulate", out, "--json")
+    assert plan.predicted is not None
+    assert json.loads(done.out)["step_s"] == plan.predicted.step_s
+    names = [host.name for host in Cluster.load(tmp_path / "cluster.toml").hosts]
+    assert names[: len(plan.hosts)] == list(plan.hosts)
+    assert sorted(names) == ["big", "spot"]
+
+
+def test_machine_that_is_here_is_measured_beside_one_that_is_not(
+    call: Call, machines: Path, tmp_path: Path
+) -> None:
+    here, there = Cluster.load(machines), Cluster.load(MIXED)
+    both = tmp_path / "both.toml"
+    hosts = (*here.hosts, *there.hosts)
+    replace(there, devices=(*here.devices, *there.devices), hosts=hosts).save(both)
+    done = call("plan", JOB, "--cluster", both)
+    assert "seconds: cpu measured, a100 estimated, t4 estimated" in done.out
+
+
+def test_device_without_the_rate_that_the_model_needs_is_refused(
+    call: Call, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow.toml"
+    slow.write_text(MIXED.read_text().replace("float32 = 8.1e12, ", ""))
+    error, hint = call("plan", JOB, "--cluster", slow).refusal(2)
+    assert error == 'device "t4" has no FLOP/s for float32; known: float16'
+    assert hint == "add float32 to flop_per_s of the device"
+
+
+def test_plan_measured_here_is_not_simulated_on_devices_that_it_has_no_seconds_of(
+    call: Call, folder: Path
+) -> None:
+    error, hint = call("simulate", folder / "plan.json", "--cluster", MIXED).refusal(2)
+    assert error == 'no profile is of device "a100"; there are profiles of cpu'
+    assert "--job" in hint
+    done = call("simulate", folder / "plan.json", "--cluster", MIXED, "--job", JOB, "--json")
+    assert json.loads(done.out)["step_s"] > 0
 
 
 # simulate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.graph.cut import cut
-from penstock.search.balance import balanced_cuts, stage_seconds
+from penstock.search.balance import balanced_cuts, balanced_cuts_on, stage_seconds
 from tests.search.chains import chain, chains, profile_of
 
 
@@ -25,6 +25,24 @@ def test_balanced_cuts_are_the_best_of_all(pair, num_stages: int) -> None:
 
     everything = itertools.combinations(range(len(points)), num_stages - 1)
     assert balanced_cuts(graph, profile.op_s, num_stages) == min(map(cost, everything))[2]
+
+
+@given(chains(2), st.data())
+def test_balanced_cuts_on_unlike_devices_are_the_best_of_all(pair, data: st.DataObject) -> None:
+    graph, profile = pair
+    points = graph.cut_points
+    num_stages = data.draw(st.integers(1, len(points) + 1))
+    op_s = [[s * k for s in profile.op_s] for k in (1, 2, 5)]
+    kinds = st.sets(st.integers(0, 2), min_size=1, max_size=2).map(sorted)
+    devices = [data.draw(kinds) for _ in range(num_stages)]
+
+    def cost(cuts: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
+        by_kind = [stage_seconds(graph, seconds, cuts) for seconds in op_s]
+        slowest = max(by_kind[k][stage] for stage, row in enumerate(devices) for k in row)
+        return slowest, sum(points[c].forward_bytes for c in cuts), cuts
+
+    everything = itertools.combinations(range(len(points)), num_stages - 1)
+    assert balanced_cuts_on(graph, op_s, devices) == min(map(cost, everything))[2]
 
 
 @given(chains(), st.data())

@@ -17,7 +17,7 @@ from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.schedule import KINDS
-from penstock.simulate.price import costs_of, memory_of
+from penstock.simulate.price import costs_of, held_of, memory_of, memory_on
 from tests.graph.zoo import floats, job_of
 from tests.search.chains import chain, profile_of
 
@@ -48,6 +48,35 @@ def costs(plan: Plan, versions: tuple[int, ...] = ()) -> dict[str, list[float]]:
 def memory(plan: Plan, versions: tuple[int, ...] = (), *, workspace: int = 0):
     profile = replace(PROFILE, workspace_bytes=(workspace,) * len(GRAPH.nodes))
     return memory_of(GRAPH, stages_of(plan, GRAPH), profile, lower_plan(plan, GRAPH), versions)
+
+
+def test_each_kind_of_device_has_its_own_seconds() -> None:
+    stages = stages_of(plan_of(), GRAPH)
+    fast = replace(PROFILE, kind="fast")
+    slow = replace(PROFILE, kind="slow", op_s=tuple(3 * s for s in PROFILE.op_s))
+    both = costs_of(GRAPH, stages, (slow, fast))
+    assert both.devices == ("slow", "fast")
+    for at, profile in enumerate((slow, fast)):
+        alone = costs_of(GRAPH, stages, profile)
+        assert alone.devices == ("",)
+        assert both.action_s[:, :, at].tolist() == alone.action_s[:, :, 0].tolist()
+
+
+def test_each_rank_holds_what_its_own_device_makes_it_hold() -> None:
+    plan = plan_of(replicas=2)
+    stages, program = stages_of(plan, GRAPH), lower_plan(plan, GRAPH)
+    zeros = (0,) * len(GRAPH.nodes)
+    lean = replace(PROFILE, kind="lean", state_bytes_per_byte=0.0, workspace_bytes=zeros)
+    rich = replace(PROFILE, kind="rich", workspace_bytes=tuple(7 for _ in zeros))
+    held = [held_of(GRAPH, stages, profile) for profile in (lean, rich)]
+    found = memory_on(held, program, (1, 0, 0, 1))
+    one, other = (memory_of(GRAPH, stages, profile, program) for profile in (lean, rich))
+    places = zip((other, one, one, other), range(4), strict=True)
+    assert found.start_bytes.tolist() == [memory.start_bytes[rank] for memory, rank in places]
+    assert found.transient_bytes.tolist() == other.transient_bytes.tolist()
+    assert (
+        memory_on(held, program, (0,) * 4).transient_bytes.tolist() == one.transient_bytes.tolist()
+    )
 
 
 def test_action_takes_its_ops_its_call_and_the_sum_of_its_gradients() -> None:

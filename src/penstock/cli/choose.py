@@ -1,6 +1,6 @@
 """Choose: the plan to train by: given, that of the run to resume, or found by the search."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +11,7 @@ from penstock.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, check_fits, decide
+from penstock.profile.kinds import save_profiles
 from penstock.search import Candidate, Objective, Wish, evaluate, search
 from penstock.units import format_seconds
 
@@ -45,14 +46,14 @@ def given(job: Job, path: Path, folder: Path, captured: "Capture") -> Choice:
 
     Raises:   PlanError: it is damaged, for another model, or for another number of micro-batches.
     """
-    plan = Plan.load(path)
+    plan = replace(Plan.load(path), hosts=())  # its ranks are here, wherever it was made for
     joined, captured = for_plan(job, plan, captured)
     cluster = machines(None, plan.total_ranks)
-    profile = profiled(captured, joined, cluster)
-    candidate, _ = evaluate(captured.graph, profile, cluster, plan)
+    profiles = profiled(captured, joined, cluster)
+    candidate, _ = evaluate(captured.graph, profiles, cluster, plan)
     prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
     plan = decide(plan, plan.decisions, prediction)
-    save(folder, captured, plan, profile, cluster)
+    save(folder, captured, plan, profiles, cluster)
     return Choice(joined, captured, plan)
 
 
@@ -81,15 +82,15 @@ def searched(job: Job, wish: Wish, folder: Path, captured: "Capture") -> Choice:
     Raises:   PlanError: nothing fits the wish or the memory.
     """
     cluster = machines(None, wish.ranks)
-    choice, profile = best(job, wish, captured, cluster)
-    save(folder, choice.captured, choice.plan, profile, cluster)
+    choice, profiles = best(job, wish, captured, cluster)
+    save(folder, choice.captured, choice.plan, profiles, cluster)
     return choice
 
 
 def best(
     job: Job, wish: Wish, captured: "Capture", cluster: Cluster, *, objective: Objective = "time"
-) -> "tuple[Choice, Profile]":
-    """Return the best plan for `cluster`, and the profile that it was found with.
+) -> "tuple[Choice, tuple[Profile, ...]]":
+    """Return the best plan for `cluster`, and the profiles that it was found with.
 
     Raises:   PlanError: nothing fits the wish or the memory.
     """
@@ -98,15 +99,15 @@ def best(
     options = [option for option in found if not isinstance(option, PlanError)]
     if not options:
         raise problems[0]
-    first, profile, _ = min(options, key=lambda option: option[2].score(objective))
+    first, profiles, _ = min(options, key=lambda option: option[2].score(objective))
     others = [option for option in options if option[0] is not first]
     plan = _with_reason(first.plan, [(o.plan.joined, c) for o, _, c in others])
-    return first._replace(plan=plan), profile
+    return first._replace(plan=plan), profiles
 
 
 def _options(
     job: Job, wish: Wish, captured: "Capture", cluster: Cluster, objective: Objective
-) -> "Iterator[tuple[Choice, Profile, Candidate] | PlanError]":
+) -> "Iterator[tuple[Choice, tuple[Profile, ...], Candidate] | PlanError]":
     """Yield for each way of joining micro-batches the best plan."""
     from penstock.graph.merge import merged, merges
 
@@ -121,12 +122,12 @@ def _options(
             except GraphError:
                 continue
         joined = merged(job, count)
-        profile = profiled(step, joined, cluster)
+        profiles = profiled(step, joined, cluster)
         try:
             with face.progress("searching") as update:
                 plan, everything = search(
                     step.graph,
-                    profile,
+                    profiles,
                     cluster,
                     micro_batches=joined.micro_batches,
                     objective=objective,
@@ -137,7 +138,7 @@ def _options(
         except PlanError as problem:
             yield problem
             continue
-        yield Choice(joined, step, replace(plan, joined=count)), profile, everything[0]
+        yield Choice(joined, step, replace(plan, joined=count)), profiles, everything[0]
 
 
 def _with_reason(plan: Plan, others: list[tuple[int, Candidate]]) -> Plan:
@@ -158,13 +159,13 @@ def _with_reason(plan: Plan, others: list[tuple[int, Candidate]]) -> Plan:
 
 
 def save(
-    folder: Path, captured: "Capture", plan: Plan, profile: "Profile", cluster: Cluster
+    folder: Path, captured: "Capture", plan: Plan, profiles: "Sequence[Profile]", cluster: Cluster
 ) -> None:
     """Write the plan and all that its prediction was made from."""
-    _, timeline = evaluate(captured.graph, profile, cluster, plan)
+    _, timeline = evaluate(captured.graph, profiles, cluster, plan)
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
     captured.graph.save(folder / "graph.json")
-    profile.save(folder / "profile.json")
+    save_profiles(profiles, folder / "profile.json")
     cluster.save(folder / "cluster.toml")
     timeline.save(folder / "predicted.trace.json")

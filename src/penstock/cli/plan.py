@@ -42,9 +42,9 @@ def plan(  # noqa: PLR0913 - the flags of a command
         captured = prepare.traced(loaded)
         _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks)
-        found, profile = best(loaded, wish, captured, there, objective=aim)
+        found, profiles = best(loaded, wish, captured, there, objective=aim)
     if out is not None:
-        saved.save_plan(out, found.plan, saved.Basis(found.captured.graph, profile, there))
+        saved.save_plan(out, found.plan, saved.Basis(found.captured.graph, profiles, there))
     if as_json:
         face.show_json(found.plan.to_json())
     else:

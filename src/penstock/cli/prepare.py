@@ -49,15 +49,36 @@ def machines(path: Path | None, ranks: int | None) -> Cluster:
         return replace(cluster, inside=measure_link())
 
 
-def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "Profile":
-    """Return the profile of the step on this machine, beside as many ranks as a host will have."""
+def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "tuple[Profile, ...]":
+    """Return a profile of the step for each kind of device of the cluster.
+
+    That of this machine (as `Cluster.here` names it) is measured, beside as many ranks as a host
+    will have; others are estimated.
+    Raises:   ClusterError: a device that is not here has no FLOP/s for the dtype of a product.
+    """
+    from penstock.profile.estimate import estimated, kinds_of
+    from penstock.profile.measure import optimizer_state
+    from penstock.profile.of_graph import kind_here
+
+    kinds, here = kinds_of(cluster), kind_here()
+    state = optimizer_state(captured, job) if any(kind.name != here for kind in kinds) else 0.0
+    return tuple(
+        _measured(captured, job, cluster, here)
+        if kind.name == here
+        else estimated(captured.graph, kind, state)
+        for kind in kinds
+    )
+
+
+def _measured(captured: "Capture", job: Job, cluster: Cluster, kind: str) -> "Profile":
     from penstock.cluster.machine import detect
     from penstock.profile.store import default_folder, measured
 
-    busiest = max(host.num_devices for host in cluster.hosts)
+    busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
     beside = max(0, min(busiest, detect().cores) - 1)
     with face.busy("measuring every op"):
-        return measured(captured, job, beside=beside, folder=default_folder(), tell=_tell)
+        profile = measured(captured, job, beside=beside, folder=default_folder(), tell=_tell)
+    return replace(profile, kind=kind)
 
 
 def _tell(path: Path) -> None:

@@ -95,7 +95,8 @@ def load(folder: Path) -> "Run":
     basis = saved.load_basis(plan, chosen)
     timeline = Timeline.load(trace)
     try:
-        return measured_run(chosen, basis.graph, timeline, basis.profile, basis.cluster)
+        profile, *_ = basis.profiles  # of this machine, the only kind that a run has
+        return measured_run(chosen, basis.graph, timeline, profile, basis.cluster)
     except TimelineError as problem:
         hint = "the folder holds files of two runs: train again"
         message = f"{trace} is not of the plan beside it: {problem.message}"

@@ -1,4 +1,4 @@
-"""Saved: a plan's file, and beside it the graph, the profile and the cluster it was made with.
+"""Saved: a plan's file, and beside it the graph, the profiles and the cluster it was made with.
 
 With `plan.json` they are `graph.json`, `profile.json` and `cluster.toml`; with another name, like
 `fast.json`, they are `fast.graph.json` and so on, so that several plans can share a folder.
@@ -8,30 +8,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.cluster import Cluster
+from penstock.cluster.order import placed
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Plan, check_fits
 from penstock.profile import Profile
+from penstock.profile.kinds import load_profiles, save_profiles
 
 
 class Basis(NamedTuple):
-    """What a plan is simulated with."""
+    """What a plan is simulated with; a profile for each kind of device."""
 
     graph: Graph
-    profile: Profile
+    profiles: tuple[Profile, ...]
     cluster: Cluster
 
 
 def save_plan(path: Path, plan: Plan, basis: Basis) -> None:
     """Write the plan and what it was made with; the plan last, so that it is never without.
 
+    The hosts of the cluster are written in the order that the plan has.
+
     Raises:   OSError: no room or no permission; no file is left that was not there.
     """
     files = _files(path)
     new = [file for file in files if not file.exists()]
     try:
-        for part, file in zip(basis, files, strict=True):
-            part.save(file)
+        basis.graph.save(files[0])
+        save_profiles(basis.profiles, files[1])
+        placed(basis.cluster, plan.hosts).save(files[2])
         plan.save(path)
     except OSError:
         for file in new:
@@ -56,7 +61,7 @@ def load_basis(path: Path, plan: Plan) -> Basis:
     except PlanError as problem:
         hint = "give --job JOB, or make the plan again with `penstock plan --out`"
         raise PlanError(f"{files[0]} is of another plan: {problem.message}", hint=hint) from problem
-    return Basis(graph, Profile.load(files[1]), Cluster.load(files[2]))
+    return Basis(graph, load_profiles(files[1]), Cluster.load(files[2]))
 
 
 def _files(path: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import face, prepare, saved
 from penstock.cli.choose import for_plan
-from penstock.errors import ClusterError
+from penstock.errors import ClusterError, ProfileError
 from penstock.files import Json
 from penstock.job import load_job
 from penstock.plan import Plan
@@ -44,8 +44,12 @@ def simulate(
             f"the plan is for {chosen.total_ranks} ranks, the cluster has {basis.cluster.num_ranks}"
         )
         raise ClusterError(message, hint="give a larger --cluster, or another plan")
-    with face.busy("simulating"):
-        found, timeline = evaluate(*basis, chosen)
+    try:
+        with face.busy("simulating"):
+            found, timeline = evaluate(*basis, chosen)
+    except ProfileError as problem:  # of a device that the plan was not made for
+        hint = "give --job JOB too: it is traced, and measured or estimated for these machines"
+        raise ProfileError(problem.message, hint=hint) from problem
     if trace is not None:
         timeline.save(trace)
     document = _document(found, timeline, basis, trace)
@@ -63,8 +67,8 @@ def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> sav
         loaded = load_job(job)
         joined, captured = for_plan(loaded, plan, prepare.traced(loaded))
         there = prepare.machines(cluster, None if cluster else plan.total_ranks)
-        profile = prepare.profiled(captured, joined, there)
-    return saved.Basis(captured.graph, profile, there)
+        profiles = prepare.profiled(captured, joined, there)
+    return saved.Basis(captured.graph, profiles, there)
 
 
 def _document(

@@ -57,6 +57,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         op_s=tuple(s * factor[node.phase] for node, s in rows),
         workspace_bytes=workspaces(capture, inputs),
         call_s=call_s,
+        kind="",
         **optimizer,
     )
 
@@ -265,6 +266,25 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
         "update_workspace_per_byte": _peak_bytes(optimizer.step) / size,
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
     }
+
+
+def optimizer_state(capture: Capture, job: Job) -> float:
+    """Return the bytes of optimizer state per byte of parameter, by one step on small stand-ins.
+
+    A stand-in has at most 64 in each dimension; states of one number are not counted.
+    Ignores:  states that grow otherwise than the weights, as Adafactor's rows and columns.
+    """
+    wanted = [weight for weight in capture.model.parameters() if weight.requires_grad]
+    shapes = [[min(size, 64) for size in weight.shape] for weight in wanted]
+    rows = zip(wanted, shapes, strict=True)
+    weights = [torch.nn.Parameter(torch.zeros(shape, dtype=one.dtype)) for one, shape in rows]
+    optimizer = job.optimizer(weights)
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    values = (value for states in optimizer.state.values() for value in states.values())
+    held = (v.numel() * v.element_size() for v in values if isinstance(v, Tensor) and v.dim())
+    return sum(held) / max(1, sum(w.numel() * w.element_size() for w in weights))
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:

@@ -1,14 +1,19 @@
-"""Measure a graph: by the job that it was traced from, or one that traces to it."""
+"""Profiles of a graph: measured here, or estimated for a cluster; by the job it was traced from."""
 
+from dataclasses import replace
+
+from penstock.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.traced import capture_of
 from penstock.job import Job
+from penstock.profile.estimate import estimated, kinds_of
 from penstock.profile.profile import Profile
 
 
 def measure(graph: Graph, job: Job | None = None, *, beside: int = 0) -> Profile:
     """Return the profile of `graph` on this machine, one thread.
 
+    Its kind is that of `Cluster.here`: "cpu", or the name of the accelerator.
     job:      needed for a graph that was loaded from a file.
     beside:   other ranks that will compute at the same time on this host.
     Ignores:  what messages cost (that is the Cluster's) and reading the data.
@@ -22,6 +27,27 @@ def measure(graph: Graph, job: Job | None = None, *, beside: int = 0) -> Profile
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return measure_capture(captured, known, beside=beside)
+        profile = measure_capture(captured, known, beside=beside)
     finally:
         torch.set_num_threads(threads)
+    return replace(profile, kind=kind_here())
+
+
+def estimate(graph: Graph, cluster: Cluster, job: Job | None = None) -> tuple[Profile, ...]:
+    """Return a profile of `graph` for each kind of device of `cluster`, from the device's peaks.
+
+    job:      needed for a graph that was loaded from a file: it says what the optimizer keeps.
+    Ignores:  what `estimated` and `optimizer_state` ignore.
+    Raises:   GraphError: no job is known, or it traces to another graph.
+              ClusterError: a device has no FLOP/s for the dtype of a product.
+    """
+    from penstock.profile.measure import optimizer_state
+
+    captured, known = capture_of(graph, job)
+    state = optimizer_state(captured, known)
+    return tuple(estimated(graph, kind, state) for kind in kinds_of(cluster))
+
+
+def kind_here() -> str:
+    """Return the name that `Cluster.here` gives to the devices of this machine."""
+    return Cluster.here(1).devices[0].name

@@ -37,6 +37,7 @@ class Profile:
     state_bytes_per_byte:     optimizer state held per byte of parameter.
     update_workspace_per_byte:   held while the optimizer runs, per byte of parameter.
     copy_s_per_byte:          copying a version of the weights.
+    kind:       name of the device kind of a cluster that it is of; "" for any.
     """
 
     graph: str
@@ -53,6 +54,7 @@ class Profile:
     state_bytes_per_byte: float
     update_workspace_per_byte: float
     copy_s_per_byte: float
+    kind: str = ""
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):
@@ -77,10 +79,13 @@ class Profile:
             f"{1e3 * self.micro_batch_s:.2f} ms per micro-batch"
         )
 
+    def to_json(self) -> dict[str, Json]:
+        """Return the profile as JSON values."""
+        return {"penstock": "profile", **json.loads(json.dumps(asdict(self)))}
+
     def save(self, path: Path | str) -> None:
         """Write the profile as JSON."""
-        content: dict[str, Json] = {"penstock": "profile", **json.loads(json.dumps(asdict(self)))}
-        write_text(path, json.dumps(content))
+        write_text(path, json.dumps(self.to_json()))
 
     @classmethod
     def load(cls, path: Path | str) -> "Profile":
@@ -88,10 +93,18 @@ class Profile:
 
         Raises:   ProfileError: missing, damaged or no profile.
         """
-        content = read_json(path, ProfileError, "profile")
-        if content.pop("penstock", None) != "profile":
+        return cls.from_json(read_json(path, ProfileError, "profile"), path)
+
+    @classmethod
+    def from_json(cls, content: Json, path: Path | str) -> "Profile":
+        """Return the profile that `content` says, as `to_json` gave it; it was read from `path`.
+
+        Raises:   ProfileError: damaged or no profile.
+        """
+        if not isinstance(content, dict) or content.get("penstock") != "profile":
             raise ProfileError(f"{path} is JSON, but no profile", hint="measure again")
         fields = json.loads(json.dumps(content))
+        del fields["penstock"]
         try:
             for name in ("op_s", "workspace_bytes"):
                 fields[name] = tuple(fields[name])

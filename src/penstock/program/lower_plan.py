@@ -1,6 +1,7 @@
 """Lower a plan: its stages cut from the graph, its schedule built, messages added."""
 
 import inspect
+from functools import cache
 
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.cut import cut
@@ -59,6 +60,7 @@ def shares_ranks(schedule: str) -> bool:
     return "num_ranks" in inspect.signature(find(schedule)).parameters
 
 
+@cache
 def trains(schedule: str) -> bool:
     """Return whether a schedule has a backward pass."""
     return bool((find(schedule)(1, 1).orders.kinds != F).any())
@@ -83,18 +85,23 @@ def ranks_of(schedule: str, num_stages: int, num_micro_batches: int) -> int:
 
 
 def lower_plan(
-    plan: Plan, graph: Graph, *, num_steps: int = 1, stages: Stages | None = None
+    plan: Plan,
+    graph: Graph,
+    *,
+    num_steps: int = 1,
+    stages: Stages | None = None,
+    schedule: Schedule | None = None,
 ) -> Program:
     """Return the program of `plan`: one step, or a window of `num_steps` if it is asynchronous.
 
-    stages:   what `stages_of` returns for the plan, where that is at hand.
+    stages, schedule:   what `stages_of` and `schedule_of` return for it, where that is at hand.
     Raises:   PlanError: the plan is for another graph.  GraphError: a cut that cannot be.
               ScheduleError: no such schedule, or one that cannot be built for these sizes.
     """
     stages = stages_of(plan, graph) if stages is None else stages
     nodes = graph.nodes
     return lower_schedule(
-        schedule_of(plan, num_steps=num_steps),
+        schedule or schedule_of(plan, num_steps=num_steps),
         edges=[Edge(e.kind, e.source, e.target, e.size_bytes) for e in stages.edges],
         tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
         replicas=plan.replicas,

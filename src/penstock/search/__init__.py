@@ -1,7 +1,7 @@
-"""Search: the fastest, cheapest or smallest plan, every candidate simulated exactly."""
+"""Search: the fastest, cheapest or smallest plan, simulated exactly."""
 
-from penstock.search.search import Candidate as Candidate
-from penstock.search.search import Objective as Objective
-from penstock.search.search import Wish as Wish
+from penstock.search.candidate import Candidate as Candidate
+from penstock.search.candidate import Objective as Objective
 from penstock.search.search import evaluate as evaluate
 from penstock.search.search import search as search
+from penstock.search.shapes import Wish as Wish

@@ -1,4 +1,4 @@
-"""Balance: where to cut so that the slowest stage is as fast as it can be."""
+"""Balance: where to cut so that the slowest stage is as fast as it can be, on its own device."""
 
 import bisect
 import itertools
@@ -17,25 +17,38 @@ def balanced_cuts(graph: Graph, op_s: Sequence[float], num_stages: int) -> tuple
     Ignores:  messages (they break ties), ops that are repeated in several stages.
     Raises:   PlanError: fewer cut points than needed.
     """
+    return balanced_cuts_on(graph, (op_s,), ((0,),) * num_stages)
+
+
+def balanced_cuts_on(
+    graph: Graph, op_s: Sequence[Sequence[float]], devices: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Return what `balanced_cuts` does, where stage s runs on the kinds of device devices[s].
+
+    op_s[kind] has the seconds of each node on that kind; where a stage runs on several, the slowest
+    counts.  Ignores and raises as it.
+    """
     points = graph.cut_points
-    if num_stages - 1 > len(points):
+    if len(devices) - 1 > len(points):
         raise PlanError(
-            f"{num_stages} stages need {num_stages - 1} cut points; the model has {len(points)}",
+            f"{len(devices)} stages need {len(devices) - 1} cut points; "
+            f"the model has {len(points)}",
             hint=f"use at most {len(points) + 1} stages",
         )
-    before = _seconds_before(graph, op_s)
-    slowest = _least_slowest(before, num_stages)
-    return _fewest_bytes(before, [p.forward_bytes for p in points], num_stages, slowest)
+    by_kind = [seconds_before(graph, seconds) for seconds in op_s]
+    rows = [[by_kind[kind] for kind in kinds] for kinds in devices]
+    slowest = _least_slowest(rows)
+    return _fewest_bytes(rows, [p.forward_bytes for p in points], slowest)
 
 
 def stage_seconds(graph: Graph, op_s: Sequence[float], cuts: Sequence[int]) -> tuple[float, ...]:
     """Return the seconds of each stage's forward and backward ops, if cut at `cuts`."""
-    before = _seconds_before(graph, op_s)
+    before = seconds_before(graph, op_s)
     ends = [0, *(c + 1 for c in cuts), len(before) - 1]
     return tuple(before[b] - before[a] for a, b in itertools.pairwise(ends))
 
 
-def _seconds_before(graph: Graph, op_s: Sequence[float]) -> list[float]:
+def seconds_before(graph: Graph, op_s: Sequence[float]) -> list[float]:
     """Return the seconds of all ops before each cut point; first 0, last those of all."""
     places = [point.at for point in graph.cut_points]
     per_piece = [0.0] * (len(places) + 1)
@@ -45,39 +58,47 @@ def _seconds_before(graph: Graph, op_s: Sequence[float]) -> list[float]:
     return [0.0, *itertools.accumulate(per_piece)]
 
 
-def _least_slowest(before: Sequence[float], num_stages: int) -> float:
-    """Return the least seconds that the slowest of `num_stages` stages can have.
+_Rows = Sequence[Sequence[Sequence[float]]]  # [stage][kind of it] -> seconds before each piece
 
-    before[k + 1] - before[k] is the time of piece k; a stage is one or more pieces.
-    """
-    pieces = len(before) - 1
-    best = list(before)  # of the first pieces, up to each, as one stage
-    for stages in range(2, num_stages + 1):
+
+def _took(kinds: Sequence[Sequence[float]], first: int, end: int) -> float:
+    """Return the seconds of pieces first .. end - 1 on the slowest of these kinds."""
+    if len(kinds) == 1:
+        return kinds[0][end] - kinds[0][first]
+    return max(before[end] - before[first] for before in kinds)
+
+
+def _least_slowest(rows: _Rows) -> float:
+    """Return the least seconds that the slowest stage can have; a stage is one or more pieces."""
+    pieces = len(rows[0][0]) - 1
+    best = [_took(rows[0], 0, end) for end in range(pieces + 1)]
+    for stages, kinds in enumerate(rows[1:], 2):
         best = [
             min(
-                (max(best[k], before[end] - before[k]) for k in range(stages - 1, end)), default=inf
+                (max(best[k], _took(kinds, k, end)) for k in range(stages - 1, end)),
+                default=inf,
             )
             for end in range(pieces + 1)
         ]
     return best[pieces]
 
 
-def _fewest_bytes(
-    before: Sequence[float], sizes: Sequence[int], num_stages: int, slowest: float
-) -> tuple[int, ...]:
+def _fewest_bytes(rows: _Rows, sizes: Sequence[int], slowest: float) -> tuple[int, ...]:
     """Return the cuts over which fewest bytes cross, of those with no stage slower than `slowest`.
 
     sizes[k] cross between pieces k and k + 1.  Of several, the first in dictionary order.
     """
-    pieces = len(before) - 1
-    best = [(0.0, ()) if seconds <= slowest else (inf, ()) for seconds in before]
-    for stages in range(2, num_stages + 1):
+    pieces = len(rows[0][0]) - 1
+    best: list[tuple[float, tuple[int, ...]]] = [
+        (0.0, ()) if _took(rows[0], 0, end) <= slowest else (inf, ()) for end in range(pieces + 1)
+    ]
+    for stages, kinds in enumerate(rows[1:], 2):
         following: list[tuple[float, tuple[int, ...]]] = []
         for end in range(pieces + 1):
             options = (
                 (best[k][0] + sizes[k - 1], (*best[k][1], k - 1))
                 for k in range(stages - 1, end)
-                if before[end] - before[k] <= slowest
+                if _took(kinds, k, end) <= slowest
             )
             following.append(min(options, default=(inf, ())))
         best = following

@@ -5,14 +5,15 @@ from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.graph.traced import Traced
 from penstock.plan import Plan
-from penstock.profile import Profile
-from penstock.search.search import Objective, Wish
+from penstock.profile import Profiles
+from penstock.search.candidate import Objective
 from penstock.search.search import search as search_all
+from penstock.search.shapes import Wish
 
 
 def search(
     graph: Graph,
-    profile: Profile,
+    profiles: Profiles,
     cluster: Cluster,
     *,
     objective: Objective = "time",
@@ -33,7 +34,7 @@ def search(
         raise PlanError(message, hint="give micro_batches=, or the graph that `trace` returned")
     plan, _ = search_all(
         graph,
-        profile,
+        profiles,
         cluster,
         micro_batches=micro_batches,
         objective=objective,

@@ -1,14 +1,17 @@
 """Simulate a program by a profile: the stages that it was lowered from are priced first."""
 
 from penstock.cluster import Cluster
-from penstock.profile import Profile
+from penstock.cluster.order import placed
+from penstock.errors import ProfileError
+from penstock.profile import Profiles
+from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import schedule_of
 from penstock.program.of_plan import origin_of
 from penstock.program.program import Program
 from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
-from penstock.simulate.price import costs_of, memory_of
+from penstock.simulate.price import costs_of, held_of, memory_on
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs
 from penstock.timeline import Timeline
@@ -16,7 +19,7 @@ from penstock.timeline import Timeline
 
 def simulate(
     program: Program,
-    seconds: Profile | Costs | Recorded | Seconds,
+    seconds: Profiles | Costs | Recorded | Seconds,
     cluster: Cluster | None = None,
     *,
     memory: Memory | None = None,
@@ -24,17 +27,28 @@ def simulate(
 ) -> Timeline:
     """Return the timeline of one window of `program`, in seconds from its start.
 
-    seconds:  a profile of the graph that the program was lowered with (then the bytes held are
-              known too), a table of costs, a function of the action, or what was recorded of a run.
-    Without a `cluster`, messages and collectives take no time.
+    seconds:  a profile of the graph that the program was lowered with, or one for each kind of
+              device (then the bytes held are known too); a table of costs; a function of the
+              action; or what was recorded of a run.
+    Without a `cluster`, messages and collectives take no time, and there is one profile.
+    With one, its hosts are put in the order that the plan has.
     Raises:   ProgramError: a profile, but the program was not lowered from a plan.
-              ProfileError: the profile is of another graph.
+              ProfileError: the profile is of another graph, or none is of a rank's device.
               ClusterError: too few ranks, or no link where a message goes.
     """
-    if not isinstance(seconds, Profile):
+    if isinstance(seconds, Costs | Recorded) or callable(seconds):
         return simulate_costs(program, seconds, cluster, memory=memory, spans=spans)
     plan, graph, stages = origin_of(program)
+    profiles, places = as_tuple(seconds), (0,) * program.num_ranks
+    if cluster is not None:
+        cluster = placed(cluster, plan.hosts)
+        places = places_of(profiles, cluster, program.num_ranks)
+    elif len(profiles) > 1:
+        hint = "give the cluster too"
+        raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     alive = weight_copies(schedule_of(plan, num_steps=program.num_steps))
-    costs = costs_of(graph, stages, seconds, alive)
-    held = memory or memory_of(graph, stages, seconds, program, alive)
+    costs = costs_of(graph, stages, profiles, alive)
+    held = memory or memory_on(
+        [held_of(graph, stages, profile, alive) for profile in profiles], program, places
+    )
     return simulate_costs(program, costs, cluster, memory=held, spans=spans)

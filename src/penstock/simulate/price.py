@@ -1,6 +1,7 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,8 @@ from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.memory import peak_with_workspace
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
-from penstock.profile import Profile
+from penstock.profile import Profile, Profiles
+from penstock.profile.kinds import as_tuple
 from penstock.program.program import Program
 from penstock.schedule.orders import KINDS
 from penstock.simulate.costs import Costs, Memory
@@ -17,26 +19,37 @@ from penstock.simulate.costs import Costs, Memory
 _SEGMENTS: tuple[SegmentKind, ...] = ("F", "B", "I", "W")
 
 
-def costs_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()) -> Costs:
-    """Return the seconds of F, B, I, W and U of every stage on the profiled device.
+def costs_of(
+    graph: Graph, stages: Stages, profiles: Profiles, versions: Sequence[int] = ()
+) -> Costs:
+    """Return the seconds of F, B, I, W and U of every stage on each profiled kind of device.
 
     The sum of the segment's ops, call_s, and for B and W adding up the gradients.  U: the
     optimizer, and a copy of the weights where more than one of the `versions` is held.
+    A single profile is taken for any device.
     Ignores:  reading the data.
     """
-    check_profile(graph, profile)
-    seconds = np.zeros((len(KINDS), len(stages.stages), 1))
-    for stage in stages.stages:
-        updated = _trained_bytes(graph, stage, reached=True)
-        for kind in _SEGMENTS:
-            seconds[KINDS.index(kind), stage.index, 0] = _segment_s(
-                graph, stage.segment(kind), profile
-            )
-        update_s = profile.update_s + updated * profile.update_s_per_byte
-        if len(versions) > stage.index and versions[stage.index] > 1:
-            update_s += _trained_bytes(graph, stage) * profile.copy_s_per_byte
-        seconds[KINDS.index("U"), stage.index, 0] = update_s
-    return Costs(seconds)
+    row = as_tuple(profiles)
+    seconds = np.zeros((len(KINDS), len(stages.stages), len(row)))
+    for at, profile in enumerate(row):
+        check_profile(graph, profile)
+        for stage in stages.stages:
+            seconds[:, stage.index, at] = _stage_s(graph, stage, profile, versions)
+    return Costs(seconds, tuple(p.kind for p in row) if len(row) > 1 else ("",))
+
+
+def _stage_s(
+    graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int]
+) -> NDArray[np.float64]:
+    seconds = np.zeros(len(KINDS))
+    updated = _trained_bytes(graph, stage, reached=True)
+    for kind in _SEGMENTS:
+        seconds[KINDS.index(kind)] = _segment_s(graph, stage.segment(kind), profile)
+    update_s = profile.update_s + updated * profile.update_s_per_byte
+    if len(versions) > stage.index and versions[stage.index] > 1:
+        update_s += _trained_bytes(graph, stage) * profile.copy_s_per_byte
+    seconds[KINDS.index("U")] = update_s
+    return seconds
 
 
 def _segment_s(graph: Graph, segment: Segment, profile: Profile) -> float:
@@ -45,6 +58,21 @@ def _segment_s(graph: Graph, segment: Segment, profile: Profile) -> float:
     added = sum(graph.nodes[p].size_bytes for p, _ in segment.gradients)
     computed = sum(profile.op_s[op] for op in segment.ops)
     return computed + profile.call_s + added * profile.accumulate_s_per_byte
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Bytes of the stages on one kind of device, whatever ranks they live on.
+
+    transient, net  [kind, stage], as in Memory; undo: more held after an update, until validated
+    start           [stage]: weights, buffers; with a backward also gradients, optimizer state and
+                    older versions
+    """
+
+    transient: NDArray[np.int64]
+    net: NDArray[np.int64]
+    undo: tuple[int, ...]
+    start: tuple[int, ...]
 
 
 def memory_of(
@@ -57,6 +85,31 @@ def memory_of(
     `segment_memory` with the measured workspace, and the batch where a stage reads it.
     Ignores:  message buffers of the transport; fragmentation.
     """
+    held = held_of(graph, stages, profile, versions)
+    return memory_on([held], program, [0] * program.num_ranks)
+
+
+def memory_on(held: Sequence[Held], program: Program, places: Sequence[int]) -> Memory:
+    """Return the memory of the ranks of `program`; rank r is on the device of held[places[r]].
+
+    Where a stage lives on unlike devices, its actions are taken to need what the worst needs.
+    """
+    used = [held[place] for place in sorted(set(places))]
+    transient, net = used[0].transient, used[0].net
+    for other in used[1:]:
+        transient = np.maximum(transient, other.transient)
+    if any(reduce.how == "validate" for reduce in program.code.reductions):
+        net = net.copy()
+        net[KINDS.index("U")] = np.max([each.undo for each in used], axis=0)
+    start = [
+        sum(held[place].start[stage] for stage in program.stages_of(rank))
+        for rank, place in enumerate(places)
+    ]
+    return Memory(np.array(start, np.int64), transient, net)
+
+
+def held_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()) -> Held:
+    """Return the bytes of the stages on the device of `profile`."""
     check_profile(graph, profile)
     count = len(stages.stages)
     transient = np.zeros((len(KINDS), count), np.int64)
@@ -72,19 +125,14 @@ def memory_of(
         updated = _trained_bytes(graph, stage, reached=True)
         at_update = int(updated * profile.update_workspace_per_byte)
         transient[KINDS.index("U"), stage.index] = at_update
-    if any(reduce.how == "validate" for reduce in program.code.reductions):
-        for stage in stages.stages:
-            net[KINDS.index("U"), stage.index] = _undo_bytes(graph, stage, profile)
-    held = [
+    undo = tuple(_undo_bytes(graph, stage, profile) for stage in stages.stages)
+    start = tuple(
         _held_bytes(graph, stage, profile, versions)
         if stages.has_gradients
         else sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers))
         for stage in stages.stages
-    ]
-    start = [
-        sum(held[stage] for stage in program.stages_of(rank)) for rank in range(program.num_ranks)
-    ]
-    return Memory(np.array(start, np.int64), transient, net)
+    )
+    return Held(transient, net, undo, start)
 
 
 def _add_batch(

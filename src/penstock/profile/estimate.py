@@ -1,0 +1,55 @@
+"""Estimate: the profile of a graph on a device that is not here, from the peaks of the device.
+
+Ops by their roofline (roofline.py).  Adding gradients, the optimizer and copies of weights by the
+bytes that they move; an optimizer reads weight, gradient and state, and writes weight and state.
+"""
+
+from penstock.cluster import Cluster, DeviceKind
+from penstock.graph.graph import Graph
+from penstock.profile.profile import Profile
+from penstock.profile.roofline import DEFAULT, Efficiency, op_seconds
+
+_CALL_S = 30e-6  # of Python, per segment: what measured profiles of CPU hosts have
+_UPDATE_LAUNCHES = 12  # of an optimizer that takes all weights at once
+_UPDATE_WORKSPACE = 1.0  # bytes per byte: such an optimizer holds a temporary of every weight
+
+
+def estimated(
+    graph: Graph,
+    device: DeviceKind,
+    state_bytes_per_byte: float,
+    efficiency: Efficiency = DEFAULT,
+) -> Profile:
+    """Return the profile that `graph` would have on `device`.
+
+    state_bytes_per_byte:  optimizer state held per byte of parameter.
+    Ignores:  what ops hold only while they run; what other ranks of the host take from it; all
+              that roofline.py ignores.
+    Raises:   ClusterError: the device has no FLOP/s for the dtype of a product.
+    """
+    share = dict(efficiency.share)["element-wise"]
+    byte_s = 1 / (device.memory_bytes_per_s * share)
+    return Profile(
+        graph=graph.digest,
+        device=device.name,
+        versions="",
+        how="estimated",
+        beside=0,
+        op_s=op_seconds(graph, device, efficiency),
+        workspace_bytes=(0,) * len(graph.nodes),
+        call_s=_CALL_S,
+        accumulate_s_per_byte=3 * byte_s,
+        update_s_per_byte=(3 + 2 * state_bytes_per_byte) * byte_s,
+        update_s=_UPDATE_LAUNCHES * efficiency.launch_s,
+        state_bytes_per_byte=state_bytes_per_byte,
+        update_workspace_per_byte=_UPDATE_WORKSPACE,
+        copy_s_per_byte=2 * byte_s,
+        kind=device.name,
+    )
+
+
+def kinds_of(cluster: Cluster) -> tuple[DeviceKind, ...]:
+    """Return the kinds of device that the hosts of a cluster have, in the order of the hosts."""
+    names = dict.fromkeys(host.device for host in cluster.hosts)
+    by_name = {kind.name: kind for kind in cluster.devices}
+    return tuple(by_name[name] for name in names)

@@ -1,0 +1,157 @@
+"""Bounds: seconds that no simulation of a plan can be below, without simulating it.
+
+A rank computes all its actions one after another, then sums and updates.  Where every stage
+reads what the stage before it made, its first action has to wait for the stages before (fill);
+where backward passes hand gradients on and are not split, those of the stages before come after
+its last one (drain).
+
+    fill + computes + the greater of sums + updates, and drain
+
+Ignores:  messages, and that a rank waits between its actions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.graph.cut import cut
+from penstock.graph.graph import Graph
+from penstock.graph.owners import owners_of
+from penstock.profile import Profile
+from penstock.schedule import Schedule
+from penstock.schedule.orders import KINDS, B, F, I, U, W
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """How many actions of each kind every rank does of each stage: number[kind, rank, stage].
+
+    first   stage of the first action of each rank
+    last    stage of the last action of each rank, where no backward pass is split; else 0
+    """
+
+    number: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+    @property
+    def forward(self) -> NDArray[np.int64]:
+        """Return the forwards [rank, stage]; what is above 0 lives there."""
+        return self.number[F]
+
+
+def counts_of(schedule: Schedule) -> Counts:
+    """Return the counts of one step of a synchronous schedule."""
+    orders = schedule.orders
+    number = np.zeros((len(KINDS), len(orders), schedule.num_stages), np.int64)
+    ranks = np.repeat(np.arange(len(orders)), np.diff(orders.offsets))
+    np.add.at(number, (orders.kinds, ranks, orders.stages), 1)
+    number[U] = number[F] > 0
+    first, last = orders.stages[orders.offsets[:-1]], orders.stages[orders.offsets[1:] - 1]
+    split = number[I].any() or number[W].any()
+    ends = np.zeros(len(orders), np.int64) if split else last.astype(np.int64)
+    return Counts(number, first.astype(np.int64), ends)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Seconds [kind, stage, kind of device] of the actions, and whether stages are in a chain."""
+
+    action_s: Floats
+    fills: bool
+    drains: bool
+
+
+def longest_s(
+    counts: Counts, work: Work, places: Sequence[int], ends_s: Floats | None = None
+) -> float:
+    """Return the bound of a step, in seconds.
+
+    places   of every rank of all replicas, the kind of its device
+    ends_s   of every rank of one replica, what it waits for after its computes
+    """
+    number, seconds = counts.number, work.action_s
+    ranks = number.shape[1]
+    computes = np.einsum("krs,ksd->rd", number[:U], seconds[:U])
+    after = np.einsum("rs,sd->rd", number[U], seconds[U])
+    if ends_s is not None:
+        after = after + ends_s[:, None]
+    start = _before(seconds[F], counts.first) if work.fills else np.zeros(ranks)
+    if work.drains:
+        after = np.maximum(after, _before(seconds[B], counts.last)[:, None])
+    total = start[:, None] + computes + after
+    position = np.arange(len(places)) % ranks
+    return float(total[position, list(places)].max())
+
+
+def _before(seconds: Floats, stages: NDArray[np.int64]) -> Floats:
+    """Return the seconds of all stages before each of `stages`, on the fastest kind of device."""
+    return np.concatenate([[0.0], np.cumsum(seconds.min(axis=1))])[stages]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Seconds of the ops between neighbouring cut points, added up from the input on.
+
+    before_s      [F or B, pieces before it, kind of device]
+    fills, drains whether each piece reads what the one before it made, forward and backward
+    """
+
+    before_s: Floats
+    fills: bool
+    drains: bool
+
+    def between(self, cuts: Sequence[int]) -> Work:
+        """Return the work of the stages between `cuts`, each action at its least."""
+        ends = [0, *(c + 1 for c in cuts), self.before_s.shape[1] - 1]
+        forward, backward = np.diff(self.before_s[:, ends], axis=1)
+        seconds = np.zeros((len(KINDS), *forward.shape))
+        seconds[F], seconds[B], seconds[W] = forward, backward, backward  # W: that of I and W
+        return self.chained(seconds)
+
+    def chained(self, action_s: Floats) -> Work:
+        """Return the work of stages that take `action_s`."""
+        return Work(action_s, self.fills, self.drains)
+
+
+def pieces_of(graph: Graph, profiles: Sequence[Profile]) -> Pieces:
+    """Return the pieces of `graph`, with the ops that a step computes in whatever way it is cut.
+
+    Left out are those that stages repeat for themselves, and sums of gradients of one parameter,
+    which are not made where its uses are cut apart.
+    """
+    owners = owners_of(graph, [point.at for point in graph.cut_points])
+    (whole,) = cut(graph).stages
+    sums = _sums(graph)
+    ops = {*whole.forward.ops, *whole.backward.ops} - sums
+    ops = {op for op in ops if not owners.free[op]}
+    seconds = np.zeros((2, owners.num_stages + 1, len(profiles)))
+    linked = np.zeros((2, owners.num_stages), np.bool_)
+    for op in sorted(ops):
+        node, piece = graph.nodes[op], owners.stage_of[op]
+        phase = int(node.phase == "B")
+        seconds[phase, piece + 1] += [profile.op_s[op] for profile in profiles]
+        towards = piece + (1 if phase else -1)
+        linked[phase, piece] |= any(
+            source in ops
+            and owners.stage_of[source] == towards
+            and graph.nodes[source].phase == node.phase
+            for source in node.inputs
+        )
+    fills, drains = bool(linked[0, 1:].all()), bool(linked[1, :-1].all())
+    return Pieces(seconds.cumsum(axis=1), fills, drains)
+
+
+def _sums(graph: Graph) -> set[int]:
+    found, stack = set[int](), [g for g in graph.gradients.values() if g is not None]
+    while stack:
+        value = stack.pop()
+        node = graph.nodes[value]
+        if node.target == "aten.add.Tensor" and node.phase == "B" and value not in found:
+            found.add(value)
+            stack.extend(node.inputs)
+    return found

@@ -1,0 +1,217 @@
+"""Judge: simulates plans for one graph on one cluster; what plans share is computed once.
+
+Before a plan is simulated it has two bounds, which its step cannot be below:
+
+    rough   from the seconds of pieces between cut points: nothing is cut
+    bound   from the seconds of the plan's own stages, its updates and its sums over replicas
+
+Both are those of the busiest rank (bounds.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cluster import Cluster
+from penstock.cluster.order import placed
+from penstock.errors import GraphError, ScheduleError
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Stages
+from penstock.plan import Plan
+from penstock.profile import Profiles
+from penstock.profile.kinds import as_tuple, places_of
+from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.schedule import Schedule, weight_copies
+from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, pieces_of
+from penstock.search.candidate import Candidate, Objective
+from penstock.simulate import Costs, simulate
+from penstock.simulate.price import Held, check_profile, costs_of, held_of, memory_on
+from penstock.timeline import Timeline, peak_bytes, step_s
+from penstock.units import format_bytes
+
+_WINDOW = 8  # steps over which an asynchronous schedule is simulated
+_ROUNDING = 1 - 1e-9  # sums of a bound are made in another order than those of a simulation
+
+
+class _Priced(NamedTuple):
+    """Stages with their seconds and bytes on each kind of device."""
+
+    stages: Stages
+    costs: Costs
+    held: tuple[Held, ...]
+
+
+class Judge:
+    """Says what plans of `graph` on `cluster` give.
+
+    profiles:  one for any device, or one for each kind of device.
+    Raises:    ProfileError: a profile of another graph, or none of a device that the cluster has.
+    """
+
+    def __init__(self, graph: Graph, profiles: Profiles, cluster: Cluster) -> None:
+        self.graph, self.cluster, self.profiles = graph, cluster, as_tuple(profiles)
+        for profile in self.profiles:
+            check_profile(graph, profile)
+        self._clusters: dict[tuple[str, ...], Cluster] = {}
+        self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._schedules: dict[tuple[str, int, int, int, int], Schedule] = {}
+        self._counts: dict[tuple[str, int, int, int, int], Counts] = {}
+        self._priced: dict[tuple[object, ...], _Priced] = {}
+
+    def cluster_of(self, hosts: tuple[str, ...]) -> Cluster:
+        """Return the cluster with `hosts` first."""
+        if hosts not in self._clusters:
+            self._clusters[hosts] = placed(self.cluster, hosts)
+        return self._clusters[hosts]
+
+    def places(self, hosts: tuple[str, ...], num_ranks: int) -> tuple[int, ...]:
+        """Return for each rank the place of its device's profile."""
+        known = self._places.get(hosts, ())
+        if len(known) < num_ranks:
+            known = self._places[hosts] = places_of(
+                self.profiles, self.cluster_of(hosts), num_ranks
+            )
+        return known[:num_ranks]
+
+    def schedule(self, plan: Plan, num_steps: int = 1) -> Schedule:
+        """Return the schedule of a plan.
+
+        Raises:   ScheduleError: it cannot be built for these sizes.
+        """
+        key = plan.schedule, plan.num_stages, plan.num_micro_batches, plan.num_ranks, num_steps
+        if key not in self._schedules:
+            self._schedules[key] = schedule_of(plan, num_steps=num_steps)
+        return self._schedules[key]
+
+    def holders(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
+        """Return for each stage the ranks of the first replica on which it lives."""
+        lives = self._counts_of(plan).forward > 0
+        return tuple(tuple(np.flatnonzero(column).tolist()) for column in lives.T)
+
+    # -- simulation -------------------------------------------------------------------------------
+
+    def candidate(self, plan: Plan) -> Candidate:
+        """Return what the simulation of `plan` says; refused where it cannot be or does not fit."""
+        try:
+            candidate, _ = self.simulated(plan, spans=False)
+        except (GraphError, ScheduleError) as problem:
+            return Candidate(plan, float("inf"), (), 0.0, refused=problem.message)
+        cluster = self.cluster_of(plan.hosts)
+        for rank, peak in enumerate(candidate.peak_bytes):
+            cap = cluster.device_of(rank).memory_bytes
+            if peak > cap:
+                why = f"rank {rank} would hold {format_bytes(peak)} of {format_bytes(cap)}"
+                return replace(candidate, refused=why)
+        return candidate
+
+    def lacking_bytes(self, candidate: Candidate) -> int:
+        """Return the bytes that all ranks together hold above what their devices have."""
+        cluster = self.cluster_of(candidate.plan.hosts)
+        rows = enumerate(candidate.peak_bytes)
+        return sum(max(0, peak - cluster.device_of(rank).memory_bytes) for rank, peak in rows)
+
+    def simulated(self, plan: Plan, *, spans: bool) -> tuple[Candidate, Timeline]:
+        """Return what the simulation of `plan` says, and its timeline."""
+        if is_asynchronous(plan):
+            timeline = self._window(plan, _WINDOW, spans=spans)
+            half = self._window(plan, _WINDOW // 2, spans=False)
+            seconds = (step_s(timeline) - step_s(half)) / (_WINDOW - _WINDOW // 2)
+        else:
+            timeline = self._window(plan, 1, spans=spans)
+            seconds = step_s(timeline)
+        usd = self._usd_per_s(plan) * seconds
+        return Candidate(plan, seconds, peak_bytes(timeline), usd), timeline
+
+    def _window(self, plan: Plan, steps: int, *, spans: bool) -> Timeline:
+        schedule = self.schedule(plan, steps)
+        alive = weight_copies(schedule) if is_asynchronous(plan) else ()
+        stages, costs, held = self._price(plan, alive)
+        program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
+        memory = memory_on(held, program, self.places(plan.hosts, program.num_ranks))
+        cluster = self.cluster_of(plan.hosts)
+        return simulate(program, costs, cluster, memory=memory, spans=spans)
+
+    def _price(self, plan: Plan, alive: Sequence[int] = ()) -> _Priced:
+        key = plan.cuts, plan.recompute, tuple(alive)
+        if key not in self._priced:
+            stages = stages_of(plan, self.graph)
+            costs = costs_of(self.graph, stages, self.profiles, alive)
+            held = tuple(held_of(self.graph, stages, p, alive) for p in self.profiles)
+            self._priced[key] = _Priced(stages, costs, held)
+        return self._priced[key]
+
+    def _usd_per_s(self, plan: Plan) -> float:
+        cluster = self.cluster_of(plan.hosts)
+        return sum(cluster.device_of(r).usd_per_hour for r in range(plan.total_ranks)) / 3600
+
+    # -- bounds -----------------------------------------------------------------------------------
+
+    def rough(self, plan: Plan, objective: Objective) -> float:
+        """Return what the first number of the plan's score cannot be below; cheap."""
+        if objective == "memory" or is_asynchronous(plan):
+            return 0.0
+        work = self._pieces.between(plan.cuts)
+        places = self.places(plan.hosts, plan.total_ranks)
+        seconds = longest_s(self._counts_of(plan), work, places)
+        return _ROUNDING * self._score(plan, objective, seconds)
+
+    def bound(self, plan: Plan, objective: Objective) -> float:
+        """Return what the first number of the plan's score cannot be below; the plan is cut."""
+        if is_asynchronous(plan):
+            return 0.0
+        try:
+            stages, costs, held = self._price(plan)
+        except GraphError:
+            return 0.0
+        places, counts = self.places(plan.hosts, plan.total_ranks), self._counts_of(plan)
+        if objective == "memory":
+            return _most_held(counts, held, places)
+        seconds = longest_s(
+            counts, self._pieces.chained(costs.action_s), places, self._ends_s(plan, stages)
+        )
+        return _ROUNDING * self._score(plan, objective, seconds)
+
+    def _score(self, plan: Plan, objective: Objective, seconds: float) -> float:
+        if objective == "cost":
+            return self._usd_per_s(plan) * seconds or seconds * plan.total_ranks
+        return seconds
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return pieces_of(self.graph, self.profiles)
+
+    def _counts_of(self, plan: Plan) -> Counts:
+        key = plan.schedule, plan.num_stages, plan.num_micro_batches, plan.num_ranks, 1
+        if key not in self._counts:
+            self._counts[key] = counts_of(self.schedule(plan))
+        return self._counts[key]
+
+    def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:
+        """Return for each rank of a replica what it sums over ranks when it has computed all."""
+        counts, cluster = self._counts_of(plan), self.cluster_of(plan.hosts)
+        ends_s = np.zeros(plan.num_ranks)
+        for stage in stages.stages:
+            holders = np.flatnonzero(counts.forward[:, stage.index])
+            firsts = range(0, plan.total_ranks, plan.num_ranks)
+            ranks = [first + rank for first in firsts for rank in holders.tolist()]
+            if len(ranks) > 1:
+                size = sum(self.graph.nodes[p].size_bytes for p in stage.parameters)
+                ends_s[holders] += cluster.all_reduce_s(size, ranks)
+        return ends_s
+
+
+def _most_held(counts: Counts, held: Sequence[Held], places: Sequence[int]) -> float:
+    """Return the bytes that the fullest rank holds from the start."""
+    ranks = len(counts.forward)
+    return max(
+        sum(
+            size
+            for stage, size in enumerate(held[place].start)
+            if counts.forward[at % ranks, stage]
+        )
+        for at, place in enumerate(places)
+    )

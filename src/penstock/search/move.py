@@ -1,0 +1,85 @@
+"""Move: the cuts of a candidate moved while that makes it better."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from penstock.graph.graph import Graph
+from penstock.plan import Plan
+from penstock.search.candidate import Candidate, Objective
+from penstock.search.judge import Judge
+
+_ALL_CUTS = 2000  # ways to cut, of which all are considered
+_MOST = 32  # of them that are simulated
+
+
+def with_cuts(graph: Graph, plan: Plan, cuts: Iterable[int]) -> Plan:
+    """Return `plan` cut elsewhere, into as many stages."""
+    row = tuple(cuts)
+    return replace(plan, cuts=row, cut_names=tuple(graph.cut_points[c].name for c in row))
+
+
+def polish(judge: Judge, best: Candidate, objective: Objective) -> Candidate:
+    """Move one cut at a time to a neighbouring cut point while that makes the candidate better."""
+    improved = True
+    while improved:
+        improved = False
+        for plan in _neighbours(judge.graph, best.plan):
+            other = judge.candidate(plan)
+            if not other.refused and other.score(objective) < best.score(objective):
+                best, improved = other, True
+                break
+    return best
+
+
+def recut(judge: Judge, start: Candidate, objective: Objective) -> Candidate:
+    """Return the best candidate that other cuts of `start` give; refused where none was found.
+
+    Where there are not too many ways to cut, all are simulated whose bound is not above the best,
+    32 at most; then single cuts are moved: while the plan does not fit, so that it lacks less
+    memory, then as `polish` does.
+    """
+    best, graph = start, judge.graph
+    count = len(start.plan.cuts)
+    if math.comb(len(graph.cut_points), count) <= _ALL_CUTS:
+        ways = itertools.combinations(range(len(graph.cut_points)), count)
+        plans = [with_cuts(graph, start.plan, cuts) for cuts in ways]
+        rows = sorted((judge.rough(plan, objective), at) for at, plan in enumerate(plans))
+        for bound, at in rows[:_MOST]:
+            if not best.refused and bound > best.score(objective)[0]:
+                break
+            best = _better(best, judge.candidate(plans[at]), objective)
+    if best.refused:
+        best = _fitted(judge, best)
+    return best if best.refused else polish(judge, best, objective)
+
+
+def _better(best: Candidate, other: Candidate, objective: Objective) -> Candidate:
+    if other.refused:
+        return best
+    is_better = bool(best.refused) or other.score(objective) < best.score(objective)
+    return other if is_better else best
+
+
+def _fitted(judge: Judge, best: Candidate) -> Candidate:
+    """Move one cut at a time while fewer bytes lack; refused still where that does not end at 0."""
+    lacking = judge.lacking_bytes(best)
+    improved = True
+    while lacking and improved:
+        improved = False
+        for plan in _neighbours(judge.graph, best.plan):
+            other = judge.candidate(plan)
+            if other.peak_bytes and judge.lacking_bytes(other) < lacking:
+                best, lacking, improved = other, judge.lacking_bytes(other), True
+                break
+    return best
+
+
+def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:
+    for at in range(len(plan.cuts)):
+        for by in (-1, 1):
+            cuts = list(plan.cuts)
+            cuts[at] += by
+            if 0 <= cuts[at] < len(graph.cut_points) and cuts == sorted(set(cuts)):
+                yield with_cuts(graph, plan, cuts)

@@ -1,0 +1,155 @@
+"""Reasons: why a plan is the best, decision by decision, by the best that decides otherwise."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from penstock.cluster import Host
+from penstock.plan import By, Decision, Plan
+from penstock.search.balance import seconds_before
+from penstock.search.candidate import Candidate
+from penstock.search.field import Field
+from penstock.search.judge import Judge
+from penstock.search.shapes import Wish
+from penstock.units import format_bytes, format_seconds
+
+
+def reasons(
+    best: Candidate, field: Field, judge: Judge, wish: Wish, devices: Sequence[Sequence[int]]
+) -> tuple[Decision, ...]:
+    """Return the decisions of the best candidate, each with the best that decides otherwise.
+
+    devices:  for each stage the kinds of device that it runs on, as places among the profiles.
+    """
+
+    def by(wanted: object) -> By:
+        return "user" if wanted is not None else "search"
+
+    def against(name: str, wanted: object, value: Callable[[Plan], object]) -> str:
+        if wanted is not None:
+            return "asked for"
+        return _against(best, field, judge, name, value)
+
+    plan = best.plan
+    ranks = against("ranks", wish.ranks, lambda p: p.total_ranks)
+    replicas = against("replicas", wish.replicas, lambda p: p.replicas)
+    stages = against("number of stages", wish.stages, lambda p: p.num_stages)
+    schedule = against("schedule", wish.schedule, lambda p: p.schedule)
+    again = against("recompute", wish.recompute, lambda p: any(p.recompute))
+    per = f"{plan.num_micro_batches} per replica"
+    cuts = ", ".join(plan.cut_names) or "uncut"
+    return (
+        Decision("ranks", str(plan.total_ranks), by(wish.ranks), ranks),
+        *_hosts(best, field, judge),
+        Decision("replicas", str(plan.replicas), by(wish.replicas), replicas),
+        Decision("stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), stages),
+        Decision("cuts", cuts, "search", _balance(judge, plan, devices)),
+        Decision("schedule", plan.schedule, by(wish.schedule), schedule),
+        Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
+        Decision("recompute", _yes_no(plan), by(wish.recompute), again),
+        _rests_on(judge),
+    )
+
+
+def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
+    """Return the decision which hosts to use in which order, where there is more than one."""
+    if len(judge.cluster.hosts) == 1:
+        return ()
+    plan = best.plan
+    why = _against(best, field, judge, "order of hosts", lambda p: _order_of(judge, p))
+    there, used = judge.cluster_of(plan.hosts), _order_of(judge, plan)
+    holding = [there.host_of(rank).name for rank in range(plan.total_ranks)]
+    words: list[str] = []
+    for _, group in itertools.groupby(there.hosts[: len(used)], lambda h: (h.device, h.region)):
+        row = list(group)
+        ranks = [rank for rank, name in enumerate(holding) if name in {host.name for host in row}]
+        words.append(f"{_names(row)} ({_span(ranks)} on {_kind(judge, row[0])})")
+    idle = there.hosts[len(used) :]
+    for _, group in itertools.groupby(idle, lambda h: (h.device, h.region)):
+        row = list(group)
+        count = sum(host.num_devices for host in row)
+        words.append(f"idle {_names(row)} ({count} {_kind(judge, row[0])})")
+    return (Decision("hosts", ", ".join(words), "search", why),)
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    names = [host.name for host in hosts]
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
+
+
+def _kind(judge: Judge, host: Host) -> str:
+    kind = next(kind for kind in judge.cluster.devices if kind.name == host.device)
+    return f"{kind.name}, preemptible" if kind.preemptible else kind.name
+
+
+def _order_of(judge: Judge, plan: Plan) -> tuple[str, ...]:
+    there = judge.cluster_of(plan.hosts)
+    return tuple(dict.fromkeys(there.host_of(rank).name for rank in range(plan.total_ranks)))
+
+
+def _span(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+def _balance(judge: Judge, plan: Plan, devices: Sequence[Sequence[int]]) -> str:
+    """Return the seconds of each stage on its slowest device, with its name where they differ."""
+    by_kind = [seconds_before(judge.graph, profile.op_s) for profile in judge.profiles]
+    ends = [0, *(c + 1 for c in plan.cuts), len(by_kind[0]) - 1]
+    slowest = [
+        max((by_kind[kind][end] - by_kind[kind][start], kind) for kind in kinds)
+        for kinds, (start, end) in zip(devices, itertools.pairwise(ends), strict=True)
+    ]
+    words = [format_seconds(seconds) for seconds, _ in slowest]
+    if len({kind for _, kind in slowest}) > 1:
+        names = (judge.profiles[kind].kind for _, kind in slowest)
+        words = [f"{word} on {name}" for word, name in zip(words, names, strict=True)]
+    return "per micro-batch: " + ", ".join(words)
+
+
+def _rests_on(judge: Judge) -> Decision:
+    """Return what the seconds of each kind of device rest on, those of idle ones too."""
+    value = ", ".join(f"{row.kind or row.device} {row.how}" for row in judge.profiles)
+    why = "a micro-batch: " + ", ".join(
+        f"{format_seconds(row.micro_batch_s)} on {row.kind or row.device}" for row in judge.profiles
+    )
+    return Decision("seconds", value, "only choice", why)
+
+
+def _yes_no(plan: Plan) -> str:
+    stages = [str(stage) for stage, again in enumerate(plan.recompute) if again]
+    return f"stages {', '.join(stages)}" if stages else "none"
+
+
+def _against(
+    best: Candidate, field: Field, judge: Judge, name: str, value: Callable[[Plan], object]
+) -> str:
+    """Return the best candidate that decides otherwise, in words."""
+    own = value(best.plan)
+
+    def differs(plan: Plan) -> bool:
+        return value(plan) != own
+
+    first = next((at for at, plan in enumerate(field.plans) if differs(plan)), None)
+    if first is None:
+        return "nothing else is possible"
+    found = field.best(1, differs)
+    if not found:
+        return f"every other {name} was refused: {field.made(first).refused}"
+    other = found[0]
+    plan = other.plan
+    used = _order_of(judge, plan)
+    where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(used)}"
+    what = f"{plan.replicas} x {plan.num_stages} stages{where}, {plan.schedule}"
+    if any(plan.recompute):
+        what += ", recompute"
+    peak = max(other.peak_bytes)
+    slower, larger = _times(other.step_s, best.step_s), _times(peak, max(best.peak_bytes))
+    paid = field.objective == "cost" and best.usd > 0
+    usd = f", {other.usd:.3g} usd, {_times(other.usd, best.usd)}" if paid else ""
+    return (
+        f"the best otherwise ({what}): {format_seconds(other.step_s)}, {slower} of this{usd}, and "
+        f"{format_bytes(peak)}, {larger}"
+    )
+
+
+def _times(other: float, own: float) -> str:
+    return f"{other / own:.2f}x" if own else "against none"

@@ -1,0 +1,130 @@
+"""Shapes: every (hosts, ranks, replicas, depth, schedule, stages) that a search tries."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from penstock.cluster import Cluster
+from penstock.cluster.order import host_orders, placed
+from penstock.errors import PlanError, ScheduleError
+from penstock.graph.graph import Graph
+from penstock.program.lower_plan import has_window, on_ranks, ranks_of, shares_ranks, trains
+from penstock.schedule import SCHEDULES
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user decided beforehand; None leaves it to the search."""
+
+    ranks: int | None = None
+    replicas: int | None = None
+    stages: int | None = None
+    schedule: str | None = None
+    recompute: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is decided before the cuts; `hosts` as in a Plan."""
+
+    replicas: int
+    num_ranks: int
+    stages: int
+    schedule: str
+    num_micro_batches: int
+    hosts: tuple[str, ...] = ()
+
+
+def shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> Iterator[Shape]:
+    """Yield what `wish` leaves, on the first ranks in every order of hosts that is worth trying.
+
+    First those on the hosts as they stand in the cluster.
+    """
+    sizes = list(_sizes(graph, cluster.num_ranks, micro_batches, wish))
+    seen: set[tuple[str, ...]] = set()
+    for order in host_orders(cluster):
+        there = placed(cluster, order)
+        holding = [there.host_of(rank).name for rank in range(cluster.num_ranks)]
+        for ranks, row in itertools.groupby(sizes, lambda size: size.replicas * size.num_ranks):
+            if (key := tuple(holding[:ranks])) in seen:
+                continue
+            seen.add(key)
+            used = tuple(dict.fromkeys(key))
+            standing = tuple(host.name for host in cluster.hosts[: len(used)])
+            hosts = () if used == standing else used
+            yield from (replace(size, hosts=hosts) for size in row)
+
+
+def _sizes(graph: Graph, most: int, micro_batches: int, wish: Wish) -> Iterator[Shape]:
+    for ranks in range(1, most + 1):
+        if wish.ranks not in (None, ranks):
+            continue
+        for replicas in range(1, ranks + 1):
+            if (
+                ranks % replicas
+                or micro_batches % replicas
+                or wish.replicas not in (None, replicas)
+            ):
+                continue
+            if ranks == replicas and _wants_pipeline(graph, most, wish):
+                continue
+            yield from _pipelines(
+                graph, ranks // replicas, replicas, micro_batches // replicas, wish
+            )
+
+
+def _wants_pipeline(graph: Graph, num_ranks: int, wish: Wish) -> bool:
+    """Return whether a schedule is wished for and there can be a pipeline to have it."""
+    most = (wish.ranks or num_ranks) // (wish.replicas or 1)
+    return wish.schedule is not None and min(most, len(graph.cut_points) + 1) > 1
+
+
+def _pipelines(
+    graph: Graph, num_ranks: int, replicas: int, num_micro_batches: int, wish: Wish
+) -> Iterator[Shape]:
+    names = [wish.schedule] if wish.schedule else _synchronous(num_ranks)
+    most = len(graph.cut_points) + 1
+    for name in names:
+        for stages in _stage_counts(name, num_ranks) if wish.stages is None else (wish.stages,):
+            if 1 <= stages <= most and on_ranks(name, stages, num_micro_batches, num_ranks):
+                yield Shape(replicas, num_ranks, stages, name, num_micro_batches)
+
+
+def _synchronous(num_ranks: int) -> list[str]:
+    """Return the schedules that are tried if none is wished for; on one rank all are the same."""
+    names = [make.__name__ for make in SCHEDULES]
+    return (
+        [n for n in names if trains(n) and not has_window(n)] if num_ranks > 1 else ["one_f_one_b"]
+    )
+
+
+def _stage_counts(schedule: str, num_ranks: int) -> tuple[int, ...]:
+    """Return the numbers of stages to try: two or three on a rank, where they share ranks."""
+    if shares_ranks(schedule):
+        return 2 * num_ranks, 3 * num_ranks
+    return num_ranks, num_ranks - 1  # fewer than ranks, where one of them lives on several
+
+
+def nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> PlanError:
+    """Return the error that says why there is no shape."""
+    most = len(graph.cut_points) + 1
+    if wish.stages is not None and wish.stages > most:
+        message = (
+            f"{wish.stages} stages need {wish.stages - 1} cut points; the model has {most - 1}"
+        )
+        return PlanError(message, hint=f"use at most {most} stages")
+    names = [name for name in Wish.__dataclass_fields__ if getattr(wish, name) is not None]
+    asked = ", ".join(f"{name} {getattr(wish, name)}" for name in names) or "anything"
+    there = f"{cluster.num_ranks} ranks, {most - 1} cut points"
+    message = f"no plan fits {asked}: {there}, {micro_batches} micro-batches a step"
+    return PlanError(message, hint=_what_would_fit(micro_batches, wish))
+
+
+def _what_would_fit(micro_batches: int, wish: Wish) -> str:
+    if wish.schedule is None or wish.stages is None:
+        return "ask for less, or leave more to the search"
+    try:
+        ranks = ranks_of(wish.schedule, wish.stages, micro_batches)
+    except ScheduleError as problem:
+        return problem.hint or problem.message
+    return f"{wish.schedule} puts {wish.stages} stages on {ranks} ranks: give --ranks {ranks}"

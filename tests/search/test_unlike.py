@@ -1,0 +1,231 @@
+"""Search on unlike devices against every order, every cut; memory of each device; reasons."""
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.errors import ClusterError, PlanError, ProfileError
+from penstock.graph.graph import Graph
+from penstock.plan import plan_by_hand
+from penstock.profile import Profile
+from penstock.program.of_plan import lower
+from penstock.search import Wish, evaluate, search
+from penstock.search.judge import Judge
+from penstock.simulate.of_program import simulate
+from penstock.timeline import step_s
+from tests.search.chains import chain, chains, profile_of
+
+NEAR, FAR = Link(0.01, 200.0, overhead_s=0.01), Link(0.3, 40.0, overhead_s=0.01)
+
+
+def times(profile: Profile, slower: float, kind: str) -> Profile:
+    return replace(profile, op_s=tuple(s * slower for s in profile.op_s), kind=kind)
+
+
+def unlike(*memory: int, regions: str = "", usd: tuple[float, ...] = (0, 0, 0)) -> Cluster:
+    """Return hosts of one device each: "a", "b", ..., of a kind of its own with so much memory."""
+    rows = list(zip("abc", memory, usd, regions or "x" * len(memory), strict=False))
+    kinds = tuple(DeviceKind(n, size, (), 1.0, price) for n, size, price, _ in rows)
+    hosts = tuple(Host(n, n, 1, region) for n, _, _, region in rows)
+    return Cluster(kinds, hosts, NEAR, NEAR, FAR)
+
+
+def everything(
+    graph: Graph, profiles: list[Profile], cluster: Cluster, count: int, schedule: str
+) -> list[float]:
+    """Return the seconds of every plan that fits, on 2 ranks or more: every order and cut."""
+    found = []
+    names = [host.name for host in cluster.hosts]
+    for ranks in range(2, len(names) + 1):
+        for hosts in itertools.permutations(names, ranks):
+            for cuts in itertools.combinations(range(len(graph.cut_points)), ranks - 1):
+                plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=count)
+                plan = replace(plan, hosts=hosts)
+                made, _ = evaluate(graph, profiles, cluster, plan)
+                memory = {kind.name: kind.memory_bytes for kind in cluster.devices}
+                if all(p <= memory[h] for p, h in zip(made.peak_bytes, hosts, strict=True)):
+                    found.append(made.step_s)
+    return found
+
+
+@settings(max_examples=25)
+@given(
+    chains(3, 5),
+    st.sampled_from([(1, 2), (2, 1), (1, 4), (1, 2, 3), (3, 1, 1), (1, 3, 2)]),
+    st.sampled_from(["one_f_one_b", "gpipe"]),
+    st.sampled_from([2, 6]),
+    st.sampled_from(["xxx", "xyx", "xxy"]),
+    st.sampled_from([10**9, 600, 300]),
+)
+def test_plan_is_the_best_of_all_orders_and_cuts(
+    pair, slower, schedule: str, count: int, regions: str, memory: int
+) -> None:
+    graph, profile = pair
+    profiles = [times(profile, k, name) for k, name in zip(slower, "abc", strict=False)]
+    cluster = unlike(memory, *(10**9,) * (len(slower) - 1), regions=regions)
+    best = min(everything(graph, profiles, cluster, count, schedule), default=None)
+    wish = Wish(replicas=1, schedule=schedule, recompute=False)
+    if best is None:
+        with pytest.raises(PlanError, match="no plan is possible"):
+            search(graph, profiles, cluster, micro_batches=count, wish=wish)
+        return
+    for prune in (True, False):
+        plan, _ = search(graph, profiles, cluster, micro_batches=count, prune=prune, wish=wish)
+        assert plan.predicted.step_s == pytest.approx(best)
+        made, _ = evaluate(graph, profiles, cluster, plan)
+        assert made.step_s == plan.predicted.step_s
+
+
+def test_device_that_is_twice_as_fast_gets_about_twice_the_layers() -> None:
+    graph = chain([1] * 30, [1] * 30)
+    profile = profile_of(graph, [1] * 30)
+    profiles = [times(profile, 2, "a"), times(profile, 1, "b")]
+    wish = Wish(schedule="one_f_one_b", ranks=2)
+    plan, _ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=8, wish=wish)
+    first = plan.cuts[0] + 1
+    order = plan.hosts or ("a", "b")
+    shares = {order[0]: first, order[1]: 30 - first}
+    assert 1.7 <= shares["b"] / shares["a"] <= 2.3
+
+
+def test_slow_device_is_left_idle_where_it_does_not_help() -> None:
+    graph = chain([1, 1], [1, 1])
+    profile = profile_of(graph, [1, 1])
+    profiles = [times(profile, 100, "a"), times(profile, 1, "b")]
+    plan, _ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
+    assert (plan.hosts, plan.total_ranks) == (("b",), 1)
+    by_name = {decision.what: decision for decision in plan.decisions}
+    assert by_name["hosts"].value == "b (rank 0 on b), idle a (1 a)"
+    assert "on a" in by_name["hosts"].why
+
+
+def test_cheap_device_is_taken_where_cost_is_the_objective() -> None:
+    graph = chain([1, 1], [1, 1])
+    profile = profile_of(graph, [1, 1])
+    profiles = [times(profile, 1, "a"), times(profile, 2, "b")]
+    cluster = unlike(10**9, 10**9, usd=(10.0, 1.0))
+    plan, _ = search(graph, profiles, cluster, micro_batches=4, objective="cost")
+    assert plan.hosts == ("b",)
+    assert plan.predicted.usd == pytest.approx(plan.predicted.step_s / 3600)
+    by_name = {decision.what: decision for decision in plan.decisions}
+    assert " usd, " in by_name["hosts"].why
+
+
+def test_each_device_is_held_to_its_own_memory() -> None:
+    graph = chain([50] * 6, [1] * 6)
+    profile = profile_of(graph, [1] * 6)
+    profiles = [times(profile, 1, "a"), times(profile, 1, "b")]
+    wish = Wish(schedule="one_f_one_b", ranks=2, recompute=False)
+    for small in (170, 270, 370):
+        cluster = unlike(small, 10**9)
+        plan, _ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
+        order = plan.hosts or ("a", "b")
+        assert plan.predicted.peak_bytes[order.index("a")] <= small
+    with pytest.raises(PlanError, match=r"rank \d would hold"):
+        search(graph, profiles, unlike(90, 90), micro_batches=4, wish=wish)
+
+
+def test_rank_is_held_to_the_memory_of_the_host_that_the_plan_puts_it_on() -> None:
+    graph = chain([50, 50], [1, 1])
+    judge = Judge(graph, profile_of(graph, [1, 1]), unlike(10, 10**9))
+    plan = plan_by_hand(graph, (0,), "gpipe", num_micro_batches=2)
+    refused = [judge.candidate(replace(plan, hosts=hosts)).refused for hosts in ((), ("b", "a"))]
+    assert [why[:6] for why in refused] == ["rank 0", "rank 1"]
+
+
+def test_plan_that_does_not_fit_anywhere_near_is_moved_until_it_does() -> None:
+    graph = chain([50] * 68, [1] * 68)
+    profile = profile_of(graph, [1] * 68)
+    profiles = [times(profile, 1, "a"), times(profile, 2, "b"), times(profile, 2, "c")]
+    wish = Wish(schedule="one_f_one_b", ranks=3, recompute=False)
+    cluster = unlike(900, 10**9, 10**9)
+    plan, _ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
+    order = plan.hosts or ("a", "b", "c")
+    assert plan.predicted.peak_bytes[order.index("a")] <= 900
+
+
+def test_alike_devices_of_two_names_get_the_plan_of_one_kind() -> None:
+    graph = chain([3, 4, 5, 6], [2, 3, 1, 2])
+    profile = profile_of(graph, [1, 2, 1, 3])
+    kind = DeviceKind("a", 10**9, (), 1.0)
+    hosts = (Host("h", "a", 1), Host("i", "a", 1))
+    one = Cluster((kind,), hosts, NEAR, NEAR, FAR)
+    two = Cluster(
+        (kind, replace(kind, name="b")), (hosts[0], replace(hosts[1], device="b")), NEAR, NEAR
+    )
+    wish = Wish(schedule="one_f_one_b", ranks=2)
+    alike, _ = search(graph, profile, one, micro_batches=4, wish=wish)
+    other, _ = search(graph, profile, two, micro_batches=4, wish=wish)
+    assert (other.cuts, other.hosts, other.predicted) == (alike.cuts, (), alike.predicted)
+
+
+def test_slow_link_is_crossed_once_and_where_few_bytes_cross() -> None:
+    graph = chain([1] * 4, [9, 1, 9, 9])
+    profile = profile_of(graph, [1] * 4)
+    kinds = (DeviceKind("a", 10**9, (), 1.0),)
+    hosts = tuple(Host(f"h{k}", "a", 1, region) for k, region in enumerate("xyxy"))
+    cluster = Cluster(kinds, hosts, NEAR, Link(0.0, 1e6), Link(0.2, 5.0))
+    wish = Wish(schedule="one_f_one_b", ranks=4, replicas=1)
+    plan, _ = search(graph, profile, cluster, micro_batches=8, wish=wish)
+    assert plan.hosts in (("h0", "h2", "h1", "h3"), ("h1", "h3", "h0", "h2"))
+
+
+def test_seconds_rest_on_what_the_decision_says() -> None:
+    graph = chain([1, 1], [1, 1])
+    profile = profile_of(graph, [1, 1])
+    profiles = [replace(times(profile, 2, "a"), how="measured"), times(profile, 1, "b")]
+    plan, _ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
+    (seconds,) = [d for d in plan.decisions if d.what == "seconds"]
+    assert seconds.value == "a measured, b estimated"
+    assert seconds.why == "a micro-batch: 10.0 s on a, 5.00 s on b"
+
+
+def test_device_without_a_profile_is_refused_by_name() -> None:
+    graph = chain([1, 1], [1, 1])
+    profile = times(profile_of(graph, [1, 1]), 1, "a")
+    with pytest.raises(ProfileError, match='no profile is of device "b"; there are profiles of a'):
+        search(graph, profile, unlike(10**9, 10**9), micro_batches=4)
+
+
+def test_program_of_a_plan_is_simulated_on_the_hosts_that_the_plan_names() -> None:
+    graph = chain([5, 5, 5], [1, 1, 1])
+    profile = profile_of(graph, [1, 1, 1])
+    profiles = [times(profile, 3, "a"), times(profile, 1, "b")]
+    cluster = unlike(10**9, 10**9)
+    plan = plan_by_hand(graph, (0,), "gpipe", num_micro_batches=4)
+    for hosts in ((), ("a", "b"), ("b", "a"), ("b",)):
+        there = replace(plan, hosts=hosts)
+        made, _ = evaluate(graph, profiles, cluster, there)
+        again = simulate(lower(there, graph), profiles, cluster)
+        assert step_s(again) == made.step_s
+    with pytest.raises(ClusterError, match='"z"'):
+        evaluate(graph, profiles, cluster, replace(plan, hosts=("z",)))
+    with pytest.raises(ProfileError, match="2 profiles, but no cluster"):
+        simulate(lower(plan, graph), profiles)
+
+
+def test_plan_does_not_depend_on_the_hash_seed() -> None:
+    program = (
+        "from tests.search.test_unlike import *\n"
+        "graph = chain([3, 4, 5, 6], [2, 3, 1, 2])\n"
+        "p = profile_of(graph, [1, 2, 1, 3])\n"
+        "ps = [times(p, k, n) for k, n in ((1, 'a'), (2, 'b'), (2, 'c'))]\n"
+        "print(search(graph, ps, unlike(10**9, 10**9, 10**9, regions='xyx'), micro_batches=2)[0])\n"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(printed) == 1
