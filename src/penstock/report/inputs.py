@@ -10,7 +10,7 @@ from typing import NamedTuple
 from penstock.errors import ReportError
 from penstock.files import Json
 from penstock.plan import Plan
-from penstock.timeline import SPAN_KINDS, Timeline, peak_bytes, step_s
+from penstock.timeline import Timeline, num_steps, peak_bytes, step_s
 
 RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"
 DAMAGED = "the file is damaged; run again, or take the file away and resume"
@@ -81,13 +81,6 @@ class Inputs:
 def at_rank(values: Sequence[int], rank: int) -> int | None:
     """Return the value of a rank, or None if there is none."""
     return values[rank] if rank < len(values) else None
-
-
-def num_steps(timeline: Timeline) -> int:
-    """Return how many optimizer steps a timeline covers: the steps of its updates, at least 1."""
-    spans = timeline.spans
-    updates = spans.micro_batches[spans.kinds == SPAN_KINDS.index("U")]
-    return max(1, len(set(updates.tolist())))
 
 
 def inputs_of(
