@@ -9,8 +9,8 @@ What is named: of these, what costs most seconds of a step beyond the prediction
 least CAUSE of the step.
 
     loader       data, on the rank that waits most for it
-    link         two ranks: what their messages are late or take to hand over, whichever is more,
-                 both ways; but no more than the two wait longer for messages than predicted
+    link         two ranks: what messages between them are late or take to hand over, whichever is
+                 more; but no more than the two wait longer for messages than predicted
     slow rank    computing beyond what the other ranks' pace (the lower median of measured /
                  predicted) lets expect of it
     compute      that pace itself: all ranks compute more slowly than predicted
@@ -30,7 +30,6 @@ Ignores:  that parts may run beside each other, so that mending one may gain les
 """
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -126,7 +125,7 @@ def bottleneck(measured: Breakdown, predicted: Breakdown | None = None) -> Bottl
     slowdown = step_s / predicted.step_s if predicted is not None and predicted.step_s else None
     about = f"a step takes {format_seconds(step_s)}"
     if slowdown is not None and predicted is not None:
-        about += f", {format_seconds(predicted.step_s)} was predicted ({slowdown - 1:+.0%})"
+        about += f", {slowdown:.2f} times the {format_seconds(predicted.step_s)} predicted"
         if slowdown <= 1 + FLAG:
             return _as_predicted(predicted, slowdown, about)
     greatest = max(_costs(measured, predicted), key=lambda cost: cost.lost_s)
@@ -226,16 +225,18 @@ def _pace(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
 
 def _links(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
     """Yield what messages cost between any two ranks."""
-    late: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for link in measured.links:
-        pair = min(link[:2]), max(link[:2])
-        late[pair] += max(link.late_s, link.handed_s)
     more_s = _longer_s(measured, predicted)
-    for pair, seconds in late.items():
-        lost = f"{format_seconds(seconds)} of every step"
-        evidence = f"messages between them are late, or are being handed over, for {lost}"
-        hint = "send less over it (other cuts), or put stages that talk on ranks that are near"
-        yield _Cost("link", pair, min(seconds, sum(more_s[r] for r in pair)), evidence, hint)
+    for first, second, late_s, handed_s in measured.links:
+        lost_s, pair = max(late_s, handed_s), (first, second)
+        goes_by = f"{format_seconds(lost_s)} of every step goes by while"
+        what = "one of them waits for a message that the other has sent"
+        what = what if late_s >= handed_s else "they hand messages over"
+        evidence = f"{goes_by} {what}"
+        hint = (
+            "send less over it (other cuts), put stages that talk on ranks that are near, and leave"
+            " each rank a core of its own"
+        )
+        yield _Cost("link", pair, min(lost_s, sum(more_s[r] for r in pair)), evidence, hint)
 
 
 def _longer_s(measured: Breakdown, predicted: Breakdown | None) -> list[float]:

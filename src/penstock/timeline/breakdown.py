@@ -66,14 +66,14 @@ _SLACK = 1e-6  # of the wall time: what clocks read one after another and sums o
 
 
 class Link(NamedTuple):
-    """Messages from one rank to another, in seconds of a step of a typical window.
+    """Messages between two ranks, in seconds of a step of a typical window.
 
-    late_s:    that the receiver waited for messages that the sender had begun to send.
-    handed_s:  that the sender took to hand them over, without waiting for room.
+    late_s:    in which one of them waited for a message that the other had begun to send.
+    handed_s:  that they took to hand messages over, without waiting for room.
     """
 
-    sender: int
-    receiver: int
+    first: int
+    second: int
     late_s: float
     handed_s: float
 
@@ -198,15 +198,15 @@ def breakdown_of(timeline: Timeline) -> Breakdown | None:
         times = [
             (spans.starts_s[chosen], spans.ends_s[chosen]) for chosen in (here & own, here & sums)
         ]
-        busy_s = _covered_s(*times[0])
+        busy_s = covered_s(*times[0])
         starts, ends = (np.concatenate(both) for both in zip(*times, strict=True))
-        row["collectives"] = max(0.0, _covered_s(starts, ends) - busy_s)
+        row["collectives"] = max(0.0, covered_s(starts, ends) - busy_s)
         row["waiting"] = max(0.0, whole_s - sum(row.values()))
         rows.append(tuple(row.values()))
     return Breakdown(num_steps(timeline), tuple(map(sum, rows)), tuple(rows))
 
 
-def _covered_s(starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]) -> float:
+def covered_s(starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]) -> float:
     """Return the seconds in which at least one of the spans runs."""
     order = np.argsort(starts_s, kind="stable")
     starts, ends = starts_s[order], np.maximum.accumulate(ends_s[order])
@@ -230,6 +230,7 @@ def table_of(measured: Breakdown, predicted: Breakdown | None = None) -> str:
     longest_s = max(one.step_s for one in both)
     unit, unit_s = next((u for u in _UNITS if longest_s >= 10 * u[1]), _UNITS[-1])
     rows = [(PART_WORDS[part], [one.of(part) for one in both]) for part in PARTS]
+    rows[-1] = PART_WORDS["once"], [measured.of("once")]
     shown = [row for row in rows if any(map(any, row[1]))]
     steps = [tuple(map(math.fsum, zip(*map(one.of, PARTS[:-1]), strict=True))) for one in both]
     shown.insert(len(shown) - any(measured.of("once")), ("a step", steps))

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.timeline.breakdown import PARTS, Breakdown, Link, Part
+import numpy as np
+
+from penstock.timeline.breakdown import PARTS, Breakdown, Link, Part, covered_s
 
 
 class Sent(NamedTuple):
@@ -95,20 +97,25 @@ def _row(one: Spent, least_s: dict[tuple[int, ...], float], written_s: float) ->
 
 
 def _links(spent: Sequence[Spent]) -> tuple[Link, ...]:
-    """Return how long messages were late, and took to hand over, for each sender and receiver.
-
-    A message is late while its receiver waits for it after its sender has begun to send it.
-    """
+    """Return how long messages were late, and took to hand over, between each two ranks."""
     handed: defaultdict[tuple[int, int], float] = defaultdict(float)
-    late: defaultdict[tuple[int, int], float] = defaultdict(float)
+    late: defaultdict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     begun: dict[tuple[int, int, int, int], float] = {}
     for rank, one in enumerate(spent):
         for edge, receiver, micro_batch, begun_s, ended_s in one.sent:
             begun[edge, rank, receiver, micro_batch] = begun_s
-            handed[rank, receiver] += (ended_s - begun_s) * one.free / one.steps_sent
+            pair = min(rank, receiver), max(rank, receiver)
+            handed[pair] += (ended_s - begun_s) * one.free / one.steps_sent
     for rank, one in enumerate(spent):
         for edge, sender, micro_batch, asked_s, had_s in one.taken:
-            begun_s = begun.get((edge, sender, rank, micro_batch), had_s)
-            late[sender, rank] += max(0.0, had_s - max(asked_s, begun_s)) / one.steps_sent
+            since_s = max(asked_s, begun.get((edge, sender, rank, micro_batch), had_s))
+            pair = min(rank, sender), max(rank, sender)
+            late[pair].append((min(since_s, had_s), had_s))
     pairs = sorted(handed.keys() | late.keys())
-    return tuple(Link(*pair, late[pair], handed[pair]) for pair in pairs)
+    steps = spent[0].steps_sent
+    return tuple(Link(*pair, _late_s(late[pair]) / steps, handed[pair]) for pair in pairs)
+
+
+def _late_s(times: Sequence[tuple[float, float]]) -> float:
+    columns = np.array(times, np.float64).reshape(-1, 2)
+    return covered_s(columns[:, 0], columns[:, 1])
