@@ -115,8 +115,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
             )
             watch.window(bound[id(program)], window)
             is_last = number == len(task.windows) - 1
-            with watch.meter.checkpoint(is_last=is_last):
-                _save_when_due(task, rank, first_step + program.num_steps, is_last=is_last)
+            _save_when_due(task, watch, first_step + program.num_steps, is_last=is_last)
         rank.settle()
     return watch.result(time.perf_counter())
 
@@ -149,12 +148,13 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def _save_when_due(task: Task, rank: Rank, step: int, *, is_last: bool) -> None:
-    every = task.checkpoint_every
+def _save_when_due(task: Task, watch: "_Watch", step: int, *, is_last: bool) -> None:
+    every, rank = task.checkpoint_every, watch.rank
     if task.checkpoints is None or not (is_last or (every and step % every == 0)):
         return
-    rank.settle()
-    save(task.checkpoints, step, rank.transport, _state(rank) if rank.replica == 0 else None)
+    with watch.meter.checkpoint(is_last=is_last):
+        rank.settle()
+        save(task.checkpoints, step, rank.transport, _state(rank) if rank.replica == 0 else None)
 
 
 def _state(rank: Rank) -> State:
@@ -270,7 +270,6 @@ class _Watch:
         calls, marks, num_steps = self.kept[slowest.index(typical)]
         ahead_s = _clock_ahead_s(transport)
         marks = [mark - ahead_s for mark in marks]
-        tells = rank.device.type == "cpu"
         first = min((span.start_s for span in rank.spans(calls, marks, 0.0)), default=marks[0])
         starts = transport.all_gather_bytes(json.dumps(first).encode(), everyone)
         origin = min(map(json.loads, starts))
@@ -282,8 +281,13 @@ class _Watch:
             window_s=tuple(self.window_s),
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
-            spent=self.meter.spent(end_s, calls, marks, num_steps) if tells else None,
+            spent=self.meter.spent(end_s, calls, marks, num_steps) if _tells(rank) else None,
         )
+
+
+def _tells(rank: Rank) -> bool:
+    """Return whether the clock between calls tells what they take: not where they only queue."""
+    return rank.device.type == "cpu"
 
 
 def _clock_ahead_s(transport: Transport) -> float:
