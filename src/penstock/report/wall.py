@@ -27,7 +27,7 @@ from penstock.report.words import (
 from penstock.timeline import PARTS, Bottleneck, Breakdown, Part, bottleneck, breakdown_of
 from penstock.timeline.breakdown import PART_WORDS
 
-WIDTH, LEFT, RIGHT, TALL, LOW, GAP = 1120, 168, 70, 18, 9, 8
+WIDTH, LEFT, RIGHT, TALL, LOW, GAP = 1120, 76, 70, 18, 9, 8
 
 
 class Look(NamedTuple):
@@ -59,8 +59,8 @@ def wall(inputs: Inputs) -> Iterator[Markup]:
     measured = inputs.breakdown
     if measured is None:
         return
-    predicted = predicted_of(inputs)
-    found = bottleneck(measured, predicted)
+    predicted, found = predicted_of(inputs), found_in(inputs)
+    assert found is not None, "there is a breakdown"
     intro = (
         f"Seconds of a step, mean of {count_text(measured.num_steps, 'step')}, by the clock of each"
         " rank's computing thread.  The parts sum to the wall time of the training loop."
@@ -84,9 +84,16 @@ def predicted_of(inputs: Inputs) -> Breakdown | None:
     return found if found.num_ranks == inputs.breakdown.num_ranks else None
 
 
+def found_in(inputs: Inputs) -> Bottleneck | None:
+    """Return the run's bottleneck; None where nothing is known of its wall time."""
+    if inputs.breakdown is None:
+        return None
+    return bottleneck(inputs.breakdown, predicted_of(inputs))
+
+
 def _words(found: Bottleneck) -> tuple[Markup, str]:
     hint = f"  What may help: {found.hint}." if found.hint else ""
-    return tag("strong", f"Bottleneck: {found.title}."), f"  {found.evidence}.{hint}"
+    return tag("strong", f"Bottleneck: {found.title}"), f": {found.evidence}.{hint}"
 
 
 def _shown(measured: Breakdown, predicted: Breakdown | None) -> list[Part]:
