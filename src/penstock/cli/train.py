@@ -22,7 +22,7 @@ from penstock.plan import Plan
 from penstock.report import report_of
 from penstock.schedule import find
 from penstock.search import Wish
-from penstock.timeline import Breakdown, Timeline, bottleneck, breakdown_of, table_of
+from penstock.timeline import bottleneck, table_of
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -364,7 +364,8 @@ class Session:
     def _finish(self, outcome: "Outcome", choice: Choice | None) -> dict[str, object]:
         outcome.timeline.save(self.folder / "measured.trace.json")
         predicted = choice.plan.predicted if choice else None
-        measured, expected = outcome.breakdown, self._expected(outcome)
+        measured = outcome.breakdown
+        expected = view.expected(self.folder / "predicted.trace.json", measured)
         found = None if measured is None else bottleneck(measured, expected)
         last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
         summary: dict[str, object] = {
@@ -385,17 +386,9 @@ class Session:
         report_of(self.folder).save(self.folder / "report.html")
         view.show_outcome(outcome, choice.plan if choice else None)
         if measured is not None:
-            face.say(f"\n{table_of(measured, expected)}\n\n{found}\n")
+            face.say(f"\n{table_of(measured, expected)}\n{found}\n")
         face.say(f"written to {self.folder}: open {self.folder / 'report.html'}")
         return summary
-
-    def _expected(self, outcome: "Outcome") -> Breakdown | None:
-        """Return how the predicted time divides; None where nothing was predicted."""
-        path, measured = self.folder / "predicted.trace.json", outcome.breakdown
-        expected = breakdown_of(Timeline.load(path)) if path.exists() else None
-        if expected is None or measured is None or expected.num_ranks != measured.num_ranks:
-            return None
-        return expected
 
     def _caps(self, choice: Choice | None) -> list[int] | None:
         """Return the memory of every rank's device."""

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.cli import face
 from penstock.plan import Plan
+from penstock.timeline import Breakdown, Timeline, breakdown_of
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ def show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
         expected = guess.peak_bytes[rank] if guess else None
         rows.append((f"peak bytes of rank {rank}", *_pair(expected, size, format_bytes)))
     face.say(face.table(("", "predicted", "measured", "error"), rows))
+
+
+def expected(path: Path, measured: Breakdown | None) -> Breakdown | None:
+    """Return how the predicted time divides; None where nothing was predicted for these ranks."""
+    found = breakdown_of(Timeline.load(path)) if measured is not None and path.exists() else None
+    if found is None or measured is None or found.num_ranks != measured.num_ranks:
+        return None
+    return found
 
 
 def words_of(summary: Mapping[str, object]) -> str:
