@@ -427,6 +427,12 @@ def test_bars_are_as_long_as_the_parts_of_a_step():
     )
     widest = sum(w for words, w in drawn.items() if re.match("rank 0.*measured", words))
     assert widest == pytest.approx(wall.WIDTH - wall.LEFT - wall.RIGHT, abs=0.1)
+    boxes = re.findall(
+        r'<title>rank 0[^<]*measured</title><rect x="([\d.]+)".*?width="([\d.]+)"', page
+    )
+    starts, widths = zip(*(map(float, box) for box in boxes), strict=True)
+    ends = itertools.accumulate(widths, initial=float(wall.LEFT))
+    assert starts == pytest.approx(list(ends)[:-1], abs=0.1)
     assert "once" not in " ".join(drawn)
     assert "took 3.00 s for the first step" in Tree(page).text
 
@@ -943,7 +949,7 @@ def probe(chromium: str, page: str, folder: Path, commands: str, width: int = 11
 
 
 def test_browser_shows_the_page_without_a_message(chromium, tmp_path):
-    dom = browse(chromium, a_report().html, tmp_path)
+    dom = browse(chromium, walled(spent(data=0.5)).html, tmp_path)
     assert "One step took 200 ms" in dom
     assert '<svg viewBox="0 0 ' in dom
     assert 'class="live"' in dom  # the content policy lets the script run
