@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import PenstockError, PlanError, ReportError, TimelineError
 from penstock.plan import Decision, Plan, Prediction
-from penstock.report import Report, lanes, report, report_of
+from penstock.report import Report, lanes, report, report_of, wall
 from penstock.report.compare import compare
+from penstock.report.of_run import report as report_run
 from penstock.report.scale import ticks, time_labels
 from penstock.report.thin import choose, drawn_spans, envelope, even_ranks
 from penstock.report.words import (
@@ -33,11 +34,14 @@ from penstock.report.words import (
 )
 from penstock.timeline import (
     LANES,
+    PARTS,
     SPAN_KINDS,
+    Breakdown,
     Held,
     Span,
     Timeline,
     Totals,
+    breakdown_of,
     busy_s,
     peak_bytes,
     step_s,
@@ -389,6 +393,95 @@ def test_step_done_twice_counts_once():
     assert "median of 5 steps" in a_report(metrics=metrics + again).html
 
 
+# --- the wall time -----------------------------------------------------------------------------
+
+
+def spent(num_ranks: int = 2, **more: float) -> Breakdown:
+    """Return ten steps of `pipeline(slow=1.1)`, with more seconds in parts of rank 0."""
+    once = breakdown_of(pipeline(num_ranks, slow=1.1))
+    assert once is not None
+    rows = [[10 * seconds for seconds in row] for row in once.seconds]
+    for part, seconds in {"once": 3.0, **more}.items():
+        rows[0][PARTS.index(part)] += seconds  # type: ignore[arg-type]
+    return Breakdown(10, tuple(map(sum, rows)), tuple(map(tuple, rows)))
+
+
+def walled(one: Breakdown, **changes: object) -> Report:
+    return a_report(summary={**SUMMARY, "breakdown": one.to_json()}, **changes)
+
+
+def bars(page: str) -> dict[str, float]:
+    """Return the width of every box of the bars, by its tooltip."""
+    found = re.findall(r'<g><title>(rank [^<]*)</title><rect [^>]*width="([\d.]+)"', page)
+    return {words: float(width) for words, width in found}
+
+
+def test_bars_are_as_long_as_the_parts_of_a_step():
+    page = walled(spent(data=0.5)).html
+    drawn = bars(page)
+    assert drawn["rank 0, waiting for data: 50.0 ms measured"] == pytest.approx(
+        drawn["rank 0, forward: 44.0 ms measured"] * 50 / 44, abs=0.02
+    )
+    assert drawn["rank 1, backward: 80.0 ms predicted"] == pytest.approx(
+        drawn["rank 1, backward: 88.0 ms measured"] / 1.1, abs=0.02
+    )
+    widest = sum(w for words, w in drawn.items() if re.match("rank 0.*measured", words))
+    assert widest == pytest.approx(wall.WIDTH - wall.LEFT - wall.RIGHT, abs=0.1)
+    boxes = re.findall(
+        r'<title>rank 0[^<]*measured</title><rect x="([\d.]+)".*?width="([\d.]+)"', page
+    )
+    starts, widths = zip(*(map(float, box) for box in boxes), strict=True)
+    ends = itertools.accumulate(widths, initial=float(wall.LEFT))
+    assert starts == pytest.approx(list(ends)[:-1], abs=0.1)
+    assert "once" not in " ".join(drawn)
+    assert "took 3.00 s for the first step" in Tree(page).text
+
+
+def test_bottleneck_is_said_first_with_its_evidence_and_in_the_headline():
+    one = walled(spent(data=1.0))
+    text = Tree(one.html).text
+    assert "Bottleneck: the loader, on rank 0: rank 0 waits 100 ms of every step for data" in text
+    assert "What may help: make `data` faster" in text
+    assert "Bottleneck: the loader, on rank 0." in str(one)
+    healthy = walled(spent())
+    assert "Bottleneck: none: a step takes" in Tree(healthy.html).text
+    assert "Bottleneck" not in str(healthy)
+
+
+def test_table_of_parts_has_means_shares_errors_and_the_rank_with_most():
+    rows = [row.text for row in Tree(walled(spent(data=0.5)).html).all("tr")]
+    assert "waiting for data\u201325.00\u201311.1 %50.00 on rank 0" in rows
+    assert "forward40.0044.00\u22129.1 %19.6 %44.00 on rank 0" in rows
+    assert any(row.startswith("a step159.00") for row in rows)
+
+
+def test_bars_of_many_ranks_are_thinned_and_a_prediction_of_others_is_left_out():
+    page = walled(spent(40)).html
+    assert "32 of 40 ranks are drawn" in page
+    assert len({words.split(",")[0] for words in bars(page)}) == 32
+    assert "predicted" not in " ".join(bars(page))
+
+
+def test_breakdown_of_a_run_in_python_is_shown():
+    outcome = SimpleNamespace(
+        timeline=pipeline(),
+        steps=(),
+        step_s=0.2,
+        peak_bytes=(1, 1),
+        breakdown=spent(data=0.5),
+    )
+    assert "Where the wall time went" in report_run(None, None, outcome).html
+    outcome.breakdown = None
+    assert "Where the wall time went" not in report_run(None, None, outcome).html
+
+
+@pytest.mark.parametrize("content", [3, [], {"parts": []}, {**spent().to_json(), "wall_s": [1, 1]}])
+def test_damaged_breakdown_is_refused(content):
+    with pytest.raises(ReportError, match='"breakdown" of the summary is damaged') as caught:
+        a_report(summary={"breakdown": content})
+    assert caught.value.hint
+
+
 # --- the page ----------------------------------------------------------------------------------
 
 
@@ -622,6 +715,7 @@ summaries = st.fixed_dictionaries(
         "peak_bytes_measured": sizes,
         "cap_bytes": sizes | st.none() | st.integers(0, 2**50),
         "x_nats": number,
+        "breakdown": st.sampled_from([None, spent().to_json(), spent(1, data=1e3).to_json()]),
         "more": anything,
     },
 )
@@ -855,7 +949,7 @@ def probe(chromium: str, page: str, folder: Path, commands: str, width: int = 11
 
 
 def test_browser_shows_the_page_without_a_message(chromium, tmp_path):
-    dom = browse(chromium, a_report().html, tmp_path)
+    dom = browse(chromium, walled(spent(data=0.5)).html, tmp_path)
     assert "One step took 200 ms" in dom
     assert '<svg viewBox="0 0 ' in dom
     assert 'class="live"' in dom  # the content policy lets the script run

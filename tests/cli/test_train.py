@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.plan import Plan
-from penstock.timeline import Timeline
+from penstock.timeline import Timeline, breakdown_from_json
 from tests.cli.conftest import Call, Done
 
 JOBS = f"{Path(__file__).parent / 'training.py'}"
@@ -51,6 +51,11 @@ def test_training_without_a_plan_leaves_every_file_of_a_run(call: Call, tmp_path
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert all(row["seconds"] > 0 and row["samples_per_second"] > 0 for row in rows)
+    broken = breakdown_from_json(summary["breakdown"])
+    assert (broken.num_ranks, broken.num_steps) == (plan.total_ranks, 3)  # less two of warm-up
+    assert "predicted / measured" in done.err
+    assert f"bottleneck: {summary['bottleneck']['evidence']}".split(": ")[1] in done.err
+    assert "Where the wall time went" in (folder / "report.html").read_text()
     for name in ("predicted", "measured"):
         assert Timeline.load(folder / f"{name}.trace.json").num_ranks == plan.total_ranks
 
@@ -132,7 +137,20 @@ def test_model_that_cannot_be_traced_trains_as_eager_data_parallel(
     assert "training.py" in done.err
     assert "if y.sum() > 0:" in done.err
     assert len(losses(tmp_path / "run")) == 5
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["val_loss"] > 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["val_loss"] > 0
+    assert breakdown_from_json(summary["breakdown"]).of("B")[0] > 0
+    assert summary["bottleneck"]["slowdown"] is None
+
+
+def test_slow_loader_is_named_on_the_terminal(call: Call, tmp_path: Path) -> None:
+    flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--stages", "2"]
+    done = call("train", f"{JOBS}:dripping", "--out", str(tmp_path / "run"), *flush)
+    assert done.code == 0, done.err
+    assert "bottleneck: the loader, on rank " in done.err
+    assert "hint: make `data` faster" in done.err
+    assert "breakdown" not in done.out
+    assert "bottleneck" not in done.out
 
 
 def refused(done: Done, code: int) -> None:
@@ -233,3 +251,5 @@ def test_same_plan_under_torchrun_gives_the_same_losses(call: Call, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "there") == losses(tmp_path / "here")
     assert (tmp_path / "there" / "report.html").exists()
+    summary = json.loads((tmp_path / "there" / "summary.json").read_text())
+    assert breakdown_from_json(summary["breakdown"]).num_ranks == 2

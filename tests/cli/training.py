@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -99,6 +100,17 @@ def _told(start: int) -> Iterator[dict[str, Tensor]]:
     for batch in mlp.data(start):
         print("reading")
         yield batch
+
+
+def _dripping(start: int) -> Iterator[dict[str, Tensor]]:
+    for batch in mlp.data(start):
+        time.sleep(0.05)
+        yield batch
+
+
+def dripping() -> ps.Job:
+    """A job that waits for its data most of the time."""
+    return replace(small(), data=_dripping)
 
 
 def chatty() -> ps.Job:

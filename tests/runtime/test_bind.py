@@ -202,3 +202,19 @@ def test_a_step_is_told_by_every_rank_and_its_loss_by_the_last():
 
     run_threads(work, 2, lambda step: None)
     assert sorted(told) == [(0, 7, True), (0, 8, True), (1, 7, False), (1, 8, False)]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zb_v", "double_buffered"])
+def test_batch_is_read_once_and_before_its_message_is_waited_for(schedule):
+    made, job = captured("gpt", torch.float32), job_of("gpt", torch.float32)
+    plan = plan_of(made.graph, schedule, 4 if schedule == "zb_v" else 2, 3)
+    program = lower_plan(plan, made.graph)
+    for end in thread_transports(2):
+        rank = Rank(made, stages_of(plan, made.graph), job, end, 1)
+        lanes = [(b.lane, b.kind, b.micro_batch) for b in rank.bind(program)]
+        batches = sorted(m for lane, _, m in lanes if lane == "data")
+        assert batches in ([], list(range(program.num_steps * 3)))
+        reads = {m: at for at, (lane, _, m) in enumerate(lanes) if lane == "data"}
+        if schedule in ("gpipe", "one_f_one_b") and end.rank == 1:
+            takes = {m: at for at, (lane, _, m) in enumerate(lanes) if lane == "take"}
+            assert all(reads[m] < takes[m] for m in range(3))

@@ -590,3 +590,70 @@ def test_what_was_sent_can_be_received_after_the_sender_has_left(kind, tmp_path)
         return got
 
     assert values(RUNNERS[kind](2, body))[1] == [[number] * 4 for number in range(3)]
+
+
+# --- what was waited ---------------------------------------------------------------------------
+
+
+def late(end):
+    """Send a message late, then one that lies there when it is asked for; return the waiting."""
+    spec, tensors = (TensorSpec((2,), torch.int64),), [torch.ones(2, dtype=torch.int64)]
+    if end.rank == 0:
+        send = end.bind_send(0, 1, spec)
+        end.barrier()
+        time.sleep(0.1)
+        send(tensors)
+        send(tensors)
+        end.barrier()
+        waited = [end.waited.to_send_s]
+    else:
+        _, wait = end.bind_receive(0, 0, spec)
+        end.barrier()
+        wait()
+        end.barrier()
+        waited = [end.waited.to_receive_s]
+        wait()
+        waited.append(end.waited.to_receive_s)
+    end.close()
+    return waited
+
+
+@fast_transport
+def test_waiting_for_a_message_is_told_and_taking_one_is_none(run):
+    sender, receiver = values(run(2, late))
+    assert sender == [0.0]
+    assert receiver[0] > 0.05
+    assert receiver[1] == receiver[0]
+
+
+def test_waiting_over_gloo_is_told():
+    assert values(RUNNERS["gloo"](2, late))[1][0] > 0.05
+
+
+def crowded(end):
+    """Send more than there is room for to a rank that reads late; return what was waited."""
+    spec, count = (TensorSpec((2,), torch.int64),), 9
+    if end.rank == 0:
+        send = end.bind_send(0, 1, spec)
+        end.barrier()
+        for _ in range(count):
+            send([torch.ones(2, dtype=torch.int64)])
+    else:
+        _, wait = end.bind_receive(0, 0, spec)
+        end.barrier()
+        time.sleep(0.1)
+        for _ in range(count):
+            wait()
+    waited = end.waited.to_send_s
+    end.close()
+    return waited
+
+
+@pytest.mark.parametrize(
+    ("run", "room"), [(run_shared_memory, {"slots": 4}), (run_threads, {"capacity": 4})]
+)
+def test_waiting_for_room_is_told(run, room):
+    sender, receiver = values(run(2, crowded, **room))
+    assert sender > 0.05
+    assert receiver == 0.0
+    assert values(run_threads(2, crowded)) == [0.0, 0.0]  # there is always room

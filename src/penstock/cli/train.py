@@ -22,6 +22,7 @@ from penstock.plan import Plan
 from penstock.report import report_of
 from penstock.schedule import find
 from penstock.search import Wish
+from penstock.timeline import bottleneck, table_of
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -363,6 +364,9 @@ class Session:
     def _finish(self, outcome: "Outcome", choice: Choice | None) -> dict[str, object]:
         outcome.timeline.save(self.folder / "measured.trace.json")
         predicted = choice.plan.predicted if choice else None
+        measured = outcome.breakdown
+        expected = view.expected(self.folder / "predicted.trace.json", measured)
+        found = None if measured is None else bottleneck(measured, expected)
         last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
         summary: dict[str, object] = {
             "val_loss": self._validate(outcome, choice),
@@ -374,11 +378,15 @@ class Session:
             "peak_bytes_measured": list(outcome.peak_bytes),
             "cap_bytes": self._caps(choice),
             "live_versions": list(outcome.live_versions),
+            "breakdown": measured.to_json() if measured else None,
+            "bottleneck": found.to_json() if found else None,
             **(dict(self.job.facts()) if self.job.facts else {}),
         }
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         report_of(self.folder).save(self.folder / "report.html")
         view.show_outcome(outcome, choice.plan if choice else None)
+        if measured is not None:
+            face.say(f"\n{table_of(measured, expected)}\n{found}\n")
         face.say(f"written to {self.folder}: open {self.folder / 'report.html'}")
         return summary
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.cli import face
 from penstock.plan import Plan
+from penstock.timeline import Breakdown, Timeline, breakdown_of
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -80,9 +81,18 @@ def show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
     face.say(face.table(("", "predicted", "measured", "error"), rows))
 
 
+def expected(path: Path, measured: Breakdown | None) -> Breakdown | None:
+    """Return how the predicted time divides; None where nothing was predicted for these ranks."""
+    found = breakdown_of(Timeline.load(path)) if measured is not None and path.exists() else None
+    if found is None or measured is None or found.num_ranks != measured.num_ranks:
+        return None
+    return found
+
+
 def words_of(summary: Mapping[str, object]) -> str:
-    """Return what the run and the job report, a line each; the table above has the rest."""
+    """Return what the run and the job report, a line each; the tables above have the rest."""
     left_out = ("steps", "step_s_", "peak_bytes", "cap_bytes", "live_versions")
+    left_out += ("breakdown", "bottleneck")
     shown = ((k, v) for k, v in summary.items() if v is not None and not k.startswith(left_out))
     rows = [(k.replace("_", " "), v) for k, v in shown]
     return "\n".join(f"{k}: {f'{v:.4f}' if isinstance(v, float) else v}" for k, v in rows)

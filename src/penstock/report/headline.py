@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.report.inputs import Inputs, Pair, at_rank
 from penstock.report.markup import Markup, tag
+from penstock.report.wall import found_in
 from penstock.report.words import (
     bytes_text,
     count_text,
@@ -48,6 +49,9 @@ def sentence(inputs: Inputs) -> str:
             f", against {number_text(value)} for {plain_words(name)}" for name, value in inputs.nats
         )
         parts.append(f"The validation loss is {number_text(inputs.val_loss)}{against}")
+    found = found_in(inputs)
+    if found is not None and found.is_named:
+        parts.append(f"Bottleneck: {found.title}")
     return " ".join(f"{part}." for part in parts)
 
 

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import ReportError
+from penstock.errors import ReportError, TimelineError
 from penstock.files import Json
 from penstock.plan import Plan
-from penstock.timeline import SPAN_KINDS, Timeline, peak_bytes, step_s
+from penstock.timeline import (
+    Breakdown,
+    Timeline,
+    breakdown_from_json,
+    num_steps,
+    peak_bytes,
+    step_s,
+)
 
 RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"
 DAMAGED = "the file is damaged; run again, or take the file away and resume"
@@ -21,6 +28,8 @@ OWN_KEYS = (
     "peak_bytes_predicted",
     "peak_bytes_measured",
     "cap_bytes",
+    "breakdown",
+    "bottleneck",
 )
 
 
@@ -58,6 +67,7 @@ class Inputs:
     peak_bytes: tuple[tuple[int, ...], tuple[int, ...]]
     cap_bytes: tuple[int, ...]
     facts: tuple[tuple[str, float | str], ...]
+    breakdown: Breakdown | None = None
 
     @property
     def clocks(self) -> tuple[tuple[str, Timeline], ...]:
@@ -81,13 +91,6 @@ class Inputs:
 def at_rank(values: Sequence[int], rank: int) -> int | None:
     """Return the value of a rank, or None if there is none."""
     return values[rank] if rank < len(values) else None
-
-
-def num_steps(timeline: Timeline) -> int:
-    """Return how many optimizer steps a timeline covers: the steps of its updates, at least 1."""
-    spans = timeline.spans
-    updates = spans.micro_batches[spans.kinds == SPAN_KINDS.index("U")]
-    return max(1, len(set(updates.tolist())))
 
 
 def inputs_of(
@@ -125,7 +128,16 @@ def inputs_of(
         ),
         cap_bytes=reader.sizes("cap_bytes", ranks),
         facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in OWN_KEYS})),
+        breakdown=_breakdown(summary.get("breakdown")),
     )
+
+
+def _breakdown(content: Json) -> Breakdown | None:
+    try:
+        return None if content is None else breakdown_from_json(content)
+    except TimelineError as problem:
+        message = f'"breakdown" of the summary is damaged: {problem.message}'
+        raise ReportError(message, hint=DAMAGED) from problem
 
 
 def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[Step, ...]:

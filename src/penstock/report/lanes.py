@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.report.inputs import num_steps
 from penstock.report.markup import Markup, tag
 from penstock.report.scale import Floats, Scale, ticks, time_labels
 from penstock.report.thin import Drawn, begin_s, drawn_spans
 from penstock.report.words import seconds_text
-from penstock.timeline import LANES, SPAN_KINDS, Lane, Spans, Timeline, step_s
+from penstock.timeline import LANES, SPAN_KINDS, Lane, Spans, Timeline, num_steps, step_s
 
 WIDTH, LEFT, RIGHT = 1120, 76, 20
 TITLE, AXIS, BLOCK_GAP = 26, 26, 14

@@ -7,7 +7,7 @@ from penstock.files import Json
 from penstock.plan import Plan
 from penstock.report.report import Report
 from penstock.report.report import report as report_timelines
-from penstock.timeline import Timeline
+from penstock.timeline import Breakdown, Timeline
 
 
 class Step(Protocol):
@@ -32,6 +32,8 @@ class Measured(Protocol):
     def step_s(self) -> float: ...
     @property
     def peak_bytes(self) -> Sequence[int]: ...
+    @property
+    def breakdown(self) -> Breakdown | None: ...
 
 
 def report(
@@ -59,6 +61,7 @@ def report(
         summary = summary or {
             "step_s_measured": measured.step_s,
             "peak_bytes_measured": list(measured.peak_bytes),
+            "breakdown": measured.breakdown.to_json() if measured.breakdown else None,
         }
     return report_timelines(
         plan, predicted, timeline, metrics=metrics, summary=summary, title=title

@@ -9,8 +9,9 @@ from penstock.report.inputs import Inputs
 from penstock.report.markup import Markup, tag
 from penstock.report.sections import about, memory, plan, timelines, training
 from penstock.report.times import times
+from penstock.report.wall import wall
 
-SECTIONS = (headline, timelines, times, memory, training, plan, about)  # in reading order
+SECTIONS = (headline, timelines, wall, times, memory, training, plan, about)  # in reading order
 
 
 def page(inputs: Inputs) -> str:

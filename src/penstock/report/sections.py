@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.report import lanes
 from penstock.report.charts import Axis, Curve, Level, chart, drawable
-from penstock.report.inputs import Inputs, at_rank, num_steps
+from penstock.report.inputs import Inputs, at_rank
 from penstock.report.markup import Markup, figure_cell, number_head, section, swatch, table, tag
 from penstock.report.scale import BYTES, PLAIN, SECONDS
 from penstock.report.thin import Drawn, begin_s, choose, drawn_spans, even_ranks
@@ -22,7 +22,7 @@ from penstock.report.words import (
     seconds_text,
     share_text,
 )
-from penstock.timeline import SPAN_KINDS, Timeline, step_s
+from penstock.timeline import SPAN_KINDS, Timeline, num_steps, step_s
 
 
 def timelines(inputs: Inputs) -> Iterator[Markup]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from penstock.report.compare import Row, compare
-from penstock.report.inputs import Inputs, num_steps
+from penstock.report.inputs import Inputs
 from penstock.report.markup import (
     Child,
     Markup,
@@ -25,6 +25,7 @@ from penstock.report.words import (
     percent_text,
     time_unit,
 )
+from penstock.timeline import num_steps
 
 
 def times(inputs: Inputs) -> Iterator[Markup]:

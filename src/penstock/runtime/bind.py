@@ -82,7 +82,7 @@ class _Binder:
         computes = [i.action for i in self.code if isinstance(i, Compute)]
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
-        self.last_leaf_use = self._last_leaf_uses(computes)
+        self.leaf_uses = self._leaf_uses(computes)
         # by channel, an edge and a peer: micro-batches announced and not taken, and those taken
         self.under_way: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
         self.taken: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
@@ -95,18 +95,20 @@ class _Binder:
         for place, instruction in enumerate(self.code):
             match instruction:
                 case Compute(action, version):
+                    calls += self._read_data(action)
                     calls += self._take(action)
                     read = self.slots.of(action, version, place)
                     calls += self._predict(action, read)
                     calls.append(Bound(self._compute(action, read), "compute", *action))
                 case Send(of, edge, peer, _):
                     call = self._send((edge, of.micro_batch), peer)
-                    calls.append(Bound(call, "send", *of))
+                    calls.append(Bound(call, "send", *of, ranks=(peer,), edge=edge))
                 case Receive(of, edge, peer, _):
                     calls += self._receive(of.micro_batch, edge, peer)
                 case Reduce():
                     call = sum_call(self.rank, instruction, own)
-                    calls.append(Bound(call, "collective", "reduce", -1, instruction.step))
+                    where = "reduce", -1, instruction.step
+                    calls.append(Bound(call, "collective", *where, ranks=instruction.ranks))
                 case Update(stage, step):
                     calls.append(Bound(self._update(stage, step), "update", "U", stage, step))
                 case Unshard() | Reshard():
@@ -116,18 +118,19 @@ class _Binder:
 
     def _settle(self) -> list[Bound]:
         """Return the call that validates the updates of the window before."""
-        if not any(isinstance(i, Reduce) and i.how == "validate" for i in self.code):
+        sums = [i for i in self.code if isinstance(i, Reduce) and i.how == "validate"]
+        if not sums:
             return []
         for stage in self.own:
             self.rank.weights_of(stage).remember_updates()
-        return [Bound(self.rank.settle, "collective", "reduce", -1, 0)]
+        return [Bound(self.rank.settle, "collective", "reduce", -1, 0, ranks=sums[0].ranks)]
 
     def _move_stashes(self) -> list[Bound]:
         """Return the calls that put older versions where the next window looks for them."""
         last = self.program.num_steps - 1
         moved = ((stage, moves) for stage, moves in self.slots.moved.items() if moves)
         return [
-            Bound(partial(self.rank.weights_of(stage).move, moves), "wait", "U", stage, last)
+            Bound(partial(self.rank.weights_of(stage).move, moves), "versions", "U", stage, last)
             for stage, moves in moved
         ]
 
@@ -156,7 +159,7 @@ class _Binder:
         if not read.is_first:
             return []
         predict = partial(self.rank.weights_of(action.stage).predict, read.slot, read.ahead)
-        return [Bound(predict, "wait", *action)]
+        return [Bound(predict, "versions", *action)]
 
     def _compute(self, action: Action, read: Read) -> Call:
         """Return the call that takes its inputs, computes, and passes the results on."""
@@ -195,20 +198,31 @@ class _Binder:
         """Return what gives the leaves of the batch that a function reads."""
         if not function.leaves:
             return tuple
-        rank, per_step, micro_batch = self.rank, self.per_step, action.micro_batch
-        places = [rank.capture.inputs[node] for node in function.leaves]
-        batches = rank.batches
-        is_last_use = self.last_leaf_use[micro_batch] == action
+        micro_batch, batches = action.micro_batch, self.rank.batches
+        places = [self.rank.capture.inputs[node] for node in function.leaves]
+        is_last_use = self.leaf_uses[micro_batch][-1] == action
+        find = batches.pop if is_last_use else batches.__getitem__
 
         def leaves() -> list[Any]:
-            batch = batches.get(micro_batch)
-            if batch is None:
-                batch = batches[micro_batch] = rank.leaves(micro_batch, per_step)
-            if is_last_use:
-                del batches[micro_batch]
+            batch = find(micro_batch)
             return [batch[place] for place in places]
 
         return leaves
+
+    def _read_data(self, action: Action) -> list[Bound]:
+        """Return the call that reads the batch, if `action` is the first that needs it.
+
+        It stands before those that wait for messages, which may come meanwhile.
+        """
+        micro_batch = action.micro_batch
+        if self.leaf_uses[micro_batch][:1] != [action]:
+            return []
+        rank, per_step = self.rank, self.per_step
+
+        def read() -> None:
+            rank.batches[micro_batch] = rank.leaves(micro_batch, per_step)
+
+        return [Bound(read, "data", *action)]
 
     def _seed(self, micro_batch: int, segment: Segment) -> Callable[[], int]:
         """Return what gives the seed; always 0 where nothing is random."""
@@ -226,10 +240,13 @@ class _Binder:
                 first.setdefault((action.stage, action.micro_batch // self.per_step), action)
         return first
 
-    def _last_leaf_uses(self, computes: Sequence[Action]) -> dict[int, Action]:
-        """Return by micro-batch the last action that reads the batch."""
-        reads = (a for a in computes if self.rank.function(a.stage, _segment_kind(a)).leaves)
-        return {action.micro_batch: action for action in reads}
+    def _leaf_uses(self, computes: Sequence[Action]) -> defaultdict[int, list[Action]]:
+        """Return by micro-batch the actions that read the batch, in order."""
+        uses: defaultdict[int, list[Action]] = defaultdict(list)
+        for action in computes:
+            if self.rank.function(action.stage, _segment_kind(action)).leaves:
+                uses[action.micro_batch].append(action)
+        return uses
 
     # -- where results go --------------------------------------------------------------------
 
@@ -304,7 +321,8 @@ class _Binder:
         to = self.rank.stages.edges[edge]
         self.under_way[edge, peer].append(micro_batch)
         self.readers[to.target, micro_batch, to.kind == "F"].append((edge, peer))
-        return [Bound(post, "wait", to.kind, to.target, micro_batch)] if post else []
+        where = to.kind, to.target, micro_batch
+        return [Bound(post, "post", *where, ranks=(peer,), edge=edge)] if post else []
 
     def _take(self, action: Action) -> Iterator[Bound]:
         """Yield the calls that take the messages that `action` is the first to read.
@@ -318,7 +336,9 @@ class _Binder:
             while micro_batch not in self.taken[channel]:
                 oldest = under_way.popleft()
                 self.taken[channel].add(oldest)
-                yield Bound(self._take_call(channel, oldest), "wait", *action)
+                take, (edge, peer) = self._take_call(channel, oldest), channel
+                where = action.kind, stage, oldest
+                yield Bound(take, "take", *where, ranks=(peer,), edge=edge)
 
     def _take_call(self, channel: tuple[int, int], micro_batch: int) -> Call:
         _, wait = self.rank.receiver(*channel)

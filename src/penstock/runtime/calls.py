@@ -10,17 +10,26 @@ from torch import Tensor
 from penstock.timeline.spans import Lane, SpanKind
 
 Call = Callable[[], object]
+Quiet = Literal["data", "take", "post", "versions"]  # lanes that no timeline shows
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One call of the flat list, and how it is shown in a timeline."""
+    """One call of the flat list, how it is shown in a timeline, and whom it is about.
+
+    lane:   also reading data, taking a message, announcing that it will be taken, and making the
+            versions of weights that are read.
+    ranks:  the other end of a message; all that take part in a sum.
+    edge:   of a message.
+    """
 
     call: Call
-    lane: Lane | Literal["wait"]
+    lane: Lane | Quiet
     kind: SpanKind
     stage: int
     micro_batch: int
+    ranks: tuple[int, ...] = ()
+    edge: int = -1
 
 
 @dataclass(frozen=True, slots=True)

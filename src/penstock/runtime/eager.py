@@ -4,6 +4,7 @@ Every rank holds the whole module, runs its share of the micro-batches through a
 sums gradients over all ranks.  No plan, no prediction; checkpoints have the same format.
 """
 
+import itertools
 import json
 import statistics
 import time
@@ -18,10 +19,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from penstock.errors import JobError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.trace import build, loss_of, on_device
+from penstock.graph.trace import build, device_here, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime import checkpoint
-from penstock.runtime.calls import StepResult
+from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.meter import Meter
 from penstock.runtime.transport import Transport
 from penstock.runtime.weights import (
     fitting,
@@ -30,7 +32,7 @@ from penstock.runtime.weights import (
     optimizer_state,
 )
 from penstock.runtime.worker import RankResult, Report, State, save
-from penstock.timeline import Lane, Span, SpanKind
+from penstock.timeline import LANES, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,19 +61,27 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     transport.barrier()
     spans: tuple[Span, ...] = ()
     seconds: list[float] = []
-    until = task.first_step + task.num_steps
+    until, meter = task.first_step + task.num_steps, Meter(transport)
     for step in range(task.first_step, until):
-        start = time.perf_counter()
-        loss, spans = rank.step(step)
-        seconds.append(time.perf_counter() - start)
+        loss = rank.step(step)
+        spans = rank.spans()
+        seconds.append(rank.marks[-1] - rank.marks[0])
+        if step == task.first_step < until - 1:
+            meter.once(seconds[-1])
+        else:
+            meter.window(rank.calls, rank.marks, 1)
         report(StepResult(step, loss, seconds[-1], rank.share))
         is_due = task.checkpoint_every and (step + 1) % task.checkpoint_every == 0
         if task.checkpoints is not None and (is_due or step + 1 == until):
-            save(task.checkpoints, step + 1, transport, rank.state() if rank.rank == 0 else None)
+            with meter.checkpoint(is_last=step + 1 == until):
+                state = rank.state() if rank.rank == 0 else None
+                save(task.checkpoints, step + 1, transport, state)
+    tells = device_here().type == "cpu"
+    spent = meter.spent(time.perf_counter(), (), (), 1) if tells else None
     answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
     slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
     typical = statistics.median(slowest[min(2, len(slowest) - 1) :])
-    return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {})
+    return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {}, spent)
 
 
 class _EagerRank:
@@ -87,43 +97,57 @@ class _EagerRank:
         self.optimizer = optimizer_of(task.job, list(self.parameters.values()))
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.share = task.job.micro_batches // transport.num_ranks
+        self.data: Iterator[Any] = iter(())
+        self.now = self.next_index = 0  # the step that is under way, and the next micro-batch
+        self.batch: Any = None
+        self.losses: list[float] = []
+        self.calls, self.marks = self._bind(), list[float]()
         if task.resume is not None:
             self._load(checkpoint.load(task.resume))
         if task.checkpoints is not None and self.rank == 0:
             checkpoint.discard(task.checkpoints)
 
-    def step(self, step: int) -> tuple[float, tuple[Span, ...]]:
-        """Return the mean loss of this rank's micro-batches, and its spans."""
-        first = step * self.job.micro_batches + self.rank * self.share
-        data = self.job.data(first)
+    def step(self, step: int) -> float:
+        """Return the mean loss of this rank's micro-batches; `marks` are then those of the step."""
+        self.now, self.next_index = step, step * self.job.micro_batches + self.rank * self.share
+        self.data, self.losses = self.job.data(self.next_index), []
         self.optimizer.zero_grad()
-        losses: list[float] = []
-        spans: list[Span] = []
-        origin = time.perf_counter()
+        self.marks = [time.perf_counter()]
+        for bound in self.calls:
+            bound.call()
+            self.marks.append(time.perf_counter())
+        return statistics.fmean(self.losses)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return the spans of the last step, in seconds from its start."""
+        times = (mark - self.marks[0] for mark in self.marks)
+        pairs = zip(self.calls, itertools.pairwise(times), strict=True)
+        return tuple(
+            Span(self.rank, b.lane, b.kind, b.stage, b.micro_batch, *pair)
+            for b, pair in pairs
+            if b.lane in LANES
+        )
+
+    def _bind(self) -> list[Bound]:
+        calls: list[Bound] = []
         for number in range(self.share):
-            start_s = time.perf_counter() - origin
-            losses.append(self._micro_batch(data, first + number))
-            spans.append(self._span("compute", "B", number, start_s, origin))
-        start_s = time.perf_counter() - origin
-        self._reduce()
-        spans.append(self._span("collective", "reduce", 0, start_s, origin))
-        self._update(step)
-        return statistics.fmean(losses), tuple(spans)
+            calls.append(Bound(self._read, "data", "B", 0, number))
+            calls.append(Bound(self._micro_batch, "compute", "B", 0, number))
+        calls.append(Bound(self._reduce, "collective", "reduce", 0, 0, ranks=self.everyone))
+        return [*calls, Bound(self._update, "update", "U", 0, 0)]
 
-    def _micro_batch(self, data: Iterator[Any], index: int) -> float:
-        batch = next(data, None)
-        if batch is None:
-            raise RunError(f"the job's data ended at micro-batch {index}", hint="train fewer steps")
-        with SeededRandom(micro_batch_seed(self.job.seed, index)):
-            loss = loss_of(self.job, self.model, on_device(batch))
+    def _read(self) -> None:
+        self.batch = next(self.data, None)
+        if self.batch is None:
+            what = f"the job's data ended at micro-batch {self.next_index}"
+            raise RunError(what, hint="train fewer steps")
+
+    def _micro_batch(self) -> None:
+        with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
+            loss = loss_of(self.job, self.model, on_device(self.batch))
             (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
-        return float(loss.detach())
-
-    def _span(
-        self, lane: Lane, kind: SpanKind, micro_batch: int, start_s: float, origin: float
-    ) -> Span:
-        end_s = time.perf_counter() - origin
-        return Span(self.rank, lane, kind, 0, micro_batch, start_s, end_s)
+        self.losses.append(float(loss.detach()))
+        self.next_index += 1
 
     def _reduce(self) -> None:
         """Sum gradients over all ranks; a parameter that no rank has used keeps none."""
@@ -137,11 +161,11 @@ class _EagerRank:
                     parameter.grad = torch.zeros_like(parameter)
                 self.transport.all_reduce(parameter.grad, self.everyone)
 
-    def _update(self, step: int) -> None:
+    def _update(self) -> None:
         if self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
         if self.job.learning_rate is not None:
-            factor = float(self.job.learning_rate(step))
+            factor = float(self.job.learning_rate(self.now))
             for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = base * factor
         self.optimizer.step()

@@ -33,7 +33,7 @@ from penstock.runtime.transport.shared_memory import SharedMemoryTransport, avai
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
 from penstock.runtime.worker import RankResult, Report
-from penstock.timeline import Held, Span
+from penstock.timeline import Held, Span, spent_from_json
 
 Groups = Sequence[tuple[int, ...]]
 Work = Callable[[Transport, Report], RankResult]
@@ -225,6 +225,7 @@ def as_json(result: RankResult) -> dict[str, Any]:
         "spans": [list(span) for span in result.spans],
         "memory": [list(held) for held in result.memory],
         "versions": list(result.versions.items()),
+        "spent": None if result.spent is None else asdict(result.spent),
     }
 
 
@@ -237,6 +238,7 @@ def from_json(content: dict[str, Any]) -> RankResult:
         window_s=tuple(content["window_s"]),
         typical_s=content["typical_s"],
         versions={int(stage): count for stage, count in content["versions"]},
+        spent=None if content["spent"] is None else spent_from_json(content["spent"]),
     )
 
 

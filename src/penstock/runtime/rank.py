@@ -26,7 +26,7 @@ from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
 from penstock.runtime.weights import StageWeights
-from penstock.timeline import Span
+from penstock.timeline import LANES, Span
 
 
 class Rank:
@@ -116,7 +116,7 @@ class Rank:
         return [
             Span(self.rank, b.lane, b.kind, b.stage, b.micro_batch, start - origin, end - origin)
             for b, start, end in rows
-            if b.lane != "wait"
+            if b.lane in LANES
         ]
 
     def held_bytes(self) -> int:

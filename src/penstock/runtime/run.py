@@ -24,7 +24,7 @@ from penstock.runtime.emulate import emulated
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
 from penstock.runtime.worker import RankResult, Report, Task, work
-from penstock.timeline import Timeline
+from penstock.timeline import Breakdown, Timeline, breakdown_of_ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +34,7 @@ class Outcome:
     step_s:         median seconds per step, the first two windows left out.
     weights:        tensors of the final state by key ("weights/NAME", "buffers/NAME", ...).
     live_versions:  for each stage, how many versions of its weights were held.
+    breakdown:      where the wall time went, on each rank; None where a rank cannot tell (a GPU).
     """
 
     timeline: Timeline
@@ -42,6 +43,7 @@ class Outcome:
     peak_bytes: tuple[int, ...]
     weights: Mapping[str, Tensor]
     live_versions: tuple[int, ...]
+    breakdown: Breakdown | None = None
 
 
 def windows_of(
@@ -129,6 +131,7 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
         versions |= result.versions
     spans = [span for result in results for span in result.spans]
     memory = [held for result in results for held in result.memory]
+    spent = [result.spent for result in results if result.spent is not None]
     slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
     return Outcome(
         timeline=Timeline.of(len(results), spans, memory, meta=(("clock", "measured"),)),
@@ -137,4 +140,5 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
         peak_bytes=tuple(result.peak_bytes for result in results),
         weights=weights,
         live_versions=tuple(versions[stage] for stage in sorted(versions)),
+        breakdown=breakdown_of_ranks(spent) if len(spent) == len(results) else None,
     )

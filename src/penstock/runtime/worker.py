@@ -25,10 +25,11 @@ from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import host_key
-from penstock.timeline import Held, Span
+from penstock.timeline import Held, Span, Spent
 
 Report = Callable[[StepResult], None]
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
@@ -68,7 +69,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What one rank measured: the spans of a typical window, its seconds, the bytes held."""
+    """What one rank measured: the spans of a typical window, its seconds, the bytes held.
+
+    spent:  how its training loop divides; None where nothing tells, as on a GPU, whose work is
+            only queued by the thread that reads the clock.
+    """
 
     rank: int
     spans: tuple[Span, ...]
@@ -77,6 +82,7 @@ class RankResult:
     window_s: tuple[float, ...]
     typical_s: float
     versions: dict[int, int]
+    spent: Spent | None = None
 
 
 def work(task: Task, transport: Transport, report: Report) -> RankResult:
@@ -101,15 +107,28 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     if task.checkpoints is not None and rank.rank == 0:
         checkpoint.discard(task.checkpoints)
     transport.barrier()
-    watch = _Watch(rank)
+    watch, once = _Watch(rank), _run_once(task)
     with torch.no_grad():
         for number, (program, first_step) in enumerate(task.windows):
-            is_profiled = number == task.memory_window
-            watch.window(bound[id(program)], _Window(first_step, program.num_steps, is_profiled))
+            window = _Window(
+                first_step, program.num_steps, number == task.memory_window, number in once
+            )
+            watch.window(bound[id(program)], window)
             is_last = number == len(task.windows) - 1
-            _save_when_due(task, rank, first_step + program.num_steps, is_last=is_last)
+            _save_when_due(task, watch, first_step + program.num_steps, is_last=is_last)
         rank.settle()
-    return watch.result()
+    return watch.result(time.perf_counter())
+
+
+def _run_once(task: Task) -> set[int]:
+    """Return the windows that tell nothing of a longer run: the first and the profiled one.
+
+    At least one window is left to tell something.
+    """
+    profiled = {task.memory_window} - {None}
+    everything = set(range(len(task.windows)))
+    sets = ({0, *profiled}, profiled, set[int]())
+    return next({n for n in once if n is not None} for once in sets if everything - once)
 
 
 def _agree(task: Task, transport: Transport) -> None:
@@ -129,12 +148,13 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def _save_when_due(task: Task, rank: Rank, step: int, *, is_last: bool) -> None:
-    every = task.checkpoint_every
+def _save_when_due(task: Task, watch: "_Watch", step: int, *, is_last: bool) -> None:
+    every, rank = task.checkpoint_every, watch.rank
     if task.checkpoints is None or not (is_last or (every and step % every == 0)):
         return
-    rank.settle()
-    save(task.checkpoints, step, rank.transport, _state(rank) if rank.replica == 0 else None)
+    with watch.meter.checkpoint(is_last=is_last):
+        rank.settle()
+        save(task.checkpoints, step, rank.transport, _state(rank) if rank.replica == 0 else None)
 
 
 def _state(rank: Rank) -> State:
@@ -194,11 +214,12 @@ def _failed(transport: Transport, problem: CheckpointError | None) -> list[int]:
 
 
 class _Window(NamedTuple):
-    """Which steps a window has, and whether it is run under the memory profiler."""
+    """Which steps a window has, whether it is run under the memory profiler, and is as no other."""
 
     first_step: int
     num_steps: int
     is_profiled: bool
+    is_once: bool
 
 
 class _Watch:
@@ -206,24 +227,37 @@ class _Watch:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.meter = Meter(rank.transport)
         self.kept: deque[tuple[Sequence[Bound], list[float], int]] = deque(maxlen=_WINDOWS_KEPT)
         self.window_s: list[float] = []
         self.memory: tuple[Held, ...] = ()
 
     def window(self, calls: list[Bound], window: _Window) -> None:
+        start = time.perf_counter()
+        marks = self._run(calls, window)
+        if window.is_once:
+            self.meter.once(time.perf_counter() - start)
+            return
+        self.meter.window(calls, marks, window.num_steps)
+        if window.is_profiled:
+            self.meter.once(time.perf_counter() - start - (marks[-1] - marks[0]))
+
+    def _run(self, calls: list[Bound], window: _Window) -> list[float]:
+        """Run a window, keep what it showed, and return its marks."""
         if window.is_profiled:
             with _compat.memory_profile() as memory:
                 marks = self.rank.run(calls, window.first_step)
             self.memory = _held(self.rank, memory(), self.rank.held_bytes())
             if self.kept:  # another one is typical
-                return
+                return marks
         else:
             marks = self.rank.run(calls, window.first_step)
         self.kept.append((calls, marks, window.num_steps))
         self.window_s.append((marks[-1] - marks[0]) / window.num_steps)
+        return marks
 
-    def result(self) -> RankResult:
-        """Return what was measured; every rank calls it at the same time."""
+    def result(self, end_s: float) -> RankResult:
+        """Return what was measured until `end_s`; every rank calls it at the same time."""
         rank, transport = self.rank, self.rank.transport
         everyone = _everyone(transport)
         lengths = [(marks[-1] - marks[0]) / steps for _, marks, steps in self.kept]
@@ -233,7 +267,7 @@ class _Watch:
         seconds = [max(row) for row in zip(*map(json.loads, every), strict=True)]
         middle = statistics.median(seconds[min(2, len(seconds) - 1) :])
         typical = min(slowest, key=lambda window_s: abs(window_s - middle))
-        calls, marks, _ = self.kept[slowest.index(typical)]
+        calls, marks, num_steps = self.kept[slowest.index(typical)]
         ahead_s = _clock_ahead_s(transport)
         marks = [mark - ahead_s for mark in marks]
         first = min((span.start_s for span in rank.spans(calls, marks, 0.0)), default=marks[0])
@@ -247,7 +281,13 @@ class _Watch:
             window_s=tuple(self.window_s),
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
+            spent=self.meter.spent(end_s, calls, marks, num_steps) if _tells(rank) else None,
         )
+
+
+def _tells(rank: Rank) -> bool:
+    """Return whether the clock between calls tells what they take: not where they only queue."""
+    return rank.device.type == "cpu"
 
 
 def _clock_ahead_s(transport: Transport) -> float:

@@ -1,5 +1,14 @@
 """Timeline: who did what, from when to when, and the bytes held; simulated or measured."""
 
+from penstock.timeline.bottleneck import Bottleneck as Bottleneck
+from penstock.timeline.bottleneck import bottleneck as bottleneck
+from penstock.timeline.breakdown import PARTS as PARTS
+from penstock.timeline.breakdown import Breakdown as Breakdown
+from penstock.timeline.breakdown import Link as Link
+from penstock.timeline.breakdown import Part as Part
+from penstock.timeline.breakdown import breakdown_from_json as breakdown_from_json
+from penstock.timeline.breakdown import breakdown_of as breakdown_of
+from penstock.timeline.breakdown import table_of as table_of
 from penstock.timeline.draw import draw as draw
 from penstock.timeline.spans import LANES as LANES
 from penstock.timeline.spans import SPAN_KINDS as SPAN_KINDS
@@ -10,11 +19,17 @@ from penstock.timeline.spans import Span as Span
 from penstock.timeline.spans import SpanKind as SpanKind
 from penstock.timeline.spans import Spans as Spans
 from penstock.timeline.spans import Totals as Totals
+from penstock.timeline.spent import Sent as Sent
+from penstock.timeline.spent import Spent as Spent
+from penstock.timeline.spent import Taken as Taken
+from penstock.timeline.spent import breakdown_of_ranks as breakdown_of_ranks
+from penstock.timeline.spent import spent_from_json as spent_from_json
 from penstock.timeline.svg import svg_of as svg_of
 from penstock.timeline.timeline import Timeline as Timeline
 from penstock.timeline.timeline import align as align
 from penstock.timeline.timeline import bubble_fraction as bubble_fraction
 from penstock.timeline.timeline import busy_s as busy_s
 from penstock.timeline.timeline import kind_s as kind_s
+from penstock.timeline.timeline import num_steps as num_steps
 from penstock.timeline.timeline import peak_bytes as peak_bytes
 from penstock.timeline.timeline import step_s as step_s

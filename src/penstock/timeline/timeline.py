@@ -120,6 +120,13 @@ def step_s(timeline: Timeline) -> float:
     return timeline.totals.step_s
 
 
+def num_steps(timeline: Timeline) -> int:
+    """Return how many optimizer steps a timeline covers: the steps of its updates, at least 1."""
+    spans = timeline.spans
+    updates = spans.micro_batches[spans.kinds == SPAN_KINDS.index("U")]
+    return max(1, len(set(updates.tolist())))
+
+
 def busy_s(timeline: Timeline, rank: int) -> float:
     """Return the seconds that `rank` spent in computes and updates.
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
@@ -38,6 +39,7 @@ from penstock.runtime.transport.transport import (
     Store,
     TensorSpec,
     Wait,
+    Waited,
     check_members,
     check_message,
     check_peer,
@@ -82,6 +84,7 @@ class SharedMemoryTransport:
             spin_s = _SPIN_S if len(os.sched_getaffinity(0)) >= num_ranks else 0.0
         self._rank = rank
         self._slots = slots
+        self._waited = Waited()
         self._roster = Roster(rank, num_ranks, store, spin_s=spin_s, limit_s=limit_s)
         self._meetings: dict[tuple[int, ...], Meeting] = {}
 
@@ -93,17 +96,23 @@ class SharedMemoryTransport:
     def num_ranks(self) -> int:
         return self._roster.num_ranks
 
+    @property
+    def waited(self) -> Waited:
+        return self._waited
+
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:
         check_peer(self._rank, self.num_ranks, peer, edge)
-        return _sender(self._roster, self._ring((edge, self._rank, peer), specs, ahead))
+        ring = self._ring((edge, self._rank, peer), specs, ahead)
+        return _sender(self._roster, ring, self._waited)
 
     def bind_receive(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
         check_peer(self._rank, self.num_ranks, peer, edge)
-        return None, _receiver(self._roster, self._ring((edge, peer, self._rank), specs, ahead))
+        ring = self._ring((edge, peer, self._rank), specs, ahead)
+        return None, _receiver(self._roster, ring, self._waited)
 
     def _ring(self, way: tuple[int, int, int], specs: tuple[TensorSpec, ...], ahead: int) -> _Ring:
         edge, sender, receiver = way
@@ -159,7 +168,7 @@ def _start_counts(segment: Segment) -> None:
     segment.words[_HEAD] = segment.words[_TAIL] = FIRST_COUNT
 
 
-def _sender(roster: Roster, ring: _Ring) -> Send:
+def _sender(roster: Roster, ring: _Ring, waited: Waited) -> Send:
     edge, segment, slots, specs, peer = (
         ring.edge,
         ring.segment,
@@ -172,7 +181,7 @@ def _sender(roster: Roster, ring: _Ring) -> Send:
     words, news, failed = segment.words, roster.words, roster.failed_word
     head_address, num_slots, sent, slot = segment.address_of(_HEAD), len(slots), FIRST_COUNT, 0
     fence = threading.Lock()
-    acquire, release = fence.acquire, fence.release
+    acquire, release, clock = fence.acquire, fence.release, time.perf_counter
 
     def send(tensors: Sequence[Tensor]) -> None:
         nonlocal sent, slot
@@ -182,7 +191,9 @@ def _sender(roster: Roster, ring: _Ring) -> Send:
             check_message(tensors, specs, edge)
         full = (sent - num_slots) & WORD_MASK
         if words[_TAIL] == full:
+            start = clock()
             roster.wait_while(segment, _TAIL, full, sleeps=_SENDER_SLEEPS, peer=peer, what=what)
+            waited.to_send_s += clock() - start
         for view, tensor in zip(slots[slot], tensors):  # noqa: B905 (checked above)
             view.copy_(tensor.detach() if tensor.requires_grad else tensor)
         slot = slot + 1 if slot + 1 < num_slots else 0
@@ -196,22 +207,24 @@ def _sender(roster: Roster, ring: _Ring) -> Send:
     return send
 
 
-def _receiver(roster: Roster, ring: _Ring) -> Wait:
+def _receiver(roster: Roster, ring: _Ring, waited: Waited) -> Wait:
     segment, slots, peer = ring.segment, ring.slots, ring.sender
     what = f"rank {roster.rank} waits for it on edge {ring.edge}"
     words, news, failed = segment.words, roster.words, roster.failed_word
     tail_address, num_slots, received, slot = segment.address_of(_TAIL), len(slots), FIRST_COUNT, 0
     fence = threading.Lock()
-    acquire, release = fence.acquire, fence.release
+    acquire, release, clock = fence.acquire, fence.release, time.perf_counter
 
     def wait() -> list[Tensor]:
         nonlocal received, slot
         if news[failed]:
             roster.look()
         if words[_HEAD] == received:
+            start = clock()
             roster.wait_while(
                 segment, _HEAD, received, sleeps=_RECEIVER_SLEEPS, peer=peer, what=what
             )
+            waited.to_receive_s += clock() - start
         tensors = [view.clone() for view in slots[slot]]
         slot = slot + 1 if slot + 1 < num_slots else 0
         received = (received + 1) & WORD_MASK

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import final
 
 import torch
@@ -16,6 +17,7 @@ from penstock.runtime.transport.transport import (
     TensorSpec,
     TransportError,
     Wait,
+    Waited,
     check_members,
     check_message,
     check_peer,
@@ -45,10 +47,15 @@ class ThreadTransport:
         self._job = job
         self._rank = rank
         self._copies = copies
+        self._waited = Waited()
 
     @property
     def rank(self) -> int:
         return self._rank
+
+    @property
+    def waited(self) -> Waited:
+        return self._waited
 
     @property
     def num_ranks(self) -> int:
@@ -58,7 +65,7 @@ class ThreadTransport:
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:
         check_peer(self._rank, self.num_ranks, peer, edge)
-        job, copies = self._job, self._copies
+        job, copies, waited = self._job, self._copies, self._waited
         stream = job.stream(edge, self._rank, peer, specs)
         put, room = stream.messages.put, stream.room
         expected = [(torch.Size(spec.shape), spec.dtype) for spec in specs]
@@ -66,7 +73,7 @@ class ThreadTransport:
         def send(tensors: Sequence[Tensor]) -> None:
             if [(tensor.shape, tensor.dtype) for tensor in tensors] != expected:
                 check_message(tensors, specs, edge)
-            if job.failure is None and room is not None and room.get() is None:
+            if job.failure is None and room is not None and _room_of(room, waited) is None:
                 room.put(None)
                 job.check()
                 raise TransportError(
@@ -89,13 +96,18 @@ class ThreadTransport:
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
         check_peer(self._rank, self.num_ranks, peer, edge)
-        job = self._job
+        job, waited, clock = self._job, self._waited, time.perf_counter
         stream = job.stream(edge, peer, self._rank, specs)
         messages, get, room = stream.messages, stream.messages.get, stream.room
 
         def wait() -> list[Tensor]:
             job.check()
-            message = get()
+            try:
+                message = get(False)
+            except Empty:
+                start = clock()
+                message = get()
+                waited.to_receive_s += clock() - start
             if message is None:
                 messages.put(None)
                 job.check()
@@ -151,6 +163,17 @@ class ThreadTransport:
 
     def close(self) -> None:
         self._job.leave(self._rank)
+
+
+def _room_of(room: SimpleQueue[bool | None], waited: Waited) -> bool | None:
+    """Return what `room` gives as soon as there is something."""
+    try:
+        return room.get(False)
+    except Empty:
+        start = time.perf_counter()
+        found = room.get()
+        waited.to_send_s += time.perf_counter() - start
+        return found
 
 
 @final

@@ -33,6 +33,7 @@ from penstock.runtime.transport.transport import (
     TensorSpec,
     TransportError,
     Wait,
+    Waited,
     check_members,
     check_message,
     check_peer,
@@ -78,6 +79,7 @@ class TorchDistributedTransport:
         self._slots = slots
         self._rank = dist.get_rank()
         self._num_ranks = dist.get_world_size()
+        self._waited = Waited()
         self._store = store
         self._failure: tuple[int, str] | None = None
         self._groups: dict[frozenset[int], dist.ProcessGroup] = {}
@@ -105,12 +107,17 @@ class TorchDistributedTransport:
     def num_ranks(self) -> int:
         return self._num_ranks
 
+    @property
+    def waited(self) -> Waited:
+        return self._waited
+
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> Send:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
         start, finish, fail = self._all.send, self._finish, self._fail_if_failed
+        waited, clock = self._waited, time.perf_counter
         flats = [self._flat(specs) for _ in range(self._slots)]
         views = [unpacked(flat, specs) for flat in flats]
         works: list[dist.Work | None] = [None] * self._slots
@@ -123,7 +130,9 @@ class TorchDistributedTransport:
             if [(tensor.shape, tensor.dtype) for tensor in tensors] != expected:
                 check_message(tensors, specs, edge)
             at = next(places)
+            before = clock()
             finish(works[at], (peer,))
+            waited.to_send_s += clock() - before
             for view, tensor in zip(views[at], tensors, strict=True):
                 view.copy_(tensor.detach())
             try:
@@ -139,6 +148,7 @@ class TorchDistributedTransport:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
         posted: deque[tuple[Tensor, dist.Work]] = deque()
+        waited, clock = self._waited, time.perf_counter
 
         def post() -> None:
             flat = self._flat(specs)
@@ -152,7 +162,9 @@ class TorchDistributedTransport:
             if not posted:
                 post()
             flat, work = posted.popleft()
+            before = clock()
             self._finish(work, (peer,), _SENT_ALL)
+            waited.to_receive_s += clock() - before
             tensors = unpacked(flat, specs)
             return tensors if len(tensors) < 2 else [tensor.clone() for tensor in tensors]
 

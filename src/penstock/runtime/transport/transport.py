@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -63,6 +64,14 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
+@dataclass(slots=True)
+class Waited:
+    """Seconds in which a rank could do nothing: until a message came, until one had room."""
+
+    to_receive_s: float = 0.0
+    to_send_s: float = 0.0
+
+
 Send = Callable[[Sequence[Tensor]], None]
 Post = Callable[[], None]
 Wait = Callable[[], list[Tensor]]
@@ -76,6 +85,14 @@ class Transport(Protocol):
 
     @property
     def num_ranks(self) -> int: ...
+
+    @property
+    def waited(self) -> Waited:
+        """Return what all sends and receives of this end have waited so far; it goes on counting.
+
+        The clock is read only where there is something to wait for.
+        """
+        ...
 
     def bind_send(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0

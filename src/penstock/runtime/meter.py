@@ -1,0 +1,127 @@
+"""Meter: adds up what a rank's clock says between its calls, over all windows of a run.
+
+The clock is read anyway before and after each call; a window's differences are summed by what
+the calls are for in one go (numpy), which takes some 50 ns a call.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.runtime.calls import Bound
+from penstock.runtime.transport import Transport
+from penstock.timeline import Part, Sent, Spent, Taken
+
+Key = tuple[str, tuple[int, ...]]  # what a call is for, and of a sum the ranks that take part
+Marks = Sequence[float]
+
+
+class Meter:
+    """The seconds of a rank's training loop, which begins when this is made."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.start_s = time.perf_counter()
+        self.num_steps = 0
+        self.seconds: defaultdict[Key, float] = defaultdict(float)
+        self.once_s = self.checkpoint_s = 0.0
+        self.to_receive_s = self.to_send_s = 0.0
+        self._seen_s = self._waited_s()
+        self._places: dict[int, tuple[list[Key], NDArray[np.int64]]] = {}
+
+    def window(self, calls: Sequence[Bound], marks: Marks, num_steps: int) -> None:
+        """Count a window that was run."""
+        keys, places = self._keys(calls)
+        sums = np.bincount(places, np.diff(marks), len(keys))
+        for key, seconds in zip(keys, sums.tolist(), strict=True):
+            self.seconds[key] += seconds
+        before, self._seen_s = self._seen_s, self._waited_s()
+        self.to_receive_s += self._seen_s[0] - before[0]
+        self.to_send_s += self._seen_s[1] - before[1]
+        self.num_steps += num_steps
+
+    def once(self, seconds: float) -> None:
+        """Count seconds that a longer run does not spend more often."""
+        self.once_s += seconds
+        self._seen_s = self._waited_s()
+
+    @contextmanager
+    def checkpoint(self, *, is_last: bool) -> Generator[None]:
+        """Count what is done meanwhile as the writing of a checkpoint; the last one as once."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        if is_last:
+            self.once_s += seconds
+        else:
+            self.checkpoint_s += seconds
+
+    def spent(self, end_s: float, calls: Sequence[Bound], marks: Marks, num_steps: int) -> Spent:
+        """Return what was counted until `end_s`, with the messages of a typical window."""
+        sent, taken = _messages(calls, marks)
+        sending_s = self.seconds["send", ()]
+        return Spent(
+            num_steps=self.num_steps,
+            wall_s=end_s - self.start_s,
+            parts=tuple(self._parts().items()),
+            meetings=tuple((k[1], s) for k, s in self.seconds.items() if k[0] == "collective"),
+            checkpoint_s=self.checkpoint_s,
+            steps_sent=num_steps,
+            sent=sent,
+            taken=taken,
+            free=1.0 - min(1.0, self.to_send_s / sending_s) if sending_s else 1.0,
+        )
+
+    def _parts(self) -> dict[Part, float]:
+        """Return the parts that a rank can tell alone."""
+        seconds, waiting_s = self.seconds, self.to_receive_s + self.to_send_s
+        calls_s = sum(seconds[lane, ()] for lane in ("send", "take", "post"))
+        return {
+            "data": seconds["data", ()],
+            "F": seconds["F", ()],
+            "B": seconds["B", ()],
+            "I": seconds["I", ()],
+            "W": seconds["W", ()],
+            "optimizer": seconds["update", ()] + seconds["versions", ()],
+            "messages": max(0.0, calls_s - waiting_s),
+            "waiting": waiting_s,
+            "once": self.once_s,
+        }
+
+    def _keys(self, calls: Sequence[Bound]) -> tuple[list[Key], NDArray[np.int64]]:
+        """Return the keys of a program's calls, and for each call the place of its key."""
+        if id(calls) not in self._places:
+            own = [_key(bound) for bound in calls]
+            keys = list(dict.fromkeys(own))
+            places = np.array([keys.index(key) for key in own], np.int64)
+            self._places[id(calls)] = keys, places
+        return self._places[id(calls)]
+
+    def _waited_s(self) -> tuple[float, float]:
+        return self.transport.waited.to_receive_s, self.transport.waited.to_send_s
+
+
+def _key(bound: Bound) -> Key:
+    match bound.lane:
+        case "compute":
+            return bound.kind, ()
+        case "collective":
+            return bound.lane, bound.ranks
+        case _:
+            return bound.lane, ()
+
+
+def _messages(calls: Sequence[Bound], marks: Marks) -> tuple[tuple[Sent, ...], tuple[Taken, ...]]:
+    """Return when the messages of a window were sent and taken."""
+    sent: list[Sent] = []
+    taken: list[Taken] = []
+    for bound, start_s, end_s in zip(calls, marks, marks[1:], strict=False):
+        if bound.lane == "send":
+            sent.append(Sent(bound.edge, bound.ranks[0], bound.micro_batch, start_s, end_s))
+        elif bound.lane == "take":
+            taken.append(Taken(bound.edge, bound.ranks[0], bound.micro_batch, start_s, end_s))
+    return tuple(sent), tuple(taken)

@@ -1,0 +1,344 @@
+"""A run says where its wall time goes, and names what holds it up.
+
+Faults are sleeps that are much longer than all else, so that a busy machine changes no verdict.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from penstock.job import Job
+from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of
+from penstock.runtime import checkpoint, eager, worker
+from penstock.runtime.launch import as_json, from_json, run_processes, run_threads
+from penstock.runtime.run import Steps, outcome_of
+from penstock.runtime.transport import Transport
+from penstock.runtime.worker import Task, work
+from penstock.simulate import simulate
+from penstock.timeline import PARTS, Bottleneck, Breakdown, bottleneck, breakdown_of
+from tests.parity.models import captured, data, job_of, plan_of
+
+MICRO_BATCHES, BASE_S, FAULT_S = 2, 0.001, 0.05
+Wrap = Callable[[Transport], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schedule on some ranks, and where it runs."""
+
+    schedule: str = "one_f_one_b"
+    stages: int = 2
+    replicas: int = 1
+    launcher: Callable[..., Any] = run_threads
+    windows: int = 2
+    base_s: float = BASE_S
+    clip: float | None = None
+
+
+SYNCHRONOUS = [Case(name, 4 if name == "interleaved" else 2) for name in ("gpipe", "zb_h1")]
+SYNCHRONOUS += [Case("one_f_one_b"), Case("interleaved", 4)]
+EVERYWHERE = [*SYNCHRONOUS, Case("double_buffered")]
+
+
+def run_case(
+    case: Case,
+    job: Callable[[Job], Job] = lambda job: job,
+    end: Callable[[Transport], Any] = lambda end: end,
+    slow: dict[int, float] | None = None,
+    **options: Any,
+) -> tuple[Breakdown, Breakdown]:
+    """Run with `end` around every transport and computes of `slow` ranks that take so long."""
+    made = captured("frozen", torch.float32)
+    plan = plan_of(
+        made.graph, case.schedule, case.stages, MICRO_BATCHES, replicas=case.replicas,
+        clip=case.clip is not None,
+    )  # fmt: skip
+    length = 2 if is_asynchronous(plan) else 1
+    program = lower_plan(plan, made.graph, num_steps=length)
+    first = options.pop("first_step", 0)
+    windows = tuple((program, first + n * length) for n in range(case.windows))
+    own = job(job_of("frozen", torch.float32, clip_norm=case.clip))
+    options = {"replicas": plan.replicas, **options}
+    task = Task(made, stages_of(plan, made.graph), own, windows, **options)
+
+    def live(transport, report):
+        seconds = (slow or {}).get(transport.rank, case.base_s)
+        sleeping = replace(task, function_of=partial(sleepy, seconds))
+        return from_json(as_json(work(sleeping, end(transport), report)))
+
+    results = case.launcher(live, program.num_ranks, lambda step: None)
+    steps = Steps(MICRO_BATCHES * case.replicas)
+    found = outcome_of(results, steps, {}).breakdown
+    predicted = breakdown_of(simulate(program, lambda action: case.base_s))
+    assert found is not None
+    assert predicted is not None
+    check_sums(found, results)
+    return found, predicted
+
+
+def check_sums(found: Breakdown, results: list[worker.RankResult]) -> None:
+    for rank, result in enumerate(results):
+        assert sum(found.seconds[rank]) == pytest.approx(result.spent.wall_s, rel=0.02)
+        assert min(found.seconds[rank]) > -1e-6
+
+
+def verdict(pair: tuple[Breakdown, Breakdown]) -> Bottleneck:
+    found = bottleneck(*pair)
+    assert str(found).startswith(f"bottleneck: {found.title}: ")
+    assert bool(found.hint) == found.is_named
+    return found
+
+
+def sleepy(seconds: float, segment: Any, capture: Any) -> Any:
+    function = worker.function_of(segment, capture)
+
+    def run(given: list[Any], seed: int) -> Any:
+        time.sleep(seconds)
+        return function.run(given, seed)
+
+    return replace(function, run=run)
+
+
+# --- faults ------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A transport whose messages, or sums, take `seconds`."""
+
+    def __init__(self, inner: Transport, seconds: float, what: str) -> None:
+        self.inner, self.seconds, self.what = inner, seconds, what
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def bind_send(self, *where: Any, **options: Any) -> Any:
+        send = self.inner.bind_send(*where, **options)
+
+        def slow(tensors: Any) -> None:
+            time.sleep(self.seconds)
+            send(tensors)
+
+        return slow if self.what == "send" else send
+
+    def bind_receive(self, *where: Any, **options: Any) -> Any:
+        post, wait = self.inner.bind_receive(*where, **options)
+
+        def slow() -> Any:
+            message = wait()
+            time.sleep(self.seconds)
+            return message
+
+        return post, slow if self.what == "receive" else wait
+
+    def all_reduce(self, tensor: Any, ranks: tuple[int, ...]) -> None:
+        if self.what == "sum":
+            time.sleep(self.seconds)
+        self.inner.all_reduce(tensor, ranks)
+
+
+def slow(what: str, seconds: float = FAULT_S) -> Wrap:
+    return lambda end: Slow(end, seconds, what)
+
+
+def slow_loader(job: Job) -> Job:
+    def dripping(start: int) -> Iterator[Any]:
+        for batch in data(start):
+            time.sleep(FAULT_S)
+            yield batch
+
+    return replace(job, data=dripping)
+
+
+class SlowSGD(SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        time.sleep(3 * FAULT_S)
+        super().step()
+
+
+def slow_optimizer(job: Job) -> Job:
+    return replace(job, optimizer=lambda parameters: SlowSGD(parameters, lr=0.1))
+
+
+def named(cases: list[Case]) -> Any:
+    return pytest.mark.parametrize("case", cases, ids=lambda c: f"{c.schedule}-{c.stages}")
+
+
+@named([*EVERYWHERE, Case(stages=1, schedule="gpipe")])
+def test_slow_loader_is_named(case):
+    assert verdict(run_case(case, slow_loader)).cause == "loader"
+
+
+@named(EVERYWHERE)
+def test_slow_link_is_named_with_its_ends(case):
+    found = verdict(run_case(case, end=slow("receive")))
+    assert (found.cause, found.ranks) == ("link", (0, 1))
+
+
+def test_link_that_holds_up_its_sender_is_named_with_its_ends():
+    found = verdict(run_case(Case(), end=slow("send")))
+    assert (found.cause, found.ranks) == ("link", (0, 1))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@named([Case("one_f_one_b"), Case("zb_h1")])
+def test_slow_rank_is_named(case, rank):
+    found = verdict(run_case(case, slow={rank: FAULT_S}))
+    assert (found.cause, found.ranks) == ("slow rank", (rank,))
+
+
+@named([Case("gpipe"), Case("interleaved", 4), Case("double_buffered")])
+def test_slow_last_rank_is_named(case):
+    found = verdict(run_case(case, slow={1: FAULT_S}))
+    assert (found.cause, found.ranks) == ("slow rank", (1,))
+
+
+def test_slow_link_among_three_ranks_is_named_with_its_ends():
+    case = Case("gpipe", 3)
+
+    def end(transport):
+        return Slow(transport, FAULT_S, "receive") if transport.rank == 2 else transport
+
+    found = verdict(run_case(case, end=end))
+    assert (found.cause, found.ranks) == ("link", (1, 2))
+
+
+def test_slow_rank_holds_up_other_replicas_and_is_named():
+    found = verdict(run_case(Case(stages=1, schedule="gpipe", replicas=3), slow={1: 0.1}))
+    assert (found.cause, found.ranks) == ("slow rank", (1,))
+
+
+def test_all_ranks_slower_than_predicted_is_no_single_rank():
+    found = verdict(run_case(Case(), slow={0: FAULT_S, 1: FAULT_S}))
+    assert (found.cause, found.ranks, found.is_named) == ("compute", (), True)
+
+
+@named([Case("zb_h1"), Case("gpipe", 1)])
+def test_slow_optimizer_is_named(case):
+    assert verdict(run_case(case, slow_optimizer)).cause == "optimizer"
+
+
+@pytest.mark.parametrize("case", [Case("gpipe", 1, 2), Case("one_f_one_b", 2, clip=1.0)])
+def test_slow_sums_are_named(case):
+    """Of replicas; and of the norm that gradients are clipped to."""
+    assert verdict(run_case(case, end=slow("sum", 0.15))).cause == "collectives"
+
+
+@named([Case(windows=3), Case("double_buffered", windows=3)])
+def test_slow_checkpoints_are_named_unless_there_is_only_the_last(case, tmp_path, monkeypatch):
+    finish = checkpoint.finish
+
+    def slow_finish(*where):
+        time.sleep(0.2)
+        return finish(*where)
+
+    monkeypatch.setattr(checkpoint, "finish", slow_finish)
+    every = 2 if case.schedule == "double_buffered" else 1
+    pair = run_case(case, checkpoints=tmp_path / "often", checkpoint_every=every)
+    assert verdict(pair).cause == "checkpoint"
+    last, _ = run_case(case, checkpoints=tmp_path / "once")
+    assert last.of("checkpoint") == (0.0,) * last.num_ranks
+    assert min(last.of("once")) > 0.2
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "ranks"),
+    [
+        ({"end": slow("receive")}, "link", (0, 1)),
+        ({"slow": {1: FAULT_S}}, "slow rank", (1,)),
+        ({"job": slow_loader}, "loader", None),
+    ],
+    ids=["link", "slow rank", "loader"],
+)
+def test_faults_are_named_where_ranks_are_processes(fault, cause, ranks):
+    found = verdict(run_case(Case(launcher=run_processes), **fault))
+    assert found.cause == cause
+    assert ranks is None or found.ranks == ranks
+
+
+def test_run_that_is_resumed_counts_its_own_steps(tmp_path):
+    run_case(Case(), checkpoints=tmp_path)
+    newest = checkpoint.latest(tmp_path)
+    more = {"resume": newest, "first_step": 2}
+    found, predicted = run_case(Case(), slow={0: FAULT_S}, **more)
+    assert found.num_steps == 1
+    assert verdict((found, predicted)).ranks == (0,)
+
+
+def test_run_without_a_fault_has_nothing_to_name():
+    """A busy machine may delay a run; not each of five."""
+    case = Case(base_s=0.1)
+    tries = (verdict(run_case(case)) for _ in range(5))
+    assert any((found.cause, found.is_named) == ("compute", False) for found in tries)
+
+
+# --- what is counted ---------------------------------------------------------------------------
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the clock go on by one second whenever it is read."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds"),
+    [
+        ("gpipe", {"data": 2, "F": 2, "B": 2, "optimizer": 2}),
+        ("zb_h1", {"data": 2, "F": 2, "I": 2, "W": 2, "optimizer": 2}),
+    ],
+)
+def test_each_call_counts_for_its_part(schedule, seconds, monkeypatch, tmp_path):
+    """A call is a second, and one more for the update, which looks at the clock itself."""
+    ticking(monkeypatch)
+    found, _ = run_case(Case(schedule, 1, windows=4), checkpoints=tmp_path, checkpoint_every=2)
+    assert found.num_steps == 3  # the first one is warm-up
+    own = {part: found.of(part)[0] for part in PARTS}
+    assert {part: own[part] for part in seconds} == seconds
+    assert own["checkpoint"] == pytest.approx(1 / 3)  # after the second step
+    assert own["once"] == 2 + sum(seconds.values()) + 1  # around warm-up, in it, the last save
+    others = {"messages", "waiting", "collectives", "meeting"}
+    assert all(own[part] == 0 for part in others)
+
+
+@pytest.mark.parametrize(
+    ("windows", "profiled", "steps"), [(1, 0, 1), (2, 1, 1), (2, 0, 1), (4, 1, 2), (4, None, 3)]
+)
+def test_first_and_profiled_windows_are_once_where_others_are_left(windows, profiled, steps):
+    found, _ = run_case(Case("gpipe", 1, windows=windows), memory_window=profiled)
+    assert found.num_steps == steps
+    assert found.of("F")[0] >= MICRO_BATCHES * BASE_S
+
+
+def test_waiting_for_a_late_rank_is_told_from_handing_over():
+    found, _ = run_case(Case("gpipe"), slow={0: FAULT_S})
+    assert found.of("waiting")[1] > FAULT_S > found.of("messages")[1]
+    found, _ = run_case(Case("gpipe", 1, 2), slow={0: FAULT_S})
+    assert found.of("meeting")[1] > FAULT_S > found.of("collectives")[1]
+    assert found.of("meeting")[0] < FAULT_S
+
+
+def test_eager_run_is_broken_down_too(tmp_path):
+    job = replace(slow_loader(job_of("frozen", torch.float32)), micro_batches=4)
+    task = eager.EagerTask(job, 0, 3, tmp_path, 1)
+    results = run_processes(partial(eager.work_eagerly, task), 2, lambda step: None)
+    found = outcome_of(results, Steps(4), {}).breakdown
+    check_sums(found, results)
+    assert found.num_steps == 2
+    assert found.of("data")[0] > 2 * FAULT_S
+    assert found.of("B")[0] > 0
+    assert found.of("checkpoint")[0] > 0
+    assert verdict((found, None)).cause == "loader"
+
+
+def test_rank_that_cannot_tell_leaves_no_breakdown(monkeypatch):
+    """The clock of a thread that only queues work says nothing of it."""
+    monkeypatch.setattr(worker, "_tells", lambda rank: False)
+    with pytest.raises(AssertionError, match="None"):
+        run_case(Case("gpipe", 1))
