@@ -245,8 +245,8 @@ class _Talk:
         told = torch.zeros(1 + _REPEATS[1], dtype=torch.float64)
         told[: 1 + len(seconds)] = torch.tensor([len(seconds), *seconds])
         self._send([told])
-        count, *others = self._wait()[0].tolist()
-        other = others[: int(count)]
+        heard = list(map(float, self._wait()[0]))
+        other = heard[1 : 1 + int(heard[0])]
         return [*seconds, *other] if self.is_first else [*other, *seconds]
 
     def agreed(self, number: float) -> float:

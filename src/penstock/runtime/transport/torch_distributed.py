@@ -1,8 +1,9 @@
 """torch.distributed: ranks anywhere, over gloo (host memory) or NCCL (CUDA devices).
 
-A message is packed into one flat buffer, so it costs one operation.  gloo matches by tag,
-which is the edge.  NCCL matches by order alone, so there receives are posted where the
-program posts them, and the first barrier opens the channels in one order on all ranks.
+A message is packed into one flat buffer, so it costs one operation.  It moves only once its
+receive is posted, so receives are posted where the program posts them, to move beside computes.
+gloo matches by tag, which is the edge.  NCCL matches by order alone, so there the first barrier
+opens the channels in one order on all ranks.
 
 gloo's waits cannot be interrupted, but one operation that times out closes all
 connections of its group, and so ends every wait in it.  That is how a thread that
@@ -156,8 +157,7 @@ class TorchDistributedTransport:
             tensors = unpacked(flat, specs)
             return tensors if len(tensors) < 2 else [tensor.clone() for tensor in tensors]
 
-        # gloo's helper thread burns a core's time on receives that are posted early
-        return (post if self._device.type == "cuda" else None), wait
+        return post, wait
 
     def _flat(self, specs: tuple[TensorSpec, ...]) -> Tensor:
         """Return a buffer for one message; one byte at least, for it must travel."""
