@@ -90,7 +90,8 @@ class Probe:
     """What was measured between two ranks; `link` is all of it in the figures of a cluster.
 
     has_wire:  False where the ends' copies are all that happens to a message: shared memory.  Then
-               nothing goes on beside computes, and what is seen there is noise.
+               bytes_per_s is that of both copies, which a sum takes, and a message not again;
+               nothing goes on beside computes, so what is seen there is noise.
     """
 
     timings: tuple[Timing, ...]
@@ -101,7 +102,7 @@ class Probe:
     def link(self) -> Link:
         link = fit(self.timings)
         if not self.has_wire:
-            return replace(link, bytes_per_s=math.inf)
+            return replace(link, bytes_per_s=link.copy_bytes_per_s / 2)
         return replace(link, slowdown=self.overlap.slowdown)
 
     def to_json(self) -> dict[str, Json]:
@@ -135,7 +136,8 @@ def fit(timings: Sequence[Timing]) -> Link:
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Return a, b >= 0 of the line a + b * size: through the smallest, with least squares."""
     smallest, first_s = min(points)
-    others = [(size - smallest, seconds) for size, seconds in points if size > smallest]
+    larger = [(size, max(seconds, 1e-12)) for size, seconds in points if size > smallest]
+    others = [(size - smallest, seconds) for size, seconds in larger]
     if not others:
         raise ValueError(f"payloads of {smallest} bytes only; a line needs two sizes")
     up = sum(size * (seconds - first_s) / seconds for size, seconds in others)

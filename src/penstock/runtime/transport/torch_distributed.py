@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock import _compat
 from penstock.runtime.transport.transport import (
     Post,
     Send,
@@ -111,7 +112,8 @@ class TorchDistributedTransport:
     ) -> Send:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
-        start, finish, fail = self._all.send, self._finish, self._fail_if_failed
+        start, finish = _compat.unrecorded(self._all.send), self._finish
+        fail = self._fail_if_failed
         flats = [self._flat(specs) for _ in range(self._slots)]
         views = [unpacked(flat, specs) for flat in flats]
         works: list[dist.Work | None] = [None] * self._slots
@@ -140,11 +142,12 @@ class TorchDistributedTransport:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
         posted: deque[tuple[Tensor, dist.Work]] = deque()
+        start = _compat.unrecorded(self._all.recv)
 
         def post() -> None:
             flat = self._flat(specs)
             try:
-                posted.append((flat, self._all.recv([flat], peer, edge)))
+                posted.append((flat, start([flat], peer, edge)))
             except RuntimeError as error:
                 raise self._explained(error, (peer,), _SENT_ALL) from error
 
