@@ -37,8 +37,8 @@ class Traced(NamedTuple):
 class Rounds(NamedTuple):
     """How often plans take turns, and how long a turn is."""
 
-    turns: int = 4
-    block_s: float = 0.5
+    turns: int = 3
+    block_s: float = 0.3
     least: int = 3  # steps of a block
     ahead: bool = False  # of all other programs during a block, and a pause as long after it
     seed: int = 0

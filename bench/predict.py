@@ -327,7 +327,9 @@ def main() -> None:
     rows: list[Row] = []
     for group in series(names, rounds):
         rows += group
-        if not options.json:
+        if options.json:
+            face.say(table(group))
+        else:
             print(table(group), flush=True)
     summary = summary_of(rows)
     if options.json:

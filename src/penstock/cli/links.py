@@ -92,7 +92,7 @@ def _words(found: "Survey") -> str:
     parts += [f"{level}\n{_of_level(each)}" for level, each in found.probes]
     names = [host.name for host in found.cluster.hosts]
     if found.compared:
-        parts.append(_matrix(names, found.compared))
+        parts.append(matrix(names, found.compared))
     return "\n\n".join(parts)
 
 
@@ -120,7 +120,7 @@ def _of_level(found: "Probe") -> str:
     return "\n".join(f"  {line}" for line in shown)
 
 
-def _matrix(names: Sequence[str], compared: "Sequence[Compared]") -> str:
+def matrix(names: Sequence[str], compared: "Sequence[Compared]") -> str:
     """Return a table of all pairs of hosts: a minimal payload's seconds, and bytes/s of a large."""
     from penstock.runtime.links import PAYLOADS
 
