@@ -96,7 +96,7 @@ def _warm_up(side: Side, end: Transport, turns: Turns) -> int:
 
 def _block(side: Side, end: Transport, count: int) -> Block:
     end.barrier()
-    began, busy, cpu = time.perf_counter(), _busy_s(), time.process_time()
+    began, busy, cpu = time.perf_counter(), busy_s(), time.process_time()
     times: list[tuple[float, float]] = []
     notes: list[object] = []
     for _ in range(count):
@@ -105,7 +105,7 @@ def _block(side: Side, end: Transport, count: int) -> Block:
         notes.append(side())
         times.append((start, time.perf_counter()))
     end.barrier()
-    cpu, busy = time.process_time() - cpu, _busy_s() - busy
+    cpu, busy = time.process_time() - cpu, busy_s() - busy
     mine = [times, cpu, busy, time.perf_counter() - began]
     told = end.all_gather_bytes(json.dumps(mine).encode(), _everyone(end))
     ranks = [json.loads(text) for text in told]
@@ -120,7 +120,7 @@ def _everyone(end: Transport) -> tuple[int, ...]:
     return tuple(range(end.num_ranks))
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """Return the seconds that all cores were busy or stolen since the machine started."""
     with open("/proc/stat", encoding="ascii") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]

@@ -38,8 +38,7 @@ def rounds_of(end: Transport) -> dict[tuple[str, int], Callable[[], float]]:
     for edge, size_bytes in enumerate(SIZES):
         spec = (TensorSpec((size_bytes // 4,), torch.float32),)
         send = end.bind_send(edge, peer, spec)
-        post, wait = end.bind_receive(edge, peer, spec)
-        assert post is None  # nothing here has a CUDA device
+        _, wait = end.bind_receive(edge, peer, spec)
         rounds["message", size_bytes] = ping_pong(end.rank, size_bytes, send, wait)
     for size_bytes in SUM_SIZES:
         rounds["sum", size_bytes] = summing(end, size_bytes)

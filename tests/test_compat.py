@@ -179,6 +179,16 @@ def test_memory_profile_leaves_stderr_as_it_was(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err == "seen\n"
 
 
+def test_unrecorded_call_is_not_in_a_profile_and_the_next_one_is() -> None:
+    x = torch.ones(8)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        assert float(_compat.unrecorded(torch.dot)(x, x)) == 8.0
+        x.exp()
+    names = {event.name for event in profiler.events()}
+    assert "aten::exp" in names
+    assert "aten::dot" not in names
+
+
 def test_gradient_hooks_of_a_parameter_are_seen() -> None:
     plain, first, second = (nn.Parameter(torch.ones(1)) for _ in range(3))
     first.register_hook(lambda gradient: None)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._dynamo.config
@@ -29,6 +29,8 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+
+T = TypeVar("T")
 
 __all__ = [
     "DispatchMode",
@@ -52,6 +54,7 @@ __all__ = [
     "storage_key",
     "tracing_backward",
     "tracing_session",
+    "unrecorded",
 ]
 
 
@@ -177,6 +180,23 @@ def memory_profile() -> Generator[Callable[[], list[MemoryEvent]]]:
             size = 0 if mark else event.nbytes()
             events.append(MemoryEvent(event.start_ns() * 1e-9, size, mark))
     events.sort(key=lambda event: event.time_s)
+
+
+def unrecorded(call: Callable[..., T]) -> Callable[..., T]:
+    """Return `call`, of which a profiler notes memory only.
+
+    A message that is begun under a profiler tells it of its end, also after it is gone: a crash.
+    """
+    enable: Callable[[bool], None] = torch._C._autograd._enable_record_function  # pyright: ignore
+
+    def quiet(*arguments: Any) -> T:
+        enable(False)
+        try:
+            return call(*arguments)
+        finally:
+            enable(True)
+
+    return quiet
 
 
 @contextmanager

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from penstock.cli.doctor import LIBRARIES, examine
+from penstock.cli.links import matrix
+from penstock.cluster import Cluster
 from penstock.cluster.machine import cpu_name, detect
+from penstock.runtime.hosts import Compared
+from penstock.runtime.links import Overlap, Probe, Timing
 from tests.cli.conftest import Call
 
 
@@ -109,3 +113,48 @@ def test_processor_is_named_by_itself_or_by_its_architecture(
     expected = name or platform.processor() or platform.machine()
     assert cpu_name(tmp_path / "cpuinfo") == expected
     assert cpu_name(tmp_path / "nowhere") == platform.processor() or platform.machine()
+
+
+def test_doctor_measures_links_and_writes_a_cluster(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timings = tuple(Timing(size, 1e-5 + size * 1e-9, 1e-3, 1e-2, 2e-6) for size in (64, 4096))
+    found = Probe(timings, Overlap(1.0, 1.0, 1.2, 1.9, 2.0, 0.01))
+    monkeypatch.setattr("penstock.runtime.links.probe_here", lambda: found)
+    file = tmp_path / "cluster.toml"
+    done = call("doctor", "--links", "--out", file, "--region", "east")
+    assert (done.code, done.err) == (0, f"wrote {file}\n")
+    cluster = Cluster.load(file)
+    assert cluster.inside == found.link
+    assert cluster.inside is not None
+    assert cluster.inside.slowdown == pytest.approx(0.2)
+    assert [host.region for host in cluster.hosts] == ["east"]
+    assert str(cluster) in done.out
+    assert "at once 1.90 s: 5 % less" in done.out
+    assert "computes beside messages 1.20 s: +20.0 %" in done.out
+    document = json.loads(call("doctor", "--links", "--json").out)
+    assert document["links"]["inside"]["overlap"] == found.to_json()["overlap"]
+    assert document["links"]["inside"]["link"]["copy_bytes_per_s"] is None  # infinite
+    assert [host["region"] for host in document["hosts"]] == ["here"]
+
+
+@pytest.mark.parametrize("flag", ["--out", "--region"])
+def test_what_is_for_links_is_refused_without_them(call: Call, tmp_path: Path, flag: str) -> None:
+    error, hint = call("doctor", flag, tmp_path / "x").refusal(2)
+    assert error == f"{flag} is for links"
+    assert "--links" in hint
+
+
+def test_place_where_no_cluster_can_be_written_is_told_before_links_are_measured(
+    call: Call, tmp_path: Path
+) -> None:
+    assert call("doctor", "--links", "--out", tmp_path).refusal(1)[0].endswith("Is a directory")
+
+
+def test_hosts_are_shown_pair_by_pair() -> None:
+    cells = [Compared((0, 1), 1e-3, 1e-3 + 2e-2), Compared((0, 2), 1e-3, 1e-3 + 1e-2)]
+    shown = matrix(["a", "b", "c"], cells).splitlines()
+    assert shown[0].split() == ["between", "a", "b", "c"]
+    assert "1.00 ms + 0.0262 GB/s" in shown[1]
+    assert "0.0524 GB/s" in shown[1]
+    assert shown[2].count("GB/s") == 1

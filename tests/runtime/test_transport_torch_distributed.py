@@ -1,5 +1,6 @@
 """What ranks over gloo promise beyond what every transport does."""
 
+import gc
 import os
 import signal
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from penstock._compat import memory_profile
 from penstock.runtime.transport import TensorSpec
 from tests.runtime.transport_ranks import Outcome, run_gloo, values
 
@@ -84,3 +86,45 @@ def test_message_that_nobody_reads_does_not_keep_ranks_from_leaving():
         end.close()
 
     values(run_gloo(2, body))
+
+
+def test_message_moves_when_its_receive_is_posted_and_not_only_when_it_is_waited_for():
+    specs = (TensorSpec((2**21,), torch.float32),)  # 8 MiB: more than sockets hold
+
+    def body(end):
+        if end.rank == 0:
+            send = end.bind_send(0, 1, specs)
+            end.barrier()
+            send([torch.ones(2**21)])
+            send([torch.zeros(2**21)])  # there is one slot: the first message has left it
+            end.barrier()
+            end.barrier()
+            return 0.0
+        post, wait = end.bind_receive(0, 0, specs)
+        end.barrier()
+        post()
+        end.barrier()
+        total = float(wait()[0].sum() + wait()[0].sum())
+        end.barrier()
+        return total
+
+    assert values(run_gloo(2, body, slots=1)) == [0.0, 2.0**21]
+
+
+def test_message_that_is_begun_under_a_profiler_may_outlive_it():
+    specs = (TensorSpec((16,), torch.float32),)
+
+    def body(end):
+        send = end.bind_send(0, 1 - end.rank, specs)
+        _, wait = end.bind_receive(0, 1 - end.rank, specs)
+        end.barrier()
+        with memory_profile():
+            send([torch.ones(16)])
+            total = float(wait()[0].sum())
+        del send, wait
+        end.close()
+        end._sent.clear()
+        gc.collect()
+        return total
+
+    assert values(run_gloo(2, body)) == [16.0, 16.0]

@@ -15,12 +15,15 @@ import typer
 
 import penstock
 from penstock.cli import face
+from penstock.cli.links import links
 from penstock.cluster.machine import cpu_name, detect
+from penstock.errors import ClusterError
 from penstock.profile.store import default_folder
 from penstock.units import GiB, format_bytes
 
 State = Literal["ok", "missing", "note"]  # without what is missing, nothing trains here
 LIBRARIES = ("numpy", "numba", "scipy", "typer", "rich", "safetensors", "fsspec")
+HERE = "here"  # the region of a host that says nothing of it
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 11)
 
 
@@ -34,14 +37,27 @@ class Finding(NamedTuple):
 
 
 def doctor(
+    measure_links: Annotated[
+        bool, typer.Option("--links", help="Measure links instead; also under torchrun.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write machines and links here (TOML).")] = None,
+    region: Annotated[str | None, typer.Option(help="Where this host stands.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what this machine has, and what is missing.
+    """Show what this machine has, and what is missing; or measure links.
 
     Exits 1 if one cannot train here.
 
-    Example: penstock doctor
+    Example: penstock doctor --links --out cluster.toml
     """
+    if measure_links:
+        if out is not None:
+            face.check_place(out)
+        links(out, region or HERE, as_json=as_json)
+        return
+    if out is not None or region is not None:
+        name = "--out" if out is not None else "--region"
+        raise ClusterError(f"{name} is for links", hint=f"add --links, or leave {name} out")
     with face.busy("looking at this machine"):
         findings = examine()
     fine = all(finding.state != "missing" for finding in findings)

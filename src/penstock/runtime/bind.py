@@ -139,7 +139,7 @@ class _Binder:
         if not self.own or any(isinstance(instruction, Update) for instruction in self.code):
             return []
         tell = tell_call(self.rank, 0, has_loss=self._has_loss())
-        return [Bound(tell, "wait", "U", max(self.own), 0)]
+        return [Bound(tell, "tell", "U", max(self.own), 0)]
 
     def _has_loss(self) -> bool:
         """Return whether the losses are made on this rank."""

@@ -10,15 +10,15 @@ from torch import Tensor
 from penstock.timeline.spans import Lane, SpanKind
 
 Call = Callable[[], object]
-Quiet = Literal["data", "take", "post", "versions"]  # lanes that no timeline shows
+Quiet = Literal["data", "take", "post", "versions", "tell"]  # lanes that no timeline shows
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """One call of the flat list, how it is shown in a timeline, and whom it is about.
 
-    lane:   also reading data, taking a message, announcing that it will be taken, and making the
-            versions of weights that are read.
+    lane:   also reading data, taking a message, announcing that it will be taken, making the
+            versions of weights that are read, and telling of a step that has no update.
     ranks:  the other end of a message; all that take part in a sum.
     edge:   of a message.
     """

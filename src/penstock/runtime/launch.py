@@ -20,7 +20,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ from penstock.runtime.transport.torch_distributed import TorchDistributedTranspo
 from penstock.runtime.worker import RankResult, Report
 from penstock.timeline import Held, Span, spent_from_json
 
+T = TypeVar("T")
 Groups = Sequence[tuple[int, ...]]
 Work = Callable[[Transport, Report], RankResult]
 Launcher = Callable[[Work, int, Report], list[RankResult]]
@@ -321,9 +322,14 @@ def run_torchrun(work: Work, store: Any, report: Report, *, groups: Groups = ())
     Ranks of one host exchange messages through shared memory, else over gloo or NCCL.
     `store` is that of `torchrun_store`.
     """
+    return join_torchrun(lambda transport: work(transport, report), store, groups=groups)
+
+
+def join_torchrun(call: Callable[[Transport], T], store: Any, *, groups: Groups = ()) -> T:
+    """Return what `call` returns on the rank that this process is; as `run_torchrun`."""
     transport = _torchrun_transport(store, groups)
     try:
-        return work(transport, report)
+        return call(transport)
     except BaseException as problem:
         transport.abort(str(problem))
         raise

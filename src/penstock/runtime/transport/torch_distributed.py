@@ -1,8 +1,9 @@
 """torch.distributed: ranks anywhere, over gloo (host memory) or NCCL (CUDA devices).
 
-A message is packed into one flat buffer, so it costs one operation.  gloo matches by tag,
-which is the edge.  NCCL matches by order alone, so there receives are posted where the
-program posts them, and the first barrier opens the channels in one order on all ranks.
+A message is packed into one flat buffer, so it costs one operation.  It moves only once its
+receive is posted, so receives are posted where the program posts them, to move beside computes.
+gloo matches by tag, which is the edge.  NCCL matches by order alone, so there the first barrier
+opens the channels in one order on all ranks.
 
 gloo's waits cannot be interrupted, but one operation that times out closes all
 connections of its group, and so ends every wait in it.  That is how a thread that
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock import _compat
 from penstock.runtime.transport.transport import (
     Post,
     Send,
@@ -116,8 +118,8 @@ class TorchDistributedTransport:
     ) -> Send:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
-        start, finish, fail = self._all.send, self._finish, self._fail_if_failed
-        waited, clock = self._waited, time.perf_counter
+        start, finish = _compat.unrecorded(self._all.send), self._finish
+        fail, waited, clock = self._fail_if_failed, self._waited, time.perf_counter
         flats = [self._flat(specs) for _ in range(self._slots)]
         views = [unpacked(flat, specs) for flat in flats]
         works: list[dist.Work | None] = [None] * self._slots
@@ -148,12 +150,13 @@ class TorchDistributedTransport:
         check_peer(self._rank, self._num_ranks, peer, edge)
         self._peers.add(peer)
         posted: deque[tuple[Tensor, dist.Work]] = deque()
-        waited, clock = self._waited, time.perf_counter
+        start, waited = _compat.unrecorded(self._all.recv), self._waited
+        clock = time.perf_counter
 
         def post() -> None:
             flat = self._flat(specs)
             try:
-                posted.append((flat, self._all.recv([flat], peer, edge)))
+                posted.append((flat, start([flat], peer, edge)))
             except RuntimeError as error:
                 raise self._explained(error, (peer,), _SENT_ALL) from error
 
@@ -168,8 +171,7 @@ class TorchDistributedTransport:
             tensors = unpacked(flat, specs)
             return tensors if len(tensors) < 2 else [tensor.clone() for tensor in tensors]
 
-        # gloo's helper thread burns a core's time on receives that are posted early
-        return (post if self._device.type == "cuda" else None), wait
+        return post, wait
 
     def _flat(self, specs: tuple[TensorSpec, ...]) -> Tensor:
         """Return a buffer for one message; one byte at least, for it must travel."""

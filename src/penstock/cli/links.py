@@ -1,0 +1,137 @@
+"""penstock doctor --links: what messages cost here, measured, and written as a cluster.
+
+Alone: between two processes of this host.  Under torchrun: between all of its hosts.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli import face
+from penstock.cluster import Cluster
+from penstock.errors import RunError
+from penstock.files import Json
+from penstock.units import GB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from penstock.runtime.hosts import Compared, Survey
+    from penstock.runtime.links import Probe
+
+
+def links(out: Path | None, region: str, *, as_json: bool) -> None:
+    """Measure, show and write; under torchrun only rank 0 shows and writes.
+
+    Raises:   RunError: a rank failed, or ranks compute on GPUs.
+    """
+    import torch
+
+    from penstock.runtime.launch import under_torchrun
+
+    if torch.cuda.is_available():
+        hint = "write the links by hand: docs/cluster.md shows how"
+        raise RunError("links between GPUs are not measured, only those between CPUs", hint=hint)
+    torch.set_num_threads(1)
+    found = _of_torchrun(region) if under_torchrun() else _of_this_host(region)
+    if found is None:
+        return
+    if out is not None:
+        found.cluster.save(out)
+    if as_json:
+        face.show_json(_document(found))
+    else:
+        face.show(_words(found))
+    if out is not None:
+        face.say(f"wrote {out}")
+
+
+def _of_this_host(region: str) -> "Survey":
+    from penstock.runtime.hosts import Survey
+    from penstock.runtime.links import probe_here
+
+    with face.busy("measuring the link between two ranks"):
+        found = probe_here()
+    here = Cluster.here()
+    hosts = (replace(here.hosts[0], region=region),)
+    return Survey(replace(here, hosts=hosts, inside=found.link), (), (("inside", found),))
+
+
+def _of_torchrun(region: str) -> "Survey | None":
+    """Return what all ranks have found, on rank 0."""
+    from penstock.runtime.hosts import seat_here, survey
+    from penstock.runtime.launch import join_torchrun, torchrun_store
+
+    seat = seat_here(platform.node() or "host", region)
+    with face.busy("measuring the links between hosts"):
+        found = join_torchrun(lambda transport: survey(transport, seat), torchrun_store())
+    return found if os.environ["RANK"] == "0" else None
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def _document(found: "Survey") -> dict[str, Json]:
+    cluster = found.cluster
+    return {
+        "devices": [_plain(asdict(device)) for device in cluster.devices],
+        "hosts": [_plain(asdict(host)) for host in cluster.hosts],
+        "links": {level: each.to_json() for level, each in found.probes},
+        "compared": [_plain(each._asdict()) for each in found.compared],
+    }
+
+
+def _plain(content: object) -> Json:
+    return json.loads(json.dumps(content))
+
+
+def _words(found: "Survey") -> str:
+    parts = [str(found.cluster)]
+    parts += [f"{level}\n{_of_level(each)}" for level, each in found.probes]
+    names = [host.name for host in found.cluster.hosts]
+    if found.compared:
+        parts.append(matrix(names, found.compared))
+    return "\n\n".join(parts)
+
+
+def _of_level(found: "Probe") -> str:
+    rows = [
+        (
+            format_bytes(timing.size_bytes),
+            *map(format_seconds, (timing.low_s, timing.median_s, timing.high_s, timing.end_s)),
+        )
+        for timing in found.timings
+    ]
+    head = "payload", "one way, first tenth", "median", "ninth tenth", "each end computes"
+    overlap = found.overlap
+    slower = 100 * (overlap.beside_s / overlap.compute_s - 1)
+    noise = "" if found.link.slowdown else ", which counts as noise"
+    gain = 1 - overlap.both_s / overlap.sequential_s
+    lines = [
+        f"computes alone {format_seconds(overlap.compute_s)}, messages both ways alone "
+        f"{format_seconds(overlap.message_s)}",
+        f"one after the other {format_seconds(overlap.sequential_s)}, at once "
+        f"{format_seconds(overlap.both_s)}: {100 * gain:.0f} % less",
+        f"computes beside messages {format_seconds(overlap.beside_s)}: {slower:+.1f} %{noise}",
+    ]
+    shown = [*face.table(head, rows).splitlines(), *lines]
+    return "\n".join(f"  {line}" for line in shown)
+
+
+def matrix(names: Sequence[str], compared: "Sequence[Compared]") -> str:
+    """Return a table of all pairs of hosts: a minimal payload's seconds, and bytes/s of a large."""
+    from penstock.runtime.links import PAYLOADS
+
+    small, large = PAYLOADS
+    cells = {
+        each.hosts: f"{format_seconds(each.small_s)} + "
+        f"{(large - small) / max(each.large_s - each.small_s, 1e-12) / GB:.3g} GB/s"
+        for each in compared
+    }
+    rows = [
+        (name, *(cells.get((min(a, b), max(a, b)), "-") for b in range(len(names))))
+        for a, name in enumerate(names)
+    ]
+    return face.table(("between", *names), rows)
