@@ -16,7 +16,7 @@ from penstock.simulate import simulate
 from penstock.timeline import (
     PARTS,
     Breakdown,
-    Link,
+    LinkUse,
     Part,
     Sent,
     Span,
@@ -40,7 +40,7 @@ PIPELINES = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", "interleaved", "double_bu
 seconds = st.floats(0, 1e3)
 
 
-def broken(*ranks: dict[Part, float], steps: int = 1, links: tuple[Link, ...] = ()) -> Breakdown:
+def broken(*ranks: dict[Part, float], steps: int = 1, links: tuple[LinkUse, ...] = ()) -> Breakdown:
     """Return a breakdown of ranks with these parts."""
     rows = tuple(tuple(rank.get(part, 0.0) for part in PARTS) for rank in ranks)
     return Breakdown(steps, tuple(map(sum, rows)), rows, links)
@@ -50,7 +50,7 @@ def broken(*ranks: dict[Part, float], steps: int = 1, links: tuple[Link, ...] = 
 def breakdowns(draw: st.DrawFn) -> Breakdown:
     ranks = draw(st.integers(1, 6))
     row = st.fixed_dictionaries(dict.fromkeys(PARTS, seconds))
-    link = st.builds(Link, *[st.integers(0, ranks - 1)] * 2, seconds, seconds)
+    link = st.builds(LinkUse, *[st.integers(0, ranks - 1)] * 2, seconds, seconds)
     rows = draw(st.lists(row, min_size=ranks, max_size=ranks))
     return broken(
         *rows,
@@ -167,7 +167,7 @@ def test_message_is_late_from_when_it_is_sent_and_asked_for(sent_s, asked_s, had
         Spent(2, 9.0, (), steps_sent=2, taken=(taken,)),
         Spent(2, 9.0, (), steps_sent=2, sent=(other, sent), free=0.5),
     ]
-    assert breakdown_of_ranks(spent).links == (Link(0, 1, late_s / 2, 0.25 / 2 / 2),)
+    assert breakdown_of_ranks(spent).links == (LinkUse(0, 1, late_s / 2, 0.25 / 2 / 2),)
 
 
 def test_messages_that_cross_are_late_together_once():
@@ -175,7 +175,7 @@ def test_messages_that_cross_are_late_together_once():
         Spent(1, 9.0, (), sent=(Sent(0, 1, 0, 0.0, 0.0),), taken=(Taken(1, 1, 0, 1.0, 4.0),)),
         Spent(1, 9.0, (), sent=(Sent(1, 0, 0, 0.0, 0.0),), taken=(Taken(0, 0, 0, 2.0, 5.0),)),
     ]
-    assert breakdown_of_ranks(spent).links == (Link(0, 1, 4.0, 0.0),)
+    assert breakdown_of_ranks(spent).links == (LinkUse(0, 1, 4.0, 0.0),)
 
 
 def test_what_a_rank_spent_comes_back_from_json():
@@ -324,13 +324,13 @@ def more(**parts: float) -> dict[Part, float]:
         ((more(optimizer=2.0), more(meeting=2.0)), (), "optimizer", (0,)),
         ((more(collectives=2.0), more(collectives=2.0)), (), "collectives", ()),
         ((more(checkpoint=2.0), more(checkpoint=2.0)), (), "checkpoint", ()),
-        ((more(waiting=2.0), more(waiting=2.0)), (Link(0, 1, 2.0, 0.0),), "link", (0, 1)),
-        ((more(messages=2.0), more(waiting=2.0)), (Link(0, 1, 0.0, 2.0),), "link", (0, 1)),
-        ((more(waiting=2.0), more(B=2.0)), (Link(0, 1, 0.1, 0.1),), "slow rank", (1,)),
+        ((more(waiting=2.0), more(waiting=2.0)), (LinkUse(0, 1, 2.0, 0.0),), "link", (0, 1)),
+        ((more(messages=2.0), more(waiting=2.0)), (LinkUse(0, 1, 0.0, 2.0),), "link", (0, 1)),
+        ((more(waiting=2.0), more(B=2.0)), (LinkUse(0, 1, 0.1, 0.1),), "slow rank", (1,)),
         ((more(rest=2.0), more(rest=2.0)), (), "unclear", ()),
         ((more(waiting=2.0), more(waiting=2.0)), (), "unclear", ()),
         # messages were under way as long as predicted: what else the ranks do cannot be a link
-        ((more(data=2.0), more(data=2.0)), (Link(0, 1, 3.0, 0.0),), "loader", (0,)),
+        ((more(data=2.0), more(data=2.0)), (LinkUse(0, 1, 3.0, 0.0),), "loader", (0,)),
     ],
 )
 def test_cause_that_costs_most_beyond_the_prediction_is_named(ranks, links, cause, about):
@@ -386,7 +386,8 @@ def test_verdict_does_not_depend_on_the_unit_of_time(measured, factor):
         wall_s=tuple(s * factor for s in measured.wall_s),
         seconds=tuple(tuple(s * factor for s in row) for row in measured.seconds),
         links=tuple(
-            Link(k.first, k.second, k.late_s * factor, k.handed_s * factor) for k in measured.links
+            LinkUse(k.first, k.second, k.late_s * factor, k.handed_s * factor)
+            for k in measured.links
         ),
     )
     one, two = bottleneck(measured), bottleneck(other)

@@ -4,7 +4,7 @@ from penstock.timeline.bottleneck import Bottleneck as Bottleneck
 from penstock.timeline.bottleneck import bottleneck as bottleneck
 from penstock.timeline.breakdown import PARTS as PARTS
 from penstock.timeline.breakdown import Breakdown as Breakdown
-from penstock.timeline.breakdown import Link as Link
+from penstock.timeline.breakdown import LinkUse as LinkUse
 from penstock.timeline.breakdown import Part as Part
 from penstock.timeline.breakdown import breakdown_from_json as breakdown_from_json
 from penstock.timeline.breakdown import breakdown_of as breakdown_of

@@ -65,7 +65,7 @@ WORK: tuple[Part, ...] = ("F", "B", "I", "W")
 _SLACK = 1e-6  # of the wall time: what clocks read one after another and sums of floats may miss
 
 
-class Link(NamedTuple):
+class LinkUse(NamedTuple):
     """Messages between two ranks, in seconds of a step of a typical window.
 
     late_s:    in which one of them waited for a message that the other had begun to send.
@@ -94,7 +94,7 @@ class Breakdown:
     num_steps: int
     wall_s: tuple[float, ...]
     seconds: tuple[tuple[float, ...], ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkUse, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_steps < 1 or len(self.wall_s) != len(self.seconds) or not self.wall_s:
@@ -160,7 +160,9 @@ def breakdown_from_json(content: Json) -> Breakdown:
         rows = tuple(tuple(map(_number, row)) for row in fields["seconds"])
         walls = tuple(map(_number, fields["wall_s"]))
         links = (tuple(map(_number, row)) for row in fields["links"])
-        return Breakdown(steps, walls, rows, tuple(Link(int(a), int(b), *s) for a, b, *s in links))
+        return Breakdown(
+            steps, walls, rows, tuple(LinkUse(int(a), int(b), *s) for a, b, *s in links)
+        )
     except (KeyError, TypeError, ValueError, OverflowError) as problem:
         raise TimelineError(f"no breakdown: {problem!r:.80}") from problem
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.timeline.breakdown import PARTS, Breakdown, Link, Part, covered_s
+from penstock.timeline.breakdown import PARTS, Breakdown, LinkUse, Part, covered_s
 
 
 class Sent(NamedTuple):
@@ -96,7 +96,7 @@ def _row(one: Spent, least_s: dict[tuple[int, ...], float], written_s: float) ->
     return tuple(row[part] for part in PARTS)
 
 
-def _links(spent: Sequence[Spent]) -> tuple[Link, ...]:
+def _links(spent: Sequence[Spent]) -> tuple[LinkUse, ...]:
     """Return how long messages were late, and took to hand over, between each two ranks."""
     handed: defaultdict[tuple[int, int], float] = defaultdict(float)
     late: defaultdict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
@@ -113,7 +113,7 @@ def _links(spent: Sequence[Spent]) -> tuple[Link, ...]:
             late[pair].append((min(since_s, had_s), had_s))
     pairs = sorted(handed.keys() | late.keys())
     steps = spent[0].steps_sent
-    return tuple(Link(*pair, _late_s(late[pair]) / steps, handed[pair]) for pair in pairs)
+    return tuple(LinkUse(*pair, _late_s(late[pair]) / steps, handed[pair]) for pair in pairs)
 
 
 def _late_s(times: Sequence[tuple[float, float]]) -> float:
