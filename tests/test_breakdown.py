@@ -29,9 +29,9 @@ from penstock.timeline import (
     breakdown_of_ranks,
     busy_s,
     kind_s,
+    parts_table,
     spent_from_json,
     step_s,
-    table_of,
 )
 from penstock.timeline.bottleneck import CAUSE, FLAG
 from penstock.timeline.breakdown import WORK, covered_s
@@ -231,20 +231,20 @@ def test_covered_time_is_counted_second_by_second(times):
 def test_table_has_a_column_for_each_rank_and_a_line_for_each_part_that_occurs():
     measured = broken({"F": 0.02, "waiting": 0.02, "once": 0.5}, {"F": 0.03, "once": 0.5}, steps=2)
     predicted = broken({"F": 0.01, "waiting": 0.001}, {"F": 0.011})
-    assert table_of(measured, predicted) == (
+    assert parts_table(measured, predicted) == (
         "predicted / measured, ms             rank 0       rank 1\n"
         "forward                         10.0 / 10.0  11.0 / 15.0\n"
         "waiting for messages             1.0 / 10.0    0.0 / 0.0\n"
         "a step                          11.0 / 20.0  11.0 / 15.0\n"
         "once: warm-up, last checkpoint        500.0        500.0"
     )
-    assert str(measured) == table_of(measured)
+    assert str(measured) == parts_table(measured)
     assert "/" not in str(measured)
 
 
 def test_table_of_many_ranks_has_the_mean_and_the_most():
     measured = broken(*({"F": float(rank)} for rank in (1, 2, 9, 2, 1)))
-    assert table_of(measured) == (
+    assert parts_table(measured) == (
         "measured, ms     mean              most\n"
         "forward       3,000.0  9,000.0 (rank 2)\n"
         "a step        3,000.0  9,000.0 (rank 2)"
@@ -376,7 +376,7 @@ def test_any_figures_give_a_verdict(measured, choose):
         assert str(found).count("\n") == bool(found.hint)
         assert found.share >= 0.0
         json.dumps(found.to_json(), allow_nan=False)
-    table_of(measured, predicted)
+    parts_table(measured, predicted)
 
 
 @given(breakdowns(), st.floats(0.01, 100))

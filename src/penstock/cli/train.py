@@ -4,8 +4,8 @@ import itertools
 import json
 import os
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,11 +22,10 @@ from penstock.plan import Plan
 from penstock.report import report_of
 from penstock.schedule import find
 from penstock.search import Wish
-from penstock.timeline import bottleneck, table_of
+from penstock.timeline import bottleneck, parts_table
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
-    from penstock.program.program import Program
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
 
@@ -42,8 +41,6 @@ FILES = (
     "report.html",
     "checkpoints",
 )
-CHECKPOINT_EVERY = 100  # steps; and at the end
-FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched, before the rest
 
 
 def train(  # noqa: PLR0913 - the command's flags
@@ -234,11 +231,12 @@ class Session:
         leader: bool = True,
     ) -> dict[str, object] | None:
         """Run all steps; return the summary where this process leads."""
+        from penstock.cli.windows import CHECKPOINT_EVERY, memory_window, windows_of
         from penstock.program.lower_plan import stages_of
         from penstock.runtime.worker import Task, work
 
         plan, captured = choice.plan, choice.captured
-        windows = self.windows(captured, plan, first_step)
+        windows = windows_of(captured.graph, plan, range(first_step, self.num_steps))
         task = Task(
             capture=captured,
             stages=stages_of(plan, captured.graph),
@@ -248,7 +246,7 @@ class Session:
             checkpoints=self.folder / "checkpoints",
             checkpoint_every=CHECKPOINT_EVERY,
             resume=checkpoint,
-            memory_window=_memory_window(windows),
+            memory_window=memory_window(windows),
         )
         run = partial(work, task)
         sums = {reduce.ranks for program, _ in task.windows for reduce in program.code.reductions}
@@ -261,43 +259,6 @@ class Session:
         outcome = self._run(run, plan.total_ranks, choice, first_step, launch)
         return self._finish(outcome, choice)
 
-    def windows(
-        self, captured: "Capture", plan: Plan, first_step: int
-    ) -> "tuple[tuple[Program, int], ...]":
-        """Return the windows that make up the steps that are left.
-
-        A synchronous program is one step.  An asynchronous one drains only where a checkpoint
-        is due, and once at the start, after a few steps that are watched for their memory.
-        """
-        from penstock.program.lower_plan import is_asynchronous, lower_plan
-
-        if not is_asynchronous(plan):
-            program = lower_plan(plan, captured.graph)
-            return tuple((program, step) for step in range(first_step, self.num_steps))
-        made: dict[int, Program] = {}
-        windows = self._warm_up(captured, plan, first_step)
-        start = step = first_step + len(windows)
-        while step < self.num_steps:
-            until = min(self.num_steps, (step // CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY)
-            length = min(FIRST_WINDOW, until - step) if step == start else until - step
-            if length not in made:
-                made[length] = lower_plan(plan, captured.graph, num_steps=length)
-            windows.append((made[length], step))
-            step += length
-        return tuple(windows)
-
-    def _warm_up(
-        self, captured: "Capture", plan: Plan, first_step: int
-    ) -> "list[tuple[Program, int]]":
-        """Return the windows of the synchronous steps that the weight rule begins with."""
-        from penstock.program.lower_plan import lower_plan, schedule_of
-
-        until = min(schedule_of(plan).weight_rule.warm_up_steps, self.num_steps)
-        if first_step >= until:
-            return []
-        program = lower_plan(replace(plan, schedule="one_f_one_b"), captured.graph)
-        return [(program, step) for step in range(first_step, until)]
-
     def _run(
         self,
         work: "Work",
@@ -306,6 +267,7 @@ class Session:
         first_step: int,
         launch: "Launch",
     ) -> "Outcome":
+        from penstock.cli.windows import CHECKPOINT_EVERY
         from penstock.runtime.checkpoint import latest, load
         from penstock.runtime.run import Steps, outcome_of
 
@@ -339,6 +301,7 @@ class Session:
         return outcome_of(results, steps, load(newest).tensors)
 
     def _train_eagerly(self, first_step: int, checkpoint: Path | None) -> dict[str, object]:
+        from penstock.cli.windows import CHECKPOINT_EVERY
         from penstock.runtime.eager import EagerTask, replicas_of, work_eagerly
         from penstock.runtime.launch import run_processes
 
@@ -386,7 +349,7 @@ class Session:
         report_of(self.folder).save(self.folder / "report.html")
         view.show_outcome(outcome, choice.plan if choice else None)
         if measured is not None:
-            face.say(f"\n{table_of(measured, expected)}\n{found}\n")
+            face.say(f"\n{parts_table(measured, expected)}\n{found}\n")
         face.say(f"written to {self.folder}: open {self.folder / 'report.html'}")
         return summary
 
@@ -444,13 +407,3 @@ def _row(step: "StepResult", samples: int, tokens: int) -> dict[str, float | int
         "samples_per_second": samples / step.seconds if samples else None,
         "tokens_per_second": tokens / step.seconds if tokens else None,
     }
-
-
-def _memory_window(windows: "Sequence[tuple[Program, int]]") -> int:
-    """Return the window to run under the memory profiler: the first complete, short one.
-
-    That is the second step, for the optimizer makes its state in the first; or the first window
-    of several steps.
-    """
-    longer = (at for at, (program, _) in enumerate(windows) if program.num_steps > 1)
-    return next(longer, min(1, len(windows) - 1))

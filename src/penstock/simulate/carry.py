@@ -88,6 +88,10 @@ def _replicas(program: Program, rows: "np.ndarray[tuple[int], np.dtype[np.int64]
     return (owners // program.pipeline_ranks).tolist()
 
 
+_DIVIDED, _JOINED = "I and W as the profile divides B", "B as the profile joins I and W"
+_WAYS = {B: ((B,), (I, W)), I: ((I,), (B,)), W: ((W,), (B,))}
+
+
 class _Work:
     """What was recorded of computes and updates; `notes` gathers what was not."""
 
@@ -102,28 +106,38 @@ class _Work:
             self.all[key[1:3]].append(seconds)
 
     def seconds(self, key: Work) -> float:
-        """Return the seconds of one compute or update."""
+        """Return the seconds of one compute or update.
+
+        Of what was recorded for this very micro-batch, else for others; of its own kind, else of
+        the kinds that it is a part of or is made of.
+        """
         replica, kind, stage, number = key
-        if (kind, stage) in self.all:
-            return self._recorded(key)
-        if kind in (I, W) and (B, stage) in self.all:
-            self.notes["I and W as the profile divides B"] = None
-            return self._recorded((replica, B, stage, number)) * self._share((kind,), (B,), stage)
-        if kind == B and (I, stage) in self.all:
-            self.notes["B as the profile joins I and W"] = None
-            parts = sum(self._recorded((replica, part, stage, number)) for part in (I, W))
-            return parts * self._share((B,), (I, W), stage)
+        ways = _WAYS.get(kind, ((kind,),))
+        for way in ways:
+            keys = [(replica, each, stage, number) for each in way]
+            if self.alike and all(each in self.own for each in keys):
+                return self._by(kind, way, stage, [self.own[each] for each in keys])
+        for way in ways:
+            if all((each, stage) in self.all for each in way):
+                new = (
+                    "for micro-batches that were not run"
+                    if self.alike
+                    else "over the steps that were run"
+                )
+                self.notes[f"the mean of a stage {new}"] = None
+                return self._by(kind, way, stage, [self.all[each, stage] for each in way])
         message = f"{KINDS[kind]} of stage {stage} was not run, and follows from nothing that was"
         raise ProfileError(message, hint="replay a run that trains")
 
-    def _recorded(self, key: Work) -> float:
-        if self.alike and key in self.own:
-            return _mean(self.own[key])
-        new = (
-            "for micro-batches that were not run" if self.alike else "over the steps that were run"
-        )
-        self.notes[f"the mean of a stage {new}"] = None
-        return _mean(self.all[key[1:3]])
+    def _by(
+        self, kind: int, way: tuple[int, ...], stage: int, recorded: Iterable[list[float]]
+    ) -> float:
+        """Return the seconds of a kind by those of the kinds of `way`."""
+        seconds = sum(map(_mean, recorded))
+        if way == (kind,):
+            return seconds
+        self.notes[_DIVIDED if way == (B,) else _JOINED] = None
+        return seconds * self._share((kind,), way, stage)
 
     def _share(self, kinds: tuple[int, ...], of: tuple[int, ...], stage: int) -> float:
         """Return what `kinds` take of the seconds of the kinds `of` in the profile."""

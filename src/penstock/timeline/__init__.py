@@ -8,7 +8,7 @@ from penstock.timeline.breakdown import LinkUse as LinkUse
 from penstock.timeline.breakdown import Part as Part
 from penstock.timeline.breakdown import breakdown_from_json as breakdown_from_json
 from penstock.timeline.breakdown import breakdown_of as breakdown_of
-from penstock.timeline.breakdown import table_of as table_of
+from penstock.timeline.breakdown import parts_table as parts_table
 from penstock.timeline.draw import draw as draw
 from penstock.timeline.spans import LANES as LANES
 from penstock.timeline.spans import SPAN_KINDS as SPAN_KINDS

@@ -137,8 +137,8 @@ class Breakdown:
         return tuple(map(math.fsum, zip(*map(self.of, WORK), strict=True)))
 
     def __str__(self) -> str:
-        """Return the table of `table_of`, without a prediction."""
-        return table_of(self)
+        """Return the table of `parts_table`, without a prediction."""
+        return parts_table(self)
 
     def to_json(self) -> dict[str, Json]:
         """Return the breakdown as JSON values, which `breakdown_from_json` reads back."""
@@ -222,7 +222,7 @@ MOST_RANKS = 4  # that have a column each
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
-def table_of(measured: Breakdown, predicted: Breakdown | None = None) -> str:
+def parts_table(measured: Breakdown, predicted: Breakdown | None = None) -> str:
     """Return a table: a line for each part, a column for each rank, seconds of a step.
 
     With a prediction, each figure is "predicted / measured".  Of more than four ranks the mean is
