@@ -35,7 +35,7 @@ import numpy as np
 from bench.machine import machine
 from penstock.cluster import Link
 from penstock.errors import PlanError
-from penstock.search.ring import Ring
+from penstock.search.ring import alike
 from penstock.search.sharding import Bucket, Way, best_sharding, ways_of
 from penstock.search.shares import (
     Load,
@@ -114,8 +114,8 @@ def sharding_case(
     rng: random.Random, *, hidden: float = 4.0, count: int | None = None
 ) -> Case | None:
     """Return random buckets under ours and the rules; None where nothing is exposed."""
-    ring = Ring(
-        rng.choice((2, 4, 8, 16)), (Link(10 ** rng.uniform(-5.3, -4), rng.uniform(5, 100) * GB),)
+    ring = alike(
+        rng.choice((2, 4, 8, 16)), Link(10 ** rng.uniform(-5.3, -4), rng.uniform(5, 100) * GB)
     )
     buckets: list[Bucket] = []
     for _ in range(count or rng.randint(10, 100)):
@@ -153,7 +153,7 @@ def shares_case(rng: random.Random) -> Case | None:
     memory = sum(worker.memory_bytes for worker in workers)
     weights = memory * rng.uniform(0.2, 1.6) / 8 / 2
     load = Load(BATCH, weights, weights, 8 * weights)
-    ring = Ring(len(workers), (Link(1e-5, rng.uniform(5, 100) * GB),))
+    ring = alike(len(workers), Link(1e-5, rng.uniform(5, 100) * GB))
     start = time.process_time()
     try:
         found = best_shares(workers, load, ring)

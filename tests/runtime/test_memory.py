@@ -11,7 +11,7 @@ from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.schedule import weight_copies
-from penstock.simulate.price import memory_of
+from penstock.simulate.price import held_of, memory_on
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plan_of
@@ -37,7 +37,8 @@ def predicted(plan: Plan, name: str) -> tuple[int, ...]:
     graph = captured(name, FLOAT).graph
     program, window = programs(plan, name)
     alive = weight_copies(schedule_of(plan, num_steps=window)) if window > 1 else ()
-    memory = memory_of(graph, stages_of(plan, graph), profile_of(name), program, alive)
+    held = held_of(graph, stages_of(plan, graph), profile_of(name), alive)
+    memory = memory_on([held], program, [0] * program.num_ranks)
     return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
 
 

@@ -1,6 +1,7 @@
 """Balanced cuts against all cuts there are."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,15 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.graph.cut import cut
-from penstock.search.balance import balanced_cuts, balanced_cuts_on, stage_seconds
+from penstock.graph.graph import Graph
+from penstock.search.balance import balanced_cuts, balanced_cuts_on
 from tests.search.chains import chain, chains, profile_of
+
+
+def stage_seconds(graph: Graph, op_s: Sequence[float], cuts: Sequence[int]) -> list[float]:
+    """Return the seconds of the forward and backward segments of each stage."""
+    stages = cut(graph, cuts).stages
+    return [sum(op_s[i] for i in (*s.forward.ops, *s.backward.ops)) for s in stages]
 
 
 @given(chains(), st.integers(1, 4))
@@ -43,15 +51,6 @@ def test_balanced_cuts_on_unlike_devices_are_the_best_of_all(pair, data: st.Data
 
     everything = itertools.combinations(range(len(points)), num_stages - 1)
     assert balanced_cuts_on(graph, op_s, devices) == min(map(cost, everything))[2]
-
-
-@given(chains(), st.data())
-def test_stage_seconds_are_those_of_the_segments(pair, data: st.DataObject) -> None:
-    graph, profile = pair
-    cuts = [k for k in range(len(graph.cut_points)) if data.draw(st.booleans())]
-    stages = cut(graph, cuts).stages
-    expected = [sum(profile.op_s[i] for i in (*s.forward.ops, *s.backward.ops)) for s in stages]
-    assert stage_seconds(graph, profile.op_s, cuts) == pytest.approx(expected)
 
 
 def test_more_stages_than_cut_points_allow_are_refused() -> None:

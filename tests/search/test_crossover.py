@@ -19,7 +19,7 @@ from penstock.search.crossover import (
     seconds_to_target,
     ways,
 )
-from penstock.search.ring import Ring
+from penstock.search.ring import alike
 
 positive = st.floats(0.1, 100)
 laws = st.builds(BatchLaw, positive, st.floats(1, 1000) | st.just(math.inf))
@@ -81,7 +81,7 @@ def test_crossover_is_where_the_formula_says():
         {1: 1.6, 2: 1.0},
         batch=10,
         gradient_bytes=0,
-        ring=lambda count: Ring(count, (Link(0, 1),)),
+        ring=lambda count: alike(count, Link(0, 1)),
     )
     law = BatchLaw(1000, 10 * 8 / (2 / 3) * 1.001)
     assert crossover(made, law.samples).devices == 16
@@ -96,7 +96,7 @@ def test_ways_have_the_seconds_of_a_part_and_of_the_sum_over_replicas():
         {1: 5.0, 2: 3.0, 3: 9.0},
         batch=8,
         gradient_bytes=16,
-        ring=lambda n: Ring(n, (link,)),
+        ring=lambda n: alike(n, link),
     )
     plain, hybrid = made
     assert (plain.parts, plain.batch, hybrid.parts, hybrid.batch) == (1, 32, 2, 16)

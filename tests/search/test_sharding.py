@@ -10,21 +10,24 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
-from penstock.errors import PlanError
-from penstock.search.ring import Ring, ring_of
+from penstock.errors import ClusterError, PlanError
+from penstock.search.ring import alike, ring_of
 from penstock.search.sharding import Bucket, Way, best_sharding, ways_of
 
 WIRE = Link(1.0, 2.0)
 sizes = st.integers(0, 40)
 seconds = st.sampled_from([0.0, 0.5, 5.0, 50.0])
-rings = st.builds(
-    Ring,
-    st.integers(1, 5),
-    st.lists(
-        st.builds(Link, st.sampled_from([0.0, 1.0]), st.sampled_from([1.0, 4.0])),
-        min_size=1,
-        max_size=2,
-    ).map(tuple),
+wires = st.builds(Link, st.sampled_from([0.0, 1.0]), st.sampled_from([1.0, 4.0]))
+
+
+def of_two_hosts(first: int, second: int, inside: Link, between: Link):
+    hosts = (Host("a", "d", first), Host("b", "d", second))
+    return ring_of(Cluster((DeviceKind("d", 1, (), 1.0),), hosts, inside, between))
+
+
+counts = st.integers(1, 3)
+rings = st.builds(alike, st.integers(1, 5), wires) | st.builds(
+    of_two_hosts, counts, counts, wires, wires
 )
 
 
@@ -77,17 +80,17 @@ def test_choice_of_more_buckets_equals_brute_force(given, ring, part):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("alike", [False, True])
-def test_choice_of_ten_buckets_equals_brute_force(seed, alike):
+@pytest.mark.parametrize("same", [False, True])
+def test_choice_of_ten_buckets_equals_brute_force(seed, same):
     draw = random.Random(seed)
     given = []
     for _ in range(10):
         size = draw.randrange(10**5, 10**7)
-        hidden = (0.0, 0.0) if alike else (draw.uniform(0, 2), draw.uniform(0, 4))
+        hidden = (0.0, 0.0) if same else (draw.uniform(0, 2), draw.uniform(0, 4))
         given.append(Bucket(size, size, 2 * size, *hidden))
     whole = sum(4 * each.weight_bytes for each in given)
     for part in (0.3, 0.4):
-        check(given, Ring(4, (Link(1e-3, 1e7),)), int(whole * part))
+        check(given, alike(4, Link(1e-3, 1e7)), int(whole * part))
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 30e-6])
@@ -95,7 +98,7 @@ def test_five_hundred_buckets_are_proved_to_a_ten_thousandth(latency_s):
     draw = random.Random(7)
     sizes = [draw.randrange(1 << 16, 1 << 26) for _ in range(500)]
     given = [Bucket(size, size, 2 * size) for size in sizes]
-    ring = Ring(8, (Link(latency_s, 1e10),))
+    ring = alike(8, Link(latency_s, 1e10))
     found = best_sharding(given, ring, int(1.2 * sum(sizes)), slices=(1, 4))
     assert found.peak_bytes <= found.memory_bytes
     assert found.bound_s >= found.seconds * (1 - 1e-4)
@@ -103,7 +106,7 @@ def test_five_hundred_buckets_are_proved_to_a_ten_thousandth(latency_s):
 
 def test_seconds_of_each_way_are_those_of_its_collectives():
     """n = 4, W = 8, G = 16: half a ring of W takes 3 (1 + 2 / 2), of G 3 (1 + 4 / 2)."""
-    replicate, keep, shard = ways_of(Bucket(8, 16, 24), Ring(4, (WIRE,)))
+    replicate, keep, shard = ways_of(Bucket(8, 16, 24), alike(4, WIRE))
     assert (replicate.seconds, keep.seconds, shard.seconds) == (18, 6 + 9, 6 + 6 + 9)
     assert (replicate.held_bytes, keep.held_bytes, shard.held_bytes) == (48, 8 + 12, 12)
     assert (replicate.gathered_bytes, keep.gathered_bytes, shard.gathered_bytes) == (0, 16, 24)
@@ -111,14 +114,14 @@ def test_seconds_of_each_way_are_those_of_its_collectives():
 
 def test_sharded_bytes_are_three_halves_of_those_replicated():
     """Without latency: 3 (n - 1) / n S against 2 (n - 1) / n S."""
-    replicate, keep, shard = ways_of(Bucket(120, 120), Ring(5, (Link(0, 1),)))
+    replicate, keep, shard = ways_of(Bucket(120, 120), alike(5, Link(0, 1)))
     assert replicate.seconds == keep.seconds == pytest.approx(2 * 4 / 5 * 120)
     assert shard.seconds == pytest.approx(3 * 4 / 5 * 120)
 
 
 def test_passes_hide_what_is_sent_in_them():
     """Gathers of 6 s, a scatter of 9: forward hides the one in it, backward the rest."""
-    ring = Ring(4, (WIRE,))
+    ring = alike(4, WIRE)
     replicate, keep, shard = ways_of(Bucket(8, 16, 0, 4.0, 10.0), ring)
     assert (replicate.seconds, keep.seconds, shard.seconds) == (8, 2, 2 + 5)
     replicate, keep, shard = ways_of(Bucket(8, 16, 0, 99.0, 7.0), ring)
@@ -127,12 +130,12 @@ def test_passes_hide_what_is_sent_in_them():
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 9))
 def test_slices_gather_their_part_at_once(weights, gradients, count):
-    *_, shard = ways_of(Bucket(weights, gradients), Ring(3, (WIRE,)), slices=(count,))
+    *_, shard = ways_of(Bucket(weights, gradients), alike(3, WIRE), slices=(count,))
     assert shard.gathered_bytes == math.ceil(weights / count) + math.ceil(gradients / count)
 
 
 def test_slices_pay_the_latency_again():
-    bucket, ring = Bucket(8, 8), Ring(3, (WIRE,))
+    bucket, ring = Bucket(8, 8), alike(3, WIRE)
     _, _, whole = ways_of(bucket, ring)
     _, _, sliced = ways_of(bucket, ring, slices=(4,))
     assert sliced.seconds - whole.seconds == pytest.approx(3 * 2 * 3 * WIRE.latency_s)
@@ -140,7 +143,7 @@ def test_slices_pay_the_latency_again():
 
 def test_slices_make_room():
     """Two ranks: held 24 in parts; gathered 24 do not fit, 6 do."""
-    given, ring = [Bucket(12, 12, 24)], Ring(2, (WIRE,))
+    given, ring = [Bucket(12, 12, 24)], alike(2, WIRE)
     with pytest.raises(PlanError, match="need 48 B a rank on 2 ranks; there are 30 B"):
         best_sharding(given, ring, 30, slices=(1,))
     found = best_sharding(given, ring, 30, slices=(1, 4))
@@ -149,7 +152,7 @@ def test_slices_make_room():
 
 def test_two_gathered_at_once_need_twice_the_room():
     """Gathered once it holds 36 and gathers 12; whole it holds 48 and is slower."""
-    given, ring = [Bucket(12, 12, 24, forward_s=9.0)], Ring(2, (WIRE,))
+    given, ring = [Bucket(12, 12, 24, forward_s=9.0)], alike(2, WIRE)
     once = best_sharding(given, ring, 50, at_once=1)
     twice = best_sharding(given, ring, 50, at_once=2)
     assert (once.ways[0].how, once.peak_bytes) == ("shard_keep", 48)
@@ -159,7 +162,7 @@ def test_two_gathered_at_once_need_twice_the_room():
 def test_every_bucket_goes_its_fastest_way_where_memory_is_not_short():
     """Forward hides the gathers of the first two; of the third backward hides the whole sum."""
     given = [Bucket(8, 8, 8, 9.0)] * 2 + [Bucket(8, 8, 8, 0.0, 99.0)]
-    found = best_sharding(given, Ring(4, (WIRE,)), 10**6)
+    found = best_sharding(given, alike(4, WIRE), 10**6)
     assert [way.how for way in found.ways] == ["shard_keep", "shard_keep", "replicate"]
     assert found.s_per_byte == 0
     assert set(found.reasons) == {"nothing is faster"}
@@ -169,7 +172,7 @@ def test_every_bucket_goes_its_fastest_way_where_memory_is_not_short():
 def test_price_of_memory_is_that_of_the_relaxed_choice():
     """As scipy's, with what is largest as it is; and what a bucket pays is said."""
     given = [Bucket(10 * k, 10 * k, 20 * k) for k in range(1, 7)]
-    ring = Ring(4, (Link(0.1, 1.0),))
+    ring = alike(4, Link(0.1, 1.0))
     found = best_sharding(given, ring, 400)
     largest = max(way.gathered_bytes for way in found.ways)
     every = [
@@ -192,12 +195,10 @@ def test_price_of_memory_is_that_of_the_relaxed_choice():
 
 
 def test_reason_names_what_a_faster_way_needs():
-    ring = Ring(2, (Link(0.0, 1.0),))
+    ring = alike(2, Link(0.0, 1.0))
     held = best_sharding([Bucket(8, 8, 8)] * 2, ring, 40).reasons
     assert "4.00 s slower than shard_keep, which would hold 8 B more" in held
-    found = best_sharding(
-        [Bucket(8, 8, 0, 9.0, 0.0)], Ring(2, (Link(0.5, 1.0),)), 15, slices=(1, 8)
-    )
+    found = best_sharding([Bucket(8, 8, 0, 9.0, 0.0)], alike(2, Link(0.5, 1.0)), 15, slices=(1, 8))
     assert found.ways[0].slices == 8
     assert "which would gather" in found.reasons[0]
 
@@ -207,7 +208,7 @@ def test_ring_of_a_cluster_sums_as_long_as_the_cluster_says():
     hosts = (Host("a", "d", 2), Host("b", "d", 1), Host("c", "d", 1, "far"))
     inside, between, across = Link(1e-6, 1e9), Link(1e-5, 1e8), Link(1e-2, 1e7)
     cluster = Cluster((kind,), hosts, inside, between, across)
-    for ranks in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [3, 1, 0]):
+    for ranks in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [3, 1, 0], [0, 2, 1, 3]):
         for size in (0, 10**3, 10**8):
             ring = ring_of(cluster, ranks)
             told = cluster.all_reduce_s(size, ranks, algorithm="ring")
@@ -220,11 +221,11 @@ def test_ring_of_a_cluster_sums_as_long_as_the_cluster_says():
 def test_what_cannot_be_is_refused():
     with pytest.raises(PlanError, match="gradient_bytes of a bucket is -1"):
         Bucket(1, -1)
-    with pytest.raises(PlanError, match="ring of 2 ranks with 0 links"):
-        Ring(2, ())
+    with pytest.raises(ClusterError, match="have no link"):
+        ring_of(Cluster((DeviceKind("d", 1, (), 1.0),), (Host("a", "d", 2),)))
     for arguments in ({"slices": ()}, {"slices": (0,)}, {"at_once": 0}):
         with pytest.raises(PlanError, match="1 buckets"):
-            best_sharding([Bucket(1, 1)], Ring(1, ()), 9, **arguments)
+            best_sharding([Bucket(1, 1)], alike(1, WIRE), 9, **arguments)
 
 
 def test_way_prints_its_figures():

@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from penstock.cluster import Link
 from penstock.errors import PlanError
-from penstock.search.ring import Ring
+from penstock.search.ring import alike
 from penstock.search.shares import Load, Worker, affine_s, best_shares, even_shares, shares_of
 
 LINK = Link(0.5, 4.0)
@@ -86,7 +86,7 @@ def brute_force(workers, load):
 @settings(max_examples=150, deadline=None)
 @given(workers(), loads)
 def test_shares_equal_brute_force(workers, load):
-    ring = Ring(len(workers), (LINK,))
+    ring = alike(len(workers), LINK)
     expected = brute_force(workers, load)
     if expected == math.inf:
         with pytest.raises(PlanError, match="do not fit"):
@@ -114,17 +114,17 @@ def check(found, workers, load):
 def test_split_is_even_where_devices_are_alike(count, batch, call_s, sample_s):
     one = Worker("d", affine_s(batch, call_s, sample_s), 1000, 1, 1)
     load = Load(batch, 100, 100, 400)
-    found = best_shares([one] * count, load, Ring(count, (LINK,)))
+    found = best_shares([one] * count, load, alike(count, LINK))
     assert max(found.samples) - min(found.samples) <= 1
     assert found.parts == (1 / count,) * count
-    assert found == even_shares([one] * count, load, Ring(count, (LINK,)))
+    assert found == even_shares([one] * count, load, alike(count, LINK))
 
 
 def test_slow_device_takes_fewer_samples_and_still_its_part_of_the_state():
     fast, slow = (Worker(str(s), affine_s(12, 0.0, s), 10**6) for s in (1.0, 2.0))
     load = Load(12, 10, 10, 40)
-    found = best_shares([fast, slow], load, Ring(2, (LINK,)))
-    even = even_shares([fast, slow], load, Ring(2, (LINK,)))
+    found = best_shares([fast, slow], load, alike(2, LINK))
+    even = even_shares([fast, slow], load, alike(2, LINK))
     assert found.samples == (8, 4)
     assert found.parts == (0.5, 0.5)
     assert (found.compute_s, even.compute_s) == (8, 12)
@@ -132,18 +132,18 @@ def test_slow_device_takes_fewer_samples_and_still_its_part_of_the_state():
 
 def test_device_with_little_memory_takes_less_state_and_no_fewer_samples():
     large, small = Worker("l", affine_s(8, 0, 1), 100), Worker("s", affine_s(8, 0, 1), 10)
-    found = best_shares([large, small], Load(8, 1, 1, 40), Ring(2, (Link(0, 1e9),)))
+    found = best_shares([large, small], Load(8, 1, 1, 40), alike(2, Link(0, 1e9)))
     assert found.samples == (4, 4)
     assert found.parts == pytest.approx((0.75, 0.25))
-    assert even_shares([large, small], Load(8, 1, 1, 40), Ring(2, (LINK,))) is None
+    assert even_shares([large, small], Load(8, 1, 1, 40), alike(2, LINK)) is None
 
 
 def test_samples_give_way_to_the_state_where_the_link_is_slow():
     """On a slow link the small device rather has half of the state than half of the samples."""
     large, small = Worker("l", affine_s(8, 0, 1), 100), Worker("s", affine_s(8, 0, 1), 20, 5)
     load, slow, quick = Load(8, 40, 40, 40), Link(0, 0.1), Link(0, 1e9)
-    assert best_shares([large, small], load, Ring(2, (slow,))).samples == (8, 0)
-    assert best_shares([large, small], load, Ring(2, (quick,))).samples == (4, 4)
+    assert best_shares([large, small], load, alike(2, slow)).samples == (8, 0)
+    assert best_shares([large, small], load, alike(2, quick)).samples == (4, 4)
 
 
 def test_weights_make_the_gradient_of_the_whole_batch():
@@ -151,7 +151,7 @@ def test_weights_make_the_gradient_of_the_whole_batch():
     draw = np.random.default_rng(0)
     x, y, w = draw.normal(size=(12, 3)), draw.normal(size=12), draw.normal(size=3)
     pair = [Worker("a", affine_s(12, 0, 1), 1e6), Worker("b", affine_s(12, 0, 2), 1e6)]
-    found = best_shares(pair, Load(12, 1, 1, 1), Ring(2, (LINK,)))
+    found = best_shares(pair, Load(12, 1, 1, 1), alike(2, LINK))
 
     def gradient(rows):
         return 2 * x[rows].T @ (x[rows] @ w - y[rows]) / len(x[rows])
@@ -165,7 +165,7 @@ def test_weights_make_the_gradient_of_the_whole_batch():
 
 @given(workers(), loads)
 def test_more_memory_never_makes_the_step_longer(workers, load):
-    ring = Ring(len(workers), (LINK,))
+    ring = alike(len(workers), LINK)
     roomy = [replace(each, memory_bytes=each.memory_bytes + 5) for each in workers]
     try:
         before = best_shares(workers, load, ring).step_s
@@ -180,7 +180,7 @@ def test_many_devices_and_a_large_batch_are_shared():
         Worker(str(at), affine_s(1024, 0.5, kinds[at % 3][0] / 100), kinds[at % 3][1], 1e9, 2e9)
         for at in range(24)
     ]
-    load, ring = Load(400, 2e9, 2e9, 16e9), Ring(24, (Link(1e-5, 1e10),))
+    load, ring = Load(400, 2e9, 2e9, 16e9), alike(24, Link(1e-5, 1e10))
     found = best_shares(workers, load, ring)
     assert sum(found.samples) == 400
     assert sum(found.parts) == pytest.approx(1)
@@ -189,7 +189,7 @@ def test_many_devices_and_a_large_batch_are_shared():
 
 def test_given_shares_give_what_they_say_or_do_not_fit():
     pair = [Worker("a", affine_s(8, 0, 1), 40), Worker("b", affine_s(8, 0, 2), 40)]
-    load, ring = Load(8, 8, 8, 40), Ring(2, (LINK,))
+    load, ring = Load(8, 8, 8, 40), alike(2, LINK)
     found = shares_of(pair, load, ring, samples=(6, 2), parts=(0.75, 0.25))
     check(found, pair, load)
     assert (found.compute_s, found.gather_s) == (6, 3 * (0.5 + 6 / 4))
@@ -209,14 +209,14 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(PlanError, match="a batch of 0"):
         Load(0, 1, 1, 1)
     with pytest.raises(PlanError, match="1 workers on a ring of 2"):
-        best_shares([Worker("w", (0.0, 1.0), 1)], Load(1, 1, 1, 1), Ring(2, (LINK,)))
+        best_shares([Worker("w", (0.0, 1.0), 1)], Load(1, 1, 1, 1), alike(2, LINK))
     with pytest.raises(PlanError, match="a batch of 3 and 1 B of state do not fit 1 devices"):
-        best_shares([Worker("w", (0.0, 1.0), 1)], Load(3, 1, 1, 1), Ring(1, ()))
+        best_shares([Worker("w", (0.0, 1.0), 1)], Load(3, 1, 1, 1), alike(1, LINK))
 
 
 def test_shares_print_a_line_for_each_device():
     pair = [Worker("a", affine_s(3, 0, 1), 2048), Worker("b", affine_s(3, 0, 2), 2048)]
-    found = best_shares(pair, Load(3, 4, 4, 1024), Ring(2, (Link(0, 4.0),)))
+    found = best_shares(pair, Load(3, 4, 4, 1024), alike(2, Link(0, 4.0)))
     assert str(found) == (
         "3.50 s per step: 2.00 s + 1.50 s of gathering\n"
         "  a: 2 samples, 50 % of the state, 512 B\n"

@@ -17,7 +17,7 @@ from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.schedule import KINDS
-from penstock.simulate.price import costs_of, held_of, memory_of, memory_on
+from penstock.simulate.price import costs_of, held_of, memory_on
 from tests.graph.zoo import floats, job_of
 from tests.search.chains import chain, profile_of
 
@@ -47,7 +47,11 @@ def costs(plan: Plan, versions: tuple[int, ...] = ()) -> dict[str, list[float]]:
 
 def memory(plan: Plan, versions: tuple[int, ...] = (), *, workspace: int = 0):
     profile = replace(PROFILE, workspace_bytes=(workspace,) * len(GRAPH.nodes))
-    return memory_of(GRAPH, stages_of(plan, GRAPH), profile, lower_plan(plan, GRAPH), versions)
+    held, program = (
+        held_of(GRAPH, stages_of(plan, GRAPH), profile, versions),
+        lower_plan(plan, GRAPH),
+    )
+    return memory_on([held], program, [0] * program.num_ranks)
 
 
 def test_each_kind_of_device_has_its_own_seconds() -> None:
@@ -70,7 +74,7 @@ def test_each_rank_holds_what_its_own_device_makes_it_hold() -> None:
     rich = replace(PROFILE, kind="rich", workspace_bytes=tuple(7 for _ in zeros))
     held = [held_of(GRAPH, stages, profile) for profile in (lean, rich)]
     found = memory_on(held, program, (1, 0, 0, 1))
-    one, other = (memory_of(GRAPH, stages, profile, program) for profile in (lean, rich))
+    one, other = (memory_on([each], program, (0,) * 4) for each in held)
     places = zip((other, one, one, other), range(4), strict=True)
     assert found.start_bytes.tolist() == [memory.start_bytes[rank] for memory, rank in places]
     assert found.transient_bytes.tolist() == other.transient_bytes.tolist()
@@ -166,7 +170,7 @@ def test_frozen_and_unreached_parameters_are_held_without_state() -> None:
     )
     stages = cut(graph)
     plan = plan_by_hand(graph, [], "one_f_one_b", num_micro_batches=1)
-    held = memory_of(graph, stages, profile, lower_plan(plan, graph))
+    held = memory_on([held_of(graph, stages, profile)], lower_plan(plan, graph), [0])
     used, unused, frozen, buffer = 64 * (1 + 1 + 2), 64 * (1 + 1), 64, 20
     assert held.start_bytes.tolist() == [used + unused + frozen + buffer]
     assert costs_of(graph, stages, profile).action_s[KINDS.index("U"), 0, 0] == 64

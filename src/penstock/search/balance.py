@@ -41,13 +41,6 @@ def balanced_cuts_on(
     return _fewest_bytes(rows, [p.forward_bytes for p in points], slowest)
 
 
-def stage_seconds(graph: Graph, op_s: Sequence[float], cuts: Sequence[int]) -> tuple[float, ...]:
-    """Return the seconds of each stage's forward and backward ops, if cut at `cuts`."""
-    before = seconds_before(graph, op_s)
-    ends = [0, *(c + 1 for c in cuts), len(before) - 1]
-    return tuple(before[b] - before[a] for a, b in itertools.pairwise(ends))
-
-
 def seconds_before(graph: Graph, op_s: Sequence[float]) -> list[float]:
     """Return the seconds of all ops before each cut point; first 0, last those of all."""
     places = [point.at for point in graph.cut_points]

@@ -75,20 +75,6 @@ class Held:
     start: tuple[int, ...]
 
 
-def memory_of(
-    graph: Graph, stages: Stages, profile: Profile, program: Program, versions: Sequence[int] = ()
-) -> Memory:
-    """Return the bytes that each rank holds from the start, and what each action changes.
-
-    From the start: weights and buffers; where there is a backward also gradients, optimizer state
-    and older versions.  An action:
-    `segment_memory` with the measured workspace, and the batch where a stage reads it.
-    Ignores:  message buffers of the transport; fragmentation.
-    """
-    held = held_of(graph, stages, profile, versions)
-    return memory_on([held], program, [0] * program.num_ranks)
-
-
 def memory_on(held: Sequence[Held], program: Program, places: Sequence[int]) -> Memory:
     """Return the memory of the ranks of `program`; rank r is on the device of held[places[r]].
 
@@ -109,7 +95,11 @@ def memory_on(held: Sequence[Held], program: Program, places: Sequence[int]) -> 
 
 
 def held_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()) -> Held:
-    """Return the bytes of the stages on the device of `profile`."""
+    """Return the bytes of the stages on the device of `profile`.
+
+    An action: `segment_memory` with the workspace, and the batch where a stage reads it.
+    Ignores:  message buffers of the transport; fragmentation.
+    """
     check_profile(graph, profile)
     count = len(stages.stages)
     transient = np.zeros((len(KINDS), count), np.int64)
