@@ -2,8 +2,8 @@
 
     python -m bench.planners [--json] [--samples 50]
 
-Each planner is a few settings of one search (penstock.search.planners); what it plans is run as one
-synchronous step, whose seconds and bytes are simulated exactly.
+Each planner is a few settings of one search (penstock.search.layers.planners); what it plans is run
+as one synchronous step, whose seconds and bytes are simulated exactly.
 
 uniform   equal blocks, an embedding and a head; alike devices, four to a host
 uneven    layers of random sizes; alike devices, two hosts of unequal size
@@ -29,11 +29,11 @@ import numpy as np
 
 from bench.machine import machine
 from penstock.errors import PlanError
-from penstock.search.assign import assign
-from penstock.search.partition import Chain, Kind
-from penstock.search.planners import PLANNERS, plan_as
-from penstock.search.problem import Problem
-from penstock.search.simulated import Outcome
+from penstock.search.layers.assign import assign
+from penstock.search.layers.partition import Chain, Kind
+from penstock.search.layers.planners import PLANNERS, plan_as
+from penstock.search.layers.problem import Problem
+from penstock.search.layers.simulated import Outcome
 
 Row = dict[str, object]
 Draw = np.random.Generator

@@ -25,11 +25,11 @@ from bench.machine import machine
 from penstock.estimate import MODELS, Constants, Transformer, load
 from penstock.estimate.device import find_device
 from penstock.estimate.transformer import gpt
-from penstock.search.configurations import configurations
-from penstock.search.found import Found, Pool
-from penstock.search.levels import Level, partition_levels
-from penstock.search.mixed import mixed_configurations
-from penstock.search.partition import Chain, Kind, Partition, partition
+from penstock.search.layers.levels import Level, partition_levels
+from penstock.search.layers.partition import Chain, Kind, Partition, partition
+from penstock.search.transformer.configurations import configurations
+from penstock.search.transformer.found import Found, Pool
+from penstock.search.transformer.mixed import mixed_configurations
 from penstock.units import GiB
 
 Row = dict[str, object]

@@ -35,9 +35,9 @@ import numpy as np
 from bench.machine import machine
 from penstock.cluster import Link
 from penstock.errors import PlanError
-from penstock.search.ring import alike
-from penstock.search.sharding import Bucket, Way, best_sharding, ways_of
-from penstock.search.shares import (
+from penstock.search.choices.ring import alike
+from penstock.search.choices.sharding import Bucket, Way, best_sharding, ways_of
+from penstock.search.choices.shares import (
     Load,
     Worker,
     affine_s,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import planners
-from penstock.search.planners import PLANNERS
+from penstock.search.layers.planners import PLANNERS
 
 KEYS = {"planner", "case", "ratio_median", "ratio_worst", "out_of_memory", "seconds"}
 DOCS = Path(__file__).parents[2] / "docs" / "search.md"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.schedule import gpipe, interleaved, one_f_one_b, peak_activations, zb_h1
-from penstock.search.adapt import Setting, StageCosts, adapt
+from penstock.search.choices.adapt import Setting, StageCosts, adapt
 
 CHOICES = (one_f_one_b, zb_h1, gpipe)
 seconds = st.integers(0, 5).map(float)

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 
 from bench.planners import CASES
 from penstock.errors import PlanError
-from penstock.search.assign import (
+from penstock.search.layers.assign import (
     SCHEDULES_TRIED,
     all_assignments,
     assign,
     improved,
     num_assignments,
 )
-from penstock.search.moves import cut_moves, moves
-from penstock.search.partition import Chain, Kind
-from penstock.search.planners import PLANNERS, plan_as
-from penstock.search.problem import Assignment, Problem
-from penstock.search.simulated import simulated
+from penstock.search.layers.moves import cut_moves, moves
+from penstock.search.layers.partition import Chain, Kind
+from penstock.search.layers.planners import PLANNERS, plan_as
+from penstock.search.layers.problem import Assignment, Problem
+from penstock.search.layers.simulated import simulated
 from tests.search.problems import alike, everything, problems
 
 ROUNDED = 1 - 1e-9  # sums in another order
-MODULE = importlib.import_module("penstock.search.assign")
+MODULE = importlib.import_module("penstock.search.layers.assign")
 
 
 def best_of_all(problem, schedule):
@@ -185,8 +185,8 @@ def test_result_does_not_depend_on_the_hash_seed():
     program = (
         "import numpy as np\n"
         "from bench.planners import mixed\n"
-        "from penstock.search.assign import assign\n"
-        "from penstock.search.planners import PLANNERS, plan_as\n"
+        "from penstock.search.layers.assign import assign\n"
+        "from penstock.search.layers.planners import PLANNERS, plan_as\n"
         "problem = mixed(np.random.default_rng(1))\n"
         "print(assign(problem))\n"
         "for planner in PLANNERS:\n"

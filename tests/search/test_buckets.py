@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.errors import ProfileError
-from penstock.search.buckets import buckets_of
+from penstock.search.choices.buckets import buckets_of
 from tests.search.chains import chain, chains, profile_of
 
 

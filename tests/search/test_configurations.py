@@ -17,10 +17,10 @@ from penstock.estimate.constants import terms
 from penstock.estimate.device import DEVICES, find_device
 from penstock.estimate.run import even
 from penstock.estimate.transformer import gpt
-from penstock.search.configurations import configurations
-from penstock.search.exact_step import best_steps
-from penstock.search.found import Pool, pareto
-from penstock.search.space import Space
+from penstock.search.transformer.configurations import configurations
+from penstock.search.transformer.exact_step import best_steps
+from penstock.search.transformer.found import Pool, pareto
+from penstock.search.transformer.space import Space
 
 FITTED = {(item.quantity, item.cluster): item for item in load()}
 CONSTANTS = FITTED["time", "vtrain"], FITTED["memory", "simumax"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Link
 from penstock.errors import PlanError
-from penstock.search.crossover import (
+from penstock.search.choices.crossover import (
     BatchLaw,
     Fitted,
     Way,
@@ -19,7 +19,7 @@ from penstock.search.crossover import (
     seconds_to_target,
     ways,
 )
-from penstock.search.ring import alike
+from penstock.search.choices.ring import alike
 
 positive = st.floats(0.1, 100)
 laws = st.builds(BatchLaw, positive, st.floats(1, 1000) | st.just(math.inf))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.search.device_order import (
+from penstock.search.layers.device_order import (
     by_min_cut,
     listed,
     many,
@@ -16,8 +16,8 @@ from penstock.search.device_order import (
     min_cut_order,
     scattered,
 )
-from penstock.search.partition import Chain, Kind
-from penstock.search.problem import Problem
+from penstock.search.layers.partition import Chain, Kind
+from penstock.search.layers.problem import Problem
 from tests.search.problems import alike, problems
 
 

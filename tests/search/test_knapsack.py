@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from penstock.search.knapsack import cheapest, relaxed, total
+from penstock.search.choices.knapsack import cheapest, relaxed, total
 
 ROWS = 7
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.search.line import front_on_line, on_line
-from penstock.search.line_kernel import Rules
+from penstock.search.layers.line import front_on_line, on_line
+from penstock.search.layers.line_kernel import Rules
 from tests.search.problems import problems
 from tests.search.test_simulated import message, price, ring
 

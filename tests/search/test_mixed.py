@@ -15,10 +15,10 @@ from penstock.estimate.device import find_device
 from penstock.estimate.memory import stage_memory
 from penstock.estimate.runs import Runs
 from penstock.estimate.transformer import gpt
-from penstock.search.found import Pool
-from penstock.search.layer_costs import layer_costs
-from penstock.search.mixed import mixed_configurations
-from penstock.search.space import Space, divisors, runs_of
+from penstock.search.transformer.found import Pool
+from penstock.search.transformer.layer_costs import layer_costs
+from penstock.search.transformer.mixed import mixed_configurations
+from penstock.search.transformer.space import Space, divisors, runs_of
 from tests.estimate.runs import run_of, sizes
 
 FITTED = {(item.quantity, item.cluster): item for item in load()}

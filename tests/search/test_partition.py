@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.search.levels import Level, partition_levels
-from penstock.search.partition import Chain, Kind, partition
+from penstock.search.layers.levels import Level, partition_levels
+from penstock.search.layers.partition import Chain, Kind, partition
 
 small = st.integers(0, 9)
 links = st.sampled_from([1, 2, 5, math.inf])

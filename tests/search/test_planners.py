@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from bench.formulas import Pipeline, dapple
 from penstock.errors import PlanError
-from penstock.search.line_kernel import UNFIT, pivot_s, stage_prices
-from penstock.search.partition import Chain, Kind, partition
-from penstock.search.planners import (
+from penstock.search.layers.line_kernel import UNFIT, pivot_s, stage_prices
+from penstock.search.layers.partition import Chain, Kind, partition
+from penstock.search.layers.planners import (
     PLANNERS,
     double_buffered,
     plan_as,
     rules_of,
     shallowest,
 )
-from penstock.search.problem import Assignment, Problem
-from penstock.search.simulated import simulated
+from penstock.search.layers.problem import Assignment, Problem
+from penstock.search.layers.simulated import simulated
 from tests.search.problems import alike, problems
 from tests.search.test_simulated import message, price, ring
 

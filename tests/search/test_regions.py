@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.search.regions import Probes, Regions, pipeline_order, regions
+from penstock.search.choices.regions import Probes, Regions, pipeline_order, regions
 
 SMALL, LARGE = 64, 10**7
 

@@ -11,8 +11,8 @@ from scipy.optimize import linprog
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError
-from penstock.search.ring import alike, ring_of
-from penstock.search.sharding import Bucket, Way, best_sharding, ways_of
+from penstock.search.choices.ring import alike, ring_of
+from penstock.search.choices.sharding import Bucket, Way, best_sharding, ways_of
 
 WIRE = Link(1.0, 2.0)
 sizes = st.integers(0, 40)

@@ -12,8 +12,15 @@ from scipy.optimize import linprog
 
 from penstock.cluster import Link
 from penstock.errors import PlanError
-from penstock.search.ring import alike
-from penstock.search.shares import Load, Worker, affine_s, best_shares, even_shares, shares_of
+from penstock.search.choices.ring import alike
+from penstock.search.choices.shares import (
+    Load,
+    Worker,
+    affine_s,
+    best_shares,
+    even_shares,
+    shares_of,
+)
 
 LINK = Link(0.5, 4.0)
 rises = st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=7, max_size=7)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.schedule import find
-from penstock.search.partition import Chain, Kind
-from penstock.search.problem import Assignment, Problem
-from penstock.search.simulated import simulated
+from penstock.search.layers.partition import Chain, Kind
+from penstock.search.layers.problem import Assignment, Problem
+from penstock.search.layers.simulated import simulated
 from tests.search.problems import alike, everything, problems
 
 SCHEDULES = ("one_f_one_b", "gpipe", "zb_h1", "zb_h2", "dapple")

@@ -18,7 +18,7 @@ from penstock.search.balance import balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Field
 from penstock.search.judge import Judge
-from penstock.search.move import polish, recut, with_cuts
+from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Shape, Wish, nothing_fits, shapes
 from penstock.timeline import Timeline

@@ -90,7 +90,7 @@ class Transport(Protocol):
     def waited(self) -> Waited:
         """Return what all sends and receives of this end have waited so far; it goes on counting.
 
-        The clock is read only where there is something to wait for.
+        Threads and shared memory read the clock only where there is something to wait for.
         """
         ...
 

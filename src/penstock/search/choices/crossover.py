@@ -33,8 +33,8 @@ import numpy as np
 from scipy.special import stdtrit  # pyright: ignore  - scipy has no types
 
 from penstock.errors import PlanError
-from penstock.search.ring import Ring
-from penstock.search.space import divisors
+from penstock.search.choices.ring import Ring
+from penstock.search.transformer.space import divisors
 from penstock.units import format_seconds
 
 _TINY = 1e-300  # a critical batch of nearly nothing: samples grow as the batch

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.search.line_kernel import Arrays
-from penstock.search.partition import Chain, Kind
+from penstock.search.layers.line_kernel import Arrays
+from penstock.search.layers.partition import Chain, Kind
 
 Groups = tuple[tuple[int, ...], ...]
 

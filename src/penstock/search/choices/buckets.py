@@ -13,7 +13,7 @@ import bisect
 
 from penstock.graph.graph import Graph
 from penstock.profile import Profile
-from penstock.search.sharding import Bucket
+from penstock.search.choices.sharding import Bucket
 from penstock.simulate.price import check_profile
 
 

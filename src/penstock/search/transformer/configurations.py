@@ -18,9 +18,9 @@ from penstock.estimate.run import TrainingRun
 from penstock.estimate.runs import Runs, memory_terms_of, time_terms_of
 from penstock.estimate.terms import Floats
 from penstock.estimate.transformer import Transformer
-from penstock.search.exact_step import best_steps
-from penstock.search.found import Configuration, Found, Pool, cost_of, front_of, pareto
-from penstock.search.space import Space, candidates
+from penstock.search.transformer.exact_step import best_steps
+from penstock.search.transformer.found import Configuration, Found, Pool, cost_of, front_of, pareto
+from penstock.search.transformer.space import Space, candidates
 from penstock.units import format_bytes
 
 

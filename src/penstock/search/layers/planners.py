@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.search.device_order import Order, by_min_cut, listed, scattered
-from penstock.search.line import front_on_line, on_line
-from penstock.search.line_kernel import UNFIT, Arrays, Rules, grown, line_of, stage_prices
-from penstock.search.partition import Chain, Kind, partition
-from penstock.search.partition_kernel import Floats
-from penstock.search.problem import Assignment, Groups, Problem, slowest_links
-from penstock.search.simulated import Outcome, simulated
+from penstock.search.layers.device_order import Order, by_min_cut, listed, scattered
+from penstock.search.layers.line import front_on_line, on_line
+from penstock.search.layers.line_kernel import UNFIT, Arrays, Rules, grown, line_of, stage_prices
+from penstock.search.layers.partition import Chain, Kind, partition
+from penstock.search.layers.partition_kernel import Floats
+from penstock.search.layers.problem import Assignment, Groups, Problem, slowest_links
+from penstock.search.layers.simulated import Outcome, simulated
 
 
 class Found(NamedTuple):

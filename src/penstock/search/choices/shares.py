@@ -6,7 +6,7 @@ scattered.  With b_i samples and a part p_i of the state on device i, sums of B 
     step = max of seconds_i(b_i) + (2 all-gathers of W + a reduce-scatter of G by the largest p_i)
     fixed_bytes_i + sample_bytes_i * b_i + state_bytes * p_i <= memory_bytes_i
 
-The largest part counts because a ring waits for it (search/ring.py).  The gradient of the batch is
+The largest part counts because a ring waits for it (ring.py).  The gradient of the batch is
 the mean over its samples, so of the mean of each device it takes b_i / B.
 
 With a limit on the computing, b_i is limited by seconds and memory, and the sum of
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import PlanError
-from penstock.search.ring import Ring
+from penstock.search.choices.ring import Ring
 from penstock.units import format_bytes, format_seconds
 
 _ENOUGH = 1e-12

@@ -6,7 +6,7 @@
     shard        all-gather W      both                     (W + G + O)/n       W + G
 
 for a bucket with W bytes of weights, G of gradients and O of the optimizer on a ring of n ranks
-(search/ring.py).  So replicate and shard_keep send 2 (n - 1) / n of a bucket, shard 3 (n - 1) / n.
+(ring.py).  So replicate and shard_keep send 2 (n - 1) / n of a bucket, shard 3 (n - 1) / n.
 What is sent in forward and in backward is hidden behind the bucket's `forward_s` and
 `backward_s`; the rest makes the step longer, and the sum over all buckets is to be least, with
 
@@ -35,8 +35,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.search.knapsack import Floats, Ints, cheapest, relaxed, total
-from penstock.search.ring import Ring
+from penstock.search.choices.knapsack import Floats, Ints, cheapest, relaxed, total
+from penstock.search.choices.ring import Ring
 from penstock.units import GiB, format_bytes, format_seconds
 
 How = Literal["replicate", "shard_keep", "shard"]

@@ -26,7 +26,7 @@ from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.schedule import KINDS, Builder, one_f_one_b, peak_activations, zb_h1
 from penstock.schedule.schedule import Schedule
-from penstock.search.space import divisors
+from penstock.search.transformer.space import divisors
 from penstock.simulate import step_seconds, table_of
 from penstock.units import format_seconds
 

@@ -29,10 +29,7 @@ from penstock.estimate.run import TrainingRun
 from penstock.estimate.runs import Runs
 from penstock.estimate.terms import Floats, time_terms
 from penstock.estimate.transformer import Transformer
-from penstock.search.exact_step import best_steps
-from penstock.search.found import Configuration, Found, Pool, cost_of, front_of
-from penstock.search.layer_costs import LayerCosts, layer_costs
-from penstock.search.partition import (
+from penstock.search.layers.partition import (
     Chain,
     Kind,
     Partition,
@@ -40,7 +37,10 @@ from penstock.search.partition import (
     costs_of,
     partition,
 )
-from penstock.search.space import Choice, Space, divisors, runs_of
+from penstock.search.transformer.exact_step import best_steps
+from penstock.search.transformer.found import Configuration, Found, Pool, cost_of, front_of
+from penstock.search.transformer.layer_costs import LayerCosts, layer_costs
+from penstock.search.transformer.space import Choice, Space, divisors, runs_of
 
 _WORD = 2  # bytes of a number that is sent
 _SLOWER = "cannot be among the fastest, or fit only when they are slower"

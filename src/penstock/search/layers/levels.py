@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.search.partition import Chain, Kind, Partition, Stage, costs_of
-from penstock.search.partition_kernel import Choices, Floats, fastest_spans
+from penstock.search.layers.partition import Chain, Kind, Partition, Stage, costs_of
+from penstock.search.layers.partition_kernel import Choices, Floats, fastest_spans
 
 
 @dataclass(frozen=True, slots=True)

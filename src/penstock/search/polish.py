@@ -1,4 +1,4 @@
-"""Move: the cuts of a candidate moved while that makes it better."""
+"""Polish: the cuts of a candidate moved while that makes it better."""
 
 import itertools
 import math

@@ -26,13 +26,13 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.schedule import find
-from penstock.search.device_order import many
-from penstock.search.line import Lined, on_line
-from penstock.search.line_kernel import Arrays, Rules
-from penstock.search.moves import cut_moves, moves
-from penstock.search.partition import partition
-from penstock.search.problem import Assignment, Problem, slowest_links
-from penstock.search.simulated import MADE_FOR_SECONDS, Outcome, simulated
+from penstock.search.layers.device_order import many
+from penstock.search.layers.line import Lined, on_line
+from penstock.search.layers.line_kernel import Arrays, Rules
+from penstock.search.layers.moves import cut_moves, moves
+from penstock.search.layers.partition import partition
+from penstock.search.layers.problem import Assignment, Problem, slowest_links
+from penstock.search.layers.simulated import MADE_FOR_SECONDS, Outcome, simulated
 
 SCHEDULES_TRIED = (
     "one_f_one_b", "gpipe", "dapple", "zb_h1", "zb_h2", "interleaved", "zb_v", "zb_greedy",

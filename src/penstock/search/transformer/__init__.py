@@ -1,0 +1,1 @@
+"""Transformer: whole configurations of a transformer ranked by closed forms, the best simulated."""
