@@ -205,12 +205,12 @@ def program(stages: int, m: int, _: int) -> Measured:
 
 def replicas_batch(stages: int, m: int, replicas: int) -> Measured:
     """Simulate replicas as candidates; the step is the slowest of them, and then the sum."""
-    seconds = _with_jitter(stages, replicas)
+    seconds, sum_s = _with_jitter(stages, replicas), _sum_s(replicas)
     made: list[float] = []
 
     def run() -> None:
         table = table_of(one_f_one_b(stages, m))
-        made.append(step_seconds(table, seconds, LATENCY_S).max() + _sum_s(replicas))
+        made.append(step_seconds(table, seconds, LATENCY_S).max() + sum_s)
 
     times = timed(run, 3)
     case = f"replicas: 1F1B {stages} x {m} x {replicas}, batch"
@@ -220,12 +220,8 @@ def replicas_batch(stages: int, m: int, replicas: int) -> Measured:
 def replicas_program(stages: int, m: int, replicas: int) -> Measured:
     """Simulate all ranks of all replicas as one program; check that the batch says the same."""
     seconds = _with_jitter(stages, replicas)
-    names = tuple(f"replica {number}" for number in range(replicas))
-    kinds = tuple(DeviceKind(name, 1, (), 1.0) for name in names)
-    hosts = tuple(Host(name, name, stages) for name in names)
-    inside, between = (Link(latency_s, float("inf")) for latency_s in (LATENCY_S, REDUCE_LATENCY_S))
-    cluster = Cluster(kinds, hosts, inside, between)
-    costs = Costs(np.moveaxis(seconds, 0, 2), names)
+    cluster = _cluster(stages, replicas)
+    costs = Costs(np.moveaxis(seconds, 0, 2), tuple(kind.name for kind in cluster.devices))
     made: list[float] = []
 
     def run() -> None:
@@ -253,9 +249,17 @@ def _with_jitter(stages: int, replicas: int) -> NDArray[np.float64]:
     return _costs(stages) * factors
 
 
+def _cluster(stages: int, replicas: int) -> Cluster:
+    """Return a host for each replica, with a device for each stage, of a kind of its own."""
+    kinds = tuple(DeviceKind(f"replica {number}", 1, (), 1.0) for number in range(replicas))
+    hosts = tuple(Host(kind.name, kind.name, stages) for kind in kinds)
+    inside, between = (Link(latency_s, float("inf")) for latency_s in (LATENCY_S, REDUCE_LATENCY_S))
+    return Cluster(kinds, hosts, inside, between)
+
+
 def _sum_s(replicas: int) -> float:
     """Return the seconds of an all-reduce over the replicas of a stage, of few bytes."""
-    return 2 * (replicas - 1) * REDUCE_LATENCY_S
+    return _cluster(1, replicas).all_reduce_s(0, range(replicas))
 
 
 def _check(found: float, expected: float) -> None:

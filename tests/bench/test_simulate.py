@@ -26,8 +26,8 @@ def test_rows_have_the_keys_documented_and_are_json(capsys):
 
 
 def test_replicas_as_a_batch_and_as_a_program_have_the_same_number_of_actions():
-    batch, program = (MEASURED[name](4, 6, 3) for name in ("replicas_batch", "replicas_program"))
-    assert batch[1] * batch[2] == program[1] * program[2] == 2 * 4 * 6 * 3
+    batch, program = (MEASURED[name](4, 6, 9) for name in ("replicas_batch", "replicas_program"))
+    assert batch[1] * batch[2] == program[1] * program[2] == 2 * 4 * 6 * 9
 
 
 @pytest.mark.parametrize(
