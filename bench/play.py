@@ -20,6 +20,7 @@ from bench.measure import busy_s
 from penstock import _compat
 from penstock.cli import face
 from penstock.graph.trace import Capture
+from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -69,6 +70,7 @@ def play(
     end_of:  makes this rank's end for a plan, by its number.
     """
     torch.set_num_threads(1)
+    keep_freed_memory()
     ends = [end_of(number) for number in range(len(plans))]
     done, total = 0, len(plans) * (rounds.turns + 1)
     with face.progress("running plans") as update:

@@ -16,6 +16,7 @@ ROOMS = (
     "units",
     "errors",
     "files",
+    "heap",
     "_compat",
     "job",
     "cluster",

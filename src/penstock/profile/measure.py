@@ -23,6 +23,7 @@ from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.cut import cut
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, device_here, on_device
+from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.profile.profile import Profile
 
@@ -38,6 +39,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
     beside:   other ranks that will compute at the same time on this host.
     Ignores:  what messages cost (that is the Cluster's) and reading the data.
     """
+    keep_freed_memory()  # as ranks do
     stages = cut(capture.graph)
     inputs = inputs_of(capture, job)
     with _companions(capture, stages, inputs, beside), torch.no_grad():

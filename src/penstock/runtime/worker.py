@@ -21,6 +21,7 @@ from penstock.errors import CheckpointError, RunError
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment, Stages
 from penstock.graph.trace import Capture
+from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
@@ -91,6 +92,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     Raises:   RunError: ranks traced different graphs, the data ended, another rank failed, ...
               CheckpointError: one cannot be written, or does not fit the model.
     """
+    keep_freed_memory()
     _agree(task, transport)
     make = task.function_of
     rank = Rank(
