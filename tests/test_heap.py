@@ -30,7 +30,9 @@ PROGRAM = """
 
 def page_faults(*, keeps: bool) -> float:
     program = textwrap.dedent(PROGRAM).format(keeps=keeps)
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return float(told.stdout)
 
 

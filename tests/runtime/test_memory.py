@@ -5,18 +5,22 @@ from functools import cache, partial
 import pytest
 import torch
 
+from penstock.cluster import Cluster, Host, Link
 from penstock.plan import Plan
 from penstock.profile import Profile, measure
 from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.runtime import launch
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.schedule import weight_copies
-from penstock.simulate.price import held_of, memory_on
+from penstock.simulate.price import as_run, held_of
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plan_of
 
 FLOAT = torch.float32
+CPU = Cluster.here(1).devices
+TWO_HOSTS = Cluster(CPU, (Host("a", "cpu", 1), Host("b", "cpu", 1)), between=Link(1e-3, 25e6))
 CLOSE = 0.02  # what the allocator rounds up is much of tensors of 16 numbers
 
 
@@ -33,12 +37,12 @@ def programs(plan: Plan, name: str):
     return lower_plan(plan, captured(name, FLOAT).graph, num_steps=window), window
 
 
-def predicted(plan: Plan, name: str) -> tuple[int, ...]:
+def predicted(plan: Plan, name: str, cluster: Cluster) -> tuple[int, ...]:
     graph = captured(name, FLOAT).graph
     program, window = programs(plan, name)
     alive = weight_copies(schedule_of(plan, num_steps=window)) if window > 1 else ()
     held = held_of(graph, stages_of(plan, graph), profile_of(name), alive)
-    memory = memory_on([held], program, [0] * program.num_ranks)
+    program, memory = as_run(program, [held], [0] * program.num_ranks, cluster)
     return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
 
 
@@ -76,8 +80,22 @@ def test_peak_is_the_predicted_one(schedule, stages, options, name):
     optimizer = {"clip_norm": 1.0} if options.get("clip") else {}
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, **options)
     found = measured(plan, name, **optimizer)
-    expected = predicted(plan, name)
+    expected = predicted(plan, name, Cluster.here(plan.total_ranks))
     assert found == pytest.approx(expected, rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", ["tied", "batch_norm"])
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("gpipe", 2), ("one_f_one_b", 2), ("zb_h1", 2), ("interleaved", 4)]
+)
+def test_peak_over_gloo_counts_the_messages_whose_receives_are_posted(
+    schedule, stages, name, monkeypatch
+):
+    monkeypatch.setattr(launch, "available", lambda: (False, "as between hosts"))
+    plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 6)
+    expected = predicted(plan, name, TWO_HOSTS)
+    assert measured(plan, name) == pytest.approx(expected, rel=CLOSE)
+    assert sum(expected) > sum(predicted(plan, name, Cluster.here(2)))
 
 
 def test_peak_does_not_grow_from_window_to_window():

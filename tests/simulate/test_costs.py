@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock.simulate import Costs, Memory
+from penstock.program.lower import lower
+from penstock.schedule import gpipe
+from penstock.simulate import Costs, Memory, simulate
 
 GOOD = np.ones((5, 3, 2))
 
@@ -52,3 +54,12 @@ def test_impossible_sizes_of_weights_to_gather_are_refused_with_the_value():
 def test_memory_of_other_shapes_is_refused(start, transient, net, unsharded, says: str):
     with pytest.raises(ValueError, match=says):
         Memory(*(np.zeros(shape, np.int64) for shape in (start, transient, net, unsharded)))
+
+
+def test_messages_of_memory_are_one_row_of_all_edges():
+    sizes = (np.zeros(shape, np.int64) for shape in ((2,), (5, 3), (5, 3), (3,), (2, 2)))
+    with pytest.raises(ValueError, match=r"message_bytes has shape \(2, 2\), not \(4,\)"):
+        Memory(*sizes)
+    memory = Memory(*(np.zeros(shape, np.int64) for shape in ((2,), (5, 2), (5, 2), (2,), (3,))))
+    with pytest.raises(ValueError, match="memory of 3 edges for a program of 2"):
+        simulate(lower(gpipe(2, 2)), lambda action: 1.0, memory=memory)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.cluster import Cluster, Host, Link
 from penstock.errors import ProfileError
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
@@ -17,7 +18,8 @@ from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.schedule import KINDS
-from penstock.simulate.price import costs_of, held_of, memory_on
+from penstock.simulate.price import as_run, costs_of, held_of, memory_on
+from penstock.simulate.simulate import simulate
 from tests.graph.zoo import floats, job_of
 from tests.search.chains import chain, profile_of
 
@@ -142,6 +144,24 @@ def test_workspace_adds_to_the_peak() -> None:
     rows = dict(zip(KINDS, memory(plan_of(), workspace=100).transient_bytes.tolist(), strict=True))
     assert rows["F"] == [128, 154]
     assert rows["U"] == [20, 5]
+
+
+def test_on_several_hosts_a_message_is_held_from_its_posted_receive_on() -> None:
+    plan = plan_of("gpipe")
+    held, program = [held_of(GRAPH, stages_of(plan, GRAPH), PROFILE)], lower_plan(plan, GRAPH)
+    assert as_run(program, held, (0, 0), Cluster.here(2))[0] == program
+    hosts = Host("a", "cpu", 1), Host("b", "cpu", 1)
+    apart = Cluster(Cluster.here(1).devices, hosts, between=Link(1e-3, 25e6))
+    posted, memory = as_run(program, held, (0, 0), apart)
+    assert [str(one) for one in posted.code[1][:3]] == ["F0.0<r0e0s0", "F0.1<r0e0s1", "F1.0"]
+    curve = simulate(posted, lambda action: 1.0, memory=memory).memory
+    found = [curve.sizes_bytes[curve.ranks == rank].tolist() for rank in (0, 1)]
+    first, second = 160, 40  # from the start
+    assert found[1][:5] == [second, second + 20, second + 40, second + 20 + 54, second + 20 + 24]
+    assert found[1][5:7] == [second + 24 + 54, second + 24 + 24], "both have been used"
+    assert found[0][:3] == [first, first + 20, first + 40], "gradients, before the first forward"
+    assert max(found[0]) == first + 40 + 2 * 8 - 20 + 60
+    assert found[0][-1] == first
 
 
 def test_recompute_keeps_what_arrived() -> None:

@@ -17,6 +17,7 @@ from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture, device_here, on_device
 from penstock.job import Job
+from penstock.program.passes.receive_early import receive_early
 from penstock.program.program import Program
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
@@ -87,6 +88,8 @@ class Rank:
         Raises:   RunError: sharded weights; or of job and program only one clips gradients.
                   JobError: the job's optimizer is none.
         """
+        if self.transport.early:
+            program = receive_early(program, distance=self.transport.early)
         self.expect(program)
         return bind.bind(self, program)
 

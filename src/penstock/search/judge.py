@@ -29,7 +29,7 @@ from penstock.schedule import Schedule, weight_copies
 from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
-from penstock.simulate.price import Held, check_profile, costs_of, held_of, memory_on
+from penstock.simulate.price import Held, as_run, check_profile, costs_of, held_of
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
 
@@ -131,8 +131,9 @@ class Judge:
         alive = weight_copies(schedule) if is_asynchronous(plan) else ()
         stages, costs, held = self._price(plan, alive)
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
-        memory = memory_on(held, program, self.places(plan.hosts, program.num_ranks))
         cluster = self.cluster_of(plan.hosts)
+        places = self.places(plan.hosts, program.num_ranks)
+        program, memory = as_run(program, held, places, cluster)
         return simulate(program, costs, cluster, memory=memory, spans=spans)
 
     def _price(self, plan: Plan, alive: Sequence[int] = ()) -> _Priced:

@@ -54,6 +54,8 @@ class Memory:
     transient_bytes  [kind, stage]: above what is held, only while the action runs
     net_bytes        [kind, stage]: held more after the action, or less (negative)
     unsharded_bytes  [stage]: held more from Unshard to Reshard; empty: nothing
+    message_bytes    [edge]: held from a Receive to the first use; empty: nothing, as where messages
+                     come only when they are used
 
     Raises:   ValueError: arrays of other shapes.
     """
@@ -62,9 +64,11 @@ class Memory:
     transient_bytes: NDArray[np.int64]
     net_bytes: NDArray[np.int64]
     unsharded_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    message_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        _freeze(self, np.int64, "start_bytes", "transient_bytes", "net_bytes", "unsharded_bytes")
+        names = "start_bytes", "transient_bytes", "net_bytes", "unsharded_bytes", "message_bytes"
+        _freeze(self, np.int64, *names)
         start, transient, net = self.start_bytes, self.transient_bytes, self.net_bytes
         unsharded = self.unsharded_bytes
         num_stages = net.shape[1] if net.ndim == 2 else 0
@@ -72,6 +76,7 @@ class Memory:
         for name, sizes in (("transient_bytes", transient), ("net_bytes", net)):
             _check_shape(name, sizes, (len(KINDS), num_stages))
         _check_shape("unsharded_bytes", unsharded, (num_stages if len(unsharded) else 0,))
+        _check_shape("message_bytes", self.message_bytes, (self.message_bytes.size,))
 
 
 def _freeze(record: object, kind: type[np.float64] | type[np.int64], *names: str) -> None:

@@ -453,6 +453,8 @@ class Holds(NamedTuple):
     transient: Ints  # [kind, stage]: above what is held, during the action
     net: Ints  # [kind, stage]: held more (or less) after it
     unsharded: Ints  # by stage
+    message: Ints  # by edge: from the Receive to the first use; empty: nothing
+    posted: NDArray[np.uint8]  # [edge * micro-batches + micro-batch] of the rank at hand
     held: Ints  # by rank
     peak: Ints  # by rank
     entry: Ints  # by rank: place of its next entry in the curve
@@ -461,8 +463,9 @@ class Holds(NamedTuple):
 
 
 @compiled
-def hold(code: Code, holds: Holds, work_s: Floats, issued_s: Floats) -> None:
+def hold(job: Job, holds: Holds) -> None:
     """Go through the actions of every rank, and note what it holds."""
+    code, work_s, issued_s = job.code, job.record.work_s, job.queues.issued_s
     work, collective = 0, 0
     for rank in range(len(code.offsets) - 1):
         now_s = 0.0
@@ -475,8 +478,15 @@ def hold(code: Code, holds: Holds, work_s: Floats, issued_s: Floats) -> None:
                     (0.0, 0.0) if len(work_s) == 0 else (work_s[work, 0], work_s[work, 1])
                 )
                 work += 1
+                if len(holds.message) > 0 and kind != W and kind != U:
+                    micro_batch = int(code.micro_batch[row])
+                    holds.held[rank] -= _taken(2 * stage + (kind != F), micro_batch, job, holds)
                 _note(rank, start_s, 0, holds.transient[kind, stage], holds)
                 _note(rank, now_s, holds.net[kind, stage], 0, holds)
+            elif op == RECEIVE and len(holds.message) > 0:
+                edge = int(code.edge[row])
+                holds.posted[edge * job.sizes.micro_batches + int(code.micro_batch[row])] = 1
+                _note(rank, now_s, int(holds.message[edge]), 0, holds)
             elif op in (REDUCE, UNSHARD):
                 now_s = issued_s[collective]
                 collective += 1
@@ -484,6 +494,18 @@ def hold(code: Code, holds: Holds, work_s: Floats, issued_s: Floats) -> None:
                     _note(rank, now_s, holds.unsharded[stage], 0, holds)
             elif op == RESHARD:
                 _note(rank, now_s, -holds.unsharded[stage], 0, holds)
+
+
+@compiled
+def _taken(side: int, micro_batch: int, job: Job, holds: Holds) -> int:
+    """Return the bytes of the posted messages that a compute is the first to use."""
+    taken = 0
+    for at in range(job.inputs.offsets[side], job.inputs.offsets[side + 1]):
+        edge = int(job.inputs.edge[at])
+        place = edge * job.sizes.micro_batches + micro_batch
+        taken += int(holds.posted[place] * holds.message[edge])
+        holds.posted[place] = 0
+    return taken
 
 
 @compiled

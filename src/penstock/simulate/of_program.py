@@ -11,7 +11,7 @@ from penstock.program.program import Program
 from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
-from penstock.simulate.price import costs_of, held_of, memory_on
+from penstock.simulate.price import as_run, costs_of, held_of, memory_on
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs
 from penstock.timeline import Timeline
@@ -48,7 +48,9 @@ def simulate(
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     alive = weight_copies(schedule_of(plan, num_steps=program.num_steps))
     costs = costs_of(graph, stages, profiles, alive)
-    held = memory or memory_on(
-        [held_of(graph, stages, profile, alive) for profile in profiles], program, places
-    )
-    return simulate_costs(program, costs, cluster, memory=held, spans=spans)
+    held = [held_of(graph, stages, profile, alive) for profile in profiles]
+    if cluster is None:
+        predicted = memory_on(held, program, places)
+    else:
+        program, predicted = as_run(program, held, places, cluster)
+    return simulate_costs(program, costs, cluster, memory=memory or predicted, spans=spans)

@@ -1,17 +1,19 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.cluster import Cluster
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.memory import peak_with_workspace
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.profile import Profile, Profiles
 from penstock.profile.kinds import as_tuple
+from penstock.program.passes.receive_early import as_posted
 from penstock.program.program import Program
 from penstock.schedule.orders import KINDS
 from penstock.simulate.costs import Costs, Memory
@@ -94,11 +96,25 @@ def memory_on(held: Sequence[Held], program: Program, places: Sequence[int]) -> 
     return Memory(np.array(start, np.int64), transient, net)
 
 
+def as_run(
+    program: Program, held: Sequence[Held], places: Sequence[int], cluster: Cluster
+) -> tuple[Program, Memory]:
+    """Return `program` with its Receives where ranks of `cluster` post them, and its memory then.
+
+    A posted Receive holds its message from there on.
+    """
+    posted, memory = as_posted(program, cluster), memory_on(held, program, places)
+    if posted is not program:
+        sizes = np.array([edge.size_bytes for edge in program.edges], np.int64)
+        memory = replace(memory, message_bytes=sizes)
+    return posted, memory
+
+
 def held_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()) -> Held:
     """Return the bytes of the stages on the device of `profile`.
 
     An action: `segment_memory` with the workspace, and the batch where a stage reads it.
-    Ignores:  message buffers of the transport; fragmentation.
+    Ignores:  copies of messages that are sent; fragmentation.
     """
     check_profile(graph, profile)
     count = len(stages.stages)

@@ -80,7 +80,7 @@ def simulate(
     curve, peak_bytes = MemoryCurve.of(), [0] * program.num_ranks
     if memory is not None:
         holds = holds_of(program, memory, curve=spans)
-        kernel.hold(job.code, holds, job.record.work_s, job.queues.issued_s)
+        kernel.hold(job, holds)
         curve, peak_bytes = _curve(program, holds), holds.peak.tolist()
     step_s = float(job.threads.clock_s.max())  # all messages are used, all collectives waited for
     totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), tuple(peak_bytes))

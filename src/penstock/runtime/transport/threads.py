@@ -54,6 +54,10 @@ class ThreadTransport:
         return self._rank
 
     @property
+    def early(self) -> int:
+        return 0
+
+    @property
     def waited(self) -> Waited:
         return self._waited
 

@@ -1,9 +1,11 @@
 """torch.distributed: ranks anywhere, over gloo (host memory) or NCCL (CUDA devices).
 
-A message is packed into one flat buffer, so it costs one operation.  It moves only once its
-receive is posted, so receives are posted where the program posts them, to move beside computes.
-gloo matches by tag, which is the edge.  NCCL matches by order alone, so there the first barrier
-opens the channels in one order on all ranks.
+A message is packed into one flat buffer, so it costs one operation.
+
+gloo moves a message only once its receiver has told the sender, behind all that goes the same
+way, that it has posted the receive; so receives are posted `early`, and the line is never idle for
+want of one.  It matches by tag, which is the edge.  NCCL matches by order alone, so there receives
+stay where the program has them, and the first barrier opens the channels in one order on all ranks.
 
 gloo's waits cannot be interrupted, but one operation that times out closes all
 connections of its group, and so ends every wait in it.  That is how a thread that
@@ -28,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock import _compat
+from penstock.program.passes.receive_early import EARLY
 from penstock.runtime.transport.transport import (
     Post,
     Send,
@@ -108,6 +111,10 @@ class TorchDistributedTransport:
     @property
     def num_ranks(self) -> int:
         return self._num_ranks
+
+    @property
+    def early(self) -> int:
+        return EARLY if self._device.type == "cpu" else 0
 
     @property
     def waited(self) -> Waited:
