@@ -234,22 +234,3 @@ def test_full_disk_is_told_and_leaves_no_half_written_checkpoint(tmp_path: Path)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error: ") == 1
     assert not list(tmp_path.rglob("step-*/state.json"))
-
-
-def test_same_plan_under_torchrun_gives_the_same_losses(call: Call, tmp_path: Path) -> None:
-    wish = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
-    assert call("train", f"{JOBS}:dropout", "--out", str(tmp_path / "here"), *wish).code == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["-m", "penstock", "train", f"{JOBS}:dropout", "--out", str(tmp_path / "there")]
-    done = subprocess.run(
-        [*command, "--plan", str(tmp_path / "here" / "plan.json")],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert done.returncode == 0, done.stderr
-    assert losses(tmp_path / "there") == losses(tmp_path / "here")
-    assert (tmp_path / "there" / "report.html").exists()
-    summary = json.loads((tmp_path / "there" / "summary.json").read_text())
-    assert breakdown_from_json(summary["breakdown"]).num_ranks == 2

@@ -1,13 +1,14 @@
 """Choose: the plan to train by: given, that of the run to resume, or found by the search."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cli import face
-from penstock.cli.prepare import machines, profiled
+from penstock.cli.prepare import machines, profiled, profiled_here
 from penstock.cluster import Cluster
+from penstock.cluster.order import placed
 from penstock.errors import GraphError, PlanError
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, check_fits, decide
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
 
+    Profiling = Callable[[Capture, Job, Cluster], tuple[Profile, ...]]
+
 MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
 
 
@@ -28,6 +31,13 @@ class Choice(NamedTuple):
     job: Job
     captured: "Capture"
     plan: Plan
+
+
+class There(NamedTuple):
+    """The machines to train on, None for this one; and what measures a step on their devices."""
+
+    cluster: Cluster | None = None
+    profile: "Profiling" = profiled_here
 
 
 def trace_job(job: Job) -> "Capture":
@@ -41,15 +51,18 @@ def trace_job(job: Job) -> "Capture":
         return capture(job)
 
 
-def given(job: Job, path: Path, folder: Path, captured: "Capture") -> Choice:
-    """Return the plan in `path`, predicted for this machine and saved in `folder`.
+def given(job: Job, path: Path, folder: Path, captured: "Capture", there: There) -> Choice:
+    """Return the plan in `path`, predicted for the machines that are there, saved in `folder`.
 
+    Where it is for hosts that are not, its ranks are on those that are, as these are numbered.
     Raises:   PlanError: it is damaged, for another model, or for another number of micro-batches.
     """
-    plan = replace(Plan.load(path), hosts=())  # its ranks are here, wherever it was made for
+    plan = Plan.load(path)
+    cluster = there.cluster or machines(None, plan.total_ranks)
+    if not {host.name for host in cluster.hosts}.issuperset(plan.hosts):
+        plan = replace(plan, hosts=())
     joined, captured = for_plan(job, plan, captured)
-    cluster = machines(None, plan.total_ranks)
-    profiles = profiled(captured, joined, cluster)
+    profiles = there.profile(captured, joined, cluster)
     candidate, _ = evaluate(captured.graph, profiles, cluster, plan)
     prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
     plan = decide(plan, plan.decisions, prediction)
@@ -76,25 +89,31 @@ def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]"
     return joined, captured
 
 
-def searched(job: Job, wish: Wish, folder: Path, captured: "Capture") -> Choice:
-    """Return the best plan that the search finds for this machine, saved in `folder`.
+def searched(job: Job, wish: Wish, folder: Path, captured: "Capture", there: There) -> Choice:
+    """Return the best plan that the search finds for the machines there, saved in `folder`.
 
     Raises:   PlanError: nothing fits the wish or the memory.
     """
-    cluster = machines(None, wish.ranks)
-    choice, profiles = best(job, wish, captured, cluster)
+    cluster = there.cluster or machines(None, wish.ranks)
+    choice, profiles = best(job, wish, captured, cluster, profile=there.profile)
     save(folder, choice.captured, choice.plan, profiles, cluster)
     return choice
 
 
 def best(
-    job: Job, wish: Wish, captured: "Capture", cluster: Cluster, *, objective: Objective = "time"
+    job: Job,
+    wish: Wish,
+    captured: "Capture",
+    cluster: Cluster,
+    *,
+    objective: Objective = "time",
+    profile: "Profiling" = profiled,
 ) -> "tuple[Choice, tuple[Profile, ...]]":
     """Return the best plan for `cluster`, and the profiles that it was found with.
 
     Raises:   PlanError: nothing fits the wish or the memory.
     """
-    found = list(_options(job, wish, captured, cluster, objective))
+    found = list(_options(job, wish, captured, There(cluster, profile), objective))
     problems = [option for option in found if isinstance(option, PlanError)]
     options = [option for option in found if not isinstance(option, PlanError)]
     if not options:
@@ -106,11 +125,13 @@ def best(
 
 
 def _options(
-    job: Job, wish: Wish, captured: "Capture", cluster: Cluster, objective: Objective
+    job: Job, wish: Wish, captured: "Capture", there: There, objective: Objective
 ) -> "Iterator[tuple[Choice, tuple[Profile, ...], Candidate] | PlanError]":
     """Yield for each way of joining micro-batches the best plan."""
     from penstock.graph.merge import merged, merges
 
+    cluster = there.cluster
+    assert cluster is not None, "it is known before the search begins"
     for count in (1, *(k for k in range(2, MOST_JOINED + 1) if job.micro_batches % k == 0)):
         step = captured
         if count > 1:
@@ -122,7 +143,7 @@ def _options(
             except GraphError:
                 continue
         joined = merged(job, count)
-        profiles = profiled(step, joined, cluster)
+        profiles = there.profile(step, joined, cluster)
         try:
             with face.progress("searching") as update:
                 plan, everything = search(
@@ -167,5 +188,5 @@ def save(
     plan.save(folder / "plan.json")
     captured.graph.save(folder / "graph.json")
     save_profiles(profiles, folder / "profile.json")
-    cluster.save(folder / "cluster.toml")
+    placed(cluster, plan.hosts).save(folder / "cluster.toml")
     timeline.save(folder / "predicted.trace.json")

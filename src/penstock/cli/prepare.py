@@ -63,14 +63,21 @@ def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "tuple[Profile,
     kinds, here = kinds_of(cluster), kind_here()
     state = optimizer_state(captured, job) if any(kind.name != here for kind in kinds) else 0.0
     return tuple(
-        _measured(captured, job, cluster, here)
+        measured_as(here, captured, job, cluster)
         if kind.name == here
         else estimated(captured.graph, kind, state)
         for kind in kinds
     )
 
 
-def _measured(captured: "Capture", job: Job, cluster: Cluster, kind: str) -> "Profile":
+def profiled_here(captured: "Capture", job: Job, cluster: Cluster) -> "tuple[Profile, ...]":
+    """Return the profile of the step on the only host of `cluster`, which is this machine."""
+    (host,) = cluster.hosts
+    return (measured_as(host.device, captured, job, cluster),)
+
+
+def measured_as(kind: str, captured: "Capture", job: Job, cluster: Cluster) -> "Profile":
+    """Return the profile of the step on this machine, as that of the device `kind` of a cluster."""
     from penstock.cluster.machine import detect
     from penstock.profile.store import default_folder, measured
 

@@ -1,27 +1,42 @@
 """Under torchrun: every rank runs the command; rank 0 plans, shows progress and reports.
 
-What ranks have to tell rank 0 (the plan, each step's loss, the results) goes through the
-store that torchrun's rendezvous gives them.
+On several hosts the ranks first measure the links between them, and the step is measured on each
+kind of device that there is.  What ranks have to tell rank 0 (profiles, each step's loss, the
+results), and it them (the plan), goes through the store that torchrun's rendezvous gives them.
 """
 
+import itertools
 import json
 import os
+import platform
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.choose import Choice, for_plan
-from penstock.errors import GraphError, PlanError
+from penstock.cli import face
+from penstock.cli.choose import Choice, There, for_plan, trace_job
+from penstock.cli.doctor import HERE
+from penstock.cli.prepare import measured_as
+from penstock.cluster import Cluster
+from penstock.cluster.order import placed
+from penstock.errors import GraphError, PlanError, RunError
+from penstock.graph.merge import merged
+from penstock.job import Job
 from penstock.plan import Plan
+from penstock.profile import Profile
 
 if TYPE_CHECKING:
     from penstock.cli.train import Session
+    from penstock.graph.trace import Capture
     from penstock.runtime.launch import Groups, Work
     from penstock.runtime.rank import StepResult
     from penstock.runtime.worker import RankResult, Report
 
 _PLAN = "penstock/plan"
+_ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
+_ENOUGH = "enough"  # in place of how many micro-batches are joined in the step to measure
 
 
 def train_under_torchrun(session: "Session") -> dict[str, object] | None:
@@ -29,8 +44,9 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
 
     Raises:   GraphError: the model cannot be traced (start it with `penstock train` instead).
               PlanError: the plan is for another number of ranks.
+              RunError: GPUs on several hosts, and nothing says what their links are.
     """
-    from penstock.runtime.launch import torchrun_store
+    from penstock.runtime.launch import on_one_host, torchrun_store
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = torchrun_store()
@@ -40,11 +56,18 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
         hint = "`penstock train` without torchrun trains it as plain data parallel"
         raise GraphError("this model cannot be traced, so no plan can be made", hint=hint)
     session.wish = replace(session.wish, ranks=world)
+    cluster = session.there.cluster
+    if cluster is None and not on_one_host():
+        cluster = _surveyed(store)
     if rank == 0:
+        numbers = itertools.count()
+        session.there = There(cluster, partial(_profiled, store, numbers, session.job))
         session.set_aside()
         choice = session.choose(captured, checkpoint)
         store.set(_PLAN, (session.folder / "plan.json").read_bytes())
+        store.set(_ASK.format(next(numbers)), _ENOUGH)
     else:
+        _serve(store, session.job, captured, cluster)
         plan = Plan.from_text(store.get(_PLAN).decode())
         choice = Choice(*for_plan(session.job, plan, captured), plan)
     plan = choice.plan
@@ -56,10 +79,89 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
     launch = partial(
         _launch,
         store=store,
+        seat=_seat(cluster, plan, rank),
         steps=(first_step, session.num_steps),
         micro_batches=plan.replicas * plan.num_micro_batches,
     )
     return session.train(choice, first_step, checkpoint, launch, leader=rank == 0)
+
+
+# -- the machines that torchrun started it on -----------------------------------------------------
+
+
+def _surveyed(store: Any) -> Cluster:
+    """Return the hosts of all ranks and the links between them; every rank calls it.
+
+    Raises:   RunError: the ranks compute on GPUs.
+    """
+    import torch
+
+    from penstock.runtime.hosts import seat_here, survey
+    from penstock.runtime.launch import join_torchrun, under
+
+    if torch.cuda.is_available():
+        hint = "write hosts and links by hand (docs/cluster.md) and give them as --cluster FILE"
+        raise RunError("links between GPUs of several hosts are not measured", hint=hint)
+    seat = seat_here(platform.node() or "host", HERE)
+    with face.busy("measuring the links between hosts"):
+        found = join_torchrun(lambda end: survey(end, seat), under(store, "survey"))
+    return found.cluster
+
+
+def _leaders(cluster: Cluster) -> dict[str, int]:
+    """Return the first rank on each kind of device: it measures for all others."""
+    leaders: dict[str, int] = {}
+    for rank in range(cluster.num_ranks):
+        leaders.setdefault(cluster.device_of(rank).name, rank)
+    return leaders
+
+
+def _profiled(
+    store: Any,
+    numbers: Iterator[int],
+    whole: Job,
+    captured: "Capture",
+    job: Job,
+    cluster: Cluster,
+) -> tuple[Profile, ...]:
+    """Return a profile of the step for each kind of device, measured where it is; on rank 0.
+
+    whole:    the job without any of its micro-batches joined.
+    """
+    number, leaders = next(numbers), _leaders(cluster)
+    store.set(_ASK.format(number), str(whole.micro_batches // job.micro_batches))
+    own, *others = leaders
+    profile = measured_as(own, captured, job, cluster)
+    told = ((kind, store.get(_TOLD.format(number, kind))) for kind in others)
+    return (profile, *(Profile.from_json(json.loads(text), kind) for kind, text in told))
+
+
+def _serve(store: Any, job: Job, captured: "Capture", cluster: Cluster | None) -> None:
+    """Measure the step for rank 0 until it has enough, where this rank leads a kind of device."""
+    rank, leaders = int(os.environ["RANK"]), {} if cluster is None else _leaders(cluster)
+    own = next((kind for kind, leader in leaders.items() if leader == rank), None)
+    for number in itertools.count():
+        text = store.get(_ASK.format(number)).decode()
+        if text == _ENOUGH:
+            return
+        if own is not None and cluster is not None:
+            joined = merged(job, int(text))
+            step = captured if text == "1" else trace_job(joined)
+            profile = measured_as(own, step, joined, cluster)
+            store.set(_TOLD.format(number, own), json.dumps(profile.to_json()))
+
+
+def _seat(cluster: Cluster | None, plan: Plan, rank: int) -> int:
+    """Return which rank of the plan runs where torchrun has `rank`: the plan may reorder hosts."""
+    if cluster is None:
+        return rank
+    ranks, there = range(cluster.num_ranks), placed(cluster, plan.hosts)
+    own = cluster.host_of(rank)
+    first = next(r for r in ranks if cluster.host_of(r) == own)
+    return rank - first + next(r for r in ranks if there.host_of(r) == own)
+
+
+# -- running --------------------------------------------------------------------------------------
 
 
 def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
@@ -68,12 +170,13 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     report: "Report",
     *,
     store: Any,
+    seat: int,
     steps: tuple[int, int],
     micro_batches: int,
     groups: "Groups" = (),
 ) -> "list[RankResult]":
-    """Run this rank; on rank 0 return all results, elsewhere none."""
-    from penstock.runtime.launch import as_json, from_json, run_torchrun
+    """Run the rank `seat` of the plan; on torchrun's rank 0 return all results, elsewhere none."""
+    from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
     rank = int(os.environ["RANK"])
     told = threading.Lock()
@@ -90,13 +193,14 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     )
     if rank == 0:
         listener.start()
-    own = run_torchrun(work, store, tell, groups=groups)
+    own = run_torchrun(work, under(store, "run"), tell, groups=groups, rank=seat)
     if rank != 0:
         store.set(f"penstock/result/{rank}", json.dumps(as_json(own)))
         return []
     listener.join()
     others = (store.get(f"penstock/result/{other}") for other in range(1, num_ranks))
-    return [own, *(from_json(json.loads(text)) for text in others)]
+    results = [own, *(from_json(json.loads(text)) for text in others)]
+    return sorted(results, key=lambda result: result.rank)
 
 
 def _listen(store: Any, steps: tuple[int, int], micro_batches: int, report: "Report") -> None:

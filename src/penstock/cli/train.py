@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import face, view
-from penstock.cli.choose import Choice, for_plan, given, searched, trace_job
+from penstock.cli.choose import Choice, There, for_plan, given, searched, trace_job
 from penstock.cluster import Cluster
-from penstock.errors import GraphError, PlanError
+from penstock.errors import ClusterError, GraphError, PlanError
 from penstock.files import write_text
 from penstock.job import Job, load_job
 from penstock.plan import Plan
@@ -52,6 +52,9 @@ def train(  # noqa: PLR0913 - the command's flags
         int | None, typer.Option(min=1, help="Steps in all; default: the job's.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks in all; default: best.")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="The machines (TOML) it runs on; default: measured.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Default: runs/NAME of the job's file.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint.")
@@ -69,22 +72,47 @@ def train(  # noqa: PLR0913 - the command's flags
     torch.set_num_threads(1)
     if schedule is not None:
         find(schedule)  # a wrong name is told before anything is traced
-    if out is not None and out.exists() and not out.is_dir():
-        raise PlanError(f"{out} is a file, not a folder", hint="give --out a folder, or a new name")
-    if plan is not None and not plan.exists():
-        raise PlanError(f"there is no plan {plan}", hint="make one with `penstock plan`")
+    _check_places(out, plan)
+    there = There(None if cluster is None else _machines(cluster))
     with face.only_results():
         loaded = load_job(job)
     folder = out or Path("runs") / _name(job)
     num_steps = steps or loaded.num_steps
     wish = Wish(ranks=ranks, schedule=schedule, stages=stages)
-    session = Session(loaded, job, folder, num_steps, wish, plan, resume)
+    session = Session(loaded, job, folder, num_steps, wish, plan, resume, there)
     with face.only_results():
         summary = session.follow_torchrun() if under_torchrun() else session.lead()
     if summary is not None and as_json:
         face.show_json(json.loads(json.dumps(summary)))
     elif summary is not None:
         face.show(view.words_of(summary))
+
+
+def _check_places(out: Path | None, plan: Path | None) -> None:
+    if out is not None and out.exists() and not out.is_dir():
+        raise PlanError(f"{out} is a file, not a folder", hint="give --out a folder, or a new name")
+    if plan is not None and not plan.exists():
+        raise PlanError(f"there is no plan {plan}", hint="make one with `penstock plan`")
+
+
+def _machines(path: Path) -> Cluster:
+    """Return the cluster in `path`, which must be what will run.
+
+    Raises:   ClusterError: damaged; or other hosts than are here, or than torchrun started.
+    """
+    from penstock.runtime.launch import under_torchrun
+
+    cluster = Cluster.load(path)
+    if not under_torchrun():
+        if len(cluster.hosts) == 1:
+            return cluster
+        hint = "start it by torchrun on each of them; `penstock plan --cluster` only plans"
+        raise ClusterError(f"{path} has {len(cluster.hosts)} hosts; here is one", hint=hint)
+    if cluster.num_ranks != (started := int(os.environ["WORLD_SIZE"])):
+        hint = "start as many as it has devices, host by host in its order"
+        message = f"{path} has {cluster.num_ranks} devices; torchrun started {started} ranks"
+        raise ClusterError(message, hint=hint)
+    return cluster
 
 
 def _name(job: str) -> str:
@@ -104,6 +132,7 @@ class Session:
     wish: Wish
     given_plan: Path | None
     resume: bool
+    there: There
 
     # -- the phases -------------------------------------------------------------------------------
 
@@ -182,9 +211,9 @@ class Session:
         """Return the plan: given, that of the run to resume, or searched for."""
         choice = self._kept(captured) if checkpoint is not None else None
         if self.given_plan is not None:
-            choice = given(self.job, self.given_plan, self.folder, captured)
+            choice = given(self.job, self.given_plan, self.folder, captured, self.there)
         elif choice is None:
-            choice = searched(self.job, self.wish, self.folder, captured)
+            choice = searched(self.job, self.wish, self.folder, captured, self.there)
         face.say(str(choice.plan))
         return choice
 

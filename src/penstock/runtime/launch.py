@@ -316,18 +316,34 @@ def torchrun_store() -> Any:
     return store
 
 
-def run_torchrun(work: Work, store: Any, report: Report, *, groups: Groups = ()) -> RankResult:
+def under(store: Any, name: str) -> Any:
+    """Return `store` with its keys under `name`: no other use of it sees them."""
+    return _PrefixStore(name, store)
+
+
+def on_one_host() -> bool:
+    """Return whether all ranks of this torchrun job are on this host."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+
+
+def run_torchrun(
+    work: Work, store: Any, report: Report, *, groups: Groups = (), rank: int | None = None
+) -> RankResult:
     """Run the rank that this process is; every rank of the torchrun job calls it.
 
     Ranks of one host exchange messages through shared memory, else over gloo or NCCL.
-    `store` is that of `torchrun_store`.
+    `store` is that of `torchrun_store`, with a prefix of its own for each call.
+    rank:  which one it is, where that is not its number under torchrun.
     """
-    return join_torchrun(lambda transport: work(transport, report), store, groups=groups)
+    return join_torchrun(lambda end: work(end, report), store, groups=groups, rank=rank)
 
 
-def join_torchrun(call: Callable[[Transport], T], store: Any, *, groups: Groups = ()) -> T:
+def join_torchrun(
+    call: Callable[[Transport], T], store: Any, *, groups: Groups = (), rank: int | None = None
+) -> T:
     """Return what `call` returns on the rank that this process is; as `run_torchrun`."""
-    transport = _torchrun_transport(store, groups)
+    number = int(os.environ["RANK"]) if rank is None else rank
+    transport = _torchrun_transport(number, store, groups)
     try:
         return call(transport)
     except BaseException as problem:
@@ -339,11 +355,9 @@ def join_torchrun(call: Callable[[Transport], T], store: Any, *, groups: Groups 
             dist.destroy_process_group()
 
 
-def _torchrun_transport(store: Any, groups: Groups) -> Transport:
-    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-    device = device_here()
-    if one_host and device.type == "cpu" and available()[0]:
+def _torchrun_transport(rank: int, store: Any, groups: Groups) -> Transport:
+    num_ranks, device = int(os.environ["WORLD_SIZE"]), device_here()
+    if on_one_host() and device.type == "cpu" and available()[0]:
         return SharedMemoryTransport(rank, num_ranks, _PrefixStore("shared", store))
     if device.type == "cuda":
         torch.cuda.set_device(device)

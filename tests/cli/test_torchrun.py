@@ -1,0 +1,140 @@
+"""penstock train under torchrun: on one host, and on hosts of which each has its own torchrun."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.torchrun import _seat
+from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.plan import Plan, plan_by_hand
+from penstock.profile.kinds import load_profiles
+from penstock.timeline import breakdown_from_json
+from tests.cli.conftest import Call
+from tests.search.chains import chain
+
+JOB = f"{Path(__file__).parent / 'training.py'}:dropout"
+WISH = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+BIG, SMALL = (
+    DeviceKind(name, 10**9, (("float32", 1e10),), 1e10, usd_per_hour=0.0)
+    for name in ("big", "small")
+)
+UNLIKE = Cluster(
+    (BIG, SMALL), (Host("a", "big", 1), Host("b", "small", 1)), between=Link(1e-4, 1e9)
+)
+
+
+def losses(folder: Path) -> list[float]:
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["loss"] for row in rows]
+
+
+def torchrun(*options: str, nodes: int = 1, ranks: int = 1) -> list[tuple[int, str]]:
+    """Run `penstock train` by so many torchruns; return code and stderr of each."""
+    with socket.socket() as own:
+        own.bind(("", 0))
+        port = own.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    where = [f"--nnodes={nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    started = [
+        subprocess.Popen(
+            [*command, *where, f"--node-rank={node}", "-m", "penstock", "train", JOB, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for node in range(nodes)
+    ]
+    try:
+        told = [each.communicate(timeout=110)[1] for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    return [(each.returncode, text) for each, text in zip(started, told, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the run of a plan on this host."""
+    folder = tmp_path_factory.mktemp("runs") / "here"
+    command = [sys.executable, "-m", "penstock", "train", JOB, "--out", str(folder), *WISH]
+    subprocess.run(command, check=True, capture_output=True, timeout=110)
+    return folder
+
+
+def test_same_plan_under_torchrun_gives_the_same_losses(here: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    plan = str(here / "plan.json")
+    ((code, told),) = torchrun("--out", str(folder), "--plan", plan, ranks=2)
+    assert code == 0, told
+    assert losses(folder) == losses(here)
+    assert (folder / "report.html").exists()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert breakdown_from_json(summary["breakdown"]).num_ranks == 2
+
+
+def test_links_of_several_hosts_are_measured_before_the_search(here: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    done = torchrun("--out", str(folder), *WISH, nodes=2)
+    assert [code for code, _ in done] == [0, 0], done
+    # two torchruns of one machine: one host of two ranks, which nobody told it
+    found = Cluster.load(folder / "cluster.toml")
+    assert [host.num_devices for host in found.hosts] == [2]
+    assert found.link(0, 1) != Cluster.here(2).link(0, 1)
+    assert losses(folder)[0] == pytest.approx(losses(here)[0], rel=1e-6)
+
+
+def test_plan_for_hosts_in_another_order_runs_where_it_says(here: Path, tmp_path: Path) -> None:
+    """And the step is measured on each kind of device, by the first rank that has one."""
+    folder, machines, turned = (tmp_path / name for name in ("there", "machines.toml", "p.json"))
+    UNLIKE.save(machines)
+    plan = replace(Plan.load(here / "plan.json"), hosts=("b", "a"))
+    plan.save(turned)
+    where = ["--cluster", str(machines), "--plan", str(turned)]
+    done = torchrun("--out", str(folder), *where, nodes=2)
+    assert [code for code, _ in done] == [0, 0], done
+    assert losses(folder) == losses(here)
+    kept = Plan.load(folder / "plan.json")
+    assert kept.hosts == ("b", "a")
+    assert [_seat(UNLIKE, kept, rank) for rank in (0, 1)] == [1, 0]
+    assert [host.name for host in Cluster.load(folder / "cluster.toml").hosts] == ["b", "a"]
+    kinds = [(each.kind, each.how) for each in load_profiles(folder / "profile.json")]
+    assert kinds == [("big", "measured"), ("small", "measured")]
+    peaks = json.loads((folder / "summary.json").read_text())
+    for name in ("peak_bytes_predicted", "peak_bytes_measured"):
+        assert len(peaks[name]) == 2
+    expected = peaks["peak_bytes_predicted"]
+    assert peaks["peak_bytes_measured"] == pytest.approx(expected, rel=0.03)
+
+
+def test_seats_of_hosts_with_several_devices_keep_their_order() -> None:
+    hosts = tuple(Host(name, "big", count) for name, count in (("a", 2), ("b", 1), ("c", 3)))
+    cluster = Cluster((BIG,), hosts, between=Link(1e-4, 1e9))
+    turned = plan_by_hand(chain([4, 4], [4, 4]), [0], "gpipe", num_micro_batches=2)
+    turned = replace(turned, hosts=("c", "a"))
+    assert [_seat(cluster, turned, rank) for rank in range(6)] == [3, 4, 5, 0, 1, 2]
+    assert [_seat(None, turned, rank) for rank in range(3)] == [0, 1, 2]
+
+
+def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, monkeypatch) -> None:
+    machines = tmp_path / "machines.toml"
+    UNLIKE.save(machines)
+    said, hint = call("train", JOB, "--cluster", str(machines)).refusal(2)
+    assert said == f"{machines} has 2 hosts; here is one"
+    assert "torchrun" in hint
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    said, hint = call("train", JOB, "--cluster", str(machines)).refusal(2)
+    assert said == f"{machines} has 2 devices; torchrun started 3 ranks"
