@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from penstock.errors import JobError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build, device_here, loss_of, on_device
+from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import Bound, StepResult
@@ -57,6 +58,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
 
     Raises:   JobError: no trainable parameter, or no optimizer.  RunError: the data ended.
     """
+    keep_freed_memory()
     rank = _EagerRank(task, transport)
     transport.barrier()
     spans: tuple[Span, ...] = ()
