@@ -9,6 +9,7 @@ the same blocks again and again: the process grows to its peak once and stays th
 
 import ctypes
 import sys
+from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _NEVER = 2**31 - 1
@@ -20,10 +21,21 @@ def keep_freed_memory() -> bool:
 
     It works with glibc; elsewhere nothing is done.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_libc("mallopt")
     if mallopt is None:
         return False
     kept = mallopt(_TRIM_THRESHOLD, _NEVER) == 1
     return kept and any(mallopt(_MMAP_THRESHOLD, size) == 1 for size in _LARGEST)
+
+
+def give_back() -> None:
+    """Give back once what this process has freed; ranks forked from it then begin without it."""
+    malloc_trim = _of_libc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _of_libc(name: str) -> Any:
+    """Return a function of the C library, or None where it has none of that name."""
+    known = sys.platform.startswith("linux")
+    return getattr(ctypes.CDLL(None), name, None) if known else None

@@ -23,7 +23,7 @@ from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.cut import cut
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, device_here, on_device
-from penstock.heap import keep_freed_memory
+from penstock.heap import give_back, keep_freed_memory
 from penstock.job import Job
 from penstock.profile.profile import Profile
 
@@ -46,6 +46,8 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         whole_f, whole_b, call_s = _whole(capture, stages, inputs)
         op_s = _op_by_op(capture, inputs)
         optimizer = optimizer_costs(capture, job)
+    workspace_bytes = workspaces(capture, inputs)
+    give_back()
     rows = list(zip(capture.graph.nodes, op_s, strict=True))
     forward = sum(s for node, s in rows if node.phase == "F")
     backward = sum(s for node, s in rows if node.phase == "B")
@@ -57,7 +59,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         how="measured",
         beside=beside,
         op_s=tuple(s * factor[node.phase] for node, s in rows),
-        workspace_bytes=workspaces(capture, inputs),
+        workspace_bytes=workspace_bytes,
         call_s=call_s,
         kind="",
         **optimizer,
