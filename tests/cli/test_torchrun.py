@@ -6,15 +6,20 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.torchrun import _seat
+from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _profiled, _seat, _serve
 from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.graph.merge import merged
+from penstock.graph.trace import capture
 from penstock.plan import Plan, plan_by_hand
+from penstock.profile import Profile
 from penstock.profile.kinds import load_profiles
 from penstock.timeline import breakdown_from_json
+from tests.cli import training
 from tests.cli.conftest import Call
 from tests.search.chains import chain
 
@@ -125,6 +130,36 @@ def test_seats_of_hosts_with_several_devices_keep_their_order() -> None:
     turned = replace(turned, hosts=("c", "a"))
     assert [_seat(cluster, turned, rank) for rank in range(6)] == [3, 4, 5, 0, 1, 2]
     assert [_seat(None, turned, rank) for rank in range(3)] == [0, 1, 2]
+
+
+class Store(dict[str, bytes]):
+    """What the ranks of a job tell each other, in one process."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+
+def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for(monkeypatch) -> None:
+    job = training.small()
+    captured, joined = capture(job), merged(job, 2)
+    pairs = capture(joined)
+    asked = Store({_ASK.format(0): b"2", _ASK.format(1): b"1", _ASK.format(2): _ENOUGH.encode()})
+    monkeypatch.setenv("RANK", "1")
+    _serve(asked, job, captured, UNLIKE)
+    for number, step in enumerate((pairs, captured)):
+        told = asked.pop(_TOLD.format(number, "small"))
+        profile = Profile.from_json(json.loads(told), "small")
+        assert (profile.graph, profile.kind) == (step.graph.digest, "small")
+        answers = Store({_TOLD.format(number, "small"): told})
+        numbers = count(number)
+        own = (joined, job)[number]
+        big, small = _profiled(answers, numbers, job, step, own, UNLIKE)
+        assert small == profile
+        assert (big.graph, big.kind) == (step.graph.digest, "big")
+        assert answers[_ASK.format(number)] == asked[_ASK.format(number)]
+    assert set(asked) == {_ASK.format(number) for number in range(3)}
+    monkeypatch.setenv("RANK", "0")  # leads a kind too, but nobody asks it
+    _serve(Store({_ASK.format(0): _ENOUGH.encode()}), job, captured, None)
 
 
 def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, monkeypatch) -> None:

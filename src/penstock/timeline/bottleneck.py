@@ -1,8 +1,8 @@
 """Bottleneck: what holds a run up, by a rule that anybody can follow with the breakdown in hand.
 
 Whether there is something to name: a step takes more than FLAG longer than predicted.  FLAG is a
-quarter: predictions were off by 14 % at worst in 28 plans of 4 models on a quiet machine
-(docs/bench.md), so a quarter is not the prediction's error.  Comparing the measured speed with the
+quarter: predictions were off by 20 % at worst in 120 plans of 4 models on a quiet machine
+(README.md), so a quarter is not the prediction's error.  Comparing the measured speed with the
 predicted one to find that something is wrong is from arXiv:2003.04072 (there: a parameter server).
 
 What is named: of these, what costs most seconds of a step beyond the prediction, if that is at
