@@ -10,14 +10,17 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _profiled, _seat, _serve
+from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _profiled, _seat, _serve
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.kinds import load_profiles
+from penstock.runtime import launch
+from penstock.runtime.worker import RankResult
 from penstock.timeline import breakdown_from_json
 from tests.cli import training
 from tests.cli.conftest import Call
@@ -46,7 +49,7 @@ def torchrun(*options: str, nodes: int = 1, ranks: int = 1) -> list[tuple[int, s
         port = own.getsockname()[1]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
         "GLOO_SOCKET_IFNAME": "lo",
     }
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
@@ -160,6 +163,24 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for(monke
     assert set(asked) == {_ASK.format(number) for number in range(3)}
     monkeypatch.setenv("RANK", "0")  # leads a kind too, but nobody asks it
     _serve(Store({_ASK.format(0): _ENOUGH.encode()}), job, captured, None)
+
+
+def test_each_process_runs_the_rank_of_its_seat(monkeypatch) -> None:
+    found: list[int | None] = []
+
+    def run(work, store, report, *, groups, rank):
+        found.append(rank)
+        return RankResult(rank, (), (), 0, (0.1,), 0.1, {})
+
+    monkeypatch.setattr(launch, "run_torchrun", run)
+    monkeypatch.setenv("RANK", "1")
+    told = dist.HashStore()
+    more = {"steps": (0, 0), "micro_batches": 1}
+    assert _launch(lambda end, report: None, 2, print, store=told, seat=0, **more) == []
+    monkeypatch.setenv("RANK", "0")
+    results = _launch(lambda end, report: None, 2, print, store=told, seat=1, **more)
+    assert [result.rank for result in results] == [0, 1]
+    assert found == [0, 1]
 
 
 def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, monkeypatch) -> None:

@@ -35,11 +35,13 @@ PROGRAM = """
             task = Task(made, stages_of(plan, made.graph), job, windows, replicas)
             launch.available = lambda: (shared, "")
             losses = []
-            own = launch._PrefixStore(f"{{schedule}} {{shared}}", store)
+            own = launch.under(store, f"{{schedule}} {{shared}}")
+            seat = 1 - int(os.environ["RANK"])
             result = launch.run_torchrun(
-                partial(work, task), own, lambda step: losses.append(step.loss), groups=[(0, 1)]
+                partial(work, task), own, lambda step: losses.append(step.loss),
+                groups=[(0, 1)], rank=None if shared else seat,
             )
-            assert result.rank == int(os.environ["RANK"])
+            assert result.rank == (int(os.environ["RANK"]) if shared else seat)
             if losses[0] is not None:
                 line = json.dumps([schedule, shared, losses]) + chr(10)
                 os.write(1, line.encode())  # in one piece: the other rank writes too

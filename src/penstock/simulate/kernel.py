@@ -454,7 +454,7 @@ class Holds(NamedTuple):
     net: Ints  # [kind, stage]: held more (or less) after it
     unsharded: Ints  # by stage
     message: Ints  # by edge: from the Receive to the first use; empty: nothing
-    posted: NDArray[np.uint8]  # [edge * micro-batches + micro-batch] of the rank at hand
+    posted: NDArray[np.uint8]  # [edge * micro-batches + micro-batch]: alike in all replicas
     held: Ints  # by rank
     peak: Ints  # by rank
     entry: Ints  # by rank: place of its next entry in the curve
@@ -502,9 +502,8 @@ def _taken(side: int, micro_batch: int, job: Job, holds: Holds) -> int:
     taken = 0
     for at in range(job.inputs.offsets[side], job.inputs.offsets[side + 1]):
         edge = int(job.inputs.edge[at])
-        place = edge * job.sizes.micro_batches + micro_batch
-        taken += int(holds.posted[place] * holds.message[edge])
-        holds.posted[place] = 0
+        is_posted = holds.posted[edge * job.sizes.micro_batches + micro_batch]
+        taken += int(is_posted * holds.message[edge])
     return taken
 
 
