@@ -3,10 +3,18 @@
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 
-from penstock.heap import give_back, keep_freed_memory
+from penstock.graph.trace import capture
+from penstock.heap import _of_libc, give_back, keep_freed_memory
+from penstock.plan import plan_by_hand
+from penstock.profile import measure
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.runtime import eager, worker
+from penstock.runtime.launch import run_threads
+from tests.cli import training
 
 PROGRAM = """
     import resource
@@ -55,13 +63,39 @@ GROWS = """
 """
 
 
-@pytest.mark.skipif(not keep_freed_memory(), reason="not known to work here: needs glibc")
+HUGE = """
+    import ctypes
+    import torch
+    from penstock.heap import keep_freed_memory
+
+    sbrk = ctypes.CDLL(None).sbrk
+    sbrk.restype = ctypes.c_size_t
+    assert keep_freed_memory()
+    before = sbrk(0)
+    held = [torch.empty(2**28 - 2**20) for _ in range(3)]  # 1 GiB each, which nobody touches
+    grown = sbrk(0) - before
+    del held
+    print(grown / 2**30, (sbrk(0) - before) / 2**30)
+"""
+NEEDS_GLIBC = pytest.mark.skipif(_of_libc("mallopt") is None, reason="needs glibc")
+
+
+@NEEDS_GLIBC
 def test_kept_memory_costs_no_page_fault() -> None:
     assert page_faults(keeps=True) < 50
     assert page_faults(keeps=False) > 1000, "then there is nothing to gain"
 
 
-@pytest.mark.skipif(not keep_freed_memory(), reason="not known to work here: needs glibc")
+@NEEDS_GLIBC
+def test_any_amount_of_any_size_is_kept() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(HUGE)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown, kept = map(float, told.stdout.split())
+    assert grown > 2.9
+    assert kept == grown
+
+
+@NEEDS_GLIBC
 def test_what_is_kept_can_be_given_back() -> None:
     command = [sys.executable, "-c", textwrap.dedent(GROWS)]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -77,3 +111,35 @@ def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not keep_freed_memory()
+
+
+@pytest.mark.parametrize("name", ["worker", "eager", "measure"])
+def test_ranks_and_profiles_keep_what_they_free(name: str, monkeypatch) -> None:
+    """And profiles give it back, also where measuring fails."""
+    called: list[str] = []
+    module = {"worker": worker, "eager": eager, "measure": measure}[name]
+    for function in {"keep_freed_memory", "give_back"} & set(vars(module)):
+        monkeypatch.setattr(module, function, partial(called.append, function))
+    job = training.small()
+    if name == "eager":
+        task = eager.EagerTask(job, 0, 1)
+        run_threads(partial(eager.work_eagerly, task), 1, lambda step: None)
+        assert called == ["keep_freed_memory"]
+        return
+    captured = capture(job)
+    if name == "measure":
+        measure.measure(captured, job)
+        monkeypatch.setattr(measure, "workspaces", _fail)
+        with pytest.raises(RuntimeError, match="no workspace"):
+            measure.measure(captured, job)
+        assert called == 2 * ["keep_freed_memory", "give_back"]
+        return
+    plan = plan_by_hand(captured.graph, [], "gpipe", num_micro_batches=job.micro_batches, clip=True)
+    program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
+    task = worker.Task(captured, stages, job, ((program, 0),))
+    run_threads(partial(worker.work, task), 1, lambda step: None)
+    assert called == ["keep_freed_memory"]
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("no workspace")

@@ -1,8 +1,8 @@
 """Heap: let this process keep the memory that it frees.
 
 By default glibc gives large blocks back to the kernel when they are freed, and is given them
-anew, page by page and zeroed, at the next step: 1,200 to 4,000 page faults in a step of 30 to 130
-ms of the models of bench/zoo.py, up to a third of its time.  Which steps pay depends on what
+anew, page by page and zeroed, at the next step: 1,200 to 4,000 page faults in a micro-batch of 30
+to 130 ms of the models of bench/zoo.py, up to a third of its time.  Which steps pay depends on what
 happens to lie at the end of the heap, so it cannot be predicted either.  A training step takes
 the same blocks again and again: the process grows to its peak once and stays there.
 """
@@ -11,9 +11,8 @@ import ctypes
 import sys
 from typing import Any
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-_NEVER = 2**31 - 1
-_LARGEST = (2**30, 2**25)  # bytes of a block in the heap; some versions of glibc refuse the first
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of <malloc.h>
+_NEVER, _NO_BLOCK = -1, 0
 
 
 def keep_freed_memory() -> bool:
@@ -24,8 +23,7 @@ def keep_freed_memory() -> bool:
     mallopt = _of_libc("mallopt")
     if mallopt is None:
         return False
-    kept = mallopt(_TRIM_THRESHOLD, _NEVER) == 1
-    return kept and any(mallopt(_MMAP_THRESHOLD, size) == 1 for size in _LARGEST)
+    return mallopt(_TRIM_THRESHOLD, _NEVER) == 1 and mallopt(_MMAP_MAX, _NO_BLOCK) == 1
 
 
 def give_back() -> None:

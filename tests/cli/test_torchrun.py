@@ -2,18 +2,24 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 import torch.distributed as dist
 
-from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _profiled, _seat, _serve
+from penstock.cli import torchrun as torchrun_cli
+from penstock.cli.choose import on_hosts_of
+from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _led, _plan_rank, _profiled, _serve
 from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.errors import PlanError, RunError
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan, plan_by_hand
@@ -54,22 +60,27 @@ def torchrun(*options: str, nodes: int = 1, ranks: int = 1) -> list[tuple[int, s
     }
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     where = [f"--nnodes={nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    started = [
-        subprocess.Popen(
-            [*command, *where, f"--node-rank={node}", "-m", "penstock", "train", JOB, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for node in range(nodes)
-    ]
-    try:
-        told = [each.communicate(timeout=110)[1] for each in started]
-    finally:
-        for each in started:
-            each.kill()
-    return [(each.returncode, text) for each, text in zip(started, told, strict=True)]
+    with ExitStack() as open_files:
+        told = [open_files.enter_context(TemporaryFile("w+")) for _ in range(nodes)]
+        started = [
+            subprocess.Popen(
+                [*command, *where, f"--node-rank={node}", "-m", "penstock", "train", JOB, *options],
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
+            for node, file in enumerate(told)
+        ]
+        try:
+            codes = [each.wait(timeout=110) for each in started]
+        finally:
+            for each in started:
+                with suppress(ProcessLookupError):  # all of it has ended
+                    os.killpg(each.pid, signal.SIGKILL)
+        for file in told:
+            file.seek(0)
+        return [(code, file.read()) for code, file in zip(codes, told, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +126,7 @@ def test_plan_for_hosts_in_another_order_runs_where_it_says(here: Path, tmp_path
     assert losses(folder) == losses(here)
     kept = Plan.load(folder / "plan.json")
     assert kept.hosts == ("b", "a")
-    assert [_seat(UNLIKE, kept, rank) for rank in (0, 1)] == [1, 0]
+    assert [_plan_rank(UNLIKE, kept, rank) for rank in (0, 1)] == [1, 0]
     assert [host.name for host in Cluster.load(folder / "cluster.toml").hosts] == ["b", "a"]
     kinds = [(each.kind, each.how) for each in load_profiles(folder / "profile.json")]
     assert kinds == [("big", "measured"), ("small", "measured")]
@@ -126,13 +137,13 @@ def test_plan_for_hosts_in_another_order_runs_where_it_says(here: Path, tmp_path
     assert peaks["peak_bytes_measured"] == pytest.approx(expected, rel=0.03)
 
 
-def test_seats_of_hosts_with_several_devices_keep_their_order() -> None:
+def test_ranks_of_hosts_with_several_devices_keep_their_order() -> None:
     hosts = tuple(Host(name, "big", count) for name, count in (("a", 2), ("b", 1), ("c", 3)))
     cluster = Cluster((BIG,), hosts, between=Link(1e-4, 1e9))
     turned = plan_by_hand(chain([4, 4], [4, 4]), [0], "gpipe", num_micro_batches=2)
     turned = replace(turned, hosts=("c", "a"))
-    assert [_seat(cluster, turned, rank) for rank in range(6)] == [3, 4, 5, 0, 1, 2]
-    assert [_seat(None, turned, rank) for rank in range(3)] == [0, 1, 2]
+    assert [_plan_rank(cluster, turned, rank) for rank in range(6)] == [3, 4, 5, 0, 1, 2]
+    assert [_plan_rank(None, turned, rank) for rank in range(3)] == [0, 1, 2]
 
 
 class Store(dict[str, bytes]):
@@ -161,11 +172,68 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for(monke
         assert (big.graph, big.kind) == (step.graph.digest, "big")
         assert answers[_ASK.format(number)] == asked[_ASK.format(number)]
     assert set(asked) == {_ASK.format(number) for number in range(3)}
-    monkeypatch.setenv("RANK", "0")  # leads a kind too, but nobody asks it
-    _serve(Store({_ASK.format(0): _ENOUGH.encode()}), job, captured, None)
+    alike = replace(UNLIKE, devices=(BIG,), hosts=(Host("a", "big", 2),))
+    asked = Store({_ASK.format(0): b"1", _ASK.format(1): _ENOUGH.encode()})
+    for nobody_to_lead in (alike, None):
+        _serve(asked, job, captured, nobody_to_lead)
+    assert set(asked) == {_ASK.format(0), _ASK.format(1)}, "it has told nothing"
 
 
-def test_each_process_runs_the_rank_of_its_seat(monkeypatch) -> None:
+def test_failure_of_one_rank_while_the_plan_is_made_reaches_the_others(monkeypatch) -> None:
+    job = training.small()
+    captured = capture(job)
+    monkeypatch.setenv("RANK", "1")
+
+    def fails(*_: object) -> None:
+        raise MemoryError("all is full")
+
+    monkeypatch.setattr(torchrun_cli, "measured_as", fails)
+    store = Store({_ASK.format(0): b"1"})
+    with pytest.raises(MemoryError):
+        _serve(store, job, captured, UNLIKE)
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="no profile of small: MemoryError: all is full"):
+        _profiled(store, count(), job, captured, job, UNLIKE)
+    monkeypatch.setenv("RANK", "1")
+
+    class Fails:
+        job = training.small()
+
+        def set_aside(self) -> None:
+            raise PlanError("nothing fits")
+
+    with pytest.raises(PlanError):
+        _led(Fails(), store, None, captured, None)
+    with pytest.raises(RunError, match="rank 0 made no plan: PlanError: nothing fits"):
+        _serve(store, job, captured, None)
+
+
+def test_plan_for_hosts_that_are_not_there_is_for_those_that_are() -> None:
+    plan = plan_by_hand(chain([4, 4], [4, 4]), [0], "gpipe", num_micro_batches=2)
+    turned = replace(plan, hosts=("b", "a"))
+    assert on_hosts_of(turned, UNLIKE) == turned
+    others = replace(UNLIKE, hosts=(Host("a", "big", 1), Host("c", "small", 1)))
+    assert on_hosts_of(turned, others) == on_hosts_of(turned, None) == plan
+
+
+def test_cluster_of_this_host_is_what_the_plan_is_for(call: Call, tmp_path: Path) -> None:
+    machines, folder = tmp_path / "machines.toml", tmp_path / "run"
+    hosts, link = (Host("here", "small", 2),), Link(1e-3, 1e7)
+    Cluster((SMALL,), hosts, inside=link).save(machines)
+    done = call("train", JOB, "--cluster", str(machines), "--out", str(folder), *WISH)
+    assert done.code == 0, done.err
+    assert Cluster.load(folder / "cluster.toml").inside == link
+    assert [each.kind for each in load_profiles(folder / "profile.json")] == ["small"]
+
+
+def test_cluster_is_not_ignored_where_a_model_cannot_be_traced(call: Call, tmp_path: Path) -> None:
+    machines = tmp_path / "machines.toml"
+    Cluster((SMALL,), (Host("here", "small", 2),), inside=Link(1e-3, 1e7)).save(machines)
+    job = JOB.replace(":dropout", ":untraceable")
+    call("train", job, "--cluster", str(machines)).refusal(2)
+
+
+def test_each_process_runs_the_rank_of_its_plan_rank(monkeypatch) -> None:
     found: list[int | None] = []
 
     def run(work, store, report, *, groups, rank):
@@ -176,9 +244,9 @@ def test_each_process_runs_the_rank_of_its_seat(monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     told = dist.HashStore()
     more = {"steps": (0, 0), "micro_batches": 1}
-    assert _launch(lambda end, report: None, 2, print, store=told, seat=0, **more) == []
+    assert _launch(lambda end, report: None, 2, print, store=told, plan_rank=0, **more) == []
     monkeypatch.setenv("RANK", "0")
-    results = _launch(lambda end, report: None, 2, print, store=told, seat=1, **more)
+    results = _launch(lambda end, report: None, 2, print, store=told, plan_rank=1, **more)
     assert [result.rank for result in results] == [0, 1]
     assert found == [0, 1]
 
@@ -190,7 +258,15 @@ def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, mon
     assert said == f"{machines} has 2 hosts; here is one"
     assert "torchrun" in hint
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    started = {"RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "WORLD_SIZE": 3}
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
     said, hint = call("train", JOB, "--cluster", str(machines)).refusal(2)
     assert said == f"{machines} has 2 devices; torchrun started 3 ranks"
+    Cluster(
+        (BIG, SMALL), (Host("a", "big", 2), Host("b", "small", 1)), between=Link(1e-4, 1e9)
+    ).save(machines)
+    said, hint = call("train", JOB, "--cluster", str(machines)).refusal(2)
+    assert said.startswith(f"{machines} puts rank 0 on a, with 2 devices from rank 0 on")
+    assert said.endswith("here are the ranks 0 to 0")
+    assert "host by host" in hint

@@ -1,5 +1,6 @@
 """The bytes that a rank holds at most are those that were predicted."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -86,16 +87,27 @@ def test_peak_is_the_predicted_one(schedule, stages, options, name):
 
 @pytest.mark.parametrize("name", ["tied", "batch_norm"])
 @pytest.mark.parametrize(
-    ("schedule", "stages"), [("gpipe", 2), ("one_f_one_b", 2), ("zb_h1", 2), ("interleaved", 4)]
+    ("schedule", "stages", "replicas"),
+    [
+        ("gpipe", 2, 1),
+        ("one_f_one_b", 2, 2),
+        ("zb_h1", 2, 1),
+        ("interleaved", 4, 1),
+        ("pipedream", 2, 1),
+    ],
 )
 def test_peak_over_gloo_counts_the_messages_whose_receives_are_posted(
-    schedule, stages, name, monkeypatch
+    schedule, stages, replicas, name, monkeypatch
 ):
     monkeypatch.setattr(launch, "available", lambda: (False, "as between hosts"))
-    plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 6)
-    expected = predicted(plan, name, TWO_HOSTS)
+    graph = captured(name, FLOAT).graph
+    plan = plan_of(graph, schedule, stages, 6 * replicas, replicas=replicas)
+    apart = replace(
+        TWO_HOSTS, hosts=tuple(replace(h, num_devices=replicas) for h in TWO_HOSTS.hosts)
+    )
+    expected = predicted(plan, name, apart)
     assert measured(plan, name) == pytest.approx(expected, rel=CLOSE)
-    assert sum(expected) > sum(predicted(plan, name, Cluster.here(2)))
+    assert sum(expected) > sum(predicted(plan, name, Cluster.here(plan.total_ranks)))
 
 
 def test_peak_does_not_grow_from_window_to_window():

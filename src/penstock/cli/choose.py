@@ -59,8 +59,7 @@ def given(job: Job, path: Path, folder: Path, captured: "Capture", there: There)
     """
     plan = Plan.load(path)
     cluster = there.cluster or machines(None, plan.total_ranks)
-    if not {host.name for host in cluster.hosts}.issuperset(plan.hosts):
-        plan = replace(plan, hosts=())
+    plan = on_hosts_of(plan, cluster)
     joined, captured = for_plan(job, plan, captured)
     profiles = there.profile(captured, joined, cluster)
     candidate, _ = evaluate(captured.graph, profiles, cluster, plan)
@@ -68,6 +67,12 @@ def given(job: Job, path: Path, folder: Path, captured: "Capture", there: There)
     plan = decide(plan, plan.decisions, prediction)
     save(folder, captured, plan, profiles, cluster)
     return Choice(joined, captured, plan)
+
+
+def on_hosts_of(plan: Plan, cluster: Cluster | None) -> Plan:
+    """Return `plan` without the order of its hosts, where they are not those of `cluster`."""
+    names = set[str]() if cluster is None else {host.name for host in cluster.hosts}
+    return plan if names.issuperset(plan.hosts) else replace(plan, hosts=())
 
 
 def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]":
@@ -113,7 +118,7 @@ def best(
 
     Raises:   PlanError: nothing fits the wish or the memory.
     """
-    found = list(_options(job, wish, captured, There(cluster, profile), objective))
+    found = list(_options(job, wish, captured, cluster, objective=objective, profile=profile))
     problems = [option for option in found if isinstance(option, PlanError)]
     options = [option for option in found if not isinstance(option, PlanError)]
     if not options:
@@ -125,13 +130,17 @@ def best(
 
 
 def _options(
-    job: Job, wish: Wish, captured: "Capture", there: There, objective: Objective
+    job: Job,
+    wish: Wish,
+    captured: "Capture",
+    cluster: Cluster,
+    *,
+    objective: Objective,
+    profile: "Profiling",
 ) -> "Iterator[tuple[Choice, tuple[Profile, ...], Candidate] | PlanError]":
     """Yield for each way of joining micro-batches the best plan."""
     from penstock.graph.merge import merged, merges
 
-    cluster = there.cluster
-    assert cluster is not None, "it is known before the search begins"
     for count in (1, *(k for k in range(2, MOST_JOINED + 1) if job.micro_batches % k == 0)):
         step = captured
         if count > 1:
@@ -143,7 +152,7 @@ def _options(
             except GraphError:
                 continue
         joined = merged(job, count)
-        profiles = there.profile(step, joined, cluster)
+        profiles = profile(step, joined, cluster)
         try:
             with face.progress("searching") as update:
                 plan, everything = search(

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import face
@@ -22,6 +23,7 @@ from penstock.cli.prepare import measured_as
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, PlanError, RunError
+from penstock.files import Json
 from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.plan import Plan
@@ -44,7 +46,8 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
 
     Raises:   GraphError: the model cannot be traced (start it with `penstock train` instead).
               PlanError: the plan is for another number of ranks.
-              RunError: GPUs on several hosts, and nothing says what their links are.
+              RunError: GPUs on several hosts, and nothing says what their links are; or
+              another rank failed while the plan was made.
     """
     from penstock.runtime.launch import on_one_host, torchrun_store
 
@@ -60,12 +63,7 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
     if cluster is None and not on_one_host():
         cluster = _surveyed(store)
     if rank == 0:
-        numbers = itertools.count()
-        session.there = There(cluster, partial(_profiled, store, numbers, session.job))
-        session.set_aside()
-        choice = session.choose(captured, checkpoint)
-        store.set(_PLAN, (session.folder / "plan.json").read_bytes())
-        store.set(_ASK.format(next(numbers)), _ENOUGH)
+        choice = _led(session, store, cluster, captured, checkpoint)
     else:
         _serve(store, session.job, captured, cluster)
         plan = Plan.from_text(store.get(_PLAN).decode())
@@ -79,7 +77,7 @@ def train_under_torchrun(session: "Session") -> dict[str, object] | None:
     launch = partial(
         _launch,
         store=store,
-        seat=_seat(cluster, plan, rank),
+        plan_rank=_plan_rank(cluster, plan, rank),
         steps=(first_step, session.num_steps),
         micro_batches=plan.replicas * plan.num_micro_batches,
     )
@@ -108,6 +106,29 @@ def _surveyed(store: Any) -> Cluster:
     return found.cluster
 
 
+def _led(
+    session: "Session",
+    store: Any,
+    cluster: Cluster | None,
+    captured: "Capture",
+    checkpoint: Path | None,
+) -> Choice:
+    """Return what rank 0 chooses, told to all; where it fails, all are told that."""
+    numbers, word = itertools.count(), "it left"
+    session.there = There(cluster, partial(_profiled, store, numbers, session.job))
+    try:
+        session.set_aside()
+        choice = session.choose(captured, checkpoint)
+        store.set(_PLAN, json.dumps(choice.plan.to_json()))
+        word = _ENOUGH
+    except BaseException as problem:
+        word = f"{type(problem).__name__}: {problem}"
+        raise
+    finally:
+        store.set(_ASK.format(next(numbers)), word)
+    return choice
+
+
 def _leaders(cluster: Cluster) -> dict[str, int]:
     """Return the first rank on each kind of device: it measures for all others."""
     leaders: dict[str, int] = {}
@@ -132,26 +153,48 @@ def _profiled(
     store.set(_ASK.format(number), str(whole.micro_batches // job.micro_batches))
     own, *others = leaders
     profile = measured_as(own, captured, job, cluster)
-    told = ((kind, store.get(_TOLD.format(number, kind))) for kind in others)
-    return (profile, *(Profile.from_json(json.loads(text), kind) for kind, text in told))
+    told = ((kind, json.loads(store.get(_TOLD.format(number, kind)))) for kind in others)
+    return (profile, *(_told(kind, answer) for kind, answer in told))
+
+
+def _told(kind: str, answer: Json) -> Profile:
+    """Return the profile that the leader of a kind of device answers.
+
+    Raises:   RunError: it failed.
+    """
+    if isinstance(answer, str):
+        hint = f"the errors of the first rank on a {kind} say more"
+        raise RunError(f"no profile of {kind}: {answer}", hint=hint)
+    return Profile.from_json(answer, kind)
 
 
 def _serve(store: Any, job: Job, captured: "Capture", cluster: Cluster | None) -> None:
-    """Measure the step for rank 0 until it has enough, where this rank leads a kind of device."""
+    """Measure the step for rank 0 until it has enough, where this rank leads a kind of device.
+
+    Raises:   RunError: rank 0 failed.  What measuring raises, which rank 0 is told.
+    """
     rank, leaders = int(os.environ["RANK"]), {} if cluster is None else _leaders(cluster)
     own = next((kind for kind, leader in leaders.items() if leader == rank), None)
     for number in itertools.count():
         text = store.get(_ASK.format(number)).decode()
         if text == _ENOUGH:
             return
+        if not text.isdecimal():
+            raise RunError(f"rank 0 made no plan: {text}", hint="its own errors say more")
         if own is not None and cluster is not None:
-            joined = merged(job, int(text))
-            step = captured if text == "1" else trace_job(joined)
-            profile = measured_as(own, step, joined, cluster)
-            store.set(_TOLD.format(number, own), json.dumps(profile.to_json()))
+            answer: Json = "it left"
+            try:
+                joined = merged(job, int(text))
+                step = captured if text == "1" else trace_job(joined)
+                answer = measured_as(own, step, joined, cluster).to_json()
+            except BaseException as problem:
+                answer = f"{type(problem).__name__}: {problem}"
+                raise
+            finally:
+                store.set(_TOLD.format(number, own), json.dumps(answer))
 
 
-def _seat(cluster: Cluster | None, plan: Plan, rank: int) -> int:
+def _plan_rank(cluster: Cluster | None, plan: Plan, rank: int) -> int:
     """Return which rank of the plan runs where torchrun has `rank`: the plan may reorder hosts."""
     if cluster is None:
         return rank
@@ -170,12 +213,12 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     report: "Report",
     *,
     store: Any,
-    seat: int,
+    plan_rank: int,
     steps: tuple[int, int],
     micro_batches: int,
     groups: "Groups" = (),
 ) -> "list[RankResult]":
-    """Run the rank `seat` of the plan; on torchrun's rank 0 return all results, elsewhere none."""
+    """Run rank `plan_rank` of the plan; return all results on torchrun's rank 0, elsewhere none."""
     from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
     rank = int(os.environ["RANK"])
@@ -193,7 +236,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     )
     if rank == 0:
         listener.start()
-    own = run_torchrun(work, under(store, "run"), tell, groups=groups, rank=seat)
+    own = run_torchrun(work, under(store, "run"), tell, groups=groups, rank=plan_rank)
     if rank != 0:
         store.set(f"penstock/result/{rank}", json.dumps(as_json(own)))
         return []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import face, view
-from penstock.cli.choose import Choice, There, for_plan, given, searched, trace_job
+from penstock.cli.choose import Choice, There, for_plan, given, on_hosts_of, searched, trace_job
 from penstock.cluster import Cluster
 from penstock.errors import ClusterError, GraphError, PlanError
 from penstock.files import write_text
@@ -108,10 +108,19 @@ def _machines(path: Path) -> Cluster:
             return cluster
         hint = "start it by torchrun on each of them; `penstock plan --cluster` only plans"
         raise ClusterError(f"{path} has {len(cluster.hosts)} hosts; here is one", hint=hint)
-    if cluster.num_ranks != (started := int(os.environ["WORLD_SIZE"])):
-        hint = "start as many as it has devices, host by host in its order"
-        message = f"{path} has {cluster.num_ranks} devices; torchrun started {started} ranks"
+    hint = "start as many ranks on each host as it has devices, host by host in the file's order"
+    rank, local, own, world = (
+        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    )
+    if cluster.num_ranks != world:
+        message = f"{path} has {cluster.num_ranks} devices; torchrun started {world} ranks"
         raise ClusterError(message, hint=hint)
+    there = cluster.hosts[cluster.host_number(rank)]
+    first = sum(host.num_devices for host in cluster.hosts[: cluster.host_number(rank)])
+    if (first, there.num_devices) != (rank - local, own):
+        message = f"{path} puts rank {rank} on {there.name}, with {there.num_devices} devices"
+        started = f"here are the ranks {rank - local} to {rank - local + own - 1}"
+        raise ClusterError(f"{message} from rank {first} on; {started}", hint=hint)
     return cluster
 
 
@@ -199,7 +208,8 @@ class Session:
         try:
             captured = trace_job(self.job)
         except GraphError as problem:
-            if self.given_plan is not None or self.wish.schedule or self.wish.stages:
+            asked = self.given_plan, self.wish.schedule, self.wish.stages, self.there.cluster
+            if any(each is not None for each in asked):
                 raise
             face.say(problem.message)
             face.say("training it as eager modules under plain data parallelism instead")
@@ -222,7 +232,7 @@ class Session:
         path = self.folder / "plan.json"
         if self.wish.schedule or self.wish.stages or not path.exists():
             return None
-        plan = Plan.load(path)
+        plan = on_hosts_of(Plan.load(path), self.there.cluster)
         if self.wish.ranks not in (None, plan.total_ranks):
             return None
         try:

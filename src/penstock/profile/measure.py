@@ -42,12 +42,14 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
     keep_freed_memory()  # as ranks do
     stages = cut(capture.graph)
     inputs = inputs_of(capture, job)
-    with _companions(capture, stages, inputs, beside), torch.no_grad():
-        whole_f, whole_b, call_s = _whole(capture, stages, inputs)
-        op_s = _op_by_op(capture, inputs)
-        optimizer = optimizer_costs(capture, job)
-    workspace_bytes = workspaces(capture, inputs)
-    give_back()
+    try:
+        with _companions(capture, stages, inputs, beside), torch.no_grad():
+            whole_f, whole_b, call_s = _whole(capture, stages, inputs)
+            op_s = _op_by_op(capture, inputs)
+            optimizer = optimizer_costs(capture, job)
+        workspace_bytes = workspaces(capture, inputs)
+    finally:
+        give_back()
     rows = list(zip(capture.graph.nodes, op_s, strict=True))
     forward = sum(s for node, s in rows if node.phase == "F")
     backward = sum(s for node, s in rows if node.phase == "B")

@@ -76,6 +76,14 @@ class Rank:
 
     def expect(self, program: Program) -> None:
         """Make room for the messages of `program`; before anything is bound, for every program."""
+        self._make_room(self._as_posted(program))
+
+    def _as_posted(self, program: Program) -> Program:
+        """Return `program` with its Receives where this transport wants them."""
+        early = self.transport.early
+        return receive_early(program, distance=early) if early else program
+
+    def _make_room(self, program: Program) -> None:
         peers = set(program.code.peer[program.code.slice_of(self.rank)].tolist()) - {-1}  # no peer
         for receiver in (self.rank, *peers):
             for (edge, sender), count in program.unread(receiver).items():
@@ -83,14 +91,13 @@ class Rank:
                 self._ahead[way] = max(count, self._ahead.get(way, 0))
 
     def bind(self, program: Program) -> list[Bound]:
-        """Return the calls of one window of `program` on this rank.
+        """Return the calls of one window of `program` on this rank, posting early where it helps.
 
         Raises:   RunError: sharded weights; or of job and program only one clips gradients.
                   JobError: the job's optimizer is none.
         """
-        if self.transport.early:
-            program = receive_early(program, distance=self.transport.early)
-        self.expect(program)
+        program = self._as_posted(program)
+        self._make_room(program)
         return bind.bind(self, program)
 
     def run(self, calls: Sequence[Bound], first_step: int) -> list[float]:

@@ -31,7 +31,8 @@ def simulate(
               device (then the bytes held are known too); a table of costs; a function of the
               action; or what was recorded of a run.
     Without a `cluster`, messages and collectives take no time, and there is one profile.
-    With one, its hosts are put in the order that the plan has.
+    With one, its hosts are put in the order that the plan has; and where memory is predicted for
+    several hosts, receives are posted as early as ranks post them.
     Raises:   ProgramError: a profile, but the program was not lowered from a plan.
               ProfileError: the profile is of another graph, or none is of a rank's device.
               ClusterError: too few ranks, or no link where a message goes.
@@ -48,9 +49,10 @@ def simulate(
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     alive = weight_copies(schedule_of(plan, num_steps=program.num_steps))
     costs = costs_of(graph, stages, profiles, alive)
-    held = [held_of(graph, stages, profile, alive) for profile in profiles]
-    if cluster is None:
-        predicted = memory_on(held, program, places)
-    else:
-        program, predicted = as_run(program, held, places, cluster)
-    return simulate_costs(program, costs, cluster, memory=memory or predicted, spans=spans)
+    if memory is None:
+        held = [held_of(graph, stages, profile, alive) for profile in profiles]
+        if cluster is None:
+            memory = memory_on(held, program, places)
+        else:
+            program, memory = as_run(program, held, places, cluster)
+    return simulate_costs(program, costs, cluster, memory=memory, spans=spans)

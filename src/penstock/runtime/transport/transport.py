@@ -90,7 +90,7 @@ class Transport(Protocol):
     def early(self) -> int:
         """Return how many computes before the last moment receives should be posted.
 
-        0 where a message needs no receive to be under way.
+        0 where a message needs no receive to be under way, and where order alone matches messages.
         """
         ...
 
