@@ -38,7 +38,7 @@ from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of
-from penstock.runtime.launch import Work, run_processes
+from penstock.runtime.launch import Groups, Launcher, Work, run_processes
 from penstock.runtime.run import Outcome, run
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.worker import RankResult, Report
@@ -142,13 +142,16 @@ class Later:
 _WHEN = TensorSpec((1,), torch.float64)
 
 
-def launcher(latency_s: float) -> Callable[[Work, int, Report], list[RankResult]]:
+def launcher(latency_s: float) -> Launcher:
     """Return what runs ranks as processes, their messages so much longer under way."""
     if not latency_s:
         return run_processes
 
-    def launch(work: Work, num_ranks: int, report: Report) -> list[RankResult]:
-        return run_processes(partial(_work_later, work, latency_s), num_ranks, report)
+    def launch(
+        work: Work, num_ranks: int, report: Report, *, groups: Groups = ()
+    ) -> list[RankResult]:
+        later = partial(_work_later, work, latency_s)
+        return run_processes(later, num_ranks, report, groups=groups)
 
     return launch
 

@@ -66,6 +66,27 @@ def test_as_many_messages_as_slots_are_sent_without_a_receive():
     assert values(run_gloo(2, body, slots=6)) == [list(range(6))] * 2
 
 
+def test_groups_that_overlap_are_connected_on_all_ranks() -> None:
+    """As two replicas of two stages need them."""
+    groups = [(0, 1), (0, 1, 2, 3), (0, 2), (1, 3), (2, 3)]
+
+    def body(end):
+        found = []
+        for ranks in groups:
+            if end.rank in ranks:
+                own = torch.tensor([float(end.rank)])
+                end.all_reduce(own, ranks)
+                found.append(own.item())
+        if end.rank == 0:
+            with pytest.raises(ValueError, match=r"the ranks \(0, 3\) are none of the groups"):
+                end.all_reduce(torch.zeros(1), (0, 3))
+        end.barrier()
+        return found
+
+    sums = [[sum(ranks) for ranks in groups if rank in ranks] for rank in range(4)]
+    assert values(run_gloo(4, body, groups=groups)) == sums
+
+
 def test_torch_distributed_goes_on_after_close():
     def body(end):
         end.barrier()

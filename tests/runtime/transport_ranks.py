@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,11 @@ def run_shared_memory(num_ranks: int, body: Body, **options) -> list[Outcome]:
 
 
 def run_gloo(num_ranks: int, body: Body, **options) -> list[Outcome]:
+    """Run ranks over gloo; without `groups`, any set of them can sum."""
+    counts = range(2, num_ranks + 1)
+    sets = [each for count in counts for each in combinations(range(num_ranks), count)]
+    options.setdefault("groups", sets)
+
     def build(rank: int, store: dist.Store) -> Transport:
         world = dist.PrefixStore("world", store)
         dist.init_process_group("gloo", store=world, rank=rank, world_size=num_ranks)

@@ -288,9 +288,7 @@ class Session:
             memory_window=memory_window(windows),
         )
         run = partial(work, task)
-        sums = {reduce.ranks for program, _ in task.windows for reduce in program.code.reductions}
-        groups = sorted(sums | {tuple(range(plan.total_ranks))})
-        launch = partial(launch, groups=groups)
+        launch = partial(launch, groups=task.groups)
         if not leader:
             launch(run, plan.total_ranks, _unheard)
             return None

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,15 @@ from penstock.timeline import Held, Span, spent_from_json
 T = TypeVar("T")
 Groups = Sequence[tuple[int, ...]]
 Work = Callable[[Transport, Report], RankResult]
-Launcher = Callable[[Work, int, Report], list[RankResult]]
+
+
+class Launcher(Protocol):
+    """What runs ranks and returns what they return, in order; `groups` as in `run_processes`."""
+
+    def __call__(
+        self, work: Work, num_ranks: int, report: Report, *, groups: Groups = ()
+    ) -> list[RankResult]: ...
+
 
 _PR_SET_PDEATHSIG = 1
 _FileStore: Any = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]

@@ -90,7 +90,7 @@ def run(  # noqa: PLR0913 - what a run is made of
         if emulate is not None:
             task = emulated(task, emulate)
         steps = Steps(program.num_micro_batches * program.replicas)
-        results = launcher(partial(work, task), program.num_ranks, steps.add)
+        results = launcher(partial(work, task), program.num_ranks, steps.add, groups=task.groups)
         newest = checkpoint.latest(Path(folder))
         assert newest is not None, "a run ends with a checkpoint"
         return outcome_of(results, steps, checkpoint.load(newest).tensors)

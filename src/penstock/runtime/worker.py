@@ -67,6 +67,13 @@ class Task:
         if not self.windows:
             raise RunError("there are no steps to run", hint="ask for one step or more")
 
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """Return the sets of ranks that sum or gather, in one order on all ranks."""
+        programs = [program for program, _ in self.windows]
+        sums = {reduce.ranks for program in programs for reduce in program.code.reductions}
+        return sorted(sums | {tuple(range(programs[0].num_ranks))})
+
 
 @dataclass(frozen=True, slots=True)
 class RankResult:

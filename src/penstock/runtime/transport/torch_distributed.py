@@ -62,8 +62,7 @@ class TorchDistributedTransport:
 
     All ranks build theirs at the same time.  A thread asks `store` for news, so it should be
     a client of its own (`clone`): a wait on another's would keep it.  `groups` are the sets
-    of ranks that will sum or gather, the same list on all ranks; a set that is missing here
-    is connected at its first use, when a death may go unnoticed until torch's own timeout.
+    of ranks that will sum or gather, the same list on all ranks, which connect them together.
     Of an edge `slots` messages may be unread before `send` blocks; each takes a buffer of
     the message's size.
 
@@ -89,10 +88,9 @@ class TorchDistributedTransport:
         self._failure: tuple[int, str] | None = None
         self._groups: dict[frozenset[int], dist.ProcessGroup] = {}
         self._everyone = tuple(range(self._num_ranks))
+        for ranks in (self._everyone, *groups):
+            self._connect(ranks)
         self._all = self._group(self._everyone)
-        for ranks in groups:
-            if self._rank in ranks:
-                self._group(ranks)
         self._peers: set[int] = set()
         self._is_open = device.type == "cpu"
         self._sent: list[tuple[int, list[dist.Work | None]]] = []
@@ -248,13 +246,22 @@ class TorchDistributedTransport:
             raise self._explained(error, ranks) from error
         self._finish(work, ranks)
 
-    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    def _connect(self, ranks: tuple[int, ...]) -> None:
+        """Connect a set of ranks; all ranks take part, for torch numbers groups as they come."""
         members = frozenset(ranks)
-        if members not in self._groups:
-            group = dist.new_group(sorted(members), use_local_synchronization=True)  # pyright: ignore[reportUnknownMemberType]
+        if members in self._groups:
+            return
+        group = dist.new_group(sorted(members))  # pyright: ignore[reportUnknownMemberType]
+        if self._rank in members:
             assert isinstance(group, dist.ProcessGroup)
             self._groups[members] = group
-        return self._groups[members]
+
+    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        group = self._groups.get(frozenset(ranks))
+        if group is None:
+            known = ", ".join(str(tuple(sorted(members))) for members in self._groups)
+            raise ValueError(f"the ranks {ranks} are none of the groups {known}")
+        return group
 
     def _finish(self, work: dist.Work | None, ranks: tuple[int, ...], left: str = _LEAVES) -> None:
         """Wait for `work` with `ranks`; with the key `left`, one says it does no more for it."""

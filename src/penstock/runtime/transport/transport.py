@@ -127,7 +127,10 @@ class Transport(Protocol):
         ...
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        """Replace `tensor` on all `ranks` by its sum over them, bitwise the same on all."""
+        """Replace `tensor` on all `ranks` by its sum over them, bitwise the same on all.
+
+        Over gloo and NCCL `ranks` are all of them, or a set that every rank was told beforehand.
+        """
         ...
 
     def all_gather_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
