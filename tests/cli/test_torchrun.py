@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,11 +19,12 @@ from tempfile import TemporaryFile
 import pytest
 import torch.distributed as dist
 
-from penstock.cli import torchrun as torchrun_cli
 from penstock.cli.choose import on_hosts_of
-from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _led, _plan_rank, _profiled, _serve
+from penstock.cli.notices import Notices
+from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
+from penstock.cli.train import _machines
 from penstock.cluster import Cluster, DeviceKind, Host, Link
-from penstock.errors import PlanError, RunError
+from penstock.errors import ClusterError, PlanError, RunError
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan, plan_by_hand
@@ -48,8 +53,13 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(row)["loss"] for row in rows]
 
 
-def torchrun(*options: str, nodes: int = 1, ranks: int = 1) -> list[tuple[int, str]]:
-    """Run `penstock train` by so many torchruns; return code and stderr of each."""
+def torchrun(
+    *options: str, nodes: int = 1, ranks: int = 1, folders: Sequence[Path] = ()
+) -> list[tuple[int, str]]:
+    """Run `penstock train` by so many torchruns; return code and stderr of each.
+
+    folders:  where each is started.
+    """
     with socket.socket() as own:
         own.bind(("", 0))
         port = own.getsockname()[1]
@@ -68,6 +78,7 @@ def torchrun(*options: str, nodes: int = 1, ranks: int = 1) -> list[tuple[int, s
                 stdout=subprocess.DEVNULL,
                 stderr=file,
                 env=environment,
+                cwd=folders[node] if folders else None,
                 start_new_session=True,
             )
             for node, file in enumerate(told)
@@ -114,7 +125,9 @@ def test_links_of_several_hosts_are_measured_before_the_search(here: Path, tmp_p
     assert losses(folder)[0] == pytest.approx(losses(here)[0], rel=1e-6)
 
 
-def test_plan_for_hosts_in_another_order_runs_where_it_says(here: Path, tmp_path: Path) -> None:
+def test_plan_for_hosts_in_another_order_runs_where_it_says(
+    here: Path, tmp_path: Path, call: Call
+) -> None:
     """And the step is measured on each kind of device, by the first rank that has one."""
     folder, machines, turned = (tmp_path / name for name in ("there", "machines.toml", "p.json"))
     UNLIKE.save(machines)
@@ -135,6 +148,10 @@ def test_plan_for_hosts_in_another_order_runs_where_it_says(here: Path, tmp_path
         assert len(peaks[name]) == 2
     expected = peaks["peak_bytes_predicted"]
     assert peaks["peak_bytes_measured"] == pytest.approx(expected, rel=0.03)
+    for command in ("replay", "report", "simulate"):
+        what = folder / "plan.json" if command == "simulate" else folder
+        told = call(command, str(what))
+        assert told.code == 0, told.err
 
 
 def test_ranks_of_hosts_with_several_devices_keep_their_order() -> None:
@@ -146,66 +163,112 @@ def test_ranks_of_hosts_with_several_devices_keep_their_order() -> None:
     assert [_plan_rank(None, turned, rank) for rank in range(3)] == [0, 1, 2]
 
 
-class Store(dict[str, bytes]):
-    """What the ranks of a job tell each other, in one process."""
+def notices(**told: str) -> Notices:
+    """Return those of rank 1 of 2 in a store of this process, with what is told there already."""
+    made = Notices(dist.HashStore())
+    for key, text in told.items():
+        made.put(key, text)
+    return made
 
-    def set(self, key: str, value: str) -> None:
-        self[key] = value.encode()
+
+@pytest.fixture
+def rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = {"RANK": 1, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "WORLD_SIZE": 2}
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
 
 
-def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for(monkeypatch) -> None:
+@pytest.mark.usefixtures("rank_1")
+def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> None:
     job = training.small()
     captured, joined = capture(job), merged(job, 2)
     pairs = capture(joined)
-    asked = Store({_ASK.format(0): b"2", _ASK.format(1): b"1", _ASK.format(2): _ENOUGH.encode()})
-    monkeypatch.setenv("RANK", "1")
+    asked = notices(**{_ASK.format(0): "2", _ASK.format(1): "1", _ASK.format(2): _ENOUGH})
     _serve(asked, job, captured, UNLIKE)
-    for number, step in enumerate((pairs, captured)):
-        told = asked.pop(_TOLD.format(number, "small"))
+    for number, (step, own) in enumerate(((pairs, joined), (captured, job))):
+        told = asked.take(_TOLD.format(number, "small"))
         profile = Profile.from_json(json.loads(told), "small")
         assert (profile.graph, profile.kind) == (step.graph.digest, "small")
-        answers = Store({_TOLD.format(number, "small"): told})
-        numbers = count(number)
-        own = (joined, job)[number]
-        big, small = _profiled(answers, numbers, job, step, own, UNLIKE)
+        answers = notices(**{_TOLD.format(number, "small"): told})
+        big, small = _profiled(answers, count(number), job, step, own, UNLIKE)
         assert small == profile
         assert (big.graph, big.kind) == (step.graph.digest, "big")
-        assert answers[_ASK.format(number)] == asked[_ASK.format(number)]
-    assert set(asked) == {_ASK.format(number) for number in range(3)}
-    alike = replace(UNLIKE, devices=(BIG,), hosts=(Host("a", "big", 2),))
-    asked = Store({_ASK.format(0): b"1", _ASK.format(1): _ENOUGH.encode()})
-    for nobody_to_lead in (alike, None):
-        _serve(asked, job, captured, nobody_to_lead)
-    assert set(asked) == {_ASK.format(0), _ASK.format(1)}, "it has told nothing"
+        assert answers.take(_ASK.format(number)) == str(2 - number)
 
 
-def test_failure_of_one_rank_while_the_plan_is_made_reaches_the_others(monkeypatch) -> None:
+@pytest.mark.usefixtures("rank_1")
+def test_rank_that_leads_no_kind_of_device_measures_nothing() -> None:
     job = training.small()
-    captured = capture(job)
-    monkeypatch.setenv("RANK", "1")
+    alike = Cluster((BIG,), (Host("a", "big", 2),), inside=Link(1e-4, 1e9))
+    for nobody_to_lead in (alike, None):
+        asked = notices(**{_ASK.format(0): "1", _ASK.format(1): _ENOUGH})
+        _serve(asked, job, capture(job), nobody_to_lead)
+        assert not asked.store.check([_TOLD.format(0, "big")])
 
-    def fails(*_: object) -> None:
-        raise MemoryError("all is full")
 
-    monkeypatch.setattr(torchrun_cli, "measured_as", fails)
-    store = Store({_ASK.format(0): b"1"})
-    with pytest.raises(MemoryError):
-        _serve(store, job, captured, UNLIKE)
-    monkeypatch.undo()
-    with pytest.raises(RunError, match="no profile of small: MemoryError: all is full"):
-        _profiled(store, count(), job, captured, job, UNLIKE)
-    monkeypatch.setenv("RANK", "1")
+@pytest.mark.usefixtures("rank_1")
+def test_rank_that_waits_ends_when_another_one_fails() -> None:
+    waits = notices()
+    Notices(waits.store).fail(PlanError("nothing fits"))
+    Notices(waits.store).fail(KeyboardInterrupt())  # later, so it does not count
+    for wait in (partial(waits.take, "anything"), partial(waits.meet, "anywhere")):
+        with pytest.raises(RunError, match="rank 1 failed: nothing fits"):
+            wait()
+    interrupted = notices()
+    interrupted.fail(KeyboardInterrupt())
+    with pytest.raises(RunError, match="rank 1 failed: KeyboardInterrupt"):
+        interrupted.take("anything")
 
-    class Fails:
-        job = training.small()
 
-        def set_aside(self) -> None:
-            raise PlanError("nothing fits")
+@pytest.mark.usefixtures("rank_1")
+def test_rank_that_waits_ends_when_the_store_is_gone() -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("connection reset")
 
-    with pytest.raises(PlanError):
-        _led(Fails(), store, None, captured, None)
-    with pytest.raises(RunError, match="rank 0 made no plan: PlanError: nothing fits"):
-        _serve(store, job, captured, None)
+    with pytest.raises(RunError, match="rank 0 has ended, or its host cannot be reached"):
+        Notices(Gone()).take("anything")
+    Notices(Gone()).fail(ValueError("told to nobody"))
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_ranks_meet_when_all_have_come() -> None:
+    store, came = dist.HashStore(), []
+
+    def comes(number: int) -> None:
+        Notices(store).meet("here")
+        came.append(number)
+
+    first = threading.Thread(target=comes, args=(0,))
+    first.start()
+    first.join(0.3)
+    assert not came
+    comes(1)
+    first.join(30)
+    assert sorted(came) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--plan", "only-on-one.json"], "there is no plan only-on-one.json"),
+        (["--resume", "--out", "only-on-one"], "only-on-one holds no checkpoint to resume from"),
+    ],
+)
+def test_what_fails_on_one_host_ends_all_of_them(here: Path, options, error, tmp_path) -> None:
+    """Each host has a working directory of its own; only the first one has the files."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    shutil.copytree(here, folders[0] / "only-on-one")
+    shutil.copy(here / "plan.json", folders[0] / "only-on-one.json")
+    machines = tmp_path / "machines.toml"
+    UNLIKE.save(machines)
+    more = ["--cluster", str(machines), "--steps", "9"]
+    (first, second), (code, told) = torchrun(*options, *more, nodes=2, folders=folders)
+    assert (bool(first), bool(code)) == (True, True)
+    assert f"error: {error}" in told
+    assert f"error: rank 1 failed: {error}" in second
 
 
 def test_plan_for_hosts_that_are_not_there_is_for_those_that_are() -> None:
@@ -233,7 +296,8 @@ def test_cluster_is_not_ignored_where_a_model_cannot_be_traced(call: Call, tmp_p
     call("train", job, "--cluster", str(machines)).refusal(2)
 
 
-def test_each_process_runs_the_rank_of_its_plan_rank(monkeypatch) -> None:
+@pytest.mark.usefixtures("rank_1")
+def test_each_process_runs_its_rank_of_the_plan(monkeypatch) -> None:
     found: list[int | None] = []
 
     def run(work, store, report, *, groups, rank):
@@ -241,12 +305,11 @@ def test_each_process_runs_the_rank_of_its_plan_rank(monkeypatch) -> None:
         return RankResult(rank, (), (), 0, (0.1,), 0.1, {})
 
     monkeypatch.setattr(launch, "run_torchrun", run)
-    monkeypatch.setenv("RANK", "1")
-    told = dist.HashStore()
-    more = {"steps": (0, 0), "micro_batches": 1}
-    assert _launch(lambda end, report: None, 2, print, store=told, plan_rank=0, **more) == []
-    monkeypatch.setenv("RANK", "0")
-    results = _launch(lambda end, report: None, 2, print, store=told, plan_rank=1, **more)
+    told = notices()
+    more = {"notices": told, "steps": (0, 0), "micro_batches": 1}
+    assert _launch(lambda end, report: None, 2, print, plan_rank=0, **more) == []
+    told.rank = 0
+    results = _launch(lambda end, report: None, 2, print, plan_rank=1, **more)
     assert [result.rank for result in results] == [0, 1]
     assert found == [0, 1]
 
@@ -261,12 +324,13 @@ def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, mon
     started = {"RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "WORLD_SIZE": 3}
     for name, value in started.items():
         monkeypatch.setenv(name, str(value))
-    said, hint = call("train", JOB, "--cluster", str(machines)).refusal(2)
-    assert said == f"{machines} has 2 devices; torchrun started 3 ranks"
-    Cluster(
-        (BIG, SMALL), (Host("a", "big", 2), Host("b", "small", 1)), between=Link(1e-4, 1e9)
-    ).save(machines)
-    said, hint = call("train", JOB, "--cluster", str(machines)).refusal(2)
-    assert said.startswith(f"{machines} puts rank 0 on a, with 2 devices from rank 0 on")
-    assert said.endswith("here are the ranks 0 to 0")
-    assert "host by host" in hint
+    with pytest.raises(ClusterError, match="has 2 devices; torchrun started 3 ranks"):
+        _machines(machines)
+    hosts = Host("a", "big", 2), Host("b", "small", 1)
+    Cluster((BIG, SMALL), hosts, between=Link(1e-4, 1e9)).save(machines)
+    with pytest.raises(ClusterError, match="rank 0 on a, with 2 devices from rank 0 on") as raised:
+        _machines(machines)
+    assert raised.value.message.endswith("here are the ranks 0 to 0")
+    assert "host by host" in raised.value.hint
+    monkeypatch.setenv("RANK", "2")
+    assert _machines(machines).hosts == hosts

@@ -95,8 +95,7 @@ def load(folder: Path) -> "Run":
     basis = saved.load_basis(plan, chosen)
     timeline = Timeline.load(trace)
     try:
-        profile, *_ = basis.profiles  # of this machine, the only kind that a run has
-        return measured_run(chosen, basis.graph, timeline, profile, basis.cluster)
+        return measured_run(chosen, basis.graph, timeline, basis.profiles, basis.cluster)
     except TimelineError as problem:
         hint = "the folder holds files of two runs: train again"
         message = f"{trace} is not of the plan beside it: {problem.message}"
@@ -192,10 +191,10 @@ def _too_large(run: "Run", schedule: str) -> str:
     """Return why a schedule does not fit the memory, or nothing."""
     from penstock.search import evaluate
 
-    if run.profile is None or run.cluster is None:
+    if run.profiles is None or run.cluster is None:
         return ""
     plan = replace(run.plan, schedule=schedule)
-    candidate, _ = evaluate(run.graph, run.profile, run.cluster, plan)
+    candidate, _ = evaluate(run.graph, run.profiles, run.cluster, plan)
     for rank, peak in enumerate(candidate.peak_bytes):
         cap = run.cluster.device_of(rank).memory_bytes
         if peak > cap:

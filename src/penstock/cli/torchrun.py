@@ -7,10 +7,9 @@ results), and it them (the plan), goes through the store that torchrun's rendezv
 
 import itertools
 import json
-import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +22,13 @@ from penstock.cli.prepare import measured_as
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, PlanError, RunError
-from penstock.files import Json
 from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.profile import Profile
 
 if TYPE_CHECKING:
+    from penstock.cli.notices import Notices
     from penstock.cli.train import Session
     from penstock.graph.trace import Capture
     from penstock.runtime.launch import Groups, Work
@@ -41,47 +40,73 @@ _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number,
 _ENOUGH = "enough"  # in place of how many micro-batches are joined in the step to measure
 
 
-def train_under_torchrun(session: "Session") -> dict[str, object] | None:
+def train_under_torchrun(make: "Callable[[], Session]") -> dict[str, object] | None:
     """Train as the rank that this process is; return the summary on rank 0.
 
+    Whatever fails, on whichever rank, ends all of them.
     Raises:   GraphError: the model cannot be traced (start it with `penstock train` instead).
               PlanError: the plan is for another number of ranks.
-              RunError: GPUs on several hosts, and nothing says what their links are; or
-              another rank failed while the plan was made.
+              RunError: another rank failed; GPUs on several hosts, and nothing tells their links.
     """
-    from penstock.runtime.launch import on_one_host, torchrun_store
+    from penstock.cli.notices import Notices
+    from penstock.runtime.launch import torchrun_store
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = torchrun_store()
+    notices = Notices(torchrun_store())
+    try:
+        return _train(make(), notices)
+    except BaseException as problem:
+        notices.fail(problem)
+        raise
+
+
+def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
+    from penstock.runtime.launch import on_one_host
+
+    rank, world = notices.rank, notices.num_ranks
     first_step, checkpoint = session.start()
-    captured = session.trace()
-    if captured is None:
-        hint = "`penstock train` without torchrun trains it as plain data parallel"
-        raise GraphError("this model cannot be traced, so no plan can be made", hint=hint)
+    if session.given_plan is not None:
+        _check_ranks(Plan.load(session.given_plan), world)
+    captured = _traced(session.job)
     session.wish = replace(session.wish, ranks=world)
+    notices.meet("traced")
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
-        cluster = _surveyed(store)
+        cluster = _surveyed(notices.store)
     if rank == 0:
-        choice = _led(session, store, cluster, captured, checkpoint)
+        choice = _led(session, notices, cluster, captured, checkpoint)
     else:
-        _serve(store, session.job, captured, cluster)
-        plan = Plan.from_text(store.get(_PLAN).decode())
+        _serve(notices, session.job, captured, cluster)
+        plan = Plan.from_text(notices.take(_PLAN))
         choice = Choice(*for_plan(session.job, plan, captured), plan)
     plan = choice.plan
-    if plan.total_ranks != world:
-        hint = f"start torchrun with --nproc-per-node {plan.total_ranks}, or give another plan"
-        raise PlanError(
-            f"the plan is for {plan.total_ranks} ranks; torchrun started {world}", hint=hint
-        )
+    _check_ranks(plan, world)
+    notices.meet("planned")
     launch = partial(
         _launch,
-        store=store,
+        notices=notices,
         plan_rank=_plan_rank(cluster, plan, rank),
         steps=(first_step, session.num_steps),
         micro_batches=plan.replicas * plan.num_micro_batches,
     )
     return session.train(choice, first_step, checkpoint, launch, leader=rank == 0)
+
+
+def _check_ranks(plan: Plan, world: int) -> None:
+    if plan.total_ranks != world:
+        hint = f"start torchrun with --nproc-per-node {plan.total_ranks}, or give another plan"
+        raise PlanError(
+            f"the plan is for {plan.total_ranks} ranks; torchrun started {world}", hint=hint
+        )
+
+
+def _traced(job: Job) -> "Capture":
+    try:
+        captured = trace_job(job)
+    except GraphError as problem:
+        hint = "`penstock train` without torchrun trains it as plain data parallel"
+        raise GraphError(f"{problem.message}, so no plan can be made", hint=hint) from problem
+    face.say(str(captured.graph))
+    return captured
 
 
 # -- the machines that torchrun started it on -----------------------------------------------------
@@ -108,24 +133,18 @@ def _surveyed(store: Any) -> Cluster:
 
 def _led(
     session: "Session",
-    store: Any,
+    notices: "Notices",
     cluster: Cluster | None,
     captured: "Capture",
     checkpoint: Path | None,
 ) -> Choice:
-    """Return what rank 0 chooses, told to all; where it fails, all are told that."""
-    numbers, word = itertools.count(), "it left"
-    session.there = There(cluster, partial(_profiled, store, numbers, session.job))
-    try:
-        session.set_aside()
-        choice = session.choose(captured, checkpoint)
-        store.set(_PLAN, json.dumps(choice.plan.to_json()))
-        word = _ENOUGH
-    except BaseException as problem:
-        word = f"{type(problem).__name__}: {problem}"
-        raise
-    finally:
-        store.set(_ASK.format(next(numbers)), word)
+    """Return what rank 0 chooses, told to all."""
+    numbers = itertools.count()
+    session.there = There(cluster, partial(_profiled, notices, numbers, session.job))
+    session.set_aside()
+    choice = session.choose(captured, checkpoint)
+    notices.put(_PLAN, json.dumps(choice.plan.to_json()))
+    notices.put(_ASK.format(next(numbers)), _ENOUGH)
     return choice
 
 
@@ -138,7 +157,7 @@ def _leaders(cluster: Cluster) -> dict[str, int]:
 
 
 def _profiled(
-    store: Any,
+    notices: "Notices",
     numbers: Iterator[int],
     whole: Job,
     captured: "Capture",
@@ -150,48 +169,26 @@ def _profiled(
     whole:    the job without any of its micro-batches joined.
     """
     number, leaders = next(numbers), _leaders(cluster)
-    store.set(_ASK.format(number), str(whole.micro_batches // job.micro_batches))
+    notices.put(_ASK.format(number), str(whole.micro_batches // job.micro_batches))
     own, *others = leaders
     profile = measured_as(own, captured, job, cluster)
-    told = ((kind, json.loads(store.get(_TOLD.format(number, kind)))) for kind in others)
-    return (profile, *(_told(kind, answer) for kind, answer in told))
+    told = ((kind, notices.take(_TOLD.format(number, kind))) for kind in others)
+    return (profile, *(Profile.from_json(json.loads(text), kind) for kind, text in told))
 
 
-def _told(kind: str, answer: Json) -> Profile:
-    """Return the profile that the leader of a kind of device answers.
-
-    Raises:   RunError: it failed.
-    """
-    if isinstance(answer, str):
-        hint = f"the errors of the first rank on a {kind} say more"
-        raise RunError(f"no profile of {kind}: {answer}", hint=hint)
-    return Profile.from_json(answer, kind)
-
-
-def _serve(store: Any, job: Job, captured: "Capture", cluster: Cluster | None) -> None:
-    """Measure the step for rank 0 until it has enough, where this rank leads a kind of device.
-
-    Raises:   RunError: rank 0 failed.  What measuring raises, which rank 0 is told.
-    """
-    rank, leaders = int(os.environ["RANK"]), {} if cluster is None else _leaders(cluster)
-    own = next((kind for kind, leader in leaders.items() if leader == rank), None)
+def _serve(notices: "Notices", job: Job, captured: "Capture", cluster: Cluster | None) -> None:
+    """Measure the step for rank 0 until it has enough, where this rank leads a kind of device."""
+    leaders = {} if cluster is None else _leaders(cluster)
+    own = next((kind for kind, leader in leaders.items() if leader == notices.rank), None)
     for number in itertools.count():
-        text = store.get(_ASK.format(number)).decode()
+        text = notices.take(_ASK.format(number))
         if text == _ENOUGH:
             return
-        if not text.isdecimal():
-            raise RunError(f"rank 0 made no plan: {text}", hint="its own errors say more")
         if own is not None and cluster is not None:
-            answer: Json = "it left"
-            try:
-                joined = merged(job, int(text))
-                step = captured if text == "1" else trace_job(joined)
-                answer = measured_as(own, step, joined, cluster).to_json()
-            except BaseException as problem:
-                answer = f"{type(problem).__name__}: {problem}"
-                raise
-            finally:
-                store.set(_TOLD.format(number, own), json.dumps(answer))
+            joined = merged(job, int(text))
+            step = captured if text == "1" else trace_job(joined)
+            profile = measured_as(own, step, joined, cluster)
+            notices.put(_TOLD.format(number, own), json.dumps(profile.to_json()))
 
 
 def _plan_rank(cluster: Cluster | None, plan: Plan, rank: int) -> int:
@@ -212,7 +209,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     num_ranks: int,
     report: "Report",
     *,
-    store: Any,
+    notices: "Notices",
     plan_rank: int,
     steps: tuple[int, int],
     micro_batches: int,
@@ -221,7 +218,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     """Run rank `plan_rank` of the plan; return all results on torchrun's rank 0, elsewhere none."""
     from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
-    rank = int(os.environ["RANK"])
+    rank, store = notices.rank, notices.store
     told = threading.Lock()
 
     def tell(result: "StepResult") -> None:
@@ -241,7 +238,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
         store.set(f"penstock/result/{rank}", json.dumps(as_json(own)))
         return []
     listener.join()
-    others = (store.get(f"penstock/result/{other}") for other in range(1, num_ranks))
+    others = (notices.take(f"penstock/result/{other}") for other in range(1, num_ranks))
     results = [own, *(from_json(json.loads(text)) for text in others)]
     return sorted(results, key=lambda result: result.rank)
 

@@ -67,25 +67,38 @@ def train(  # noqa: PLR0913 - the command's flags
     """
     import torch
 
+    from penstock.cli.torchrun import train_under_torchrun
     from penstock.runtime.launch import under_torchrun
 
     torch.set_num_threads(1)
-    if schedule is not None:
-        find(schedule)  # a wrong name is told before anything is traced
-    _check_places(out, plan)
-    there = There(None if cluster is None else _machines(cluster))
-    with face.only_results():
-        loaded = load_job(job)
-    folder = out or Path("runs") / _name(job)
-    num_steps = steps or loaded.num_steps
     wish = Wish(ranks=ranks, schedule=schedule, stages=stages)
-    session = Session(loaded, job, folder, num_steps, wish, plan, resume, there)
+    make = partial(_session, job, out, steps, wish, plan=plan, resume=resume, cluster=cluster)
     with face.only_results():
-        summary = session.follow_torchrun() if under_torchrun() else session.lead()
+        summary = train_under_torchrun(make) if under_torchrun() else make().lead()
     if summary is not None and as_json:
         face.show_json(json.loads(json.dumps(summary)))
     elif summary is not None:
         face.show(view.words_of(summary))
+
+
+def _session(  # noqa: PLR0913 - the flags of the command
+    job: str,
+    out: Path | None,
+    steps: int | None,
+    wish: Wish,
+    *,
+    plan: Path | None,
+    resume: bool,
+    cluster: Path | None,
+) -> "Session":
+    """Return what was asked for; what is wrong with it is told before anything is traced."""
+    if wish.schedule is not None:
+        find(wish.schedule)
+    _check_places(out, plan)
+    there = There(None if cluster is None else _machines(cluster))
+    loaded = load_job(job)
+    folder = out or Path("runs") / _name(job)
+    return Session(loaded, job, folder, steps or loaded.num_steps, wish, plan, resume, there)
 
 
 def _check_places(out: Path | None, plan: Path | None) -> None:
@@ -159,12 +172,6 @@ class Session:
         summary = self.train(choice, first_step, checkpoint, launch)
         assert summary is not None
         return summary
-
-    def follow_torchrun(self) -> dict[str, object] | None:
-        """Run as one of torchrun's ranks: rank 0 plans, all agree, rank 0 reports."""
-        from penstock.cli.torchrun import train_under_torchrun
-
-        return train_under_torchrun(self)
 
     def start(self) -> tuple[int, Path | None]:
         """Return the first step and the checkpoint to start from.

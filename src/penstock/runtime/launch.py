@@ -355,7 +355,7 @@ def join_torchrun(
     try:
         return call(transport)
     except BaseException as problem:
-        transport.abort(str(problem))
+        transport.abort(str(problem) or type(problem).__name__)
         raise
     finally:
         transport.close()

@@ -53,7 +53,7 @@ def carried(
 ) -> Carried:
     """Return for `other` the seconds recorded of `program`, which has the same stages.
 
-    costs:    by a profile: how B divides into I and W.
+    costs:    by profiles: how B divides into I and W, as on the first kind of device.
     cluster:  what a sum takes that was not recorded.
     Raises:   ValueError: another number of stages, or messages that were not recorded.
               ProfileError: a B has to be divided (or made), and there are no costs; a kind of

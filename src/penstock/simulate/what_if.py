@@ -1,6 +1,6 @@
 """What if: the step that would have been measured, had something been otherwise.
 
-    run = measured_run(plan, graph, timeline, profile, cluster)
+    run = measured_run(plan, graph, timeline, profiles, cluster)
     print(what_if(run, Change(links=2.0)))
 
 The seconds that were measured are scaled, or carried to another program, and simulated.
@@ -16,7 +16,7 @@ from penstock.cluster import Cluster, DeviceKind
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
-from penstock.profile import Profile
+from penstock.profile import Profiles
 from penstock.program.codes import COMPUTE, REDUCE, UPDATE
 from penstock.program.lower_plan import (
     has_window,
@@ -102,7 +102,7 @@ class Run(NamedTuple):
 
     plan: Plan
     graph: Graph
-    profile: Profile | None
+    profiles: Profiles | None
     cluster: Cluster | None
     program: Program
     timeline: Timeline
@@ -132,19 +132,19 @@ def measured_run(
     plan: Plan,
     graph: Graph,
     timeline: Timeline,
-    profile: Profile | None = None,
+    profiles: Profiles | None = None,
     cluster: Cluster | None = None,
 ) -> Run:
     """Return the run of `plan` that gave the measured `timeline`.
 
-    profile:  only to divide B into I and W.  cluster: only for sums that were not run.
+    profiles: only to divide B into I and W.  cluster: only for sums that were not run.
     Raises:   PlanError, GraphError, ScheduleError: the plan is for another graph, or cannot be
               lowered.  TimelineError: not a timeline of this plan, or not a measured one.
     """
     program = lower_plan(plan, graph, num_steps=_num_steps(plan, timeline))
     recorded = record(program, timeline)
     replayed_s = step_s(simulate(program, recorded, spans=False)) / program.num_steps
-    return Run(plan, graph, profile, cluster, program, timeline, recorded, replayed_s)
+    return Run(plan, graph, profiles, cluster, program, timeline, recorded, replayed_s)
 
 
 def _num_steps(plan: Plan, timeline: Timeline) -> int:
@@ -186,7 +186,7 @@ def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ..
     steps = (run.program.num_steps if is_asynchronous(run.plan) else WINDOW) if several else 1
     program = lower_plan(plan, run.graph, num_steps=steps, stages=stages)
     _check_devices(run, program)
-    costs = None if run.profile is None else costs_of(run.graph, stages, run.profile)
+    costs = None if run.profiles is None else costs_of(run.graph, stages, run.profiles)
     other = carried(run.program, run.recorded, program, costs=costs, cluster=run.cluster)
     copies = ("copies of weights as free",) if several and not is_asynchronous(run.plan) else ()
     return program, other.recorded, (*other.rests_on, *copies)
