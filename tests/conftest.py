@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import shutil
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,18 @@ settings.load_profile("penstock")
 # A shell starts what stands before its `&` so that Ctrl-C is ignored, by the children too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _gives_back() -> Iterator[None]:
+    """Let the process that forks the ranks of all tests stay small: what it holds, forks copy."""
+    from penstock.profile import measure
+    from penstock.runtime import eager, worker
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (measure, eager, worker):
+            patched.setattr(module, "keep_freed_memory", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="session")

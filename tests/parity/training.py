@@ -60,7 +60,7 @@ def train(
         **options,
     )
     steps = Steps(plan.num_micro_batches * plan.replicas)
-    results = launcher(partial(work, task), plan.total_ranks, steps.add)
+    results = launcher(partial(work, task), plan.total_ranks, steps.add, groups=task.groups)
     newest = checkpoint.latest(folder)
     assert newest is not None
     return outcome_of(results, steps, checkpoint.load(newest).tensors)

@@ -55,7 +55,8 @@ def measured(plan: Plan, name: str, *, memory_window: int = 1, **options) -> lis
     task = Task(
         made, stages_of(plan, made.graph), job, windows, plan.replicas, memory_window=memory_window
     )
-    results = run_processes(partial(work, task), plan.total_ranks, lambda step: None)
+    run = partial(work, task)
+    results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
     return [result.peak_bytes for result in results]
 
 
