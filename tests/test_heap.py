@@ -16,16 +16,32 @@ from penstock.runtime import eager, worker
 from penstock.runtime.launch import run_threads
 from tests.cli import training
 
-PROGRAM = """
+LIBC = """
+    import ctypes
     import resource
-    import torch
-    from penstock.heap import keep_freed_memory
+    from penstock.heap import give_back, keep_freed_memory
 
-    if {keeps}:
-        assert keep_freed_memory()
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_size_t
+    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_size_t]
+    libc.memset.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t]
 
+    def resident():
+        with open("/proc/self/statm") as file:
+            return 4096 * int(file.read().split()[1]) / 2**20
+
+    def write(size):
+        block = libc.malloc(size)
+        libc.memset(block, 1, size)
+        return block
+
+    def free(blocks):
+        for block in blocks:
+            libc.free(block)
+"""
+FAULTS = """
     def step():  # as a training step: everything is taken, then everything is freed
-        return [torch.ones(size) for size in (9_000_000, 40_000, 3_000_000, 500_000)]
+        free([write(size) for size in (36_000_000, 160_000, 12_000_000, 2_000_000)])
 
     for _ in range(3):
         step()
@@ -34,72 +50,53 @@ PROGRAM = """
         step()
     print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10)
 """
-
-
-def page_faults(*, keeps: bool) -> float:
-    program = textwrap.dedent(PROGRAM).format(keeps=keeps)
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return float(told.stdout)
-
-
-GROWS = """
-    import torch
-    from penstock.heap import give_back, keep_freed_memory
-
-    def resident():
-        with open("/proc/self/statm") as file:
-            return 4096 * int(file.read().split()[1]) / 2**20
-
+KEEPS = """
     assert keep_freed_memory()
+"""
+GROWS = """
     before = resident()
-    held = [torch.ones(250_000) for _ in range(100)]  # 95 MiB
-    last = torch.ones(1000)
-    del held
+    held = [write(1_000_000) for _ in range(100)]
+    last = write(1000)
+    free(held)
     kept = resident() - before
     give_back()
     print(kept, resident() - before)
 """
-
-
 HUGE = """
-    import ctypes
-    import torch
-    from penstock.heap import keep_freed_memory
-
-    sbrk = ctypes.CDLL(None).sbrk
-    sbrk.restype = ctypes.c_size_t
-    assert keep_freed_memory()
-    before = sbrk(0)
-    held = [torch.empty(2**28 - 2**20) for _ in range(3)]  # 1 GiB each, which nobody touches
-    grown = sbrk(0) - before
-    del held
-    print(grown / 2**30, (sbrk(0) - before) / 2**30)
+    before = libc.sbrk(0)
+    held = [libc.malloc(2**30 - 2**20) for _ in range(3)]  # which nobody touches
+    grown = libc.sbrk(0) - before
+    free(held)
+    print(grown / 2**30, (libc.sbrk(0) - before) / 2**30)
 """
 NEEDS_GLIBC = pytest.mark.skipif(_of_libc("mallopt") is None, reason="needs glibc")
 
 
+def told(*parts: str) -> list[float]:
+    """Return the numbers that a program prints."""
+    program = "".join(map(textwrap.dedent, (LIBC, *parts)))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [float(number) for number in done.stdout.split()]
+
+
 @NEEDS_GLIBC
 def test_kept_memory_costs_no_page_fault() -> None:
-    assert page_faults(keeps=True) < 50
-    assert page_faults(keeps=False) > 1000, "then there is nothing to gain"
+    (kept,), (given_back,) = told(KEEPS, FAULTS), told(FAULTS)
+    assert kept < 50
+    assert given_back > 1000, "then there is nothing to gain"
 
 
 @NEEDS_GLIBC
 def test_any_amount_of_any_size_is_kept() -> None:
-    command = [sys.executable, "-c", textwrap.dedent(HUGE)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    grown, kept = map(float, told.stdout.split())
+    grown, kept = told(KEEPS, HUGE)
     assert grown > 2.9
     assert kept == grown
 
 
 @NEEDS_GLIBC
 def test_what_is_kept_can_be_given_back() -> None:
-    command = [sys.executable, "-c", textwrap.dedent(GROWS)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    kept, left = map(float, told.stdout.split())
+    kept, left = told(KEEPS, GROWS)
     assert kept > 90
     assert left < 10
 
