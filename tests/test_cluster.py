@@ -134,6 +134,15 @@ def test_cluster_prints_itself():
 
 
 @given(clusters())
+def test_ranks_of_all_hosts_are_all_ranks_in_order(cluster: Cluster):
+    assert [r for host in cluster.hosts for r in cluster.ranks_on(host)] == [
+        *range(cluster.num_ranks)
+    ]
+    for host in cluster.hosts:
+        assert all(cluster.host_of(rank) == host for rank in cluster.ranks_on(host))
+
+
+@given(clusters())
 def test_file_gives_back_the_same_cluster(
     tmp_path_factory: pytest.TempPathFactory, cluster: Cluster
 ):

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from penstock.cli.choose import on_hosts_of
 from penstock.cli.notices import Notices
+from penstock.cli.prepare import started_on
 from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
-from penstock.cli.train import _machines
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError
 from penstock.graph.merge import merged
@@ -318,12 +318,11 @@ def test_machines_that_are_not_there_are_refused(call: Call, tmp_path: Path, mon
     for name, value in started.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(ClusterError, match="has 2 devices; torchrun started 3 ranks"):
-        _machines(machines)
+        started_on(machines)
     hosts = Host("a", "big", 2), Host("b", "small", 1)
     Cluster((BIG, SMALL), hosts, between=Link(1e-4, 1e9)).save(machines)
-    with pytest.raises(ClusterError, match="rank 0 on a, with 2 devices from rank 0 on") as raised:
-        _machines(machines)
-    assert raised.value.message.endswith("here are the ranks 0 to 0")
+    with pytest.raises(ClusterError, match="the ranks 0 to 1 on a; here are 0 to 0") as raised:
+        started_on(machines)
     assert "host by host" in raised.value.hint
     monkeypatch.setenv("RANK", "2")
-    assert _machines(machines).hosts == hosts
+    assert started_on(machines).hosts == hosts

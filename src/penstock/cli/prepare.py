@@ -1,5 +1,6 @@
 """Prepare: from a job to all that a search or a simulation is given."""
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,33 @@ def machines(path: Path | None, ranks: int | None) -> Cluster:
 
     with face.busy("measuring the link between two ranks"):
         return replace(cluster, inside=measure_link())
+
+
+def started_on(path: Path) -> Cluster:
+    """Return the cluster in `path`, which must be this host, or the hosts that torchrun runs on.
+
+    Raises:   ClusterError: damaged; other hosts than these, or with other numbers of ranks.
+    """
+    from penstock.runtime.launch import under_torchrun
+
+    cluster = Cluster.load(path)
+    if not under_torchrun():
+        if len(cluster.hosts) == 1:
+            return cluster
+        hint = "start it by torchrun on each of them; `penstock plan --cluster` only plans"
+        raise ClusterError(f"{path} has {len(cluster.hosts)} hosts; here is one", hint=hint)
+    hint = "start as many ranks on each host as it has devices, host by host in the file's order"
+    rank, local, own, world = (
+        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    )
+    if cluster.num_ranks != world:
+        message = f"{path} has {cluster.num_ranks} devices; torchrun started {world} ranks"
+        raise ClusterError(message, hint=hint)
+    host, here = cluster.host_of(rank), range(rank - local, rank - local + own)
+    if (there := cluster.ranks_on(host)) != here:
+        message = f"{path} puts the ranks {there[0]} to {there[-1]} on {host.name}"
+        raise ClusterError(f"{message}; here are {here[0]} to {here[-1]}", hint=hint)
+    return cluster
 
 
 def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "tuple[Profile, ...]":

@@ -195,10 +195,8 @@ def _plan_rank(cluster: Cluster | None, plan: Plan, rank: int) -> int:
     """Return which rank of the plan runs where torchrun has `rank`: the plan may reorder hosts."""
     if cluster is None:
         return rank
-    ranks, there = range(cluster.num_ranks), placed(cluster, plan.hosts)
-    own = cluster.host_of(rank)
-    first = next(r for r in ranks if cluster.host_of(r) == own)
-    return rank - first + next(r for r in ranks if there.host_of(r) == own)
+    own, there = cluster.host_of(rank), placed(cluster, plan.hosts)
+    return there.ranks_on(own)[cluster.ranks_on(own).index(rank)]
 
 
 # -- running --------------------------------------------------------------------------------------

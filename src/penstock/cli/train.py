@@ -14,8 +14,9 @@ import typer
 
 from penstock.cli import face, view
 from penstock.cli.choose import Choice, There, for_plan, given, on_hosts_of, searched, trace_job
+from penstock.cli.prepare import started_on
 from penstock.cluster import Cluster
-from penstock.errors import ClusterError, GraphError, PlanError
+from penstock.errors import GraphError, PlanError
 from penstock.files import write_text
 from penstock.job import Job, load_job
 from penstock.plan import Plan
@@ -95,7 +96,7 @@ def _session(  # noqa: PLR0913 - the flags of the command
     if wish.schedule is not None:
         find(wish.schedule)
     _check_places(out, plan)
-    there = There(None if cluster is None else _machines(cluster))
+    there = There(None if cluster is None else started_on(cluster))
     loaded = load_job(job)
     folder = out or Path("runs") / _name(job)
     return Session(loaded, job, folder, steps or loaded.num_steps, wish, plan, resume, there)
@@ -106,35 +107,6 @@ def _check_places(out: Path | None, plan: Path | None) -> None:
         raise PlanError(f"{out} is a file, not a folder", hint="give --out a folder, or a new name")
     if plan is not None and not plan.exists():
         raise PlanError(f"there is no plan {plan}", hint="make one with `penstock plan`")
-
-
-def _machines(path: Path) -> Cluster:
-    """Return the cluster in `path`, which must be what will run.
-
-    Raises:   ClusterError: damaged; or other hosts than are here, or than torchrun started.
-    """
-    from penstock.runtime.launch import under_torchrun
-
-    cluster = Cluster.load(path)
-    if not under_torchrun():
-        if len(cluster.hosts) == 1:
-            return cluster
-        hint = "start it by torchrun on each of them; `penstock plan --cluster` only plans"
-        raise ClusterError(f"{path} has {len(cluster.hosts)} hosts; here is one", hint=hint)
-    hint = "start as many ranks on each host as it has devices, host by host in the file's order"
-    rank, local, own, world = (
-        int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
-    )
-    if cluster.num_ranks != world:
-        message = f"{path} has {cluster.num_ranks} devices; torchrun started {world} ranks"
-        raise ClusterError(message, hint=hint)
-    there = cluster.hosts[cluster.host_number(rank)]
-    first = sum(host.num_devices for host in cluster.hosts[: cluster.host_number(rank)])
-    if (first, there.num_devices) != (rank - local, own):
-        message = f"{path} puts rank {rank} on {there.name}, with {there.num_devices} devices"
-        started = f"here are the ranks {rank - local} to {rank - local + own - 1}"
-        raise ClusterError(f"{message} from rank {first} on; {started}", hint=hint)
-    return cluster
 
 
 def _name(job: str) -> str:

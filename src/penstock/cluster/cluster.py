@@ -173,6 +173,11 @@ class Cluster:
         """Return the host on which `rank` runs."""
         return self.hosts[self.host_number(rank)]
 
+    def ranks_on(self, host: Host) -> range:
+        """Return the ranks that run on `host`, which is one of `hosts`."""
+        end = self._ends[self.hosts.index(host)]
+        return range(end - host.num_devices, end)
+
     def device_of(self, rank: int) -> DeviceKind:
         """Return the kind of the device of `rank`."""
         name = self.host_of(rank).device
