@@ -17,6 +17,7 @@ from penstock.timeline import (
     PARTS,
     Breakdown,
     LinkUse,
+    Meetings,
     Part,
     Sent,
     Span,
@@ -114,6 +115,10 @@ def test_step_is_the_slowest_ranks_wall_time_less_what_happens_once(one):
 # --- of ranks ----------------------------------------------------------------------------------
 
 
+def met(ranks, *each_s):
+    return Meetings(ranks, sum(each_s), each_s)
+
+
 @given(st.lists(st.tuples(seconds, seconds, seconds, seconds), min_size=2, max_size=5))
 def test_parts_of_ranks_sum_to_their_wall_times(ranks):
     spent = [
@@ -121,7 +126,7 @@ def test_parts_of_ranks_sum_to_their_wall_times(ranks):
             2,
             2 * sum(rank) + 1.0,
             (("F", rank[0]), ("data", rank[1])),
-            ((tuple(range(len(ranks))), rank[2]), ((at,), 0.5)),
+            (met(tuple(range(len(ranks))), rank[2]), met((at,), 0.5)),
             checkpoint_s=rank[3],
         )
         for at, rank in enumerate(ranks)
@@ -141,13 +146,42 @@ def test_sums_over_different_ranks_are_told_apart():
     """Ranks 0 and 1 wait for rank 2 in the sum of all, and not in that of their own."""
     every, own = (0, 1, 2), (0, 1)
     spent = [
-        Spent(1, 20.0, (), ((every, 9.0), (own, 2.0))),
-        Spent(1, 20.0, (), ((every, 9.0), (own, 3.0))),
-        Spent(1, 20.0, (), ((every, 1.0),)),
+        Spent(1, 20.0, (), (met(every, 9.0), met(own, 2.0))),
+        Spent(1, 20.0, (), (met(every, 9.0), met(own, 3.0))),
+        Spent(1, 20.0, (), (met(every, 1.0),)),
     ]
     found = breakdown_of_ranks(spent)
     assert found.of("collectives") == (3.0, 3.0, 1.0)
     assert found.of("meeting") == (8.0, 9.0, 0.0)
+
+
+def test_ranks_that_are_last_by_turns_wait_for_each_other():
+    spent = [
+        Spent(1, 20.0, (), (met((0, 1), 1.0, 8.0),)),
+        Spent(1, 20.0, (), (met((0, 1), 6.0, 1.0),)),
+    ]
+    found = breakdown_of_ranks(spent)
+    assert found.of("collectives") == (2.0, 2.0)
+    assert found.of("meeting") == (7.0, 5.0)
+
+
+def test_sample_tells_the_part_of_all_sums_that_is_waiting():
+    spent = [
+        Spent(1, 40.0, (), (Meetings((0, 1), 30.0, (1.0, 4.0)),)),
+        Spent(1, 40.0, (), (Meetings((0, 1), 10.0, (3.0, 2.0)),)),
+    ]
+    found = breakdown_of_ranks(spent)
+    assert found.of("collectives") == pytest.approx((30.0 * 3 / 5, 10.0 * 3 / 5))
+    assert found.of("meeting") == pytest.approx((30.0 * 2 / 5, 10.0 * 2 / 5))
+
+
+def test_ranks_that_met_unequally_often_have_no_breakdown():
+    spent = [
+        Spent(1, 20.0, (), (met((0, 1), 1.0, 8.0),)),
+        Spent(1, 20.0, (), (met((0, 1), 6.0),)),
+    ]
+    with pytest.raises(TimelineError, match=r"ranks \(0, 1\) have met 1 and 2 times"):
+        breakdown_of_ranks(spent)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +214,7 @@ def test_messages_that_cross_are_late_together_once():
 
 def test_what_a_rank_spent_comes_back_from_json():
     messages = (Sent(0, 1, 2, 3, 4),), (Taken(0, 1, 2, 3, 4),)
-    spent = Spent(3, 4.0, (("F", 1.0),), (((0, 1), 0.5),), 0.25, 2, *messages)
+    spent = Spent(3, 4.0, (("F", 1.0),), (met((0, 1), 0.5),), 0.25, 2, *messages)
     assert spent_from_json(json.loads(json.dumps(asdict(spent)))) == spent
 
 

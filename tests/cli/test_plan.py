@@ -8,6 +8,7 @@ import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,23 @@ def test_profile_is_measured_once_for_a_job_but_anew_for_another_optimizer(
         assert len(measured) == times
 
 
+@pytest.fixture
+def calls_cost_most(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let profiles be those of a machine on which calling a stage takes far longer than its ops."""
+    from penstock.profile import measure
+
+    real = measure.measure
+
+    def given(*arguments: Any, **more: Any) -> Profile:
+        profile = real(*arguments, **more)
+        return replace(profile, op_s=tuple(1e-9 * (s > 0) for s in profile.op_s), call_s=1e-3)
+
+    monkeypatch.setattr(measure, "measure", given)
+    assert call  # has named the folder that others share; these profiles are not for them
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("calls_cost_most")
 def test_micro_batches_are_joined_where_that_is_faster_and_the_plan_says_so(
     call: Call, machines: Path, tmp_path: Path
 ) -> None:

@@ -23,8 +23,8 @@ def estimated(
     """Return the profile that `graph` would have on `device`.
 
     state_bytes_per_byte:  optimizer state held per byte of parameter.
-    Ignores:  what ops hold only while they run; what other ranks of the host take from it; all
-              that roofline.py ignores.
+    Ignores:  what ops hold only while they run; what other ranks of the host take from it;
+              clipping; all that roofline.py ignores.
     Raises:   ClusterError: the device has no FLOP/s for the dtype of a product.
     """
     share = dict(efficiency.share)["element-wise"]

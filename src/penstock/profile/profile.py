@@ -33,7 +33,8 @@ class Profile:
     workspace_bytes:          held by each node only while it runs.
     call_s:                   per segment: calling it, collecting inputs and results.
     accumulate_s_per_byte:    adding a gradient to the step's sum, per byte of parameter.
-    update_s_per_byte, update_s:      the optimizer: per byte of parameter, and per call.
+    update_s_per_byte, update_s:      the optimizer: per byte of parameter, and per call; clipping
+                              counts as part of it.
     state_bytes_per_byte:     optimizer state held per byte of parameter.
     update_workspace_per_byte:   held while the optimizer runs, per byte of parameter.
     copy_s_per_byte:          copying a version of the weights.

@@ -108,11 +108,16 @@ def measured(
 
 
 def optimizer_text(capture: "Capture", job: "Job") -> str:
-    """Return class and settings of the job's optimizer, without the rate, which costs no time."""
+    """Return class and settings of the job's optimizer, without the rate, which costs no time.
+
+    And whether it clips.
+    """
     weights = [weight for weight in capture.model.parameters() if weight.requires_grad]
     optimizer = job.optimizer(weights)
     settings = {key: value for key, value in optimizer.defaults.items() if key != "lr"}
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__} {sorted(settings.items())}"
+    name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    clips = "" if job.clip_norm is None else ", clips"
+    return f"{name} {sorted(settings.items())}{clips}"
 
 
 def _here() -> tuple[str, str]:

@@ -8,16 +8,18 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.runtime.calls import Bound
 from penstock.runtime.transport import Transport
-from penstock.timeline import Part, Sent, Spent, Taken
+from penstock.timeline import Meetings, Part, Sent, Spent, Taken
 
 Key = tuple[str, tuple[int, ...]]  # what a call is for, and of a sum the ranks that take part
 Marks = Sequence[float]
+_MOST_WINDOWS = 512  # of which the seconds of each sum are kept
 
 
 class Meter:
@@ -31,18 +33,30 @@ class Meter:
         self.once_s = self.checkpoint_s = 0.0
         self.to_receive_s = self.to_send_s = 0.0
         self._seen_s = self._waited_s()
-        self._places: dict[int, tuple[list[Key], NDArray[np.int64]]] = {}
+        self._places: dict[int, _Places] = {}
+        self._sampled: list[dict[Key, NDArray[np.float64]]] = []
+        self._num_windows, self._sampled_every = 0, 1
 
     def window(self, calls: Sequence[Bound], marks: Marks, num_steps: int) -> None:
         """Count a window that was run."""
-        keys, places = self._keys(calls)
-        sums = np.bincount(places, np.diff(marks), len(keys))
-        for key, seconds in zip(keys, sums.tolist(), strict=True):
+        keys, places, meetings = self._places_of(calls)
+        each_s = np.diff(marks)
+        for key, seconds in zip(keys, np.bincount(places, each_s, len(keys)).tolist(), strict=True):
             self.seconds[key] += seconds
+        if meetings:
+            self._sample({key: each_s[at] for key, at in meetings.items()})
         before, self._seen_s = self._seen_s, self._waited_s()
         self.to_receive_s += self._seen_s[0] - before[0]
         self.to_send_s += self._seen_s[1] - before[1]
         self.num_steps += num_steps
+
+    def _sample(self, meetings: dict[Key, NDArray[np.float64]]) -> None:
+        """Keep the sums of every n-th window, n doubled as they become many: alike on all ranks."""
+        if self._num_windows % self._sampled_every == 0:
+            self._sampled.append(meetings)
+        self._num_windows += 1
+        if len(self._sampled) > _MOST_WINDOWS:
+            self._sampled, self._sampled_every = self._sampled[::2], 2 * self._sampled_every
 
     def once(self, seconds: float) -> None:
         """Count seconds that a longer run does not spend more often."""
@@ -68,7 +82,11 @@ class Meter:
             num_steps=self.num_steps,
             wall_s=end_s - self.start_s,
             parts=tuple(self._parts().items()),
-            meetings=tuple((k[1], s) for k, s in self.seconds.items() if k[0] == "collective"),
+            meetings=tuple(
+                Meetings(key[1], seconds, self._sample_of(key))
+                for key, seconds in self.seconds.items()
+                if key[0] == "collective"
+            ),
             checkpoint_s=self.checkpoint_s,
             steps_sent=num_steps,
             sent=sent,
@@ -92,25 +110,43 @@ class Meter:
             "once": self.once_s,
         }
 
-    def _keys(self, calls: Sequence[Bound]) -> tuple[list[Key], NDArray[np.int64]]:
-        """Return the keys of a program's calls, and for each call the place of its key."""
+    def _sample_of(self, key: Key) -> tuple[float, ...]:
+        rows = [window[key] for window in self._sampled if key in window]
+        return tuple(np.concatenate(rows).tolist()) if rows else ()
+
+    def _places_of(self, calls: Sequence[Bound]) -> "_Places":
         if id(calls) not in self._places:
             own = [_key(bound) for bound in calls]
             keys = list(dict.fromkeys(own))
             places = np.array([keys.index(key) for key in own], np.int64)
-            self._places[id(calls)] = keys, places
+            meetings = {
+                key: np.flatnonzero(places == at)
+                for at, key in enumerate(keys)
+                if key[0] == "collective"
+            }
+            self._places[id(calls)] = _Places(keys, places, meetings)
         return self._places[id(calls)]
 
     def _waited_s(self) -> tuple[float, float]:
         return self.transport.waited.to_receive_s, self.transport.waited.to_send_s
 
 
+class _Places(NamedTuple):
+    """The keys of a program's calls, for each call the place of its key, and where sums stand."""
+
+    keys: list[Key]
+    places: NDArray[np.int64]
+    meetings: dict[Key, NDArray[np.int64]]
+
+
 def _key(bound: Bound) -> Key:
     match bound.lane:
         case "compute":
             return bound.kind, ()
-        case "collective":
+        case "collective" if len(bound.ranks) > 1:
             return bound.lane, bound.ranks
+        case "collective":  # a rank clips its own gradients
+            return "update", ()
         case _:
             return bound.lane, ()
 

@@ -19,6 +19,7 @@ from penstock.timeline.spans import Span as Span
 from penstock.timeline.spans import SpanKind as SpanKind
 from penstock.timeline.spans import Spans as Spans
 from penstock.timeline.spans import Totals as Totals
+from penstock.timeline.spent import Meetings as Meetings
 from penstock.timeline.spent import Sent as Sent
 from penstock.timeline.spent import Spent as Spent
 from penstock.timeline.spent import Taken as Taken

@@ -1,7 +1,8 @@
 """Spent: what one rank's clock says of its training loop; those of all ranks are the breakdown.
 
 How long a rank waits for others at a sum or a checkpoint, it cannot tell alone: who comes last
-spends the least there, and that is what the sum itself takes.
+spends the least there, and that is what the sum itself takes.  Who comes last changes from sum to
+sum, so each is compared by itself.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.errors import TimelineError
 from penstock.timeline.breakdown import PARTS, Breakdown, LinkUse, Part, covered_s
 
 
@@ -34,13 +36,24 @@ class Taken(NamedTuple):
     had_s: float
 
 
+class Meetings(NamedTuple):
+    """The sums over one set of ranks: all seconds in them, waiting for others included.
+
+    sample_s:  of each sum of every n-th window, in their order; the same sums on all ranks.
+    """
+
+    ranks: tuple[int, ...]
+    total_s: float
+    sample_s: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """The seconds of one rank, those of a window in the order of the clock of rank 0.
 
     num_steps:     the steps of the windows that are not "once".
     parts:         what this rank can tell alone, waiting for room and for messages apart.
-    meetings:      seconds in sums over each set of ranks, waiting for others included.
+    meetings:      sums over each set of ranks.
     checkpoint_s:  in checkpoints but for the last, waiting for others included.
     steps_sent:    the steps of the typical window, whose messages are `sent` and `taken`.
     free:          the part of the seconds of sending that is not waiting for room.
@@ -49,7 +62,7 @@ class Spent:
     num_steps: int
     wall_s: float
     parts: tuple[tuple[Part, float], ...]
-    meetings: tuple[tuple[tuple[int, ...], float], ...] = ()
+    meetings: tuple[Meetings, ...] = ()
     checkpoint_s: float = 0.0
     steps_sent: int = 1
     sent: tuple[Sent, ...] = ()
@@ -61,7 +74,10 @@ def spent_from_json(content: Mapping[str, Any]) -> Spent:
     """Return what `dataclasses.asdict` and JSON have made lists of."""
     listed: dict[str, Any] = {
         "parts": tuple((part, seconds) for part, seconds in content["parts"]),
-        "meetings": tuple((tuple(ranks), seconds) for ranks, seconds in content["meetings"]),
+        "meetings": tuple(
+            Meetings(tuple(ranks), total_s, tuple(sample_s))
+            for ranks, total_s, sample_s in content["meetings"]
+        ),
         "sent": tuple(Sent(*row) for row in content["sent"]),
         "taken": tuple(Taken(*row) for row in content["taken"]),
     }
@@ -71,27 +87,40 @@ def spent_from_json(content: Mapping[str, Any]) -> Spent:
 def breakdown_of_ranks(spent: Sequence[Spent]) -> Breakdown:
     """Return the breakdown of a run from what its ranks spent, in the order of the ranks.
 
-    Of a sum, and of all checkpoints, the least that a rank spends there counts as "collectives"
-    or "checkpoint" on every rank, and what another one spends beyond it as "meeting".
-    Ignores:  that another rank may be last each time; that sums take some ranks longer.
+    Of each sum, the least that a rank spends there counts as "collectives" on every rank, and what
+    another one spends beyond it as "meeting"; of many sums, a sample tells the part of each.  The
+    same holds for "checkpoint", of all checkpoints together.
+    Ignores:  that sums take some ranks longer.
+    Raises:   TimelineError: ranks have met unequally often.
     """
-    members: defaultdict[tuple[int, ...], list[float]] = defaultdict(list)
+    samples: defaultdict[tuple[int, ...], list[tuple[float, ...]]] = defaultdict(list)
     for one in spent:
-        for ranks, seconds in one.meetings:
-            members[ranks].append(seconds)
-    least_s = {ranks: min(seconds) for ranks, seconds in members.items()}
+        for ranks, _, sample_s in one.meetings:
+            samples[ranks].append(sample_s)
+    least_s = {ranks: _least_s(ranks, rows) for ranks, rows in samples.items()}
     written_s = min(one.checkpoint_s for one in spent)
     rows = [_row(one, least_s, written_s) for one in spent]
     walls = tuple(map(sum, rows))
     return Breakdown(spent[0].num_steps, walls, tuple(rows), _links(spent))
 
 
+def _least_s(ranks: tuple[int, ...], samples: Sequence[tuple[float, ...]]) -> float:
+    """Return the seconds of all sums of the samples, each on the rank that spends least."""
+    if len(counts := {len(sample_s) for sample_s in samples}) > 1:
+        raise TimelineError(
+            f"ranks {ranks} have met {' and '.join(map(str, sorted(counts)))} times"
+        )
+    return sum(map(min, zip(*samples, strict=True)))
+
+
 def _row(one: Spent, least_s: dict[tuple[int, ...], float], written_s: float) -> tuple[float, ...]:
     row = dict.fromkeys(PARTS, 0.0) | dict(one.parts)
-    row["collectives"] = sum(least_s[ranks] for ranks, _ in one.meetings)
+    for ranks, total_s, sample_s in one.meetings:
+        sampled_s = sum(sample_s)
+        row["collectives"] += total_s * least_s[ranks] / sampled_s if sampled_s else 0.0
     row["checkpoint"] = written_s
-    gone_s = sum(seconds for _, seconds in one.meetings) + one.checkpoint_s
-    row["meeting"] = gone_s - row["collectives"] - written_s
+    gone_s = sum(meetings.total_s for meetings in one.meetings) + one.checkpoint_s
+    row["meeting"] = max(0.0, gone_s - row["collectives"] - written_s)
     row["rest"] = one.wall_s - sum(row.values())
     return tuple(row[part] for part in PARTS)
 

@@ -1,0 +1,46 @@
+"""A meter keeps the sums of few windows, the same ones on every rank."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from penstock.runtime import meter
+from penstock.runtime.calls import Bound
+from penstock.runtime.meter import Meter
+from penstock.runtime.transport import Transport
+
+
+def bound(lane: str, ranks: tuple[int, ...] = (), kind: str = "") -> Bound:
+    return cast("Bound", SimpleNamespace(lane=lane, ranks=ranks, kind=kind))
+
+
+CALLS = (
+    bound("collective", (0, 1)),
+    bound("compute", kind="F"),
+    bound("collective", (0, 1)),
+    bound("collective", (0,)),
+)
+
+
+def metered(windows: int) -> Meter:
+    """Return a meter of windows of five steps of the clock, n times as long in the n-th one."""
+    waited = SimpleNamespace(to_receive_s=0.0, to_send_s=0.0)
+    one = Meter(cast("Transport", SimpleNamespace(rank=0, waited=waited)))
+    for n in range(windows):
+        one.window(CALLS, [0.0, 1.0 * n, 3.0 * n, 7.0 * n, 15.0 * n], 1)
+    return one
+
+
+@pytest.mark.parametrize(("windows", "every"), [(1, 1), (8, 1), (9, 2), (17, 4), (64, 8), (65, 16)])
+def test_few_windows_are_kept_evenly(
+    windows: int, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter, "_MOST_WINDOWS", 8)
+    one = metered(windows)
+    both, alone = one.spent(0.0, CALLS, [0.0] * 5, 1).meetings
+    numbers = range(0, windows, every)
+    assert (both.ranks, alone.ranks) == ((0, 1), (0,))
+    assert both.sample_s == tuple(s for n in numbers for s in (1.0 * n, 4.0 * n))
+    assert alone.sample_s == tuple(8.0 * n for n in numbers)
+    assert both.total_s == sum(5.0 * n for n in range(windows))
