@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,19 @@ def test_ops_sum_to_the_whole_forward_and_the_whole_backward(monkeypatch) -> Non
         assert sum(own) == pytest.approx(seconds)
     assert found.call_s == 0.125
     assert found.micro_batch_s == pytest.approx(1.0)
+
+
+def test_update_is_measured_with_clipping_where_the_job_clips(monkeypatch) -> None:
+    size = sum(p.numel() * p.element_size() for p in captured("blocks").model.parameters())
+    monkeypatch.setattr(measure, "_timed", lambda call: {"_clip": 2.0}.get(_name(call), 1.0))
+    for clip_norm, seconds in ((None, 1.0), (0.5, 3.0)):
+        job = replace(JOBS["blocks"], clip_norm=clip_norm)
+        found = measure.optimizer_costs(captured("blocks"), job)
+        assert found["update_s_per_byte"] == pytest.approx(seconds / size)
+
+
+def _name(call: Any) -> str:
+    return getattr(call, "func", call).__name__
 
 
 def test_measuring_changes_neither_weights_nor_buffers() -> None:

@@ -131,6 +131,8 @@ def test_optimizer_is_known_by_class_and_settings_but_not_by_its_rate() -> None:
     assert text(lr=0.1) == text(lr=0.2)
     assert text(lr=0.1) != text(lr=0.1, momentum=0.9)
     assert text(lr=0.1) != optimizer_text(captured, mlp.adam())
+    clipped = [optimizer_text(captured, replace(mlp.job(), clip_norm=k)) for k in (None, 1.0, 2.0)]
+    assert clipped[0] != clipped[1] == clipped[2]
 
 
 def test_folder_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

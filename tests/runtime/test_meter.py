@@ -19,7 +19,7 @@ CALLS = (
     bound("collective", (0, 1)),
     bound("compute", kind="F"),
     bound("collective", (0, 1)),
-    bound("collective", (0,)),
+    bound("collective", (0, 1, 2)),
 )
 
 
@@ -38,9 +38,19 @@ def test_few_windows_are_kept_evenly(
 ) -> None:
     monkeypatch.setattr(meter, "_MOST_WINDOWS", 8)
     one = metered(windows)
-    both, alone = one.spent(0.0, CALLS, [0.0] * 5, 1).meetings
+    both, every_rank = one.spent(0.0, CALLS, [0.0] * 5, 1).meetings
     numbers = range(0, windows, every)
-    assert (both.ranks, alone.ranks) == ((0, 1), (0,))
+    assert (both.ranks, every_rank.ranks) == ((0, 1), (0, 1, 2))
     assert both.sample_s == tuple(s for n in numbers for s in (1.0 * n, 4.0 * n))
-    assert alone.sample_s == tuple(8.0 * n for n in numbers)
+    assert every_rank.sample_s == tuple(8.0 * n for n in numbers)
     assert both.total_s == sum(5.0 * n for n in range(windows))
+
+
+def test_what_a_rank_clips_alone_is_part_of_its_update() -> None:
+    waited = SimpleNamespace(to_receive_s=0.0, to_send_s=0.0)
+    one = Meter(cast("Transport", SimpleNamespace(rank=0, waited=waited)))
+    calls = (bound("collective", (0,)), bound("update"))
+    one.window(calls, [0.0, 1.0, 3.0], 1)
+    spent = one.spent(3.0, calls, [0.0, 1.0, 3.0], 1)
+    assert dict(spent.parts)["optimizer"] == 3.0
+    assert spent.meetings == ()
