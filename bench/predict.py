@@ -160,7 +160,7 @@ def searched(model: Model, cluster: Cluster) -> Plan:
     """Return the plan that the search picks, over all ways of joining."""
     best: list[tuple[float, Plan]] = []
     for joined, traced in model.traced.items():
-        plan, everything = search(
+        plan, everything, *_ = search(
             traced.captured.graph,
             model.profiles[joined],
             cluster,

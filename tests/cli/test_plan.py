@@ -75,8 +75,37 @@ def test_plan_is_printed_with_the_reason_of_each_decision(call: Call, machines: 
 def test_json_is_the_plan_that_is_written(call: Call, machines: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "plan.json"
     done = call("plan", JOB, "--cluster", machines, "--out", out, "--json")
-    assert json.loads(done.out) == json.loads(out.read_text())
+    printed = json.loads(done.out)
+    front, tally = printed.pop("front"), printed.pop("tally")
+    assert printed == json.loads(out.read_text())
+    assert printed["predicted"]["step_s"] == front[0]["step_s"]  # nothing is faster
+    assert tally["simulated"] >= len(front)
     assert done.err.splitlines()[-1] == f"wrote {out}"
+
+
+def test_front_and_what_became_of_all_plans_are_shown(call: Call, machines: Path) -> None:
+    text = call("plan", JOB, "--cluster", machines).out.splitlines()
+    start = text.index("No plan beats these in seconds and bytes:")
+    assert text[start + 1].split() == ["step", "peak", "plan"]
+    rows = text[start + 2 : -1]
+    assert len(rows) >= 1
+    assert all(re.search(r"  \w+: \d x \d+ stages on \d ranks", row) for row in rows)
+    assert re.match(r"\d+ plans: \d+ simulated", text[-1])
+    front = json.loads(call("plan", JOB, "--cluster", machines, "--json").out)["front"]
+    assert [row["step_s"] for row in front] == sorted(row["step_s"] for row in front)
+    peaks = [row["peak_bytes"] for row in front]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_search_stops_when_its_time_is_over(call: Call, machines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    done = call("plan", JOB, "--cluster", machines, "--limit", 0, "--out", out)
+    assert done.code == 0
+    why = r"\d+ plans: 1 simulated; \d+ not tried for lack of time"
+    assert re.search(rf"  search: stopped after 0 s \(user\): {why}\n", done.out)
+    assert call("simulate", out).code == 0
+    refused = call("plan", JOB, "--cluster", machines, "--limit", -1)
+    assert "limit" in refused.refusal(2)[0]
 
 
 def test_plans_of_other_names_share_a_folder(call: Call, machines: Path, tmp_path: Path) -> None:

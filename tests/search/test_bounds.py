@@ -40,6 +40,8 @@ def check(judge: Judge, count: int, recompute: bool, cuts_of) -> None:
                 score = found.score(objective)[0]
                 assert judge.rough(plan, objective) <= score
                 assert judge.bound(plan, objective) <= score
+        if found.peak_bytes and len(judge.cluster.hosts) == 1:  # messages do not wait there
+            assert judge.bound(plan, "memory") == max(found.peak_bytes)
 
 
 @settings(max_examples=25)

@@ -17,6 +17,8 @@ from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.search import Candidate, Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
+from penstock.search.judge import Judge
+from penstock.search.recompute import as_needed
 from tests.search.chains import chain, chains, cluster_of, profile_of
 
 SLOW = Link(0.01, 20.0, overhead_s=0.01)
@@ -67,7 +69,7 @@ def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
 def test_every_shape_is_tried_with_and_without_recompute(pair, ranks: int, count: int) -> None:
     graph, profile = pair
     cluster = cluster_of(ranks, link=SLOW)
-    _, found = search(graph, profile, cluster, micro_batches=count, prune=False)
+    _, found, *_ = search(graph, profile, cluster, micro_batches=count, prune=False)
     tried = [(shape_of(c.plan), c.plan.recompute[0]) for c in found[1:]]
     expected = itertools.product(shapes(graph, ranks, count), (False, True))
     assert sorted(tried) == sorted(expected)
@@ -84,7 +86,7 @@ def test_best_is_no_worse_than_any_candidate_and_its_figures_are_its_simulation(
     graph, profile = pair
     cluster = cluster_of(ranks, link=SLOW, usd_per_hour=3.0)
     wish = {"micro_batches": count, "objective": objective, "prune": False}
-    plan, found = search(graph, profile, cluster, **wish)
+    plan, found, *_ = search(graph, profile, cluster, **wish)
     assert found[0].score(objective) == min(c.score(objective) for c in found)
     assert plan == replace(found[0].plan, decisions=plan.decisions, predicted=plan.predicted)
     for candidate in found:
@@ -117,7 +119,7 @@ def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
         )
         return evaluate(graph, profile, cluster, plan)[0].step_s
 
-    plan, _ = search(graph, profile, cluster, micro_batches=count)
+    plan, *_ = search(graph, profile, cluster, micro_batches=count)
     points = range(len(graph.cut_points))
     everything = [
         seconds(shape, cuts, recompute)
@@ -207,7 +209,7 @@ def test_alike_devices_get_the_best_of_balanced_cuts_polished(pair, ranks: int, 
     ranked = sorted(everything, key=lambda c: c.score("time"))
     three = (polished(graph, profile, cluster, c) for c in ranked[:3])
     best = min(c.score("time") for c in three)
-    plan, _ = search(graph, profile, cluster, micro_batches=count)
+    plan, *_ = search(graph, profile, cluster, micro_batches=count)
     assert (plan.predicted.step_s, max(plan.predicted.peak_bytes)) == best
     assert plan.hosts == ()
 
@@ -232,7 +234,7 @@ def test_more_ranks_never_make_the_best_slower() -> None:
 
 def test_free_links_and_equal_layers_give_replicas() -> None:
     graph = chain([1, 1], [1, 1])
-    plan, _ = search(graph, profile_of(graph, [1, 1]), cluster_of(2), micro_batches=4)
+    plan, *_ = search(graph, profile_of(graph, [1, 1]), cluster_of(2), micro_batches=4)
     assert (plan.replicas, plan.num_stages) == (2, 1)
     assert plan.predicted.step_s == pytest.approx(2 * 5)
 
@@ -240,12 +242,12 @@ def test_free_links_and_equal_layers_give_replicas() -> None:
 def test_expensive_sums_of_gradients_give_a_pipeline() -> None:
     graph = chain([1000, 1000], [1, 1])
     cluster = cluster_of(2, link=Link(0.0, 100.0))
-    plan, _ = search(graph, profile_of(graph, [1, 1]), cluster, micro_batches=8)
+    plan, *_ = search(graph, profile_of(graph, [1, 1]), cluster, micro_batches=8)
     assert (plan.replicas, plan.num_stages) == (1, 2)
 
 
 def test_one_micro_batch_cannot_be_shared_by_replicas() -> None:
-    plan, found = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=1)
+    plan, found, *_ = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=1)
     assert all(c.plan.replicas == 1 for c in found)
     assert plan.num_micro_batches == 1
 
@@ -254,7 +256,7 @@ def test_step_of_an_asynchronous_schedule_is_what_one_more_step_adds() -> None:
     graph = chain([1, 1, 1], [1, 1, 1])
     profile = profile_of(graph, [1, 1, 1])
     wish = Wish(schedule="double_buffered", ranks=3, stages=3)
-    plan, _ = search(graph, profile, cluster_of(3), micro_batches=4, wish=wish)
+    plan, *_ = search(graph, profile, cluster_of(3), micro_batches=4, wish=wish)
     assert plan.predicted.step_s == pytest.approx(4 * 3)  # no bubble between steps
     _, timeline = evaluate(graph, profile, cluster_of(3), plan)
     assert {span.micro_batch for span in timeline.spans if span.kind == "F"} == set(range(8 * 4))
@@ -285,22 +287,147 @@ def test_recompute_rescues_a_plan_that_does_not_fit() -> None:
     sizes = []
     for recompute in (False, True):
         wish = Wish(ranks=2, stages=2, recompute=recompute, schedule="gpipe")
-        plan, _ = search(graph, profile, cluster_of(2), micro_batches=8, wish=wish)
+        plan, *_ = search(graph, profile, cluster_of(2), micro_batches=8, wish=wish)
         sizes.append(max(plan.predicted.peak_bytes))
     keeping, again = sizes
     assert again < keeping
     tight = cluster_of(2, memory_bytes=keeping - 1)
     wish = Wish(ranks=2, stages=2, schedule="gpipe")
-    plan, found = search(graph, profile, tight, micro_batches=8, wish=wish)
+    plan, found, *_ = search(graph, profile, tight, micro_batches=8, wish=wish)
+    assert plan.recompute == (False, True)  # rank 0 has room: its stage lacks the loss
+    assert sorted(bool(c.refused) for c in found) == [False, False, False, True]
+    (reason,) = [d for d in plan.decisions if d.what == "recompute"]
+    assert reason.value == "stages 1"
+    assert reason.why.startswith("the best otherwise (1 x 2 stages, gpipe, recompute): ")
+    none = cluster_of(2, memory_bytes=again)
+    plan, *_ = search(graph, profile, none, micro_batches=8, wish=wish)
     assert plan.recompute == (True, True)
-    assert sorted(bool(c.refused) for c in found) == [False, False, True]
-    (reason,) = [d.why for d in plan.decisions if d.what == "recompute"]
-    assert reason.startswith("every other recompute was refused: rank 1 would hold")
+    (why,) = [d.why for d in plan.decisions if d.what == "recompute"]
+    assert why.startswith("every other recompute was refused: rank 0 would hold")
 
 
 def test_nothing_fits_in_too_little_memory() -> None:
     with pytest.raises(PlanError, match="no plan is possible: rank 0 would hold"):
         peak(10)
+
+
+@settings(max_examples=60)
+@given(
+    chains(2, 6),
+    st.sampled_from([("gpipe", 1), ("one_f_one_b", 1), ("zb_h1", 1), ("interleaved", 2)]),
+    st.integers(2, 3),
+    st.floats(0, 1),
+)
+def test_as_few_seconds_are_recomputed_as_memory_allows(pair, shape, ranks: int, part) -> None:
+    """No other choice of stages fits and takes its ranks less time again."""
+    graph, profile = pair
+    name, per_rank = shape
+    stages = ranks * per_rank
+    if stages > len(graph.cut_points) + 1:
+        return
+    judge = Judge(graph, profile, cluster_of(ranks))
+    plan = plan_by_hand(
+        graph,
+        balanced_cuts(graph, profile.op_s, stages),
+        name,
+        num_micro_batches=2 * ranks,
+        num_ranks=ranks,
+    )
+    ways = [replace(plan, recompute=row) for row in itertools.product((False, True), repeat=stages)]
+    made = [judge.candidate(way) for way in ways]
+    peaks = [max(each.peak_bytes) for each in made]
+    cap = int(min(peaks) + part * (peaks[0] - min(peaks)))
+    tight = Judge(graph, profile, cluster_of(ranks, memory_bytes=cap))
+    found = as_needed(tight, plan)
+    forward_s = tight.price(plan).costs.action_s[0].max(axis=1)
+
+    def again_s(way: Plan) -> float:
+        return sum(s for s, does in zip(forward_s, way.recompute, strict=True) if does)
+
+    fits = [way for way, peak in zip(ways, peaks, strict=True) if peak <= cap]
+    least = min(map(again_s, fits))
+    if found is None:
+        assert plan in fits or [all(way.recompute) for way in fits] == [True]
+    else:
+        assert found in fits
+        assert again_s(found) == least
+
+
+# -- everything that was found ------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(
+    chains(2, 5),
+    st.integers(1, 3),
+    micro_batches,
+    st.sampled_from([SLOW, Link(0.0, 1e12)]),
+    st.booleans(),
+    st.sampled_from([10**9, 400, 250]),
+)
+def test_front_is_what_no_simulated_plan_beats(
+    pair, ranks: int, count: int, link: Link, priced: bool, memory_bytes: int
+) -> None:
+    graph, profile = pair
+    cluster = cluster_of(ranks, link=link, usd_per_hour=3.0 * priced, memory_bytes=memory_bytes)
+    fronts = []
+    for prune in (True, False):
+        try:
+            found = search(
+                graph, profile, cluster, micro_batches=count, prune=prune, with_front=True
+            )
+        except PlanError:
+            return
+        usable = {figures(each) for each in found.candidates if not each.refused}
+        front = [figures(each) for each in found.front]
+        least = {each for each in usable if not any(beats(other, each) for other in usable)}
+        assert front == sorted(least)
+        assert sum(found.tally) - found.tally.too_full - found.tally.impossible == len(
+            [*shapes_and_recompute(graph, ranks, count)]
+        )
+        fronts.append(front)
+    assert fronts[0] == fronts[1]
+
+
+def shapes_and_recompute(graph: Graph, ranks: int, count: int):
+    return itertools.product(shapes(graph, ranks, count), (False, True))
+
+
+def figures(candidate: Candidate) -> tuple[float, int, float]:
+    return candidate.step_s, max(candidate.peak_bytes), candidate.usd
+
+
+def beats(other, own) -> bool:
+    return other != own and all(a <= b for a, b in zip(other, own, strict=True))
+
+
+def test_search_without_time_returns_the_first_plan_that_can_be_used() -> None:
+    cluster = cluster_of(3, link=SLOW)
+    found = search(SIX, SIX_PROFILE, cluster, micro_batches=6, is_over=lambda: True)
+    assert found.tally.simulated == 1
+    assert found.tally.late > 50
+    assert found.tally.slower == 0
+    assert f"{found.tally.late} not tried for lack of time" in str(found.tally)
+    assert found.plan.predicted.step_s == found.candidates[0].step_s
+    whys = {d.what: d.why for d in found.plan.decisions}
+    assert whys["schedule"] == "no other was tried for lack of time"
+
+
+def test_search_with_more_time_finds_no_worse() -> None:
+    cluster, best = cluster_of(3, link=SLOW), []
+    for calls in (1, 5, 20, 80, 10**6):
+        ticks = iter(range(10**9))
+        found = search(
+            SIX,
+            SIX_PROFILE,
+            cluster,
+            micro_batches=6,
+            prune=True,
+            is_over=lambda calls=calls, ticks=ticks: next(ticks) >= calls,
+        )
+        best.append(found.plan.predicted.step_s)
+    assert best == sorted(best, reverse=True)
+    assert best[-1] == search(SIX, SIX_PROFILE, cluster, micro_batches=6).plan.predicted.step_s
 
 
 # -- wishes -------------------------------------------------------------------------------------
@@ -345,7 +472,7 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
         with pytest.raises(PlanError, match=r"no plan fits |stages need \d+ cut points"):
             search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
         return
-    plan, found = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+    plan, found, *_ = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
     for each in (plan, *(candidate.plan for candidate in found)):
         assert ranks in (None, each.total_ranks)
         assert replicas in (None, each.replicas)
@@ -396,7 +523,7 @@ def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:
 
 
 def test_asynchronous_schedules_are_tried_only_if_wished() -> None:
-    _, found = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6)
+    _, found, *_ = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6)
     assert "double_buffered" not in {candidate.plan.schedule for candidate in found}
 
 
@@ -410,7 +537,7 @@ def test_profile_of_another_graph_is_refused() -> None:
 
 
 def test_every_decision_has_a_reason_with_values() -> None:
-    plan, _ = search(SIX, SIX_PROFILE, cluster_of(3, link=SLOW), micro_batches=6)
+    plan, *_ = search(SIX, SIX_PROFILE, cluster_of(3, link=SLOW), micro_batches=6)
     assert [decision.what for decision in plan.decisions] == [
         "ranks",
         "replicas",
@@ -433,7 +560,7 @@ def test_every_decision_has_a_reason_with_values() -> None:
 
 def test_what_could_not_be_otherwise_says_so() -> None:
     graph = chain([1], [1])
-    plan, _ = search(graph, profile_of(graph, [1]), cluster_of(1), micro_batches=3)
+    plan, *_ = search(graph, profile_of(graph, [1]), cluster_of(1), micro_batches=3)
     by_name = {decision.what: decision for decision in plan.decisions}
     assert by_name["replicas"].why == "nothing else is possible"
     assert by_name["cuts"].value == "uncut"
@@ -455,7 +582,7 @@ def test_progress_is_told_of_all_candidates() -> None:
 
 
 def test_search_for_one_plan_is_the_best_of_all() -> None:
-    plan, _ = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4)
+    plan, *_ = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4)
     assert search_one(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4) == plan
     with pytest.raises(PlanError, match="does not know how many micro-batches"):
         search_one(SIX, SIX_PROFILE, cluster_of(2))
@@ -464,5 +591,5 @@ def test_search_for_one_plan_is_the_best_of_all() -> None:
 def test_time_of_nothing_is_compared_with_nothing() -> None:
     graph = chain([1, 1], [1, 1])
     free: Profile = profile_of(graph, [0, 0])
-    plan, _ = search(graph, free, cluster_of(2), micro_batches=2)
+    plan, *_ = search(graph, free, cluster_of(2), micro_batches=2)
     assert any("against none" in decision.why for decision in plan.decisions)

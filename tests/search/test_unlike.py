@@ -76,7 +76,7 @@ def test_plan_is_the_best_of_all_orders_and_cuts(
             search(graph, profiles, cluster, micro_batches=count, wish=wish)
         return
     for prune in (True, False):
-        plan, _ = search(graph, profiles, cluster, micro_batches=count, prune=prune, wish=wish)
+        plan, *_ = search(graph, profiles, cluster, micro_batches=count, prune=prune, wish=wish)
         assert plan.predicted.step_s == pytest.approx(best)
         made, _ = evaluate(graph, profiles, cluster, plan)
         assert made.step_s == plan.predicted.step_s
@@ -87,7 +87,7 @@ def test_device_that_is_twice_as_fast_gets_about_twice_the_layers() -> None:
     profile = profile_of(graph, [1] * 30)
     profiles = [times(profile, 2, "a"), times(profile, 1, "b")]
     wish = Wish(schedule="one_f_one_b", ranks=2)
-    plan, _ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=8, wish=wish)
+    plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=8, wish=wish)
     first = plan.cuts[0] + 1
     order = plan.hosts or ("a", "b")
     shares = {order[0]: first, order[1]: 30 - first}
@@ -98,7 +98,7 @@ def test_slow_device_is_left_idle_where_it_does_not_help() -> None:
     graph = chain([1, 1], [1, 1])
     profile = profile_of(graph, [1, 1])
     profiles = [times(profile, 100, "a"), times(profile, 1, "b")]
-    plan, _ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
+    plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
     assert (plan.hosts, plan.total_ranks) == (("b",), 1)
     by_name = {decision.what: decision for decision in plan.decisions}
     assert by_name["hosts"].value == "b (rank 0 on b), idle a (1 a)"
@@ -110,7 +110,7 @@ def test_cheap_device_is_taken_where_cost_is_the_objective() -> None:
     profile = profile_of(graph, [1, 1])
     profiles = [times(profile, 1, "a"), times(profile, 2, "b")]
     cluster = unlike(10**9, 10**9, usd=(10.0, 1.0))
-    plan, _ = search(graph, profiles, cluster, micro_batches=4, objective="cost")
+    plan, *_ = search(graph, profiles, cluster, micro_batches=4, objective="cost")
     assert plan.hosts == ("b",)
     assert plan.predicted.usd == pytest.approx(plan.predicted.step_s / 3600)
     by_name = {decision.what: decision for decision in plan.decisions}
@@ -124,7 +124,7 @@ def test_each_device_is_held_to_its_own_memory() -> None:
     wish = Wish(schedule="one_f_one_b", ranks=2, recompute=False)
     for small in (170, 270, 370):
         cluster = unlike(small, 10**9)
-        plan, _ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
+        plan, *_ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
         order = plan.hosts or ("a", "b")
         assert plan.predicted.peak_bytes[order.index("a")] <= small
     with pytest.raises(PlanError, match=r"rank \d would hold"):
@@ -145,7 +145,7 @@ def test_plan_that_does_not_fit_anywhere_near_is_moved_until_it_does() -> None:
     profiles = [times(profile, 1, "a"), times(profile, 2, "b"), times(profile, 2, "c")]
     wish = Wish(schedule="one_f_one_b", ranks=3, recompute=False)
     cluster = unlike(900, 10**9, 10**9)
-    plan, _ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
+    plan, *_ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
     order = plan.hosts or ("a", "b", "c")
     assert plan.predicted.peak_bytes[order.index("a")] <= 900
 
@@ -160,8 +160,8 @@ def test_alike_devices_of_two_names_get_the_plan_of_one_kind() -> None:
         (kind, replace(kind, name="b")), (hosts[0], replace(hosts[1], device="b")), NEAR, NEAR
     )
     wish = Wish(schedule="one_f_one_b", ranks=2)
-    alike, _ = search(graph, profile, one, micro_batches=4, wish=wish)
-    other, _ = search(graph, profile, two, micro_batches=4, wish=wish)
+    alike, *_ = search(graph, profile, one, micro_batches=4, wish=wish)
+    other, *_ = search(graph, profile, two, micro_batches=4, wish=wish)
     assert (other.cuts, other.hosts, other.predicted) == (alike.cuts, (), alike.predicted)
 
 
@@ -172,7 +172,7 @@ def test_slow_link_is_crossed_once_and_where_few_bytes_cross() -> None:
     hosts = tuple(Host(f"h{k}", "a", 1, region) for k, region in enumerate("xyxy"))
     cluster = Cluster(kinds, hosts, NEAR, Link(0.0, 1e6), Link(0.2, 5.0))
     wish = Wish(schedule="one_f_one_b", ranks=4, replicas=1)
-    plan, _ = search(graph, profile, cluster, micro_batches=8, wish=wish)
+    plan, *_ = search(graph, profile, cluster, micro_batches=8, wish=wish)
     assert plan.hosts in (("h0", "h2", "h1", "h3"), ("h1", "h3", "h0", "h2"))
 
 
@@ -180,7 +180,7 @@ def test_seconds_rest_on_what_the_decision_says() -> None:
     graph = chain([1, 1], [1, 1])
     profile = profile_of(graph, [1, 1])
     profiles = [replace(times(profile, 2, "a"), how="measured"), times(profile, 1, "b")]
-    plan, _ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
+    plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=4)
     (seconds,) = [d for d in plan.decisions if d.what == "seconds"]
     assert seconds.value == "a measured, b estimated"
     assert seconds.why == "a micro-batch: 10.0 s on a, 5.00 s on b"

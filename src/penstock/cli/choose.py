@@ -1,5 +1,8 @@
 """Choose: the plan to train by: given, that of the run to resume, or found by the search."""
 
+import functools
+import operator
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +16,13 @@ from penstock.errors import GraphError, PlanError
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, check_fits, decide
 from penstock.profile.kinds import save_profiles
-from penstock.search import Candidate, Objective, Wish, evaluate, search
+from penstock.search import Candidate, Objective, Tally, Wish, evaluate, front_of, search
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
+    from penstock.search.search import Found
 
     Profiling = Callable[[Capture, Job, Cluster], tuple[Profile, ...]]
 
@@ -31,6 +35,13 @@ class Choice(NamedTuple):
     job: Job
     captured: "Capture"
     plan: Plan
+
+
+class Rest(NamedTuple):
+    """What else a search found: the front, and what became of the plans."""
+
+    front: tuple[Candidate, ...]
+    tally: Tally
 
 
 class There(NamedTuple):
@@ -100,12 +111,12 @@ def searched(job: Job, wish: Wish, folder: Path, captured: "Capture", there: The
     Raises:   PlanError: nothing fits the wish or the memory.
     """
     cluster = there.cluster or machines(None, wish.ranks)
-    choice, profiles = best(job, wish, captured, cluster, profile=there.profile)
+    choice, profiles, _ = best(job, wish, captured, cluster, profile=there.profile)
     save(folder, choice.captured, choice.plan, profiles, cluster)
     return choice
 
 
-def best(
+def best(  # noqa: PLR0913 - what there is, and how to search
     job: Job,
     wish: Wish,
     captured: "Capture",
@@ -113,20 +124,31 @@ def best(
     *,
     objective: Objective = "time",
     profile: "Profiling" = profiled,
-) -> "tuple[Choice, tuple[Profile, ...]]":
-    """Return the best plan for `cluster`, and the profiles that it was found with.
+    limit_s: float | None = None,
+    with_front: bool = False,
+) -> "tuple[Choice, tuple[Profile, ...], Rest]":
+    """Return the best plan for `cluster`, the profiles that it was found with, and what else is.
 
+    limit_s:  of searching, of all ways of joining micro-batches together; then the best so far.
     Raises:   PlanError: nothing fits the wish or the memory.
     """
-    found = list(_options(job, wish, captured, cluster, objective=objective, profile=profile))
+    found = list(
+        _options(job, wish, captured, cluster, profile, Asked(objective, limit_s, with_front))
+    )
     problems = [option for option in found if isinstance(option, PlanError)]
     options = [option for option in found if not isinstance(option, PlanError)]
     if not options:
         raise problems[0]
-    first, profiles, _ = min(options, key=lambda option: option[2].score(objective))
-    others = [option for option in options if option[0] is not first]
-    plan = _with_reason(first.plan, [(o.plan.joined, c) for o, _, c in others])
-    return first._replace(plan=plan), profiles
+    first = min(options, key=lambda option: option.best.score(objective))
+    plan = _with_reason(
+        first.choice.plan, [(o.choice.plan.joined, o.best) for o in options if o is not first]
+    )
+    tally = functools.reduce(operator.add, (option.found.tally for option in options))
+    if limit_s is not None and tally.late:
+        cut = Decision("search", f"stopped after {format_seconds(limit_s)}", "user", str(tally))
+        plan = replace(plan, decisions=(*plan.decisions, cut))
+    front = front_of([_joined(option, each) for option in options for each in option.found.front])
+    return first.choice._replace(plan=plan), first.profiles, Rest(front, tally)
 
 
 def _options(
@@ -134,41 +156,82 @@ def _options(
     wish: Wish,
     captured: "Capture",
     cluster: Cluster,
-    *,
-    objective: Objective,
     profile: "Profiling",
-) -> "Iterator[tuple[Choice, tuple[Profile, ...], Candidate] | PlanError]":
-    """Yield for each way of joining micro-batches the best plan."""
-    from penstock.graph.merge import merged, merges
-
-    for count in (1, *(k for k in range(2, MOST_JOINED + 1) if job.micro_batches % k == 0)):
-        step = captured
-        if count > 1:
-            with face.busy(f"trying whether {count} micro-batches can be joined"):
-                if not merges(job, captured.graph, count):
-                    continue
-            try:
-                step = trace_job(merged(job, count))
-            except GraphError:
-                continue
-        joined = merged(job, count)
-        profiles = profile(step, joined, cluster)
+    asked: "Asked",
+) -> "Iterator[_Option | PlanError]":
+    """Yield for each way of joining micro-batches what the search finds."""
+    left_s = asked.limit_s
+    for count, joined, step in _ways_to_join(job, captured):
+        profiles, start = profile(step, joined, cluster), time.perf_counter()
         try:
             with face.progress("searching") as update:
-                plan, everything = search(
+                found = search(
                     step.graph,
                     profiles,
                     cluster,
                     micro_batches=joined.micro_batches,
-                    objective=objective,
+                    objective=asked.objective,
                     clip=job.clip_norm is not None,
                     wish=wish,
+                    with_front=asked.with_front,
+                    is_over=_over(start, left_s),
                     progress=update,
                 )
         except PlanError as problem:
             yield problem
+        else:
+            choice = Choice(joined, step, replace(found.plan, joined=count))
+            yield _Option(choice, profiles, found)
+        if left_s is not None:
+            left_s -= time.perf_counter() - start
+
+
+class Asked(NamedTuple):
+    """What is asked of a search, besides the wish; `limit_s` is of all its parts together."""
+
+    objective: Objective
+    limit_s: float | None
+    with_front: bool
+
+
+class _Option(NamedTuple):
+    """What was found with one way of joining micro-batches."""
+
+    choice: Choice
+    profiles: "tuple[Profile, ...]"
+    found: "Found"
+
+    @property
+    def best(self) -> Candidate:
+        """Return the candidate of the plan."""
+        return self.found.candidates[0]
+
+
+def _joined(option: _Option, candidate: Candidate) -> Candidate:
+    return replace(candidate, plan=replace(candidate.plan, joined=option.choice.plan.joined))
+
+
+def _over(start: float, left_s: float | None) -> Callable[[], bool]:
+    if left_s is None:
+        return lambda: False
+    return lambda: time.perf_counter() - start >= left_s
+
+
+def _ways_to_join(job: Job, captured: "Capture") -> "Iterator[tuple[int, Job, Capture]]":
+    """Yield how many micro-batches can be joined, the job then, and its trace."""
+    from penstock.graph.merge import merged, merges
+
+    yield 1, job, captured
+    for count in (k for k in range(2, MOST_JOINED + 1) if job.micro_batches % k == 0):
+        with face.busy(f"trying whether {count} micro-batches can be joined"):
+            if not merges(job, captured.graph, count):
+                continue
+        joined = merged(job, count)
+        try:
+            step = trace_job(joined)
+        except GraphError:
             continue
-        yield Choice(joined, step, replace(plan, joined=count)), profiles, everything[0]
+        yield count, joined, step
 
 
 def _with_reason(plan: Plan, others: list[tuple[int, Candidate]]) -> Plan:

@@ -1,17 +1,24 @@
 """penstock plan: find the fastest, cheapest or smallest way to train a job, and show why."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli import face, prepare, saved
-from penstock.cli.choose import best
+from penstock.cli.choose import Rest, best
 from penstock.errors import PlanError
+from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import load_job
+from penstock.plan import Plan
 from penstock.schedule import find
-from penstock.search import Objective, Wish
+from penstock.search import Candidate, Objective, Wish
+from penstock.units import format_bytes, format_seconds
+
+_MOST_SHOWN = 10  # plans of the front, unless they differ by more than
+_MOST_SLACK = 10.0
 
 
 def plan(  # noqa: PLR0913 - the flags of a command
@@ -25,6 +32,9 @@ def plan(  # noqa: PLR0913 - the flags of a command
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     schedule: Annotated[str | None, typer.Option(help="See `penstock schedule`.")] = None,
+    limit: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds to search; then the best so far.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Search for the best plan, and show why it is best.
@@ -42,15 +52,78 @@ def plan(  # noqa: PLR0913 - the flags of a command
         captured = prepare.traced(loaded)
         _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks)
-        found, profiles = best(loaded, wish, captured, there, objective=aim)
+        found, profiles, rest = best(
+            loaded, wish, captured, there, objective=aim, limit_s=limit, with_front=True
+        )
     if out is not None:
         saved.save_plan(out, found.plan, saved.Basis(found.captured.graph, profiles, there))
     if as_json:
-        face.show_json(found.plan.to_json())
+        front: list[Json] = [_row(each) for each in rest.front]
+        tally: dict[str, Json] = dict(rest.tally._asdict())
+        face.show_json({**found.plan.to_json(), "front": front, "tally": tally})
     else:
-        face.show(str(found.plan))
+        face.show("\n".join([str(found.plan), "", *_others(rest)]))
     if out is not None:
         face.say(f"wrote {out}")
+
+
+def _others(rest: Rest) -> list[str]:
+    """Return the front as a table, and what became of the plans."""
+    shown, slack = _spread(rest.front)
+    priced = any(each.usd for each in rest.front)
+    rows = [
+        (
+            format_seconds(each.step_s),
+            format_bytes(max(each.peak_bytes)),
+            *([f"{each.usd:.3g}"] if priced else []),
+            _name(each.plan),
+        )
+        for each in shown
+    ]
+    head = "step", "peak", *(["usd"] if priced else []), "plan"
+    what = (
+        f"No plan beats these in {'seconds, bytes and dollars' if priced else 'seconds and bytes'}"
+    )
+    if more := len(rest.front) - len(shown):
+        what += f"; {more} more are within {100 * slack - 100:.0f} % of one of them"
+    return [f"{what}:", face.table(head, rows), str(rest.tally)]
+
+
+def _spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
+    """Return a few of a front, and the factor within which of one of them all others are.
+
+    The fastest, the smallest and the cheapest are among them.
+    """
+    figures = {each: (each.step_s, max(each.peak_bytes), each.usd) for each in front}
+    ends = [min(front, key=lambda each: figures[each][k]) for k in range(3)]
+    shown, slack = list(front), 1.0
+    while len(shown) > _MOST_SHOWN and slack < _MOST_SLACK:
+        slack, shown = slack + 0.05, list(dict.fromkeys(ends))
+        for each in front:
+            near = (zip(figures[each], figures[other], strict=True) for other in shown)
+            if not any(all(b <= slack * a for a, b in pair) for pair in near):
+                shown.append(each)
+    return sorted(shown, key=lambda each: figures[each]), slack
+
+
+def _name(plan: Plan) -> str:
+    words = [
+        f"{plan.schedule}: {plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
+    ]
+    words += [f"{plan.joined} micro-batches joined"] if plan.joined > 1 else []
+    again = [str(stage) for stage, does in enumerate(plan.recompute) if does]
+    words += [f"recompute {'all' if all(plan.recompute) else ' '.join(again)}"] if again else []
+    words += [f"hosts {' '.join(plan.hosts)}"] if plan.hosts else []
+    return ", ".join(words)
+
+
+def _row(candidate: Candidate) -> dict[str, Json]:
+    return {
+        "plan": _name(candidate.plan),
+        "step_s": candidate.step_s,
+        "peak_bytes": max(candidate.peak_bytes),
+        "usd": candidate.usd,
+    }
 
 
 def _objective(text: str) -> Objective:

@@ -32,7 +32,7 @@ def search(
     if micro_batches is None:
         message = f"graph {graph.digest} does not know how many micro-batches make a step"
         raise PlanError(message, hint="give micro_batches=, or the graph that `trace` returned")
-    plan, _ = search_all(
+    found = search_all(
         graph,
         profiles,
         cluster,
@@ -41,4 +41,4 @@ def search(
         clip=job is not None and job.clip_norm is not None,
         wish=wish,
     )
-    return plan
+    return found.plan

@@ -26,7 +26,7 @@ from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
 from penstock.schedule import Schedule, weight_copies
-from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, pieces_of
+from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, most_held, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
 from penstock.simulate.price import Held, as_run, check_profile, costs_of, held_of
@@ -37,7 +37,7 @@ _WINDOW = 8  # steps over which an asynchronous schedule is simulated
 _ROUNDING = 1 - 1e-9  # sums of a bound are made in another order than those of a simulation
 
 
-class _Priced(NamedTuple):
+class Priced(NamedTuple):
     """Stages with their seconds and bytes on each kind of device."""
 
     stages: Stages
@@ -60,7 +60,7 @@ class Judge:
         self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._schedules: dict[tuple[str, int, int, int, int], Schedule] = {}
         self._counts: dict[tuple[str, int, int, int, int], Counts] = {}
-        self._priced: dict[tuple[object, ...], _Priced] = {}
+        self._priced: dict[tuple[object, ...], Priced] = {}
 
     def cluster_of(self, hosts: tuple[str, ...]) -> Cluster:
         """Return the cluster with `hosts` first."""
@@ -108,6 +108,12 @@ class Judge:
                 return replace(candidate, refused=why)
         return candidate
 
+    def caps(self, plan: Plan) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Return for each rank of a replica the devices it is on: (kind, bytes of memory)."""
+        cluster, places = self.cluster_of(plan.hosts), self.places(plan.hosts, plan.total_ranks)
+        rows = [(k, cluster.device_of(rank).memory_bytes) for rank, k in enumerate(places)]
+        return tuple(tuple(set(rows[rank :: plan.num_ranks])) for rank in range(plan.num_ranks))
+
     def lacking_bytes(self, candidate: Candidate) -> int:
         """Return the bytes that all ranks together hold above what their devices have."""
         cluster = self.cluster_of(candidate.plan.hosts)
@@ -129,20 +135,21 @@ class Judge:
     def _window(self, plan: Plan, steps: int, *, spans: bool) -> Timeline:
         schedule = self.schedule(plan, steps)
         alive = weight_copies(schedule) if is_asynchronous(plan) else ()
-        stages, costs, held = self._price(plan, alive)
+        stages, costs, held = self.price(plan, alive)
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
         cluster = self.cluster_of(plan.hosts)
         places = self.places(plan.hosts, program.num_ranks)
         program, memory = as_run(program, held, places, cluster)
         return simulate(program, costs, cluster, memory=memory, spans=spans)
 
-    def _price(self, plan: Plan, alive: Sequence[int] = ()) -> _Priced:
+    def price(self, plan: Plan, alive: Sequence[int] = ()) -> Priced:
+        """Return the stages of `plan`, priced; `alive` as in `costs_of`."""
         key = plan.cuts, plan.recompute, tuple(alive)
         if key not in self._priced:
             stages = stages_of(plan, self.graph)
             costs = costs_of(self.graph, stages, self.profiles, alive)
             held = tuple(held_of(self.graph, stages, p, alive) for p in self.profiles)
-            self._priced[key] = _Priced(stages, costs, held)
+            self._priced[key] = Priced(stages, costs, held)
         return self._priced[key]
 
     def _usd_per_s(self, plan: Plan) -> float:
@@ -165,16 +172,22 @@ class Judge:
         if is_asynchronous(plan):
             return 0.0
         try:
-            stages, costs, held = self._price(plan)
+            stages, costs, held = self.price(plan)
         except GraphError:
             return 0.0
         places, counts = self.places(plan.hosts, plan.total_ranks), self._counts_of(plan)
         if objective == "memory":
-            return _most_held(counts, held, places)
+            peaks = most_held(self.schedule(plan).orders, held)
+            return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
         seconds = longest_s(
             counts, self._pieces.chained(costs.action_s), places, self._ends_s(plan, stages)
         )
         return _ROUNDING * self._score(plan, objective, seconds)
+
+    def least(self, plan: Plan) -> tuple[float, float, float]:
+        """Return what seconds, bytes of the fullest rank and dollars of a plan cannot be below."""
+        seconds = self.bound(plan, "time")
+        return seconds, self.bound(plan, "memory"), self._usd_per_s(plan) * seconds
 
     def _score(self, plan: Plan, objective: Objective, seconds: float) -> float:
         if objective == "cost":
@@ -203,16 +216,3 @@ class Judge:
                 size = sum(self.graph.nodes[p].size_bytes for p in stage.parameters)
                 ends_s[holders] += cluster.all_reduce_s(size, ranks)
         return ends_s
-
-
-def _most_held(counts: Counts, held: Sequence[Held], places: Sequence[int]) -> float:
-    """Return the bytes that the fullest rank holds from the start."""
-    ranks = len(counts.forward)
-    return max(
-        sum(
-            size
-            for stage, size in enumerate(held[place].start)
-            if counts.forward[at % ranks, stage]
-        )
-        for at, place in enumerate(places)
-    )

@@ -1,8 +1,8 @@
-"""Polish: the cuts of a candidate moved while that makes it better."""
+"""Polish: cuts moved, and stages no longer recomputed, while that makes a candidate better."""
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from penstock.graph.graph import Graph
@@ -20,12 +20,28 @@ def with_cuts(graph: Graph, plan: Plan, cuts: Iterable[int]) -> Plan:
     return replace(plan, cuts=row, cut_names=tuple(graph.cut_points[c].name for c in row))
 
 
-def polish(judge: Judge, best: Candidate, objective: Objective) -> Candidate:
-    """Move one cut at a time to a neighbouring cut point while that makes the candidate better."""
+def polish(
+    judge: Judge,
+    best: Candidate,
+    objective: Objective,
+    *,
+    keeps: bool = True,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Candidate:
+    """Change one thing at a time while that makes the candidate better.
+
+    That is a cut, to a neighbouring cut point, or a stage that need not be recomputed.
+
+    keeps:    whether stages may stop to be recomputed.
+    is_over:  whether there is no more time.
+    """
     improved = True
     while improved:
         improved = False
-        for plan in _neighbours(judge.graph, best.plan):
+        relaxed = _relaxed(best.plan) if keeps else iter(())
+        for plan in itertools.chain(_neighbours(judge.graph, best.plan), relaxed):
+            if is_over():
+                return best
             other = judge.candidate(plan)
             if not other.refused and other.score(objective) < best.score(objective):
                 best, improved = other, True
@@ -33,12 +49,19 @@ def polish(judge: Judge, best: Candidate, objective: Objective) -> Candidate:
     return best
 
 
-def recut(judge: Judge, start: Candidate, objective: Objective) -> Candidate:
+def recut(
+    judge: Judge,
+    start: Candidate,
+    objective: Objective,
+    *,
+    keeps: bool = True,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Candidate:
     """Return the best candidate that other cuts of `start` give; refused where none was found.
 
     Where there are not too many ways to cut, all are simulated whose bound is not above the best,
     32 at most; then single cuts are moved: while the plan does not fit, so that it lacks less
-    memory, then as `polish` does.
+    memory, then as `polish` does, which says what the options are.
     """
     best, graph = start, judge.graph
     count = len(start.plan.cuts)
@@ -47,12 +70,12 @@ def recut(judge: Judge, start: Candidate, objective: Objective) -> Candidate:
         plans = [with_cuts(graph, start.plan, cuts) for cuts in ways]
         rows = sorted((judge.rough(plan, objective), at) for at, plan in enumerate(plans))
         for bound, at in rows[:_MOST]:
-            if not best.refused and bound > best.score(objective)[0]:
+            if is_over() or (not best.refused and bound > best.score(objective)[0]):
                 break
             best = _better(best, judge.candidate(plans[at]), objective)
-    if best.refused:
+    if best.refused and not is_over():
         best = _fitted(judge, best)
-    return best if best.refused else polish(judge, best, objective)
+    return best if best.refused else polish(judge, best, objective, keeps=keeps, is_over=is_over)
 
 
 def _better(best: Candidate, other: Candidate, objective: Objective) -> Candidate:
@@ -74,6 +97,14 @@ def _fitted(judge: Judge, best: Candidate) -> Candidate:
                 best, lacking, improved = other, judge.lacking_bytes(other), True
                 break
     return best
+
+
+def _relaxed(plan: Plan) -> Iterator[Plan]:
+    """Yield the plans that keep the activations of one stage more."""
+    for stage, again in enumerate(plan.recompute):
+        if again:
+            row = (*plan.recompute[:stage], False, *plan.recompute[stage + 1 :])
+            yield replace(plan, recompute=row)
 
 
 def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:

@@ -34,7 +34,7 @@ def reasons(
     replicas = against("replicas", wish.replicas, lambda p: p.replicas)
     stages = against("number of stages", wish.stages, lambda p: p.num_stages)
     schedule = against("schedule", wish.schedule, lambda p: p.schedule)
-    again = against("recompute", wish.recompute, lambda p: any(p.recompute))
+    again = against("recompute", wish.recompute, _how_much)
     per = f"{plan.num_micro_batches} per replica"
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (
@@ -114,6 +114,17 @@ def _rests_on(judge: Judge) -> Decision:
     return Decision("seconds", value, "only choice", why)
 
 
+def _how_much(plan: Plan) -> str:
+    """Return whether all stages recompute, or some, or none."""
+    return (
+        "all"
+        if all(plan.recompute) and plan.recompute
+        else "some"
+        if any(plan.recompute)
+        else "none"
+    )
+
+
 def _yes_no(plan: Plan) -> str:
     stages = [str(stage) for stage, again in enumerate(plan.recompute) if again]
     return f"stages {', '.join(stages)}" if stages else "none"
@@ -128,19 +139,20 @@ def _against(
     def differs(plan: Plan) -> bool:
         return value(plan) != own
 
-    first = next((at for at, plan in enumerate(field.plans) if differs(plan)), None)
-    if first is None:
+    if not any(map(differs, field.plans)):
         return "nothing else is possible"
     found = field.best(1, differs)
+    if not found and field.was_cut_short:
+        return "no other was tried for lack of time"
     if not found:
-        return f"every other {name} was refused: {field.made(first).refused}"
+        return f"every other {name} was refused: {field.refusal(differs)}"
     other = found[0]
     plan = other.plan
     used = _order_of(judge, plan)
     where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(used)}"
     what = f"{plan.replicas} x {plan.num_stages} stages{where}, {plan.schedule}"
     if any(plan.recompute):
-        what += ", recompute"
+        what += f", recompute{'' if all(plan.recompute) else ' ' + _yes_no(plan)}"
     peak = max(other.peak_bytes)
     slower, larger = _times(other.step_s, best.step_s), _times(peak, max(best.peak_bytes))
     paid = field.objective == "cost" and best.usd > 0

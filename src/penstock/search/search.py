@@ -7,6 +7,7 @@ reason is the best candidate that decides otherwise.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
@@ -16,7 +17,7 @@ from penstock.profile import Profiles
 from penstock.program.lower_plan import trains
 from penstock.search.balance import balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
-from penstock.search.field import Field
+from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
@@ -25,6 +26,22 @@ from penstock.timeline import Timeline
 
 _POLISHED = 3  # candidates whose cuts are moved
 _POLISHED_UNLIKE = 8  # of unlike devices
+
+
+class Found(NamedTuple):
+    """What a search found.
+
+    plan        the best, with its reasons and what is predicted of it
+    candidates  every one that was simulated; first that of `plan`
+    front       those that no other beats in seconds, bytes of the fullest rank and dollars, by
+                seconds; empty unless asked for
+    tally       what became of the plans that were to be tried
+    """
+
+    plan: Plan
+    candidates: tuple[Candidate, ...]
+    front: tuple[Candidate, ...]
+    tally: Tally
 
 
 def search(  # noqa: PLR0913 - what there is, and one for each wish
@@ -37,15 +54,20 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     clip: bool = False,
     wish: Wish = Wish(),  # noqa: B008 - a frozen record
     prune: bool = True,
+    with_front: bool = False,
+    is_over: Callable[[], bool] = lambda: False,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Plan, tuple[Candidate, ...]]:
-    """Return the best plan with its reasons, and every candidate that was simulated.
+) -> Found:
+    """Return the best plan with its reasons, and what else was found.
 
     profiles:       one for all devices, or one for each kind.
     micro_batches:  per step over all replicas; the product of replicas and micro-batches of
                     each is always this number, so every candidate computes the same step.
     prune:          whether candidates that cannot be the best by their busiest rank are left
                     unsimulated; the plan is the same.
+    with_front:     whether to find the front too; then those are simulated that may be of it.
+    is_over:        whether the time for searching is over.  Then the best so far is returned, as
+                    soon as there is a usable one.
     Asynchronous schedules change the mathematics: they are tried only where `wish` names one.
     Raises:   PlanError: nothing fits the wish, or nothing fits the memory.
               ScheduleError: the wish names a schedule that does not exist.
@@ -56,24 +78,40 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
         raise PlanError(f"{wish.schedule} has no backward pass: it cannot train", hint=hint)
     judge = Judge(graph, profiles, cluster)
     cutter = _Cutter(judge, clip=clip)
-    found = shapes(graph, cluster, micro_batches, wish)
-    plans = [plan for shape in found for plan in cutter.plans(shape, wish)]
+    plans = [
+        plan
+        for shape in shapes(graph, cluster, micro_batches, wish)
+        for plan in cutter.plans(shape, wish)
+    ]
     if not plans:
         raise nothing_fits(graph, cluster, micro_batches, wish)
-    field = Field(judge, plans, objective, prune=prune, progress=progress)
-    unlike = len({cluster.device_of(rank).name for rank in range(cluster.num_ranks)}) > 1
-    if unlike:
+    effort = Effort(prune, wish.recompute is None, is_over, progress)
+    field = Field(judge, plans, objective, effort)
+    best = _polished(field)
+    why = reasons(best, field, judge, wish, cutter.devices(best.plan))
+    prediction = Prediction(best.step_s, best.peak_bytes, best.usd)
+    front = front_of([best, *field.front()]) if with_front else ()
+    plan = decide(best.plan, why, prediction)
+    return Found(plan, (best, *field.simulated), front, field.tally())
+
+
+def _polished(field: Field) -> Candidate:
+    """Return the best candidate of the field, polished.
+
+    Raises:   PlanError: none can be used.
+    """
+    judge, objective, cluster = field.judge, field.objective, field.judge.cluster
+    if len({cluster.device_of(rank).name for rank in range(cluster.num_ranks)}) > 1:
         tried = [*field.best(_POLISHED_UNLIKE), *field.overfull(_POLISHED_UNLIKE)]
-        moved = [recut(judge, candidate, objective) for candidate in tried]
+        change = recut
     else:
-        moved = [polish(judge, candidate, objective) for candidate in field.best(_POLISHED)]
+        tried, change = field.best(_POLISHED), polish
+    keeps, is_over = field.effort.rescues, field.effort.is_over
+    moved = [change(judge, each, objective, keeps=keeps, is_over=is_over) for each in tried]
     usable = [candidate for candidate in moved if not candidate.refused]
     if not usable:
         raise PlanError(_why_none(field.simulated), hint="use more ranks, or a smaller micro-batch")
-    best = min(usable, key=lambda c: c.score(objective))
-    why = reasons(best, field, judge, wish, cutter.devices(best.plan))
-    prediction = Prediction(best.step_s, best.peak_bytes, best.usd)
-    return decide(best.plan, why, prediction), (best, *field.simulated)
+    return min(usable, key=lambda candidate: candidate.score(objective))
 
 
 def evaluate(

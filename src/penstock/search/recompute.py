@@ -1,0 +1,72 @@
+"""Recompute: on which stages, so that each rank has room and little is computed again."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan import Plan
+from penstock.program.lower_plan import is_asynchronous
+from penstock.schedule.orders import F
+from penstock.search.bounds import most_held
+from penstock.search.judge import Judge
+from penstock.simulate.price import Held
+
+_MOST = 4  # stages of a rank of which all subsets are tried; of more: the cheapest ones
+
+
+def as_needed(judge: Judge, plan: Plan) -> Plan | None:
+    """Return `plan` with recompute on the stages for which its ranks lack memory.
+
+    Of the stages of such a rank those that leave room and take least seconds again.  None where
+    no rank lacks memory, or recompute does not help, or all stages need it.
+    Ignores:  messages that wait; that a stage which is recomputed for one of its ranks makes room
+              on another one.
+    """
+    if is_asynchronous(plan):
+        return None
+    count, orders = plan.num_stages, judge.schedule(plan).orders
+    keeps = judge.price(replace(plan, recompute=(False,) * count))
+    again = judge.price(replace(plan, recompute=(True,) * count))
+    forward_s = keeps.costs.action_s[F].max(axis=1)
+    ranks = [orders.stages[a:b] for a, b in itertools.pairwise(orders.offsets.tolist())]
+    ways = [_ways(np.unique(stages).tolist(), forward_s) for stages in ranks]
+    caps, at = judge.caps(plan), [0] * len(ways)
+    while True:
+        chosen = {stage for rank, way in enumerate(ways) for stage in way[at[rank]]}
+        mask = np.array([stage in chosen for stage in range(count)])
+        rows = zip(keeps.held, again.held, strict=True)
+        peaks = most_held(orders, [_mixed(one, other, mask) for one, other in rows])
+        full = [
+            rank
+            for rank, row in enumerate(caps)
+            if any(peaks[rank, kind] > cap for kind, cap in row)
+        ]
+        if not full:
+            break
+        if any(at[rank] + 1 == len(ways[rank]) for rank in full):
+            return None
+        for rank in full:
+            at[rank] += 1
+    return None if len(chosen) in (0, count) else replace(plan, recompute=tuple(mask.tolist()))
+
+
+def _ways(stages: Sequence[int], forward_s: NDArray[np.float64]) -> list[tuple[int, ...]]:
+    """Return sets of stages to recompute, in the order of their seconds."""
+    if len(stages) > _MOST:
+        cheapest = sorted(stages, key=lambda stage: (forward_s[stage], stage))
+        return [tuple(cheapest[:size]) for size in range(len(stages) + 1)]
+    sizes = range(len(stages) + 1)
+    ways = [way for size in sizes for way in itertools.combinations(stages, size)]
+    return sorted(ways, key=lambda way: (sum(forward_s[stage] for stage in way), way))
+
+
+def _mixed(keeps: Held, again: Held, mask: NDArray[np.bool_]) -> Held:
+    """Return the bytes of stages that recompute where `mask` says so."""
+    return replace(
+        keeps,
+        transient=np.where(mask, again.transient, keeps.transient),
+        net=np.where(mask, again.net, keeps.net),
+    )
