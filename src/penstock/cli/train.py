@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import os
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +13,14 @@ import typer
 from penstock.cli import face, view
 from penstock.cli.choose import Choice, There, for_plan, given, on_hosts_of, searched, trace_job
 from penstock.cli.prepare import started_on
+from penstock.cli.results import finished
 from penstock.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.files import write_text
 from penstock.job import Job, load_job
 from penstock.plan import Plan
-from penstock.report import report_of
 from penstock.schedule import find
 from penstock.search import Wish
-from penstock.timeline import bottleneck, parts_table
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -273,7 +270,7 @@ class Session:
             return None
         self._clear(first_step, checkpoint)
         outcome = self._run(run, plan.total_ranks, choice, first_step, launch)
-        return self._finish(outcome, choice)
+        return finished(self.folder, self.job, self.num_steps, outcome, choice)
 
     def _run(
         self,
@@ -336,71 +333,7 @@ class Session:
         for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
             (self.folder / name).unlink(missing_ok=True)
         outcome = self._run(work, ranks, None, first_step, run_processes)
-        return self._finish(outcome, None)
-
-    # -- after the last step ----------------------------------------------------------------------
-
-    def _finish(self, outcome: "Outcome", choice: Choice | None) -> dict[str, object]:
-        outcome.timeline.save(self.folder / "measured.trace.json")
-        predicted = choice.plan.predicted if choice else None
-        measured = outcome.breakdown
-        expected = view.expected(self.folder / "predicted.trace.json", measured)
-        found = None if measured is None else bottleneck(measured, expected)
-        last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
-        summary: dict[str, object] = {
-            "val_loss": self._validate(outcome, choice),
-            "train_loss": last,
-            "steps": self.num_steps,
-            "step_s_predicted": predicted.step_s if predicted else None,
-            "step_s_measured": outcome.step_s,
-            "peak_bytes_predicted": list(predicted.peak_bytes) if predicted else None,
-            "peak_bytes_measured": list(outcome.peak_bytes),
-            "cap_bytes": self._caps(choice),
-            "live_versions": list(outcome.live_versions),
-            "breakdown": measured.to_json() if measured else None,
-            "bottleneck": found.to_json() if found else None,
-            **(dict(self.job.facts()) if self.job.facts else {}),
-        }
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-        report_of(self.folder).save(self.folder / "report.html")
-        view.show_outcome(outcome, choice.plan if choice else None)
-        if measured is not None:
-            face.say(f"\n{parts_table(measured, expected)}\n{found}\n")
-        face.say(f"written to {self.folder}: open {self.folder / 'report.html'}")
-        return summary
-
-    def _caps(self, choice: Choice | None) -> list[int] | None:
-        """Return the memory of every rank's device."""
-        place = self.folder / "cluster.toml"
-        if choice is None or not place.exists():
-            return None
-        cluster = Cluster.load(place)
-        ranks = range(min(choice.plan.total_ranks, cluster.num_ranks))
-        return [cluster.device_of(rank).memory_bytes for rank in ranks]
-
-    def _validate(self, outcome: "Outcome", choice: Choice | None) -> float | None:
-        """Return the mean loss over the validation micro-batches, in evaluation mode."""
-        import torch
-
-        from penstock.graph.trace import build, loss_of, on_device
-        from penstock.runtime.eager import load_model
-
-        if self.job.validation is None:
-            return None
-        model = choice.captured.model if choice else build(self.job)[0]
-        load_model(model, outcome.weights)
-        batches = list(self.job.validation())
-        was_training = model.training
-        model.eval()
-        torch.set_num_threads(os.cpu_count() or 1)
-        losses: list[float] = []
-        with torch.no_grad(), face.progress("validating") as update:
-            for number, batch in enumerate(batches, 1):
-                losses.append(float(loss_of(self.job, model, on_device(batch))))
-                update(number, len(batches))
-        torch.set_num_threads(1)
-        model.train(was_training)
-        return statistics.fmean(losses) if losses else None
+        return finished(self.folder, self.job, self.num_steps, outcome, None)
 
 
 if TYPE_CHECKING:
