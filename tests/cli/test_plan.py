@@ -213,6 +213,20 @@ def test_micro_batches_are_not_joined_where_memory_is_the_objective(
     assert json.loads(call("plan", f"{MLP}:joins", *wish, "--json").out)["joined"] == 1
 
 
+def test_joining_for_which_there_is_no_memory_is_refused_with_the_reason(
+    call: Call, machines: Path, tmp_path: Path
+) -> None:
+    wish = "--ranks", 1, "--objective", "memory", "--json"
+    found = json.loads(call("plan", f"{MLP}:joins", "--cluster", machines, *wish).out)
+    (least,) = found["predicted"]["peak_bytes"]
+    cluster = Cluster.load(machines)
+    small = replace(cluster, devices=(replace(cluster.devices[0], memory_bytes=least),))
+    small.save(tmp_path / "small.toml")
+    done = call("plan", f"{MLP}:joins", "--cluster", tmp_path / "small.toml", *wish)
+    (why,) = [d["why"] for d in json.loads(done.out)["decisions"] if d["what"] == "micro-batches"]
+    assert re.fullmatch(r"every other size was refused: .* would hold \S+ \S+ of \S+ \S+", why)
+
+
 # Machines that are not here
 
 MIXED = Path(__file__).parents[2] / "examples" / "mixed.toml"

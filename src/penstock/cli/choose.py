@@ -140,9 +140,8 @@ def best(  # noqa: PLR0913 - what there is, and how to search
     if not options:
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(objective))
-    plan = _with_reason(
-        first.choice.plan, [(o.choice.plan.joined, o.best) for o in options if o is not first]
-    )
+    others = [(o.choice.plan.joined, o.best) for o in options if o is not first]
+    plan = _with_reason(first.choice.plan, others, problems)
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
     if limit_s is not None and tally.late:
         cut = Decision("search", f"stopped after {format_seconds(limit_s)}", "user", str(tally))
@@ -234,12 +233,19 @@ def _ways_to_join(job: Job, captured: "Capture") -> "Iterator[tuple[int, Job, Ca
         yield count, joined, step
 
 
-def _with_reason(plan: Plan, others: list[tuple[int, Candidate]]) -> Plan:
-    """Return the plan with the reason for its size of micro-batch."""
+def _with_reason(
+    plan: Plan, others: Sequence[tuple[int, Candidate]], problems: Sequence[PlanError]
+) -> Plan:
+    """Return the plan with the reason for its size of micro-batch.
+
+    others, problems:  what was found with the other sizes that were possible.
+    """
     own = f"{plan.num_micro_batches} per replica"
     if plan.joined > 1:
         own += f", each {plan.joined} of the job's joined"
     why = "joining the job's micro-batches was not possible: the gradient would change"
+    if problems:
+        why = f"every other size was refused: {problems[0].message}"
     if others:
         ways = ((f"{k} of the job's joined" if k > 1 else "none joined", c) for k, c in others)
         times = (f"{format_seconds(c.step_s)} with {way}" for way, c in ways)

@@ -3,7 +3,7 @@
 One path per kind of action and clock, not one element per span.  Area is time: a span at least
 2 pixels wide is a rectangle; narrower ones fill their pixel columns from below, by the share of
 the column's time that each kind has, at least a pixel high.  page.js draws by the same rule when
-the picture is zoomed (tests/test_report.py compares the two).
+the picture is zoomed (tests/report/test_browser.py compares the two).
 """
 
 import json
