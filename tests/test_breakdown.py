@@ -38,7 +38,7 @@ from penstock.timeline.bottleneck import CAUSE, FLAG
 from penstock.timeline.breakdown import WORK, covered_s
 
 PIPELINES = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", "interleaved", "double_buffered")
-seconds = st.floats(0, 1e3)
+seconds = st.just(0.0) | st.floats(1e-6, 1e3)
 
 
 def broken(*ranks: dict[Part, float], steps: int = 1, links: tuple[LinkUse, ...] = ()) -> Breakdown:

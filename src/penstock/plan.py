@@ -127,13 +127,15 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path | str) -> "Plan":
-        """Read a plan written by `save`.
+        """Read a plan written by `save`, or printed by `penstock plan --json`.
 
         Raises:   PlanError: missing, damaged, no plan, or decisions that contradict each other.
         """
         content = read_json(path, PlanError, "plan")
         if content.pop("penstock", None) != "plan":
             raise PlanError(f"{path} is JSON, but no plan", hint="make one with `penstock plan`")
+        for beside in ("front", "tally"):  # what else was found, where it was printed
+            content.pop(beside, None)
         try:
             return _from_json(content)
         except (PlanError, KeyError, TypeError, ValueError) as problem:

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from penstock.cli.plan import spread
 from penstock.cli.saved import load_basis
 from penstock.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
 from penstock.profile import Profile
+from penstock.search import Candidate, front_of
 from penstock.timeline import Timeline, peak_bytes
 from tests.cli.conftest import MLP, Call, Done
 
@@ -76,6 +80,8 @@ def test_json_is_the_plan_that_is_written(call: Call, machines: Path, tmp_path: 
     out = tmp_path / "new" / "plan.json"
     done = call("plan", JOB, "--cluster", machines, "--out", out, "--json")
     printed = json.loads(done.out)
+    (tmp_path / "printed.json").write_text(done.out)
+    assert Plan.load(tmp_path / "printed.json") == Plan.load(out)
     front, tally = printed.pop("front"), printed.pop("tally")
     assert printed == json.loads(out.read_text())
     assert printed["predicted"]["step_s"] == front[0]["step_s"]  # nothing is faster
@@ -83,18 +89,77 @@ def test_json_is_the_plan_that_is_written(call: Call, machines: Path, tmp_path: 
     assert done.err.splitlines()[-1] == f"wrote {out}"
 
 
-def test_front_and_what_became_of_all_plans_are_shown(call: Call, machines: Path) -> None:
+HEADING = r"No plan beats these in seconds and bytes(; \d+ more are within \d+ % of one of them)?:"
+
+
+def test_front_and_what_became_of_all_plans_are_shown(
+    call: Call, machines: Path, tmp_path: Path
+) -> None:
     text = call("plan", JOB, "--cluster", machines).out.splitlines()
-    start = text.index("No plan beats these in seconds and bytes:")
+    (start,) = [at for at, line in enumerate(text) if re.fullmatch(HEADING, line)]
     assert text[start + 1].split() == ["step", "peak", "plan"]
     rows = text[start + 2 : -1]
-    assert len(rows) >= 1
+    assert 1 <= len(rows) <= 10
     assert all(re.search(r"  \w+: \d x \d+ stages on \d ranks", row) for row in rows)
     assert re.match(r"\d+ plans: \d+ simulated", text[-1])
     front = json.loads(call("plan", JOB, "--cluster", machines, "--json").out)["front"]
     assert [row["step_s"] for row in front] == sorted(row["step_s"] for row in front)
     peaks = [row["peak_bytes"] for row in front]
     assert peaks == sorted(peaks, reverse=True)
+    for row in (front[0], front[-1]):  # each is a plan to train by
+        (tmp_path / "row.json").write_text(json.dumps(row["plan"]))
+        plan = Plan.load(tmp_path / "row.json")
+        assert plan.predicted is not None
+        assert (plan.predicted.step_s, max(plan.predicted.peak_bytes)) == (
+            row["step_s"],
+            row["peak_bytes"],
+        )
+        assert row["name"].startswith(f"{plan.schedule}: {plan.replicas} x {plan.num_stages} ")
+
+
+def front_row(step_s: float, peak: int, usd: float) -> Candidate:
+    made = Plan("0123", (), (), "one_f_one_b", num_micro_batches=1, num_ranks=1)
+    return Candidate(made, step_s, (peak,), usd)
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 10**6)] * 3), min_size=1, max_size=60))
+def test_few_plans_stand_for_a_long_front(figures: list[tuple[int, int, int]]) -> None:
+    front = front_of([front_row(*row) for row in figures])
+    shown, slack = spread(front)
+    assert set(shown) <= set(front)
+    assert len(shown) <= 10 or slack >= 10
+    assert (slack == 1.0) == (len(front) <= 10)
+    for k in range(3):
+        values = [(each.step_s, each.peak_bytes[0], each.usd)[k] for each in front]
+        assert min(values) in [(each.step_s, each.peak_bytes[0], each.usd)[k] for each in shown]
+    for each in front:
+        own = each.step_s, each.peak_bytes[0], each.usd
+        near = [(o.step_s, o.peak_bytes[0], o.usd) for o in shown]
+        assert any(all(b <= slack * a for a, b in zip(own, row, strict=True)) for row in near)
+
+
+@pytest.mark.usefixtures("calls_cost_most")
+def test_rows_of_joined_micro_batches_say_so(call: Call, machines: Path) -> None:
+    done = call("plan", f"{MLP}:joins", "--cluster", machines, "--ranks", 1, "--json")
+    front = json.loads(done.out)["front"]
+    assert front[0]["plan"]["joined"] == 2
+    assert "2 micro-batches joined" in front[0]["name"]
+
+
+def test_limit_is_shared_by_all_sizes_of_micro_batches(
+    call: Call, machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.cli import choose
+
+    parts: list[float | None] = []
+    monkeypatch.setattr(
+        choose, "_over", lambda start, part_s: parts.append(part_s) or (lambda: True)
+    )
+    done = call("plan", f"{MLP}:joins", "--cluster", machines, "--limit", 1000, "--json")
+    assert json.loads(done.out)["tally"]["simulated"] == 2  # one of each size
+    assert parts[0] == 500.0  # of 1 and of 2 joined
+    assert parts[1] is not None
+    assert 500.0 < parts[1] <= 1000.0
 
 
 def test_search_stops_when_its_time_is_over(call: Call, machines: Path, tmp_path: Path) -> None:
@@ -103,6 +168,7 @@ def test_search_stops_when_its_time_is_over(call: Call, machines: Path, tmp_path
     assert done.code == 0
     why = r"\d+ plans: 1 simulated; \d+ not tried for lack of time"
     assert re.search(rf"  search: stopped after 0 s \(user\): {why}\n", done.out)
+    assert "No plan that was tried beats these in seconds and bytes:" in done.out
     assert call("simulate", out).code == 0
     refused = call("plan", JOB, "--cluster", machines, "--limit", -1)
     assert "limit" in refused.refusal(2)[0]

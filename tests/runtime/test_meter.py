@@ -46,6 +46,19 @@ def test_few_windows_are_kept_evenly(
     assert both.total_s == sum(5.0 * n for n in range(windows))
 
 
+def test_windows_without_sums_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else ranks whose programs differ would keep other windows."""
+    monkeypatch.setattr(meter, "_MOST_WINDOWS", 4)
+    waited = SimpleNamespace(to_receive_s=0.0, to_send_s=0.0)
+    one = Meter(cast("Transport", SimpleNamespace(rank=0, waited=waited)))
+    alone, both = (bound("compute", kind="F"),), (bound("collective", (0, 1)),)
+    for n in range(12):
+        one.window(both if n % 3 == 0 else alone, [0.0, float(n)], 1)
+    (met,) = one.spent(0.0, both, [0.0, 0.0], 1).meetings
+    assert met.sample_s == (0.0,)  # of windows 0, 4 and 8, the one with a sum
+    assert met.total_s == 0 + 3 + 6 + 9
+
+
 def test_what_a_rank_clips_alone_is_part_of_its_update() -> None:
     waited = SimpleNamespace(to_receive_s=0.0, to_send_s=0.0)
     one = Meter(cast("Transport", SimpleNamespace(rank=0, waited=waited)))

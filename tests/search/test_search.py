@@ -18,7 +18,9 @@ from penstock.search import Candidate, Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
 from penstock.search.judge import Judge
+from penstock.search.polish import polish
 from penstock.search.recompute import as_needed
+from penstock.search.search import Found
 from tests.search.chains import chain, chains, cluster_of, profile_of
 
 SLOW = Link(0.01, 20.0, overhead_s=0.01)
@@ -70,10 +72,11 @@ def test_every_shape_is_tried_with_and_without_recompute(pair, ranks: int, count
     graph, profile = pair
     cluster = cluster_of(ranks, link=SLOW)
     _, found, *_ = search(graph, profile, cluster, micro_batches=count, prune=False)
-    tried = [(shape_of(c.plan), c.plan.recompute[0]) for c in found[1:]]
-    expected = itertools.product(shapes(graph, ranks, count), (False, True))
+    expected = [*itertools.product(shapes(graph, ranks, count), (False, True))]
+    simulated = found[-len(expected) :]  # before them, the best ones polished
+    tried = [(shape_of(c.plan), c.plan.recompute[0]) for c in simulated]
     assert sorted(tried) == sorted(expected)
-    for candidate in found[1:]:
+    for candidate in simulated:
         cuts = balanced_cuts(graph, profile.op_s, candidate.plan.num_stages)
         assert candidate.plan.cuts == cuts
 
@@ -143,26 +146,36 @@ def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
     st.sampled_from(["time", "cost", "memory"]),
     st.sampled_from([SLOW, Link(0.0, 1e12), Link(2.0, 1e12)]),
     st.booleans(),
+    st.sampled_from([10**9, 400, 300, 200]),
 )
-def test_plan_and_its_reasons_are_those_of_simulating_everything(
-    pair, ranks: int, count: int, objective, link: Link, priced: bool
+def test_plan_and_its_reasons_are_those_of_simulating_everything(  # noqa: PLR0913 - drawn
+    pair, ranks: int, count: int, objective, link: Link, priced: bool, memory_bytes: int
 ) -> None:
     graph, profile = pair
-    cluster = cluster_of(ranks, link=link, usd_per_hour=3.0 * priced)
-    both = [
-        search(
-            graph,
-            profile,
-            cluster,
-            micro_batches=count,
-            objective=objective,
-            prune=prune,
-            clip=True,
-        )
-        for prune in (True, False)
-    ]
-    assert both[0][0] == both[1][0]
-    assert set(both[0][1]) <= set(both[1][1])
+    usd_per_hour = 3.0 * priced
+    cluster = cluster_of(ranks, link=link, usd_per_hour=usd_per_hour, memory_bytes=memory_bytes)
+
+    def found(prune: bool) -> Found | None:
+        try:
+            return search(
+                graph,
+                profile,
+                cluster,
+                micro_batches=count,
+                objective=objective,
+                prune=prune,
+                clip=True,
+                with_front=True,
+            )
+        except PlanError:
+            return None
+
+    one, two = found(True), found(False)
+    assert (one is None) == (two is None)
+    if one is not None and two is not None:
+        assert one.plan == two.plan
+        assert set(one.candidates) <= set(two.candidates)
+        assert list(map(figures, one.front)) == list(map(figures, two.front))
 
 
 def test_what_cannot_be_the_best_is_not_simulated() -> None:
@@ -295,7 +308,7 @@ def test_recompute_rescues_a_plan_that_does_not_fit() -> None:
     wish = Wish(ranks=2, stages=2, schedule="gpipe")
     plan, found, *_ = search(graph, profile, tight, micro_batches=8, wish=wish)
     assert plan.recompute == (False, True)  # rank 0 has room: its stage lacks the loss
-    assert sorted(bool(c.refused) for c in found) == [False, False, False, True]
+    assert [c.plan.recompute for c in found if c.refused] == [(False, False)]
     (reason,) = [d for d in plan.decisions if d.what == "recompute"]
     assert reason.value == "stages 1"
     assert reason.why.startswith("the best otherwise (1 x 2 stages, gpipe, recompute): ")
@@ -410,7 +423,22 @@ def test_search_without_time_returns_the_first_plan_that_can_be_used() -> None:
     assert f"{found.tally.late} not tried for lack of time" in str(found.tally)
     assert found.plan.predicted.step_s == found.candidates[0].step_s
     whys = {d.what: d.why for d in found.plan.decisions}
-    assert whys["schedule"] == "no other was tried for lack of time"
+    assert whys["schedule"] == "none was found before the time was over"
+    assert found.cut_short
+
+
+def test_without_time_nothing_is_polished() -> None:
+    judge = Judge(SIX, SIX_PROFILE, cluster_of(3, link=SLOW))
+    start = judge.candidate(plan_by_hand(SIX, (0, 1), "one_f_one_b", num_micro_batches=6))
+    assert polish(judge, start, "time", is_over=lambda: True) == start
+    assert polish(judge, start, "time").step_s < start.step_s
+
+
+def test_all_that_was_polished_counts_for_the_front() -> None:
+    found = search(SIX, SIX_PROFILE, cluster_of(3, link=SLOW), micro_batches=6, with_front=True)
+    usable = {figures(each) for each in found.candidates if not each.refused}
+    assert len(found.candidates) == found.tally.simulated + 3
+    assert not any(beats(other, figures(each)) for each in found.front for other in usable)
 
 
 def test_search_with_more_time_finds_no_worse() -> None:

@@ -129,7 +129,8 @@ def best(  # noqa: PLR0913 - what there is, and how to search
 ) -> "tuple[Choice, tuple[Profile, ...], Rest]":
     """Return the best plan for `cluster`, the profiles that it was found with, and what else is.
 
-    limit_s:  of searching, of all ways of joining micro-batches together; then the best so far.
+    limit_s:  of searching, all ways of joining micro-batches together, tracing and measuring aside;
+              then the best so far.
     Raises:   PlanError: nothing fits the wish or the memory.
     """
     found = list(
@@ -143,7 +144,7 @@ def best(  # noqa: PLR0913 - what there is, and how to search
     others = [(o.choice.plan.joined, o.best) for o in options if o is not first]
     plan = _with_reason(first.choice.plan, others, problems)
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
-    if limit_s is not None and tally.late:
+    if limit_s is not None and any(option.found.cut_short for option in options):
         cut = Decision("search", f"stopped after {format_seconds(limit_s)}", "user", str(tally))
         plan = replace(plan, decisions=(*plan.decisions, cut))
     front = front_of([_joined(option, each) for option in options for each in option.found.front])
@@ -158,10 +159,22 @@ def _options(
     profile: "Profiling",
     asked: "Asked",
 ) -> "Iterator[_Option | PlanError]":
-    """Yield for each way of joining micro-batches what the search finds."""
+    """Yield for each way of joining micro-batches what the search finds.
+
+    Each has the same part of the time that is left, and none is begun without any.
+    """
     left_s = asked.limit_s
-    for count, joined, step in _ways_to_join(job, captured):
+    sizes = [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
+    for at, count in enumerate(sizes):
+        if at and left_s is not None and left_s <= 0:
+            yield PlanError("there was no more time")
+            return
+        way = (job, captured) if count == 1 else _joined_job(job, captured, count)
+        if way is None:
+            continue
+        joined, step = way
         profiles, start = profile(step, joined, cluster), time.perf_counter()
+        part_s = None if left_s is None else left_s / (len(sizes) - at)
         try:
             with face.progress("searching") as update:
                 found = search(
@@ -173,14 +186,13 @@ def _options(
                     clip=job.clip_norm is not None,
                     wish=wish,
                     with_front=asked.with_front,
-                    is_over=_over(start, left_s),
+                    is_over=_over(start, part_s),
                     progress=update,
                 )
-        except PlanError as problem:
-            yield problem
-        else:
             choice = Choice(joined, step, replace(found.plan, joined=count))
             yield _Option(choice, profiles, found)
+        except PlanError as problem:
+            yield problem
         if left_s is not None:
             left_s -= time.perf_counter() - start
 
@@ -210,27 +222,24 @@ def _joined(option: _Option, candidate: Candidate) -> Candidate:
     return replace(candidate, plan=replace(candidate.plan, joined=option.choice.plan.joined))
 
 
-def _over(start: float, left_s: float | None) -> Callable[[], bool]:
-    if left_s is None:
+def _over(start: float, part_s: float | None) -> Callable[[], bool]:
+    if part_s is None:
         return lambda: False
-    return lambda: time.perf_counter() - start >= left_s
+    return lambda: time.perf_counter() - start >= part_s
 
 
-def _ways_to_join(job: Job, captured: "Capture") -> "Iterator[tuple[int, Job, Capture]]":
-    """Yield how many micro-batches can be joined, the job then, and its trace."""
+def _joined_job(job: Job, captured: "Capture", count: int) -> "tuple[Job, Capture] | None":
+    """Return the job with so many micro-batches joined to one, and its trace; None: they cannot."""
     from penstock.graph.merge import merged, merges
 
-    yield 1, job, captured
-    for count in (k for k in range(2, MOST_JOINED + 1) if job.micro_batches % k == 0):
-        with face.busy(f"trying whether {count} micro-batches can be joined"):
-            if not merges(job, captured.graph, count):
-                continue
-        joined = merged(job, count)
-        try:
-            step = trace_job(joined)
-        except GraphError:
-            continue
-        yield count, joined, step
+    with face.busy(f"trying whether {count} micro-batches can be joined"):
+        if not merges(job, captured.graph, count):
+            return None
+    joined = merged(job, count)
+    try:
+        return joined, trace_job(joined)
+    except GraphError:
+        return None
 
 
 def _with_reason(

@@ -1,6 +1,7 @@
 """penstock plan: find the fastest, cheapest or smallest way to train a job, and show why."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import load_job
-from penstock.plan import Plan
+from penstock.plan import Plan, Prediction
 from penstock.schedule import find
 from penstock.search import Candidate, Objective, Wish
 from penstock.units import format_bytes, format_seconds
@@ -33,9 +34,12 @@ def plan(  # noqa: PLR0913 - the flags of a command
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     schedule: Annotated[str | None, typer.Option(help="See `penstock schedule`.")] = None,
     limit: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds to search; then the best so far.")
+        float | None,
+        typer.Option(min=0.0, help="Seconds to search, tracing aside; then the best so far."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print plan, front and tally as JSON.")
+    ] = False,
 ) -> None:
     """Search for the best plan, and show why it is best.
 
@@ -57,19 +61,23 @@ def plan(  # noqa: PLR0913 - the flags of a command
         )
     if out is not None:
         saved.save_plan(out, found.plan, saved.Basis(found.captured.graph, profiles, there))
-    if as_json:
-        front: list[Json] = [_row(each) for each in rest.front]
-        tally: dict[str, Json] = dict(rest.tally._asdict())
-        face.show_json({**found.plan.to_json(), "front": front, "tally": tally})
-    else:
-        face.show("\n".join([str(found.plan), "", *_others(rest)]))
+    _show(found.plan, rest, as_json=as_json)
     if out is not None:
         face.say(f"wrote {out}")
 
 
+def _show(plan: Plan, rest: Rest, *, as_json: bool) -> None:
+    if as_json:
+        front: list[Json] = [_row(each) for each in rest.front]
+        tally: dict[str, Json] = dict(rest.tally._asdict())
+        face.show_json({**plan.to_json(), "front": front, "tally": tally})
+    else:
+        face.show("\n".join([str(plan), "", *_others(rest)]))
+
+
 def _others(rest: Rest) -> list[str]:
     """Return the front as a table, and what became of the plans."""
-    shown, slack = _spread(rest.front)
+    shown, slack = spread(rest.front)
     priced = any(each.usd for each in rest.front)
     rows = [
         (
@@ -81,15 +89,14 @@ def _others(rest: Rest) -> list[str]:
         for each in shown
     ]
     head = "step", "peak", *(["usd"] if priced else []), "plan"
-    what = (
-        f"No plan beats these in {'seconds, bytes and dollars' if priced else 'seconds and bytes'}"
-    )
+    tried = "No plan that was tried beats" if rest.tally.late else "No plan beats"
+    what = f"{tried} these in {'seconds, bytes and dollars' if priced else 'seconds and bytes'}"
     if more := len(rest.front) - len(shown):
         what += f"; {more} more are within {100 * slack - 100:.0f} % of one of them"
     return [f"{what}:", face.table(head, rows), str(rest.tally)]
 
 
-def _spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
+def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
     """Return a few of a front, and the factor within which of one of them all others are.
 
     The fastest, the smallest and the cheapest are among them.
@@ -118,8 +125,10 @@ def _name(plan: Plan) -> str:
 
 
 def _row(candidate: Candidate) -> dict[str, Json]:
+    predicted = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
     return {
-        "plan": _name(candidate.plan),
+        "name": _name(candidate.plan),
+        "plan": replace(candidate.plan, predicted=predicted).to_json(),
         "step_s": candidate.step_s,
         "peak_bytes": max(candidate.peak_bytes),
         "usd": candidate.usd,

@@ -43,8 +43,7 @@ class Meter:
         each_s = np.diff(marks)
         for key, seconds in zip(keys, np.bincount(places, each_s, len(keys)).tolist(), strict=True):
             self.seconds[key] += seconds
-        if meetings:
-            self._sample({key: each_s[at] for key, at in meetings.items()})
+        self._sample({key: each_s[at] for key, at in meetings.items()})
         before, self._seen_s = self._seen_s, self._waited_s()
         self.to_receive_s += self._seen_s[0] - before[0]
         self.to_send_s += self._seen_s[1] - before[1]

@@ -75,18 +75,19 @@ class Field:
     ) -> None:
         self.judge, self.plans, self.effort = judge, plans, effort
         self.objective: Objective = objective
-        prune = effort.prune
         self.was_cut_short = False
         self._made: dict[int, Candidate] = {}
         self._rescued: dict[int, Candidate] = {}  # those that did not fit before
-        self._rough = [judge.rough(plan, objective) for plan in plans] if prune else []
-        self._bounds: dict[int, float] = {}
-        numbers = range(len(plans))
-        self._order = sorted(numbers, key=self._rough.__getitem__) if prune else list(numbers)
-        if not prune:
-            for number in numbers:
-                self.made(number)
-                self._tell(number + 1)
+        self._late: set[int] = set()
+        self._bounds: dict[int, float] = {}  # of the objective
+        self._held: dict[int, float] = {}
+        self._rough = [judge.rough(plan, objective) for plan in plans]
+        self._order = sorted(range(len(plans)), key=self._rough.__getitem__)
+        if not effort.prune:
+            for done, number in enumerate(self._order):
+                if self._has_time(number):
+                    self.made(number)
+                self._tell(done + 1)
 
     @property
     def simulated(self) -> tuple[Candidate, ...]:
@@ -109,10 +110,11 @@ class Field:
         for done, number in enumerate(self._order):
             self._tell(done)
             if number not in self._made:
-                if self._no_time():
-                    continue
-                least = self._least(self.plans[number])
+                seconds, usd = self.judge.least(self.plans[number])
+                least = seconds, self._peak(number), usd
                 if any(_beats(_figures(other), least) for other in kept):
+                    continue
+                if not self._has_time(number):
                     continue
             kept = list(front_of([*kept, self.made(number)]))
         self._tell(len(self.plans))
@@ -120,14 +122,13 @@ class Field:
 
     def tally(self) -> Tally:
         """Return what became of the plans so far."""
-        made = self._made.values()
-        left = len(self.plans) - len(self._made)
+        made, late = self._made.values(), len(self._late - self._made.keys())
         return Tally(
-            simulated=len(self._made),
+            simulated=len(made),
             too_full=sum(bool(each.refused and each.peak_bytes) for each in made),
             impossible=sum(bool(each.refused and not each.peak_bytes) for each in made),
-            slower=0 if self.was_cut_short else left,
-            late=left if self.was_cut_short else 0,
+            slower=len(self.plans) - len(made) - late,
+            late=late,
         )
 
     def best(
@@ -141,11 +142,11 @@ class Field:
         for done, number in enumerate(self._order):
             self._tell(done)
             limit = kept[-1][0][0] if len(kept) == count else float("inf")
-            if self._rough and self._rough[number] > limit:
+            if self.effort.prune and self._rough[number] > limit:
                 break
-            if not among(self.plans[number]) or self._is_above(number, limit):
+            if self._is_none_of(number, among) or self._is_above(number, limit):
                 continue
-            if number not in self._made and self._no_time():
+            if not self._has_time(number):
                 continue
             made = self.made(number)
             if not made.refused and among(made.plan):
@@ -155,22 +156,60 @@ class Field:
         return [self._made[number] for _, number in kept]
 
     def overfull(self, count: int) -> list[Candidate]:
-        """Return the first `count` of those simulated so far that do not fit their memory."""
-        numbers = (number for number in self._order if number in self._made)
-        rows = [self._made[number] for number in numbers]
-        return [made for made in rows if made.refused and made.peak_bytes][:count]
+        """Return the first `count` candidates that do not fit their memory, by their bounds."""
+        found: list[Candidate] = []
+        for number in self._order:
+            if len(found) == count:
+                break
+            if self._fits(number) or not self._has_time(number):
+                continue
+            made = self.made(number)
+            found += [made] if made.refused and made.peak_bytes else []
+        return found
+
+    def is_over(self) -> bool:
+        """Return whether there is no more time, and remember that something was left out."""
+        self.was_cut_short |= self.effort.is_over()
+        return self.was_cut_short
 
     def _tell(self, done: int) -> None:
         if self.effort.progress is not None:
             self.effort.progress(done, len(self.plans))
 
+    def _is_none_of(self, number: int, among: Callable[[Plan], bool]) -> bool:
+        """Return whether a plan, recomputed as needed, is surely none of those `among`."""
+        made = self._made.get(number)
+        if among(self.plans[number] if made is None else made.plan):
+            return False
+        return made is not None or not self._may_be_rescued(number)
+
     def _is_above(self, number: int, limit: float) -> bool:
         """Return whether a plan that is not simulated yet cannot be within `limit`."""
-        if not self._rough or number in self._made or limit == float("inf"):
+        if not self.effort.prune or number in self._made or limit == float("inf"):
             return False
+        if self.objective == "memory":
+            return self._peak(number) > limit
         if number not in self._bounds:
             self._bounds[number] = self.judge.bound(self.plans[number], self.objective)
         return self._bounds[number] > limit
+
+    def _peak(self, number: int) -> float:
+        """Return what the bytes of a plan, recomputed as needed, are not below."""
+        return 0.0 if self._may_be_rescued(number) else self._bytes(number)
+
+    def _may_be_rescued(self, number: int) -> bool:
+        may = self.effort.rescues and not any(self.plans[number].recompute)
+        return may and not self._fits(number)
+
+    def _fits(self, number: int) -> bool:
+        """Return whether a plan fits its memory, but for messages that wait."""
+        peak, caps = self._bytes(number), self.judge.caps(self.plans[number])
+        return all(peak <= cap for row in caps for _, cap in row)
+
+    def _bytes(self, number: int) -> float:
+        if number not in self._held:
+            self._held[number] = self.judge.bound(self.plans[number], "memory")
+        return self._held[number]
 
     def made(self, number: int) -> Candidate:
         """Return what the plan of this number gives, simulated now if it was not yet."""
@@ -183,16 +222,14 @@ class Field:
                     self._rescued[number], self._made[number] = made, self.judge.candidate(fitted)
         return self._made[number]
 
-    def _least(self, plan: Plan) -> tuple[float, float, float]:
-        seconds, peak, usd = self.judge.least(plan)
-        fits = all(peak <= cap for row in self.judge.caps(plan) for _, cap in row)
-        return seconds, peak if fits else 0.0, usd  # with recompute it may hold less
-
-    def _no_time(self) -> bool:
-        """Return whether no other plan may be simulated; there has to be one that is usable."""
-        usable = any(not made.refused for made in self._made.values())
-        self.was_cut_short |= usable and self.effort.is_over()
-        return self.was_cut_short
+    def _has_time(self, number: int) -> bool:
+        """Return whether a plan may be simulated: at least until one is usable."""
+        if number in self._made:
+            return True
+        is_late = any(not made.refused for made in self._made.values()) and self.is_over()
+        if is_late:
+            self._late.add(number)
+        return not is_late
 
 
 def front_of(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

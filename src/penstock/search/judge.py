@@ -184,10 +184,10 @@ class Judge:
         )
         return _ROUNDING * self._score(plan, objective, seconds)
 
-    def least(self, plan: Plan) -> tuple[float, float, float]:
-        """Return what seconds, bytes of the fullest rank and dollars of a plan cannot be below."""
+    def least(self, plan: Plan) -> tuple[float, float]:
+        """Return what seconds and dollars of a plan cannot be below."""
         seconds = self.bound(plan, "time")
-        return seconds, self.bound(plan, "memory"), self._usd_per_s(plan) * seconds
+        return seconds, self._usd_per_s(plan) * seconds
 
     def _score(self, plan: Plan, objective: Objective, seconds: float) -> float:
         if objective == "cost":

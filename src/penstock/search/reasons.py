@@ -143,7 +143,7 @@ def _against(
         return "nothing else is possible"
     found = field.best(1, differs)
     if not found and field.was_cut_short:
-        return "no other was tried for lack of time"
+        return "none was found before the time was over"
     if not found:
         return f"every other {name} was refused: {field.refusal(differs)}"
     other = found[0]

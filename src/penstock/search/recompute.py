@@ -14,13 +14,14 @@ from penstock.search.bounds import most_held
 from penstock.search.judge import Judge
 from penstock.simulate.price import Held
 
-_MOST = 4  # stages of a rank of which all subsets are tried; of more: the cheapest ones
+_MOST = 8  # stages of a rank of which all subsets are tried; of more: the cheapest ones
 
 
 def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     """Return `plan` with recompute on the stages for which its ranks lack memory.
 
-    Of the stages of such a rank those that leave room and take least seconds again.  None where
+    Of the stages of such a rank those that leave room and take least seconds again, of more than
+    eight the first ones by their seconds.  None where
     no rank lacks memory, or recompute does not help, or all stages need it.
     Ignores:  messages that wait; that a stage which is recomputed for one of its ranks makes room
               on another one.

@@ -32,16 +32,19 @@ class Found(NamedTuple):
     """What a search found.
 
     plan        the best, with its reasons and what is predicted of it
-    candidates  every one that was simulated; first that of `plan`
+    candidates  those of all plans that were simulated, and before them the best ones polished;
+                first that of `plan`
     front       those that no other beats in seconds, bytes of the fullest rank and dollars, by
                 seconds; empty unless asked for
     tally       what became of the plans that were to be tried
+    cut_short   whether the time was over before `plan` was sure to be the best
     """
 
     plan: Plan
     candidates: tuple[Candidate, ...]
     front: tuple[Candidate, ...]
     tally: Tally
+    cut_short: bool
 
 
 def search(  # noqa: PLR0913 - what there is, and one for each wish
@@ -87,16 +90,18 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
         raise nothing_fits(graph, cluster, micro_batches, wish)
     effort = Effort(prune, wish.recompute is None, is_over, progress)
     field = Field(judge, plans, objective, effort)
-    best = _polished(field)
+    best, *others = _polished(field)
+    cut_short = field.was_cut_short
     why = reasons(best, field, judge, wish, cutter.devices(best.plan))
     prediction = Prediction(best.step_s, best.peak_bytes, best.usd)
-    front = front_of([best, *field.front()]) if with_front else ()
+    front = front_of([best, *others, *field.front()]) if with_front else ()
+    candidates = best, *others, *field.simulated
     plan = decide(best.plan, why, prediction)
-    return Found(plan, (best, *field.simulated), front, field.tally())
+    return Found(plan, candidates, front, field.tally(), cut_short)
 
 
-def _polished(field: Field) -> Candidate:
-    """Return the best candidate of the field, polished.
+def _polished(field: Field) -> list[Candidate]:
+    """Return the best candidates of the field, polished, the best first.
 
     Raises:   PlanError: none can be used.
     """
@@ -106,12 +111,12 @@ def _polished(field: Field) -> Candidate:
         change = recut
     else:
         tried, change = field.best(_POLISHED), polish
-    keeps, is_over = field.effort.rescues, field.effort.is_over
-    moved = [change(judge, each, objective, keeps=keeps, is_over=is_over) for each in tried]
+    keeps = field.effort.rescues
+    moved = [change(judge, each, objective, keeps=keeps, is_over=field.is_over) for each in tried]
     usable = [candidate for candidate in moved if not candidate.refused]
     if not usable:
         raise PlanError(_why_none(field.simulated), hint="use more ranks, or a smaller micro-batch")
-    return min(usable, key=lambda candidate: candidate.score(objective))
+    return sorted(usable, key=lambda candidate: candidate.score(objective))
 
 
 def evaluate(
