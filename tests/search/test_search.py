@@ -17,6 +17,7 @@ from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.search import Candidate, Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
+from penstock.search.field import Effort, Field
 from penstock.search.judge import Judge
 from penstock.search.polish import polish
 from penstock.search.recompute import as_needed
@@ -364,6 +365,26 @@ def test_as_few_seconds_are_recomputed_as_memory_allows(pair, shape, ranks: int,
     else:
         assert found in fits
         assert again_s(found) == least
+
+
+@settings(max_examples=60)
+@given(chains(4, 6), st.integers(2, 3), st.floats(0, 1))
+def test_plans_recomputed_as_needed_are_among_those_that_recompute(pair, ranks: int, part) -> None:
+    graph, profile = pair
+    cuts = balanced_cuts(graph, profile.op_s, ranks)
+    plans = [
+        plan_by_hand(graph, cuts, name, num_micro_batches=2 * ranks, recompute=(again,) * ranks)
+        for name in ("gpipe", "one_f_one_b", "zb_h1")
+        for again in (False, True)
+    ]
+    judge = Judge(graph, profile, cluster_of(ranks))
+    peaks = [max(judge.candidate(plan).peak_bytes) for plan in plans]
+    cap = int(min(peaks) + part * (max(peaks) - min(peaks)))
+    tight = Judge(graph, profile, cluster_of(ranks, memory_bytes=cap))
+    everything = Field(tight, plans, "time", Effort(prune=False)).simulated
+    again = [c for c in everything if not c.refused and any(c.plan.recompute)]
+    found = Field(tight, plans, "time", Effort()).best(1, lambda plan: any(plan.recompute))
+    assert [c.score("time") for c in found] == sorted(c.score("time") for c in again)[:1]
 
 
 # -- everything that was found ------------------------------------------------------------------
