@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.graph.graph import CutPoint, Graph, Node
 from penstock.profile import Profile
+from penstock.search import Candidate
 
 FLOP = 10**6
 
@@ -100,3 +101,12 @@ def chains(draw: st.DrawFn, least: int = 1, most: int = 6) -> tuple[Graph, Profi
     weights, values, forward_s = (draw(row) for row in rows)
     graph = chain(weights, values)
     return graph, profile_of(graph, forward_s)
+
+
+def figures(candidate: Candidate) -> tuple[float, int, float]:
+    return candidate.step_s, max(candidate.peak_bytes), candidate.usd
+
+
+SLOW = Link(0.01, 20.0, overhead_s=0.01)
+SIX = chain([40, 10, 10, 10, 10, 40], [10, 20, 10, 20, 10, 10])
+SIX_PROFILE = profile_of(SIX, [1, 1, 2, 1, 1, 3])

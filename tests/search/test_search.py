@@ -17,16 +17,17 @@ from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.search import Candidate, Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
-from penstock.search.field import Effort, Field
-from penstock.search.judge import Judge
-from penstock.search.polish import polish
-from penstock.search.recompute import as_needed
 from penstock.search.search import Found
-from tests.search.chains import chain, chains, cluster_of, profile_of
-
-SLOW = Link(0.01, 20.0, overhead_s=0.01)
-SIX = chain([40, 10, 10, 10, 10, 40], [10, 20, 10, 20, 10, 10])
-SIX_PROFILE = profile_of(SIX, [1, 1, 2, 1, 1, 3])
+from tests.search.chains import (
+    SIX,
+    SIX_PROFILE,
+    SLOW,
+    chain,
+    chains,
+    cluster_of,
+    figures,
+    profile_of,
+)
 
 TRAINING = [
     make
@@ -295,188 +296,9 @@ def test_plan_that_does_not_fit_is_refused_with_its_bytes() -> None:
         peak(needed - 1, recompute=False)
 
 
-def test_recompute_rescues_a_plan_that_does_not_fit() -> None:
-    graph = chain([1] * 8, [100] * 8)
-    profile = profile_of(graph, [1] * 8)
-    sizes = []
-    for recompute in (False, True):
-        wish = Wish(ranks=2, stages=2, recompute=recompute, schedule="gpipe")
-        plan, *_ = search(graph, profile, cluster_of(2), micro_batches=8, wish=wish)
-        sizes.append(max(plan.predicted.peak_bytes))
-    keeping, again = sizes
-    assert again < keeping
-    tight = cluster_of(2, memory_bytes=keeping - 1)
-    wish = Wish(ranks=2, stages=2, schedule="gpipe")
-    plan, found, *_ = search(graph, profile, tight, micro_batches=8, wish=wish)
-    assert plan.recompute == (False, True)  # rank 0 has room: its stage lacks the loss
-    assert [c.plan.recompute for c in found if c.refused] == [(False, False)]
-    (reason,) = [d for d in plan.decisions if d.what == "recompute"]
-    assert reason.value == "stages 1"
-    assert reason.why.startswith("the best otherwise (1 x 2 stages, gpipe, recompute): ")
-    none = cluster_of(2, memory_bytes=again)
-    plan, *_ = search(graph, profile, none, micro_batches=8, wish=wish)
-    assert plan.recompute == (True, True)
-    (why,) = [d.why for d in plan.decisions if d.what == "recompute"]
-    assert why.startswith("every other recompute was refused: rank 0 would hold")
-
-
 def test_nothing_fits_in_too_little_memory() -> None:
     with pytest.raises(PlanError, match="no plan is possible: rank 0 would hold"):
         peak(10)
-
-
-@settings(max_examples=60)
-@given(
-    chains(2, 6),
-    st.sampled_from([("gpipe", 1), ("one_f_one_b", 1), ("zb_h1", 1), ("interleaved", 2)]),
-    st.integers(2, 3),
-    st.floats(0, 1),
-)
-def test_as_few_seconds_are_recomputed_as_memory_allows(pair, shape, ranks: int, part) -> None:
-    """No other choice of stages fits and takes its ranks less time again."""
-    graph, profile = pair
-    name, per_rank = shape
-    stages = ranks * per_rank
-    if stages > len(graph.cut_points) + 1:
-        return
-    judge = Judge(graph, profile, cluster_of(ranks))
-    plan = plan_by_hand(
-        graph,
-        balanced_cuts(graph, profile.op_s, stages),
-        name,
-        num_micro_batches=2 * ranks,
-        num_ranks=ranks,
-    )
-    ways = [replace(plan, recompute=row) for row in itertools.product((False, True), repeat=stages)]
-    made = [judge.candidate(way) for way in ways]
-    peaks = [max(each.peak_bytes) for each in made]
-    cap = int(min(peaks) + part * (peaks[0] - min(peaks)))
-    tight = Judge(graph, profile, cluster_of(ranks, memory_bytes=cap))
-    found = as_needed(tight, plan)
-    forward_s = tight.price(plan).costs.action_s[0].max(axis=1)
-
-    def again_s(way: Plan) -> float:
-        return sum(s for s, does in zip(forward_s, way.recompute, strict=True) if does)
-
-    fits = [way for way, peak in zip(ways, peaks, strict=True) if peak <= cap]
-    least = min(map(again_s, fits))
-    if found is None:
-        assert plan in fits or [all(way.recompute) for way in fits] == [True]
-    else:
-        assert found in fits
-        assert again_s(found) == least
-
-
-@settings(max_examples=60)
-@given(chains(4, 6), st.integers(2, 3), st.floats(0, 1))
-def test_plans_recomputed_as_needed_are_among_those_that_recompute(pair, ranks: int, part) -> None:
-    graph, profile = pair
-    cuts = balanced_cuts(graph, profile.op_s, ranks)
-    plans = [
-        plan_by_hand(graph, cuts, name, num_micro_batches=2 * ranks, recompute=(again,) * ranks)
-        for name in ("gpipe", "one_f_one_b", "zb_h1")
-        for again in (False, True)
-    ]
-    judge = Judge(graph, profile, cluster_of(ranks))
-    peaks = [max(judge.candidate(plan).peak_bytes) for plan in plans]
-    cap = int(min(peaks) + part * (max(peaks) - min(peaks)))
-    tight = Judge(graph, profile, cluster_of(ranks, memory_bytes=cap))
-    everything = Field(tight, plans, "time", Effort(prune=False)).simulated
-    again = [c for c in everything if not c.refused and any(c.plan.recompute)]
-    found = Field(tight, plans, "time", Effort()).best(1, lambda plan: any(plan.recompute))
-    assert [c.score("time") for c in found] == sorted(c.score("time") for c in again)[:1]
-
-
-# -- everything that was found ------------------------------------------------------------------
-
-
-@settings(max_examples=25)
-@given(
-    chains(2, 5),
-    st.integers(1, 3),
-    micro_batches,
-    st.sampled_from([SLOW, Link(0.0, 1e12)]),
-    st.booleans(),
-    st.sampled_from([10**9, 400, 250]),
-)
-def test_front_is_what_no_simulated_plan_beats(
-    pair, ranks: int, count: int, link: Link, priced: bool, memory_bytes: int
-) -> None:
-    graph, profile = pair
-    cluster = cluster_of(ranks, link=link, usd_per_hour=3.0 * priced, memory_bytes=memory_bytes)
-    fronts = []
-    for prune in (True, False):
-        try:
-            found = search(
-                graph, profile, cluster, micro_batches=count, prune=prune, with_front=True
-            )
-        except PlanError:
-            return
-        usable = {figures(each) for each in found.candidates if not each.refused}
-        front = [figures(each) for each in found.front]
-        least = {each for each in usable if not any(beats(other, each) for other in usable)}
-        assert front == sorted(least)
-        assert sum(found.tally) - found.tally.too_full - found.tally.impossible == len(
-            [*shapes_and_recompute(graph, ranks, count)]
-        )
-        fronts.append(front)
-    assert fronts[0] == fronts[1]
-
-
-def shapes_and_recompute(graph: Graph, ranks: int, count: int):
-    return itertools.product(shapes(graph, ranks, count), (False, True))
-
-
-def figures(candidate: Candidate) -> tuple[float, int, float]:
-    return candidate.step_s, max(candidate.peak_bytes), candidate.usd
-
-
-def beats(other, own) -> bool:
-    return other != own and all(a <= b for a, b in zip(other, own, strict=True))
-
-
-def test_search_without_time_returns_the_first_plan_that_can_be_used() -> None:
-    cluster = cluster_of(3, link=SLOW)
-    found = search(SIX, SIX_PROFILE, cluster, micro_batches=6, is_over=lambda: True)
-    assert found.tally.simulated == 1
-    assert found.tally.late > 50
-    assert found.tally.slower == 0
-    assert f"{found.tally.late} not tried for lack of time" in str(found.tally)
-    assert found.plan.predicted.step_s == found.candidates[0].step_s
-    whys = {d.what: d.why for d in found.plan.decisions}
-    assert whys["schedule"] == "none was found before the time was over"
-    assert found.cut_short
-
-
-def test_without_time_nothing_is_polished() -> None:
-    judge = Judge(SIX, SIX_PROFILE, cluster_of(3, link=SLOW))
-    start = judge.candidate(plan_by_hand(SIX, (0, 1), "one_f_one_b", num_micro_batches=6))
-    assert polish(judge, start, "time", is_over=lambda: True) == start
-    assert polish(judge, start, "time").step_s < start.step_s
-
-
-def test_all_that_was_polished_counts_for_the_front() -> None:
-    found = search(SIX, SIX_PROFILE, cluster_of(3, link=SLOW), micro_batches=6, with_front=True)
-    usable = {figures(each) for each in found.candidates if not each.refused}
-    assert len(found.candidates) == found.tally.simulated + 3
-    assert not any(beats(other, figures(each)) for each in found.front for other in usable)
-
-
-def test_search_with_more_time_finds_no_worse() -> None:
-    cluster, best = cluster_of(3, link=SLOW), []
-    for calls in (1, 5, 20, 80, 10**6):
-        ticks = iter(range(10**9))
-        found = search(
-            SIX,
-            SIX_PROFILE,
-            cluster,
-            micro_batches=6,
-            prune=True,
-            is_over=lambda calls=calls, ticks=ticks: next(ticks) >= calls,
-        )
-        best.append(found.plan.predicted.step_s)
-    assert best == sorted(best, reverse=True)
-    assert best[-1] == search(SIX, SIX_PROFILE, cluster, micro_batches=6).plan.predicted.step_s
 
 
 # -- wishes -------------------------------------------------------------------------------------

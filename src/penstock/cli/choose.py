@@ -16,13 +16,12 @@ from penstock.errors import GraphError, PlanError
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, check_fits, decide
 from penstock.profile.kinds import save_profiles
-from penstock.search import Candidate, Objective, Tally, Wish, evaluate, front_of, search
+from penstock.search import Candidate, Found, Objective, Tally, Wish, evaluate, front_of, search
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
-    from penstock.search.search import Found
 
     Profiling = Callable[[Capture, Job, Cluster], tuple[Profile, ...]]
 
@@ -42,6 +41,27 @@ class Rest(NamedTuple):
 
     front: tuple[Candidate, ...]
     tally: Tally
+
+
+class _Asked(NamedTuple):
+    """What is asked of a search, besides the wish; `limit_s` is of all its parts together."""
+
+    objective: Objective
+    limit_s: float | None
+    with_front: bool
+
+
+class _Option(NamedTuple):
+    """What was found with one way of joining micro-batches."""
+
+    choice: Choice
+    profiles: "tuple[Profile, ...]"
+    found: Found
+
+    @property
+    def best(self) -> Candidate:
+        """Return the candidate of the plan."""
+        return self.found.candidates[0]
 
 
 class There(NamedTuple):
@@ -134,7 +154,7 @@ def best(  # noqa: PLR0913 - what there is, and how to search
     Raises:   PlanError: nothing fits the wish or the memory.
     """
     found = list(
-        _options(job, wish, captured, cluster, profile, Asked(objective, limit_s, with_front))
+        _options(job, wish, captured, cluster, profile, _Asked(objective, limit_s, with_front))
     )
     problems = [option for option in found if isinstance(option, PlanError)]
     options = [option for option in found if not isinstance(option, PlanError)]
@@ -157,7 +177,7 @@ def _options(
     captured: "Capture",
     cluster: Cluster,
     profile: "Profiling",
-    asked: "Asked",
+    asked: _Asked,
 ) -> "Iterator[_Option | PlanError]":
     """Yield for each way of joining micro-batches what the search finds.
 
@@ -195,27 +215,6 @@ def _options(
             yield problem
         if left_s is not None:
             left_s -= time.perf_counter() - start
-
-
-class Asked(NamedTuple):
-    """What is asked of a search, besides the wish; `limit_s` is of all its parts together."""
-
-    objective: Objective
-    limit_s: float | None
-    with_front: bool
-
-
-class _Option(NamedTuple):
-    """What was found with one way of joining micro-batches."""
-
-    choice: Choice
-    profiles: "tuple[Profile, ...]"
-    found: "Found"
-
-    @property
-    def best(self) -> Candidate:
-        """Return the candidate of the plan."""
-        return self.found.candidates[0]
 
 
 def _joined(option: _Option, candidate: Candidate) -> Candidate:

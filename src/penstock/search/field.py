@@ -56,7 +56,7 @@ class Effort:
     """How much is tried.
 
     prune      whether a plan whose bound is above the best is left unsimulated
-    rescues    whether a plan may recompute as needed
+    rescues    whether a plan may recompute single stages, as needed
     is_over    whether there is no more time: the best of those simulated then counts
     progress   is told how many plans are dealt with, and of how many
     """

@@ -2,12 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
 from penstock.search.candidate import Candidate, Objective
+from penstock.search.field import Effort
 from penstock.search.judge import Judge
 
 _ALL_CUTS = 2000  # ways to cut, of which all are considered
@@ -20,27 +21,17 @@ def with_cuts(graph: Graph, plan: Plan, cuts: Iterable[int]) -> Plan:
     return replace(plan, cuts=row, cut_names=tuple(graph.cut_points[c].name for c in row))
 
 
-def polish(
-    judge: Judge,
-    best: Candidate,
-    objective: Objective,
-    *,
-    keeps: bool = True,
-    is_over: Callable[[], bool] = lambda: False,
-) -> Candidate:
-    """Change one thing at a time while that makes the candidate better.
+def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) -> Candidate:
+    """Change one thing at a time while that makes the candidate better, and there is time.
 
     That is a cut, to a neighbouring cut point, or a stage that need not be recomputed.
-
-    keeps:    whether stages may stop to be recomputed.
-    is_over:  whether there is no more time.
     """
     improved = True
     while improved:
         improved = False
-        relaxed = _relaxed(best.plan) if keeps else iter(())
+        relaxed = _relaxed(best.plan) if effort.rescues else iter(())
         for plan in itertools.chain(_neighbours(judge.graph, best.plan), relaxed):
-            if is_over():
+            if effort.is_over():
                 return best
             other = judge.candidate(plan)
             if not other.refused and other.score(objective) < best.score(objective):
@@ -49,19 +40,12 @@ def polish(
     return best
 
 
-def recut(
-    judge: Judge,
-    start: Candidate,
-    objective: Objective,
-    *,
-    keeps: bool = True,
-    is_over: Callable[[], bool] = lambda: False,
-) -> Candidate:
+def recut(judge: Judge, start: Candidate, objective: Objective, effort: Effort) -> Candidate:
     """Return the best candidate that other cuts of `start` give; refused where none was found.
 
     Where there are not too many ways to cut, all are simulated whose bound is not above the best,
     32 at most; then single cuts are moved: while the plan does not fit, so that it lacks less
-    memory, then as `polish` does, which says what the options are.
+    memory, then as `polish` does.
     """
     best, graph = start, judge.graph
     count = len(start.plan.cuts)
@@ -70,12 +54,12 @@ def recut(
         plans = [with_cuts(graph, start.plan, cuts) for cuts in ways]
         rows = sorted((judge.rough(plan, objective), at) for at, plan in enumerate(plans))
         for bound, at in rows[:_MOST]:
-            if is_over() or (not best.refused and bound > best.score(objective)[0]):
+            if effort.is_over() or (not best.refused and bound > best.score(objective)[0]):
                 break
             best = _better(best, judge.candidate(plans[at]), objective)
-    if best.refused and not is_over():
+    if best.refused and not effort.is_over():
         best = _fitted(judge, best)
-    return best if best.refused else polish(judge, best, objective, keeps=keeps, is_over=is_over)
+    return best if best.refused else polish(judge, best, objective, effort)
 
 
 def _better(best: Candidate, other: Candidate, objective: Objective) -> Candidate:

@@ -111,8 +111,8 @@ def _polished(field: Field) -> list[Candidate]:
         change = recut
     else:
         tried, change = field.best(_POLISHED), polish
-    keeps = field.effort.rescues
-    moved = [change(judge, each, objective, keeps=keeps, is_over=field.is_over) for each in tried]
+    effort = replace(field.effort, is_over=field.is_over)
+    moved = [change(judge, each, objective, effort) for each in tried]
     usable = [candidate for candidate in moved if not candidate.refused]
     if not usable:
         raise PlanError(_why_none(field.simulated), hint="use more ranks, or a smaller micro-batch")
