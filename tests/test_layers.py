@@ -19,6 +19,7 @@ ROOMS = (
     "heap",
     "_compat",
     "job",
+    "batches",
     "cluster",
     "graph",
     "profile",
@@ -30,6 +31,7 @@ ROOMS = (
     "simulate",
     "search",
     "runtime",
+    "training",
     "fleet",
     "report",
     "cli",
@@ -37,7 +39,7 @@ ROOMS = (
 )
 
 # Where torch may be imported; everything else plans and simulates without it.
-TORCH_ROOMS = {"_compat", "runtime", "report", "cli"}
+TORCH_ROOMS = {"_compat", "batches", "runtime", "training", "report", "cli"}
 TORCH_FILES = {
     "graph/trace.py",
     "graph/batch.py",

@@ -1,0 +1,1 @@
+"""Training: the main job's own room: what a job is examined for, and the proof before it settles."""
