@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.search.best import search
     from penstock.simulate.of_program import simulate
     from penstock.timeline import Timeline
+    from penstock.training.export import load_weights
 
     __version__: str
 
@@ -51,6 +52,7 @@ __all__ = [
     "Timeline",
     "estimate",
     "load_job",
+    "load_weights",
     "lower",
     "measure",
     "report",
@@ -73,6 +75,7 @@ _PLACES = {
     "Timeline": "timeline",
     "estimate": "profile.of_graph",
     "load_job": "job",
+    "load_weights": "training.export",
     "lower": "program.of_plan",
     "measure": "profile.of_graph",
     "report": "report.of_run",

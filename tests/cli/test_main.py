@@ -24,6 +24,7 @@ COMMANDS = (
     "replay",
     "predict",
     "report",
+    "export",
     "schedule",
     "check",
     "doctor",

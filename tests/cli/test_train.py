@@ -25,6 +25,7 @@ FILES = {
     "summary.json",
     "report.html",
     "checkpoints",
+    "job.json",
 }
 
 

@@ -10,6 +10,7 @@ import penstock
 from penstock.cli import face
 from penstock.cli.check import check
 from penstock.cli.doctor import doctor
+from penstock.cli.export import export
 from penstock.cli.plan import plan
 from penstock.cli.predict import predict
 from penstock.cli.replay import replay
@@ -18,7 +19,7 @@ from penstock.cli.schedule import schedule
 from penstock.cli.simulate import simulate
 from penstock.cli.train import train
 
-COMMANDS = (train, plan, simulate, replay, predict, report, schedule, check, doctor)
+COMMANDS = (train, plan, simulate, replay, predict, report, export, schedule, check, doctor)
 
 app = typer.Typer(
     add_completion=False,

@@ -1,15 +1,19 @@
 """Saved: a plan's file, and beside it the graph, the profiles and the cluster it was made with.
 
+A run's folder also keeps the text that named its job, and where it was given: `job.json`.
+
 With `plan.json` they are `graph.json`, `profile.json` and `cluster.toml`; with another name, like
 `fast.json`, they are `fast.graph.json` and so on, so that several plans can share a folder.
 """
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
-from penstock.errors import PlanError
+from penstock.errors import JobError, PlanError
+from penstock.files import read_json, write_text
 from penstock.graph.graph import Graph
 from penstock.plan import Plan, check_fits
 from penstock.profile import Profile
@@ -62,6 +66,28 @@ def load_basis(path: Path, plan: Plan) -> Basis:
         hint = "give --job JOB, or make the plan again with `penstock plan --out`"
         raise PlanError(f"{files[0]} is of another plan: {problem.message}", hint=hint) from problem
     return Basis(graph, load_profiles(files[1]), Cluster.load(files[2]))
+
+
+def keep_job(folder: Path, text: str) -> None:
+    """Keep what named the job of a run, and the folder that it was named in."""
+    content = {"penstock": "job", "job": text, "from": str(Path.cwd())}
+    write_text(folder / "job.json", json.dumps(content) + "\n")
+
+
+def kept_job(folder: Path) -> str:
+    """Return what named the job of the run in `folder`, so that it is found from here.
+
+    Raises:   JobError: the folder does not know it.
+    """
+    hint = "say which job made it: --job JOB"
+    if not (folder / "job.json").exists():
+        raise JobError(f"{folder} does not say which job it is a run of", hint=hint)
+    content = read_json(folder / "job.json", JobError, "job.json")
+    text, place = content.get("job"), content.get("from")
+    if not (isinstance(text, str) and isinstance(place, str)):
+        raise JobError(f"{folder / 'job.json'} does not name a job", hint=hint)
+    file = text.rpartition(":")[0] or text
+    return str(Path(place) / text) if (Path(place) / file).is_file() else text
 
 
 def _files(path: Path) -> list[Path]:

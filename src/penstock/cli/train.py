@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import face, view
+from penstock.cli import face, saved, view
 from penstock.cli.choose import Choice, There, for_plan, given, on_hosts_of, searched, trace_job
 from penstock.cli.prepare import started_on
 from penstock.cli.results import finished
@@ -38,6 +38,7 @@ FILES = (
     "summary.json",
     "report.html",
     "checkpoints",
+    "job.json",
 )
 
 
@@ -224,6 +225,7 @@ class Session:
         from penstock.runtime.checkpoint import discard
 
         discard(self.folder / "checkpoints")
+        saved.keep_job(self.folder, self.text)
         for name in ("summary.json", "report.html", "measured.trace.json"):
             (self.folder / name).unlink(missing_ok=True)
         if checkpoint is None:

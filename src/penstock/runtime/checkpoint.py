@@ -117,6 +117,11 @@ def latest(checkpoints: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def steps_in(checkpoints: Path) -> list[int]:
+    """Return the steps of all complete checkpoints of a run, the oldest first."""
+    return [int(path.name.removeprefix("step-")) for path in _complete(checkpoints)]
+
+
 def keep_newest(checkpoints: Path, count: int = 2) -> None:
     """Remove all but the newest `count` checkpoints."""
     for old in _complete(checkpoints)[:-count]:

@@ -1,0 +1,70 @@
+"""penstock export: the weights of a run as one file of safetensors, or as a Hugging Face folder."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import face
+from penstock.cli.saved import kept_job
+from penstock.errors import CheckpointError, PenstockError
+from penstock.job import Job, load_job
+
+if TYPE_CHECKING:
+    from penstock.files import Json
+
+_FILE = ".safetensors"
+_OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".onnx", ".gguf", ".npz")
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `penstock train` wrote.")],
+    to: Annotated[
+        Path, typer.Option(metavar="FILE.safetensors|FOLDER", help="A folder is Hugging Face's.")
+    ],
+    checkpoint: Annotated[str, typer.Option(help="A step, best or latest.")] = "latest",
+    job: Annotated[
+        str | None, typer.Option(help="Default: the job that DIR was trained by.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Write trained weights for `load_state_dict`, or for `from_pretrained`.
+
+    Example: penstock export runs/gpt --to model.safetensors
+    """
+    from penstock.runtime.checkpoint import load
+    from penstock.training.export import chosen, save_pretrained, save_state, trained
+
+    is_file = _check_form(to)
+    place = chosen(folder, checkpoint)
+    with face.only_results():
+        model = trained(_job_of(folder, job), kept := load(place))
+        (save_state if is_file else save_pretrained)(model, to)
+    found: dict[str, Json] = {"written": str(to), "checkpoint": str(place), "step": kept.step}
+    if as_json:
+        face.show_json(found)
+    else:
+        face.show(f"{to}: the weights after step {kept.step}, of {place}")
+
+
+def _check_form(to: Path) -> bool:
+    """Return whether `to` is to be a file; raise where it cannot be written, or is of no kind."""
+    if to.suffix == _FILE:
+        face.check_place(to)
+        return True
+    if to.suffix in _OTHERS or to.is_file():
+        hint = "give FILE.safetensors, or a folder for what from_pretrained reads"
+        raise CheckpointError(f"--to {to} is neither a file of safetensors nor a folder", hint=hint)
+    face.check_place(to / "config.json")
+    return False
+
+
+def _job_of(folder: Path, given: str | None) -> Job:
+    if given is not None:
+        return load_job(given)
+    text = kept_job(folder)
+    try:
+        return load_job(text)
+    except PenstockError as problem:
+        message = f"the job of {folder}, {text}, cannot be loaded: {problem.message}"
+        raise type(problem)(message, hint="say where it is now: --job JOB") from problem

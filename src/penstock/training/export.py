@@ -1,0 +1,187 @@
+"""Export: the weights of a run as other programs read them, and back into a model.
+
+A checkpoint names every parameter and buffer once, by its first name in the model.  A file for
+`load_state_dict` names them as the model's own `state_dict` does: a tied weight under each of its
+names, buffers that are not persistent left out.  Both are of the dtypes that were trained.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import (
+    save_file,  # pyright: ignore[reportUnknownVariableType]
+)
+from torch import Tensor, nn
+
+from penstock.errors import CheckpointError, JobError
+from penstock.job import Job
+from penstock.runtime import checkpoint
+
+_OTHER = "is it the run of another model, or of an older state of its code?"
+
+
+def load_weights(model: nn.Module, folder: Path | str, which: str | int = "latest") -> int:
+    """Give `model` the weights and buffers of a run; return after how many steps they were saved.
+
+    folder:   what `penstock train --out` wrote, or the folder of one checkpoint.
+    which:    "latest", "best" or the number of steps.
+
+    As `load_state_dict(strict=True)`, values are converted to the model's dtypes.  A buffer that is
+    not persistent is taken as well if it has the same shape in the checkpoint, else left alone.
+
+    Raises:   CheckpointError: there is no such checkpoint, or it is of another model; the message
+              names the first key that does not fit, and nothing has been loaded.
+    """
+    kept = checkpoint.load(chosen(Path(folder), which))
+    with torch.no_grad():
+        for own, found in _pairs(model, kept.tensors):
+            own.copy_(found)
+    return kept.step
+
+
+def chosen(folder: Path, which: str | int = "latest") -> Path:
+    """Return the folder of a checkpoint of a run: "latest", "best" or the number of steps.
+
+    Raises:   CheckpointError: it is not there.
+    """
+    if (folder / "state.json").is_file() and which == "latest":
+        return folder
+    checkpoints = folder / "checkpoints"
+    steps = checkpoint.steps_in(checkpoints)
+    if not steps:
+        hint = "give the --out folder of a run that has saved a checkpoint"
+        raise CheckpointError(f"{folder} holds no checkpoint", hint=hint)
+    if which == "latest":
+        return checkpoint.folder_of(checkpoints, steps[-1])
+    if which == "best":
+        place = checkpoints / "best"
+        if (place / "state.json").is_file():
+            return place
+        hint = f"give latest, or one of the steps {_listed(steps)}"
+        raise CheckpointError(f"{folder} holds no best checkpoint", hint=hint)
+    text = str(which)
+    if not text.isdecimal():
+        message = f"{text!r} names no checkpoint"
+        raise CheckpointError(message, hint=f"give latest, best or a step of {_listed(steps)}")
+    if int(text) not in steps:
+        message = f"{folder} holds no checkpoint after step {int(text)}"
+        raise CheckpointError(message, hint=f"give latest, best or a step of {_listed(steps)}")
+    return checkpoint.folder_of(checkpoints, int(text))
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def trained(job: Job, kept: checkpoint.Checkpoint) -> nn.Module:
+    """Return the job's model on the CPU, with the weights of a checkpoint in their own dtypes.
+
+    Raises:   CheckpointError: it is of another model; the message names the first key.
+    """
+    torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
+    model = job.model()
+    for own, found in _pairs(model, kept.tensors):
+        own.data = found
+    return model
+
+
+def _pairs(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return each tensor of the model beside that of the checkpoint.
+
+    Raises:   CheckpointError: a key is missing, too much or of another shape.
+    """
+    own = {f"weights/{name}": value for name, value in model.named_parameters()}
+    own |= {f"buffers/{name}": value for name, value in model.named_buffers()}
+    saved = {key for key in tensors if key.startswith(("weights/", "buffers/"))}
+    fleeting = _fleeting(model)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for key, value in own.items():
+        found = tensors.get(key)
+        if found is not None and found.shape == value.shape:
+            pairs.append((value, found))
+        elif key not in fleeting:
+            held = "is not there" if found is None else f"is {list(found.shape)}"
+            message = f"{key} {held} in the checkpoint, {list(value.shape)} in the model"
+            raise CheckpointError(message, hint=_OTHER)
+    for key in sorted(saved - own.keys()):
+        message = f"{key} is {list(tensors[key].shape)} in the checkpoint, not there in the model"
+        raise CheckpointError(message, hint=_OTHER)
+    return pairs
+
+
+def _fleeting(model: nn.Module) -> set[str]:
+    """Return the keys of the buffers that are not persistent."""
+    lasting = model.state_dict().keys()
+    return {f"buffers/{name}" for name, _ in model.named_buffers() if name not in lasting}
+
+
+def save_state(model: nn.Module, path: Path) -> int:
+    """Write the model's `state_dict` as one file of safetensors; return how many tensors it has.
+
+    Raises:   JobError: it holds something else than tensors.
+              CheckpointError, OSError: no room or no permission; nothing half-written is left.
+    """
+    state: dict[str, Any] = model.state_dict()
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            message = f"the model's state_dict holds {key}, a {type(value).__name__}"
+            raise JobError(message, hint="a file of safetensors holds dense tensors only")
+    with _renamed(path) as part:
+        copies = {key: value.detach().clone().contiguous() for key, value in state.items()}
+        save_file(copies, part, metadata={"format": "pt"})
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+    return len(state)
+
+
+def save_pretrained(model: nn.Module, folder: Path) -> None:
+    """Write what the `from_pretrained` of the model's class reads: configuration and weights.
+
+    Other files of the folder stay as they are; weights of an earlier export are replaced.
+
+    Raises:   JobError: the model has no `save_pretrained`.
+              CheckpointError, OSError: no room or no permission; nothing half-written is left.
+    """
+    save: Any = getattr(model, "save_pretrained", None)
+    if not callable(save):
+        message = f"the job's model, a {type(model).__name__}, has no save_pretrained"
+        raise JobError(message, hint="give --to FILE.safetensors for its state_dict")
+    with _renamed(folder) as part:
+        save(part)
+
+
+@contextmanager
+def _renamed(place: Path) -> Generator[Path]:
+    """Give a name beside `place` to write to; what is there at the end is renamed to `place`."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        yield part
+        if part.is_dir() and place.is_dir():
+            _move_into(part, place)
+        else:
+            part.replace(place)
+    except SafetensorError as problem:
+        hint = "make room, or give another place; nothing half-written was left"
+        raise CheckpointError(f"cannot write {place}: {problem}", hint=hint) from problem
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        if not part.is_dir():
+            part.unlink(missing_ok=True)
+
+
+def _move_into(part: Path, folder: Path) -> None:
+    """Move the files of `part` into `folder`; weights there that `part` has no file for go."""
+    names = {path.name for path in part.iterdir()}
+    for name in sorted(names):
+        (part / name).replace(folder / name)
+    for old in folder.glob("model*.safetensors*"):
+        if old.name not in names:
+            old.unlink()

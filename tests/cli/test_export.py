@@ -1,0 +1,105 @@
+"""penstock export: what a run has trained, for programs that know nothing of Penstock."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import penstock as ps
+from penstock.runtime import checkpoint
+from tests.cli import mlp
+from tests.cli.conftest import MLP, Call
+
+JOB = f"{MLP}:job"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a folder as `penstock train` leaves it, with two checkpoints."""
+    torch.manual_seed(0)
+    for step in (2, 5):
+        weights = {f"weights/{n}": value + step for n, value in mlp.model().named_parameters()}
+        checkpoint.write_part(tmp_path / "run" / "checkpoints", step, 0, (weights, {}))
+        checkpoint.finish(tmp_path / "run" / "checkpoints", step)
+    return tmp_path / "run"
+
+
+def test_what_training_leaves_is_exported_without_naming_the_job(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor has it to be done from the folder in which the job was named."""
+    monkeypatch.chdir(MLP.parent)
+    done = call("train", f"{MLP.name}:job", "--out", tmp_path / "run", "--ranks", 1)
+    assert done.code == 0, done.err
+    monkeypatch.chdir(tmp_path)
+    done = call("export", "run", "--to", "out/model.safetensors", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {
+        "written": "out/model.safetensors",
+        "checkpoint": "run/checkpoints/step-000004",
+        "step": 4,
+    }
+    fresh, again = mlp.model(), mlp.model()
+    fresh.load_state_dict(load_file("out/model.safetensors"), strict=True)
+    assert ps.load_weights(again, "run") == 4
+    for key, value in fresh.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key])
+
+
+@pytest.mark.parametrize(("which", "step"), [((), 5), (("--checkpoint", "2"), 2)])
+def test_a_checkpoint_is_chosen_by_its_step(call: Call, run: Path, which, step) -> None:
+    done = call("export", run, "--to", run / "a.safetensors", "--job", JOB, *which)
+    assert done.code == 0, done.err
+    assert f"after step {step}" in done.out
+    kept = checkpoint.load(run / "checkpoints" / f"step-{step:06d}").tensors
+    found = load_file(run / "a.safetensors")
+    assert {f"weights/{key}" for key in found} == kept.keys()
+    assert all(torch.equal(value, kept[f"weights/{key}"]) for key, value in found.items())
+
+
+def test_what_a_job_prints_is_no_result(call: Call, run: Path) -> None:
+    place = run / "a.safetensors"
+    done = call("export", run, "--to", place, "--job", f"{MLP}:talks", "--json")
+    assert (done.code, json.loads(done.out)["written"]) == (0, str(place))
+    assert "this is for stdout" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--to", "a.safetensors"), "does not say which job"),
+        (("--to", "a.safetensors", "--job", f"{MLP}:wider"), "weights/"),
+        (("--to", "a.safetensors", "--job", JOB, "--checkpoint", "3"), "after step 3"),
+        (("--to", "a.safetensors", "--job", JOB, "--checkpoint", "best"), "no best checkpoint"),
+        (("--to", "a.pt", "--job", JOB), "neither a file of safetensors nor a folder"),
+        (("--to", "hf", "--job", JOB), "Sequential, has no save_pretrained"),
+        (("--to", "run/job.json", "--job", JOB), "neither a file of safetensors nor a folder"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
+    call: Call, run: Path, monkeypatch: pytest.MonkeyPatch, arguments, said
+) -> None:
+    monkeypatch.chdir(run.parent)
+    if arguments[1] == "run/job.json":
+        (run / "job.json").write_text("{}")
+    before = sorted(path for path in run.parent.rglob("*"))
+    error, _ = call("export", "run", *arguments).refusal(2)
+    assert said in error
+    assert sorted(path for path in run.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"job": 3, "from": "/"}', "{"])
+def test_a_damaged_name_of_the_job_is_told(call: Call, run: Path, text: str) -> None:
+    (run / "job.json").write_text(text)
+    error, hint = call("export", run, "--to", run / "a.safetensors").refusal(2)
+    assert "job.json" in error
+    assert hint
+
+
+def test_a_job_that_is_gone_is_told(call: Call, run: Path) -> None:
+    (run / "job.json").write_text(json.dumps({"job": "gone.py:job", "from": "/nowhere"}))
+    error, hint = call("export", run, "--to", run / "a.safetensors").refusal(2)
+    assert "gone.py:job, cannot be loaded" in error
+    assert "--job JOB" in hint
