@@ -23,8 +23,8 @@ from penstock.errors import GraphError, PlanError
 from penstock.graph.trace import capture
 from penstock.job import load_job
 from penstock.plan import plan_by_hand
-from penstock.runtime.check import check
 from penstock.search.balance import balanced_cuts
+from penstock.training.prove import Planned, prove
 
 EXAMPLES = ("gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "whisper", "mamba")
 MODELS = (*EXAMPLES, *JOBS)
@@ -55,7 +55,8 @@ def rows_of(name: str) -> Iterator[dict[str, object]]:
         except PlanError as problem:
             yield {**case, "ok": False, "why": problem.message}
             continue
-        found = check(plan_by_hand(graph, cuts, schedule, num_micro_batches=4), captured, job)
+        plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=4)
+        found = prove(Planned(job, captured, plan)).differences
         worst = max(found, key=lambda difference: difference.value)
         bitwise = all(difference.bitwise for difference in found)
         result = {"bitwise": bitwise, "difference": worst.value, "where": worst.where}

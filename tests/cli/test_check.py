@@ -8,7 +8,8 @@ import pytest
 from tests.cli.conftest import Call
 
 JOBS = f"{Path(__file__).parent / 'training.py'}"
-KEYS = {"ok", "traced", "stages", "schedule", "bitwise", "max_relative_difference", "why"}
+KEYS = {"ok", "traced", "stages", "schedule", "replicas", "steps", "bitwise"}
+KEYS |= {"max_relative_difference", "why", "not compared"}
 
 
 @pytest.mark.parametrize(
@@ -19,9 +20,20 @@ def test_every_schedule_equals_the_plain_step(call: Call, schedule: str) -> None
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found.keys() == KEYS
-    assert (found["ok"], found["traced"], found["bitwise"]) == (True, True, True)
+    assert (found["ok"], found["traced"]) == (True, True)
     assert (found["stages"], found["schedule"]) == (4, schedule)
-    assert found["max_relative_difference"] == 0.0
+    assert found["max_relative_difference"] < 1e-6
+    late = schedule == "double_buffered"
+    assert found["steps"] == ([1] if late else [1, 5])
+    assert ("SGD with momentum" in found["not compared"]) == late
+
+
+def test_replicas_and_more_steps_are_compared(call: Call) -> None:
+    done = call("check", f"{JOBS}:dropout", "--replicas", "2", "--steps", "3", "--json")
+    found = json.loads(done.out)
+    assert (found["ok"], found["replicas"], found["steps"]) == (True, 2, [1, 5])
+    assert "copies equal" in found["why"]
+    assert "update equal" in found["why"]
 
 
 def test_a_step_that_differs_is_told_and_exits_1(call: Call) -> None:
@@ -30,7 +42,7 @@ def test_a_step_that_differs_is_told_and_exits_1(call: Call) -> None:
     found = json.loads(done.out)
     assert not found["ok"]
     assert found["max_relative_difference"] > 0.1
-    assert "differs by" in found["why"]
+    assert "the loss differs by" in found["why"]
 
 
 def test_a_model_that_cannot_be_traced_is_told_and_exits_1(call: Call) -> None:
@@ -42,7 +54,8 @@ def test_a_model_that_cannot_be_traced_is_told_and_exits_1(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--stages", "40"], ["--schedule", "gpip"], ["--plan", "nowhere.json"]]
+    "arguments",
+    [["--stages", "40"], ["--schedule", "gpip"], ["--replicas", "3"], ["--plan", "nowhere.json"]],
 )
 def test_bad_usage_exits_2(call: Call, arguments: list[str]) -> None:
     done = call("check", f"{JOBS}:small", *arguments)

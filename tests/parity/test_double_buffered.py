@@ -92,9 +92,9 @@ def test_two_replicas_equal_the_ten_line_loop(tmp_path):
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_tied_weights_and_clipping_work_without_a_flush(stages, tmp_path):
-    from penstock.runtime.check import check
+    from penstock.training.prove import Planned, prove
 
     run = run_of("sgd", stages, 3, name="tied", clip=True)
-    differences = check(run.plan, run.captured, run.job)
-    assert {d.what for d in differences} == {"weights"}
+    differences = prove(Planned(run.job, run.captured, run.plan)).differences
+    assert {d.what for d in differences} == {"data", "weights"}
     assert max(d.value for d in differences) < 1e-12

@@ -1,14 +1,17 @@
 """A forward-only run gives the losses and buffers of the plain model, and changes nothing else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from penstock.cluster import Cluster
 from penstock.graph.trace import build
 from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.runtime.check import check, plain_step
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.search import evaluate
+from penstock.training.plain import Plain
+from penstock.training.prove import Planned, prove
 from tests.parity.models import MODELS, captured, job_of, plan_of
 from tests.parity.training import Run, differing, train
 from tests.runtime.test_memory import profile_of
@@ -25,7 +28,7 @@ def inference(name: str, stages: int, micro_batches: int, **options: object) -> 
 def outcome_and_plain(run: Run, folder, launcher):
     outcome = train(run, folder, lengths=(1,), launcher=launcher)
     count = run.plan.num_micro_batches * run.plan.replicas
-    return outcome, plain_step(run.job, count, backward=False)
+    return outcome, Plain(replace(run.job, micro_batches=count)).gradients(0, backward=False)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (4, 5), (8, 3)])
@@ -37,9 +40,9 @@ def test_losses_and_buffers_are_those_of_the_plain_forward_pass(
         pytest.skip("the model has not so many cut points")
     run = inference(name, stages, micro_batches)
     outcome, plain = outcome_and_plain(run, tmp_path, run_threads)
-    assert [step.loss for step in outcome.steps] == [float(plain["loss/mean"])]
+    assert [step.loss for step in outcome.steps] == [plain.loss]
     found = {k: v for k, v in outcome.weights.items() if k.startswith("buffers/")}
-    assert differing(found, {k: v for k, v in plain.items() if k.startswith("buffers/")}) == []
+    assert differing(found, {f"buffers/{k}": v for k, v in plain.buffers.items()}) == []
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -47,7 +50,7 @@ def test_losses_and_buffers_are_those_of_the_plain_forward_pass(
 def test_ranks_of_their_own_give_the_losses_of_the_plain_forward_pass(launcher, replicas, tmp_path):
     run = inference("dropout", 2 // replicas, 4, replicas=replicas)
     outcome, plain = outcome_and_plain(run, tmp_path, launcher)
-    assert [step.loss for step in outcome.steps] == pytest.approx([float(plain["loss/mean"])])
+    assert [step.loss for step in outcome.steps] == pytest.approx([plain.loss])
 
 
 def test_steps_of_inference_are_reported_each_and_leave_the_weights_alone(tmp_path):
@@ -63,7 +66,7 @@ def test_steps_of_inference_are_reported_each_and_leave_the_weights_alone(tmp_pa
 def test_job_that_clips_is_checked_without_its_clipping():
     job = job_of("dropout", FLOAT, "adamw", clip_norm=0.1)
     run = inference("dropout", 2, 3)
-    (loss,) = check(run.plan, run.captured, job)
+    _, loss = prove(Planned(job, run.captured, run.plan)).differences
     assert (loss.what, loss.bitwise) == ("loss", True)
 
 

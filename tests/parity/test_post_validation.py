@@ -9,9 +9,9 @@ from penstock.errors import ProgramError
 from penstock.program.lower import lower_schedule
 from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Reduce, Update
-from penstock.runtime.check import check
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.schedule import double_buffered, zb_h2
+from penstock.training.prove import Planned, prove
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, differing, train
 
@@ -79,7 +79,8 @@ def test_resuming_gives_the_bits_of_one_run(tmp_path):
 
 def test_check_sees_the_clipped_gradients():
     run = late(run_of("dropout", "adamw", ALWAYS))
-    assert max(each.value for each in check(run.plan, run.captured, run.job)) < 1e-6
+    differences = prove(Planned(run.job, run.captured, run.plan)).differences
+    assert max(each.value for each in differences) < 1e-6
 
 
 def test_norm_comes_after_the_updates_and_nothing_else_does():

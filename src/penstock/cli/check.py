@@ -1,7 +1,8 @@
-"""penstock check: the rewritten step against the plain one, gradient by gradient."""
+"""penstock check: some planned steps against the plain loop: data, gradients, updates, buffers."""
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.table import Table
@@ -13,24 +14,29 @@ from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
 
-TOLERANCE = 1e-6  # relative, where sums are made in another order
-LOW_PRECISION_TOLERANCE = 2e-2  # under autocast, bfloat16 has 8 bits
+if TYPE_CHECKING:
+    from penstock.training.proof import Proof
 
 
-def check(
+def check(  # noqa: PLR0913 - the flags of the command
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Check this plan.")] = None,
     stages: Annotated[int, typer.Option(min=1, help="Cut into so many stages.")] = 2,
     schedule: Annotated[str, typer.Option(help="See `penstock schedule`.")] = "one_f_one_b",
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the pipeline.")] = 1,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to compare, some apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Compare loss, gradients and buffers of the cut, scheduled step with the plain step.
+    """Compare cut, scheduled steps with the plain loop: data, loss, gradients, buffers, updates.
 
     Exits 1 where they differ.  Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
     with face.only_results():
-        found = _checked(load_job(job), plan, stages, schedule, recompute=recompute)
+        loaded = load_job(job)
+        given = None if plan is None else Plan.load(plan)
+        cuts = _Cuts(stages, schedule, replicas, recompute)
+        found = _checked(loaded, given, cuts, steps)
     if as_json:
         face.show_json(found)
     else:
@@ -39,61 +45,82 @@ def check(
         raise typer.Exit(1)
 
 
-def _checked(
-    job: Job, path: Path | None, stages: int, schedule: str, *, recompute: bool
-) -> dict[str, Json]:
+class _Cuts(NamedTuple):
+    """What a plan by hand is made of."""
+
+    stages: int
+    schedule: str
+    replicas: int
+    recompute: bool
+
+
+def _checked(job: Job, given: Plan | None, cuts: _Cuts, steps: int) -> dict[str, Json]:
     import torch
 
     from penstock.graph.trace import capture
-    from penstock.runtime.check import check as compare
+    from penstock.runtime.launch import local_launcher
     from penstock.schedule import find
+    from penstock.training.prove import Planned, prove, steps_to_prove
 
     torch.set_num_threads(1)
-    find(schedule)
-    given = None if path is None else Plan.load(path)
+    find(cuts.schedule)
     with face.busy("tracing"):
         try:
             captured = capture(job)
         except GraphError as problem:
-            return _untraced(given.num_stages if given else stages, schedule, problem)
-    chosen = given or by_hand(captured.graph, job, stages, schedule, recompute=recompute)
-    with face.busy("running the plain step and the planned one"):
-        differences = compare(chosen, captured, job)
-    worst = max(differences, key=lambda d: d.value)
-    tolerance = TOLERANCE if job.autocast is None else LOW_PRECISION_TOLERANCE
-    ok = all(d.value <= tolerance for d in differences)
-    parts = ", ".join(f"{d.what} {'equal' if d.bitwise else f'{d.value:.1e}'}" for d in differences)
-    why = parts if ok else f"{worst.where} differs by {worst.value:.3g}, more than {tolerance:g}"
+            return _untraced(given.num_stages if given else cuts.stages, cuts.schedule, problem)
+    chosen = given or by_hand(captured.graph, job, cuts)
+    launcher = local_launcher(chosen.total_ranks)
+    numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
+    with face.busy("running the plain steps and the planned ones"):
+        planned = Planned(job, captured, chosen)
+        proof = prove(planned, numbers, launcher=launcher, beside=launcher)
+    return _told(chosen, proof)
+
+
+def _told(plan: Plan, proof: "Proof") -> dict[str, Json]:
+    worst = max(row.value for row in proof.differences)
     return {
-        "ok": ok,
+        "ok": not proof.problem,
         "traced": True,
-        "stages": chosen.num_stages,
-        "schedule": chosen.schedule,
-        "bitwise": all(d.bitwise for d in differences),
-        "max_relative_difference": worst.value,
-        "why": why,
+        "stages": plan.num_stages,
+        "schedule": plan.schedule,
+        "replicas": plan.replicas,
+        "steps": [step + 1 for step in proof.steps],
+        "bitwise": all(row.bitwise for row in proof.differences),
+        "max_relative_difference": worst if math.isfinite(worst) else None,
+        "why": proof.problem or ", ".join(map(str, proof.differences)),
+        "not compared": "; ".join(proof.left_out) or "nothing was left out",
     }
 
 
-def by_hand(graph: Graph, job: Job, stages: int, schedule: str, *, recompute: bool) -> Plan:
-    """Return a plan with cuts balanced by FLOP, all of the job's micro-batches in one pipeline."""
+def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
+    """Return a plan with cuts balanced by FLOP, each replica with its part of the micro-batches."""
     from penstock.program.lower_plan import ranks_of
     from penstock.search.balance import balanced_cuts
 
+    stages = wanted.stages
+    if (count := job.micro_batches) % wanted.replicas:
+        message = (
+            f"{job.micro_batches} micro-batches cannot be shared by {wanted.replicas} replicas"
+        )
+        raise PlanError(message, hint="take a number of replicas that divides them")
     if stages > len(graph.cut_points) + 1:
         raise PlanError(
             f"{stages} stages need {stages - 1} cut points; the model has {len(graph.cut_points)}",
             hint=f"use at most {len(graph.cut_points) + 1} stages",
         )
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
-    ranks = ranks_of(schedule, stages, job.micro_batches)
+    own = job.micro_batches // wanted.replicas
     return plan_by_hand(
         graph,
         cuts,
-        schedule,
-        num_micro_batches=job.micro_batches,
-        num_ranks=ranks,
-        recompute=(recompute,) * stages,
+        wanted.schedule,
+        num_micro_batches=own,
+        num_ranks=ranks_of(wanted.schedule, stages, own),
+        replicas=wanted.replicas,
+        recompute=(wanted.recompute,) * stages,
+        clip=job.clip_norm is not None,
     )
 
 
@@ -106,6 +133,7 @@ def _untraced(stages: int, schedule: str, problem: GraphError) -> dict[str, Json
         "bitwise": False,
         "max_relative_difference": None,
         "why": problem.message,
+        "not compared": "anything: the step cannot be traced",
     }
 
 

@@ -59,20 +59,20 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     Raises:   JobError: no trainable parameter, or no optimizer.  RunError: the data ended.
     """
     keep_freed_memory()
-    rank = _EagerRank(task, transport)
+    rank = EagerRank(task, transport)
     transport.barrier()
     spans: tuple[Span, ...] = ()
     seconds: list[float] = []
     until, meter = task.first_step + task.num_steps, Meter(transport)
     for step in range(task.first_step, until):
-        loss = rank.step(step)
+        done = rank.result(step)
         spans = rank.spans()
-        seconds.append(rank.marks[-1] - rank.marks[0])
+        seconds.append(done.seconds)
         if step == task.first_step < until - 1:
             meter.once(seconds[-1])
         else:
             meter.window(rank.calls, rank.marks, 1)
-        report(StepResult(step, loss, seconds[-1], rank.share))
+        report(done)
         is_due = task.checkpoint_every and (step + 1) % task.checkpoint_every == 0
         if task.checkpoints is not None and (is_due or step + 1 == until):
             with meter.checkpoint(is_last=step + 1 == until):
@@ -86,7 +86,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {}, spent)
 
 
-class _EagerRank:
+class EagerRank:
     """One replica: the module, its optimizer and its place in the data."""
 
     def __init__(self, task: EagerTask, transport: Transport) -> None:
@@ -119,6 +119,11 @@ class _EagerRank:
             bound.call()
             self.marks.append(time.perf_counter())
         return statistics.fmean(self.losses)
+
+    def result(self, step: int) -> StepResult:
+        """Run one step; return what this rank knows of it."""
+        loss = self.step(step)
+        return StepResult(step, loss, self.marks[-1] - self.marks[0], self.share)
 
     def spans(self) -> tuple[Span, ...]:
         """Return the spans of the last step, in seconds from its start."""

@@ -54,7 +54,7 @@ class _Stage:
 def sequential(
     job: Job, program: Program, steps: int, stages: Stages, graph: Graph
 ) -> dict[str, Tensor]:
-    """Return the weights after `steps` steps, as "weights/NAME".
+    """Return weights and buffers after `steps` steps, as "weights/NAME" and "buffers/NAME".
 
     Raises:   RunError: stages that share a parameter read other versions of it.
     """
@@ -81,7 +81,8 @@ def sequential(
         factor = 1.0 if job.learning_rate is None else float(job.learning_rate(step))
         for part in parts:
             _update(part, rule, step, factor)
-    return {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+    made = {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+    return {**made, **{f"buffers/{name}": value for name, value in model.named_buffers()}}
 
 
 def _stages(

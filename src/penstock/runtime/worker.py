@@ -163,10 +163,13 @@ def _save_when_due(task: Task, watch: "_Watch", step: int, *, is_last: bool) -> 
         return
     with watch.meter.checkpoint(is_last=is_last):
         rank.settle()
-        save(task.checkpoints, step, rank.transport, _state(rank) if rank.replica == 0 else None)
+        save(task.checkpoints, step, rank.transport, state_of(rank))
 
 
-def _state(rank: Rank) -> State:
+def state_of(rank: Rank) -> State | None:
+    """Return this rank's part of a checkpoint; None where another replica has it."""
+    if rank.replica != 0:
+        return None
     tensors: dict[str, Tensor] = {}
     plain: dict[str, object] = {}
     for weights in rank.weights.values():

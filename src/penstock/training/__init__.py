@@ -1,1 +1,1 @@
-"""Training: the main job's own room: what a job is examined for, and the proof before it settles."""
+"""Training: the main job's own room: what a job is examined for, and its proof."""

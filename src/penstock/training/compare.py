@@ -1,0 +1,105 @@
+"""Compare: named tensors of two runs of the same step, and how far apart they may be.
+
+The scale of a difference depends on what is compared:
+
+    loss, buffers, weights     max |a - b| / max |b|
+    gradients                  max |a - b| / max(max |b|, SMALL * greatest |b| of all gradients):
+                               one that is zero but for rounding has no digit that is right
+    update                     (max |a - b| - rounding of the weight) / its greatest change
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SMALL = 1e-3  # of the greatest gradient: below it only the absolute difference counts
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The greatest relative difference of one group of tensors, and where it is."""
+
+    what: str
+    where: str
+    value: float
+    bitwise: bool
+
+    def __str__(self) -> str:
+        return f"{self.what} {'equal' if self.bitwise else f'{self.value:.1e}'}"
+
+
+def compared(
+    what: str,
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    *,
+    least_scale: float = 0.0,
+) -> Difference:
+    """Return how far `found` is from `expected`; infinitely, where one has what the other lacks."""
+    worst, where, bitwise = 0.0, "", True
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in found or name not in expected:
+            return Difference(what, name, math.inf, bitwise=False)
+        apart = apart_of(found[name], expected[name])
+        if apart is None:
+            continue
+        bitwise = False
+        scale = max(greatest(expected[name]), least_scale)
+        value = apart / scale if scale > 0 else apart
+        if not value <= worst:
+            worst, where = value, name
+    return Difference(what, where, worst, bitwise)
+
+
+def compared_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
+    """Return how far two steps' gradients are apart; a missing one is one of zeros."""
+    zeros = {n: torch.zeros_like(v) for n, v in {**found, **expected}.items()}
+    scale = max(map(greatest, expected.values()), default=0.0)
+    least = SMALL * scale if math.isfinite(scale) else 0.0
+    return compared("gradients", {**zeros, **found}, {**zeros, **expected}, least_scale=least)
+
+
+def compared_updates(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> Difference:
+    """Return how far apart two updates from the same weights are, relative to what they change."""
+    worst, where, bitwise = 0.0, "", True
+    for name, right in expected.items():
+        if name not in found:
+            return Difference("update", name, math.inf, bitwise=False)
+        apart = apart_of(found[name], right)
+        if apart is None:
+            continue
+        bitwise = False
+        apart = max(0.0, apart - torch.finfo(right.dtype).eps * greatest(right))
+        moved = float((right.double() - before[name].double()).abs().max())
+        value = apart if apart == 0.0 or moved == 0.0 else apart / moved
+        if not value <= worst:
+            worst, where = value, name
+    return Difference("update", where, worst, bitwise)
+
+
+def apart_of(left: Tensor, right: Tensor) -> float | None:
+    """Return the greatest difference of two tensors; None where all bits that count are equal.
+
+    Infinity where shapes differ, or where only one of two elements is a number.
+    """
+    if left.shape != right.shape:
+        return math.inf
+    if bool(((left == right) | (left.isnan() & right.isnan())).all()):
+        return None
+    apart = float((left.double() - right.double()).abs().max())
+    return apart if math.isfinite(apart) else math.inf
+
+
+def greatest(tensor: Tensor) -> float:
+    """Return the greatest absolute element; 0 where there is none."""
+    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+
+
+def worst_of(differences: Iterable[Difference]) -> Difference:
+    """Return the greatest of several differences."""
+    return max(differences, key=lambda difference: difference.value)

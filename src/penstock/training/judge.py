@@ -1,0 +1,203 @@
+"""Judge: the plain loop's side of a proof.
+
+It takes each step from the run's own state after the step before, so that no difference grows:
+the gradients of one step are compared, and an update from the very same gradients.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from penstock.errors import CheckpointError
+from penstock.files import read_json, write_text
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Stages
+from penstock.job import Job
+from penstock.program.program import Program
+from penstock.runtime import checkpoint
+from penstock.runtime.launch import Launcher
+from penstock.runtime.sequential import sequential
+from penstock.runtime.transport import Transport
+from penstock.runtime.worker import RankResult, Report
+from penstock.training.compare import Difference, compared, compared_gradients, compared_updates
+from penstock.training.digest import Reads, recorded
+from penstock.training.plain import Plain
+from penstock.training.proof import Proof, proof_from_json, proof_of
+
+INFINITY = float("inf")
+
+
+class Late(NamedTuple):
+    """What the sequential definition of an asynchronous program is made of."""
+
+    program: Program
+    stages: Stages
+    graph: Graph
+    planned: Job
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Steps of a job, and from where; what the plain loop needs to know of a run.
+
+    job:       the author's, no micro-batches joined.
+    resume:    the checkpoint that the first of `steps` begins with; None: the first weights.
+    backward:  whether there is any.
+    late:      of an asynchronous run; None: every gradient is of the newest weights.
+    model:     one that the job may hand out again, and that has to stay as it is.
+    """
+
+    job: Job
+    steps: tuple[int, ...]
+    resume: Path | None = None
+    backward: bool = True
+    late: Late | None = None
+    model: nn.Module | None = None
+
+
+def judged(case: Case, folder: Path, launcher: Launcher) -> Proof:
+    """Return what comparing `folder`, where a run left its steps, with the plain loop finds.
+
+    The plain loop runs where `launcher` puts it: it calls the job's functions, which may change
+    what they like there.
+    Raises:   RunError: it fails.
+    """
+    launcher(partial(_judge, case, folder), 1, lambda step: None)
+    return proof_from_json(read_json(folder / "proof.json", CheckpointError, "proof"))
+
+
+def _judge(case: Case, folder: Path, transport: Transport, report: Report) -> RankResult:
+    start = time.perf_counter()
+    with _Untouched(case.model):
+        rows = list(_steps(case, folder) if case.late is None else _window(case.late, case, folder))
+    seconds = time.perf_counter() - start
+    proof = proof_of(case.job, case.steps, rows, tuple(_left_out(case)), seconds)
+    write_text(folder / "proof.json", proof.to_text())
+    return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
+
+
+class _Untouched:
+    """While active, a model may be trained; then it is as it was."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.state = [] if model is None else [*model.parameters(), *model.buffers()]
+
+    def __enter__(self) -> None:
+        self.before = [value.detach().clone() for value in self.state]
+
+    def __exit__(self, *problem: object) -> None:
+        with torch.no_grad():
+            for value, before in zip(self.state, self.before, strict=True):
+                value.copy_(before)
+                value.grad = None
+
+
+def _steps(case: Case, folder: Path) -> Iterator[Difference]:
+    """Yield the differences of each step of a synchronous run."""
+    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), Reads()
+    plain = Plain(replace(case.job, data=recorded(case.job.data, reads)))
+    if case.resume is not None:
+        state = checkpoint.load(case.resume)
+        plain.load(state.tensors, state.plain)
+    for step in case.steps:
+        found = _found(folder, step)
+        made = plain.gradients(step, backward=case.backward)
+        yield _data_difference(found, reads.taken())
+        yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
+        if made.buffers:
+            yield compared("buffers", _part(found.tensors, "buffers/"), made.buffers)
+        if not case.backward:
+            continue
+        given = _part(found.tensors, "gradients/")
+        yield compared_gradients(given, made.gradients)
+        before = plain.weights()
+        plain.update(step, given)
+        yield compared_updates(_part(found.tensors, "weights/"), plain.weights(), before)
+        yield from _state_differences(plain, found)
+        yield from _copy_differences(found)
+        plain.load(found.tensors, found.plain)
+
+
+def _window(late: Late, case: Case, folder: Path) -> Iterator[Difference]:
+    """Yield the differences of a window of an asynchronous run."""
+    program, reads = late.program, Reads()
+    job = replace(late.planned, data=recorded(late.planned.data, reads))
+    expected = sequential(job, program, program.num_steps, late.stages, late.graph)
+    found = _found(folder, case.steps[0])
+    yield _data_difference(found, reads.taken())
+    for group in ("weights", "buffers"):
+        if wanted := _part(expected, f"{group}/"):
+            yield compared(group, _part(found.tensors, f"{group}/"), wanted)
+    yield from _copy_differences(found)
+
+
+def _found(folder: Path, step: int) -> checkpoint.Checkpoint:
+    newest = checkpoint.latest(folder / str(step))
+    assert newest is not None, "every rank has written its part"
+    return checkpoint.load(newest)
+
+
+def _data_difference(found: checkpoint.Checkpoint, read: list[tuple[int, str]]) -> Difference:
+    """Return whether each rank read the micro-batches of the plain loop, by their digests."""
+    expected = dict(read)
+    for rank, rows in _told(found, "read"):
+        for index, digest in rows:
+            if expected.get(index) != digest:
+                where = f"micro-batch {index} as rank {rank} reads it"
+                return Difference("data", where, INFINITY, bitwise=False)
+    return Difference("data", "", 0.0, bitwise=True)
+
+
+def _told(found: checkpoint.Checkpoint, what: str) -> Iterator[tuple[str, Any]]:
+    """Yield (rank, what it tells under "what/RANK")."""
+    for key, value in found.plain.items():
+        kind, _, rank = key.partition("/")
+        if kind == what:
+            yield rank, value
+
+
+def _state_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[Difference]:
+    """Yield how the optimizers' states differ from that of the one on the whole model."""
+    tensors, values = plain.optimizer_state()
+    held = {k: v for k, v in found.tensors.items() if k.startswith("optimizer/")}
+    if held or tensors:
+        yield compared("optimizer", held, tensors)
+    for key, value in values.items():
+        if found.plain.get(key) != value:
+            yield Difference("optimizer", key, INFINITY, bitwise=False)
+
+
+def _copy_differences(found: checkpoint.Checkpoint) -> Iterator[Difference]:
+    """Yield whether all copies of a stage have the same weights; nothing where each has one."""
+    digests: dict[str, str] = {}
+    several = False
+    for rank, held in _told(found, "held"):
+        for stage, digest in held.items():
+            several = several or stage in digests
+            if digests.setdefault(stage, digest) != digest:
+                where = f"stage {stage} on rank {rank}"
+                yield Difference("copies", where, INFINITY, bitwise=False)
+                return
+    if several:
+        yield Difference("copies", "", 0.0, bitwise=True)
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _number(value: Any) -> Tensor:
+    return torch.tensor([float("nan") if value is None else value], dtype=torch.float64)
+
+
+def _left_out(case: Case) -> Iterable[str]:
+    if case.late is not None:
+        yield "the job's own optimizer and rate: SGD with momentum takes their place"
+    if not case.backward:
+        yield "gradients and updates: the schedule makes none"

@@ -1,0 +1,111 @@
+"""Plain: the training loop that a job's author means, in one process, without a plan.
+
+It is what every run is held against, so it calls nothing that a run is made of: the uncut model,
+eager autograd, torch's own clipping, the job's optimizer on the whole model.  Only the seeds of
+random ops are Penstock's (`graph/code.py`): they belong to micro-batches, not to a process.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from penstock.errors import RunError
+from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.trace import build, loss_of, on_device
+from penstock.job import Job
+from penstock.runtime.eager import load_model
+from penstock.runtime.weights import load_optimizer_state, optimizer_of, optimizer_state
+
+State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
+
+
+class PlainStep(NamedTuple):
+    """A step before its update: the mean loss, the gradients that the optimizer is given."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+class Plain:
+    """The whole model, its optimizer, and the micro-batches in order."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.model, _ = build(job)
+        self.parameters = dict(self.model.named_parameters())
+        trainable = [p for p in self.parameters.values() if p.requires_grad]
+        self.optimizer = optimizer_of(job, trainable)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._data: Iterator[Any] = iter(())
+        self._next = -1
+
+    def gradients(self, step: int, *, backward: bool = True) -> PlainStep:
+        """Return step number `step`, up to its update.
+
+        Raises:   RunError: the data ended.
+        """
+        losses: list[Tensor] = []
+        self.optimizer.zero_grad()
+        for index, batch in self._micro_batches(step):
+            with SeededRandom(micro_batch_seed(self.job.seed, index)):
+                loss = loss_of(self.job, self.model, batch)
+                if backward:
+                    (loss / self.job.micro_batches).backward()  # pyright: ignore
+            losses.append(loss.detach().double().reshape(()))
+        if backward and self.job.clip_norm is not None:
+            clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
+        given = {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
+        return PlainStep(float(torch.stack(losses).mean()), given, self.buffers())
+
+    def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Let the optimizer make the next weights from `gradients`."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = gradients[name].clone() if name in gradients else None
+        if self.job.learning_rate is not None:
+            factor = float(self.job.learning_rate(step))
+            for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = base * factor
+        self.optimizer.step()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of the parameters by name."""
+        return {name: value.detach().clone() for name, value in self.parameters.items()}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return a copy of the buffers by name."""
+        return {name: value.detach().clone() for name, value in self.model.named_buffers()}
+
+    def optimizer_state(self) -> State:
+        """Return what the optimizer holds, by "optimizer/NAME/KEY"."""
+        tensors: dict[str, Tensor] = {}
+        plain: dict[str, object] = {}
+        for name, parameter in self.parameters.items():
+            optimizer_state(self.optimizer, name, parameter, tensors, plain)
+        return tensors, plain
+
+    def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
+        """Go on from the state of a checkpoint.
+
+        Raises:   CheckpointError: something is missing, or of another shape.
+        """
+        load_model(self.model, tensors)
+        for name, parameter in self.parameters.items():
+            load_optimizer_state(self.optimizer, name, parameter, tensors, plain)
+
+    def _micro_batches(self, step: int) -> Iterator[tuple[int, Any]]:
+        first = step * self.job.micro_batches
+        if first != self._next:
+            self._data = self.job.data(first)
+        self._next = first + self.job.micro_batches
+        batches = itertools.islice(self._data, self.job.micro_batches)
+        number = first - 1
+        for number, batch in enumerate(batches, first):
+            yield number, on_device(batch)
+        if number + 1 < self._next:
+            hint = "let `data` go on for ever, or train fewer steps"
+            raise RunError(f"the job's data ended at micro-batch {number + 1}", hint=hint)

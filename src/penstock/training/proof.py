@@ -1,0 +1,106 @@
+"""Proof: what comparing some steps of a run with the plain loop found."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.files import Json
+from penstock.job import Job
+from penstock.training.compare import Difference, worst_of
+
+TOLERANCE = 1e-5  # relative, of sums made in another order
+LOW_PRECISION_TOLERANCE = 2e-2  # under autocast: bfloat16 has 8 bits
+_SAME_INPUTS = ("update", "optimizer", "data", "copies")  # nothing was rounded on the way to them
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What comparing a run with the plain loop found.
+
+    steps:        the numbers of the steps that were compared.
+    differences:  the greatest one of each group.
+    problem:      what differs by more than rounding, and where; empty if nothing does.
+    left_out:     what was not compared, and why.
+    seconds:      that it took.
+    """
+
+    steps: tuple[int, ...]
+    differences: tuple[Difference, ...]
+    problem: str
+    left_out: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.problem:
+            return self.problem
+        steps = " and ".join(str(step + 1) for step in self.steps)
+        groups = ", ".join(map(str, self.differences))
+        return f"equal to the plain loop at step {steps}: {groups}"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the proof as JSON values; what is infinitely far apart is null."""
+        content = json.loads(json.dumps(asdict(self)))
+        for row in content["differences"]:
+            row["value"] = row["value"] if math.isfinite(row["value"]) else None
+        return content
+
+    def to_text(self) -> str:
+        """Return the proof as the text of a JSON file."""
+        return json.dumps(self.to_json(), indent=2) + "\n"
+
+
+def proof_of(
+    job: Job,
+    steps: tuple[int, ...],
+    rows: Sequence[Difference],
+    left_out: tuple[str, ...],
+    seconds: float,
+) -> Proof:
+    """Return the proof that all these differences make."""
+    groups = dict.fromkeys(row.what for row in rows)
+    worst = tuple(worst_of(row for row in rows if row.what == group) for group in groups)
+    too_far = [row for row in worst if not row.value <= _tolerance(row, job)]
+    return Proof(steps, worst, "; ".join(map(_words, too_far)), left_out, seconds)
+
+
+def proof_from_json(content: Mapping[str, Any]) -> Proof:
+    """Return the proof that `to_json` gave."""
+    return Proof(
+        tuple(content["steps"]),
+        tuple(map(_difference, content["differences"])),
+        content["problem"],
+        tuple(content["left_out"]),
+        content["seconds"],
+    )
+
+
+def _difference(row: Mapping[str, Any]) -> Difference:
+    value = math.inf if row["value"] is None else row["value"]
+    return Difference(row["what"], row["where"], value, row["bitwise"])
+
+
+def _tolerance(row: Difference, job: Job) -> float:
+    exact = row.what in _SAME_INPUTS or job.autocast is None
+    return TOLERANCE if exact else LOW_PRECISION_TOLERANCE
+
+
+_MEANT: dict[str, Callable[[str], str]] = {
+    "data": lambda where: f"{where} is another one than the plain loop reads",
+    "loss": lambda where: "the loss",
+    "gradients": lambda where: f"the gradient of {where}",
+    "buffers": lambda where: f"the buffer {where}",
+    "update": lambda where: f"the update of {where}, from the same gradients,",
+    "optimizer": lambda where: f"the optimizer's state {where.removeprefix('optimizer/')}",
+    "weights": lambda where: f"the weight {where}",
+    "copies": lambda where: f"{where} has other weights than its copies",
+}
+
+
+def _words(row: Difference) -> str:
+    text = _MEANT[row.what](row.where)
+    if row.what in ("data", "copies"):
+        return text
+    how = "is no number, or on one side only" if math.isinf(row.value) else None
+    return f"{text} {how or f'differs by {row.value:.3g}'}"

@@ -1,0 +1,226 @@
+"""Prove: some real steps of what was planned, held against the plain loop, before a run settles.
+
+The ranks run the plan's own program on the job's own batches and write down what they read, the
+gradients that their optimizers were given, and the state after each step; `judge` compares.
+
+An asynchronous plan is held against the sequential definition of its weight rule, a few steps long;
+there the optimizer is SGD with momentum, for one that divides by the size of a gradient, like Adam,
+makes a whole step of the last bit of a zero.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.files import write_text
+from penstock.graph.merge import merged
+from penstock.graph.trace import Capture
+from penstock.job import Job
+from penstock.plan import Plan
+from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of, trains
+from penstock.runtime import checkpoint
+from penstock.runtime.eager import EagerRank, EagerTask
+from penstock.runtime.launch import Launcher, run_threads
+from penstock.runtime.rank import Rank
+from penstock.runtime.run import Steps
+from penstock.runtime.transport import Transport
+from penstock.runtime.weights import StageWeights
+from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
+from penstock.training.digest import Reads, digest_of, recorded
+from penstock.training.judge import Case, Late, judged
+from penstock.training.proof import Proof
+
+WINDOW = 4  # steps of an asynchronous schedule
+APART = 5  # steps between two that are proved: other batches, rates and random states
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A plan and what it is of.
+
+    job:  the author's, no micro-batches joined.
+    """
+
+    job: Job
+    captured: Capture
+    plan: Plan
+
+
+def steps_to_prove(first: int, until: int, count: int = 2) -> tuple[int, ...]:
+    """Return the numbers of up to `count` steps of the run of `first` to `until` - 1."""
+    steps = (min(first + at * APART, until - 1) for at in range(count))
+    return tuple(dict.fromkeys(steps))
+
+
+def prove(
+    planned: Planned,
+    steps: tuple[int, ...] = (0,),
+    *,
+    resume: Path | None = None,
+    launcher: Launcher = run_threads,
+    beside: Launcher = run_threads,
+) -> Proof:
+    """Return how the planned steps differ from the plain ones.
+
+    launcher:  runs the ranks of the plan; beside: runs the plain loop, as its only rank.
+    Raises:    RunError: a rank failed, or the plain loop did.
+    """
+    case = case_of(planned, steps, resume)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        run_planned(planned, case, Path(name), launcher)
+        return judged(case, Path(name), beside)
+
+
+def prove_eager(
+    job: Job,
+    ranks: int,
+    steps: tuple[int, ...],
+    *,
+    resume: Path | None = None,
+    launcher: Launcher = run_threads,
+) -> Proof:
+    """Return how steps of eager replicas differ from those of the plain loop.
+
+    Raises:    as `prove`.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        folder, reads = Path(name), Reads()
+        task = EagerTask(replace(job, data=recorded(job.data, reads)), 0, 1, resume=resume)
+        told = Steps(job.micro_batches)
+        launcher(partial(_work_eagerly, task, steps, reads, folder), ranks, told.add)
+        _write_losses(folder, told)
+        return judged(Case(job, steps, resume), folder, launcher)
+
+
+def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None) -> Case:
+    """Return what the plain loop is asked: the same steps, by as many micro-batches as planned.
+
+    An asynchronous plan begins with the job's first weights.
+    """
+    plan, captured = planned.plan, planned.captured
+    count = plan.joined * plan.replicas * plan.num_micro_batches
+    clip_norm = planned.job.clip_norm if plan.clip else None
+    job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
+    if not is_asynchronous(plan):
+        return Case(job, steps, resume, trains(plan.schedule), model=captured.model)
+    job = replace(job, optimizer=_sgd, learning_rate=None)
+    stages, graph = stages_of(plan, captured.graph), captured.graph
+    program = lower_plan(plan, graph, num_steps=WINDOW)
+    late = Late(program, stages, graph, merged(job, plan.joined))
+    return Case(job, (0,), late=late, model=captured.model)
+
+
+def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) -> None:
+    """Run the planned steps and leave in `folder` what the ranks wrote; every rank calls it.
+
+    Raises:   RunError: a rank failed.
+    """
+    plan, captured, reads = planned.plan, planned.captured, Reads()
+    program = case.late.program if case.late else lower_plan(plan, captured.graph)
+    job = merged(replace(case.job, data=recorded(case.job.data, reads)), plan.joined)
+    task = Task(
+        captured,
+        stages_of(plan, captured.graph),
+        job,
+        tuple((program, step) for step in case.steps),
+        plan.replicas,
+        resume=case.resume,
+    )
+    told = Steps(plan.num_micro_batches * plan.replicas)
+    work = partial(_work, task, reads, folder)
+    if launcher(work, program.num_ranks, told.add, groups=task.groups):
+        _write_losses(folder, told)
+
+
+def _write_losses(folder: Path, told: Steps) -> None:
+    write_text(folder / "losses.json", json.dumps({s.step: s.loss for s in told.finished}))
+
+
+def _work(
+    task: Task, reads: Reads, folder: Path, transport: Transport, report: Report
+) -> RankResult:
+    """Run the windows of `task`; write gradients, state and what was read after each."""
+    rank = Rank(task.capture, task.stages, task.job, transport, task.replicas, report=report)
+    program = task.windows[0][0]
+    rank.expect(program)
+    calls = rank.bind(program)
+    if task.resume is not None:
+        state = checkpoint.load(task.resume)
+        for weights in rank.weights.values():
+            weights.load(state.tensors, state.plain)
+    given: dict[str, Tensor] = {}
+    for weights in rank.weights.values():
+        _watch(weights, given)
+    transport.barrier()
+    for _, step in task.windows:
+        with torch.no_grad():
+            rank.run(calls, step)
+            rank.settle()
+        state = state_of(rank)
+        own = {f"read/{rank.rank}": reads.taken(), f"held/{rank.rank}": _held(rank)}
+        save(folder / str(step), step + 1, transport, _told(state, given, own))
+    return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
+
+
+def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
+    """Keep in `given` what the optimizer of a stage is given at each step."""
+
+    def keep(*_: object) -> None:
+        for node, parameter in weights.live.items():
+            if parameter.grad is not None:
+                given[f"gradients/{weights.names[node]}"] = parameter.grad.clone()
+
+    if weights.optimizer is not None:
+        weights.optimizer.register_step_pre_hook(keep)
+
+
+def _held(rank: Rank) -> dict[str, str]:
+    """Return a digest of the weights of each stage on this rank: copies must have the same."""
+    held = ((stage, weights.tensors(0).values()) for stage, weights in rank.weights.items())
+    return {str(stage): digest_of(list(values)) for stage, values in held}
+
+
+def _work_eagerly(
+    task: EagerTask,
+    steps: tuple[int, ...],
+    reads: Reads,
+    folder: Path,
+    transport: Transport,
+    report: Report,
+) -> RankResult:
+    """Run `steps` as an eager replica; write the same as a planned rank."""
+    rank = EagerRank(task, transport)
+    given: dict[str, Tensor] = {}
+
+    def keep(*_: object) -> None:
+        for name, parameter in rank.parameters.items():
+            if parameter.grad is not None:
+                given[f"gradients/{name}"] = parameter.grad.clone()
+
+    rank.optimizer.register_step_pre_hook(keep)
+    transport.barrier()
+    for step in steps:
+        report(rank.result(step))
+        state = rank.state() if rank.rank == 0 else None
+        held = digest_of([value.detach() for value in rank.model.parameters()])
+        own = {f"read/{rank.rank}": reads.taken(), f"held/{rank.rank}": {"0": held}}
+        save(folder / str(step), step + 1, transport, _told(state, given, own))
+    return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
+
+
+def _told(state: State | None, given: Mapping[str, Tensor], own: Mapping[str, object]) -> State:
+    """Return what a rank writes: its part of the state with the gradients, and of itself."""
+    if state is None:
+        return {}, own
+    tensors, plain = state
+    return {**tensors, **given}, {**plain, **own}
+
+
+def _sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)

@@ -1,0 +1,209 @@
+"""The proof says equal where it is, and names what is not."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.plan import Plan
+from penstock.program.lower_plan import is_asynchronous, schedule_of
+from penstock.runtime.launch import run_processes
+from penstock.training import digest
+from penstock.training.compare import compared, compared_gradients, compared_updates
+from penstock.training.plain import Plain
+from penstock.training.proof import proof_from_json
+from penstock.training.prove import Planned, prove, prove_eager, steps_to_prove
+from tests.parity import models
+from tests.parity.models import TRAINING, captured, job_of, plan_of
+
+EXACT = torch.float64
+BITWISE = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")  # add gradients up in order
+
+
+def case_of(name: str, plan: Plan, *, optimizer: str = "adamw", **options: object) -> Planned:
+    return Planned(job_of(name, EXACT, optimizer, **options), captured(name, EXACT), plan)
+
+
+@pytest.mark.parametrize("number", range(len(TRAINING)))
+def test_planned_steps_equal_the_plain_ones(number):
+    schedule, name = TRAINING[number], ("dropout", "frozen", "frozen_start")[number % 3]
+    case = case_of(name, plan_of(captured(name, EXACT).graph, schedule, 4, 3))
+    late = is_asynchronous(case.plan)
+    proof = prove(case, (0,) if late else (0, 3))
+    assert proof.problem == ""
+    groups = {d.what for d in proof.differences}
+    assert groups >= ({"weights"} if late else {"data", "loss", "gradients", "update", "optimizer"})
+    assert ("copies" in groups) == any(len(r) > 1 for r in schedule_of(case.plan).stage_ranks)
+    assert [d for d in proof.differences if d.value > 1e-11] == []
+    assert all(d.bitwise for d in proof.differences) or schedule not in BITWISE
+    assert bool(proof.left_out) == late
+    assert proof_from_json(proof.to_json()) == proof
+
+
+def test_processes_prove_the_same_and_the_plain_loop_has_one_of_its_own():
+    plan = plan_of(captured("tied", EXACT).graph, "zb_h1", 2, 4, replicas=2, clip=True)
+    case = case_of("tied", plan, clip_norm=0.01)
+    before = [value.clone() for value in case.captured.model.parameters()]
+    proof = prove(case, (2, 7), launcher=run_processes, beside=run_processes)
+    assert (proof.problem, proof.steps) == ("", (2, 7))
+    assert {d.what for d in proof.differences} >= {"copies", "gradients", "update"}
+    assert max(d.value for d in proof.differences) < 1e-11
+    after = case.captured.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def shifted(start: int) -> Iterator[object]:
+    """Micro-batches that do not go by their index: a reader that begins later gets the same."""
+    return models.data(0)
+
+
+def blind(weights):
+    """Look across all parameters that it is given."""
+    made = list(weights)
+
+    class Blind(torch.optim.SGD):
+        def step(self, closure=None):
+            total = sum(float(p.grad.square().sum()) for p in made if p.grad is not None)
+            for group in self.param_groups:
+                group["lr"] = 0.1 / (1e-3 + total**0.5)
+            return super().step(closure)
+
+    return Blind(made, lr=0.1)
+
+
+def growing():
+    calls = count(1)
+    return lambda model, batch: models.loss(model, batch) * next(calls)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"data": shifted}, "micro-batch"),
+        ({"optimizer": blind}, "the update of"),
+        ({"loss": growing()}, "the loss differs"),
+        ({"seed": 4}, "the gradient of"),
+    ],
+)
+def test_what_differs_is_named(change, named):
+    plan = plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2, replicas=2)
+    case = case_of("gpt", plan)
+    proof = prove(replace(case, job=replace(case.job, **change)), (0, 3))
+    assert named in proof.problem
+    assert str(proof) == proof.problem
+
+
+def test_a_buffer_that_another_copy_has_written_is_named():
+    made = captured("batch_norm", EXACT)
+    plan = plan_of(made.graph, "one_f_one_b", 2, 2)
+    case = case_of("batch_norm", plan)
+    assert prove(case).problem == ""
+
+    def model() -> nn.Module:
+        built = models.MODELS["batch_norm"]().to(EXACT)
+        built.norms[5].momentum = 0.2
+        return built
+
+    problem = prove(replace(case, job=replace(case.job, model=model))).problem
+    assert problem.startswith("the buffer norms.5.running_")
+
+
+def test_a_later_step_goes_on_from_a_checkpoint(tmp_path):
+    from tests.parity.training import Run, train
+
+    plan = plan_of(captured("dropout", EXACT).graph, "one_f_one_b", 2, 2)
+    case = case_of("dropout", plan)
+    train(Run(plan, case.job, case.captured), tmp_path, (2,))
+    proof = prove(case, (2, 4), resume=tmp_path / "step-000002")
+    assert proof.problem == ""
+    assert all(d.bitwise for d in proof.differences)
+
+
+@pytest.mark.parametrize("name", ["tied", "frozen"])
+def test_eager_replicas_are_proved_too(name):
+    job = job_of(name, EXACT, "adamw", clip_norm=0.1, micro_batches=4)
+    proof = prove_eager(job, 2, (0, 3), launcher=run_processes)
+    assert proof.problem == ""
+    assert "copies" in {d.what for d in proof.differences}
+    problem = prove_eager(replace(job, data=shifted), 2, (0,), launcher=run_processes).problem
+    assert "micro-batch" in problem
+
+
+def test_digests_tell_dtype_shape_and_every_byte():
+    x = torch.arange(6.0)
+    others = (x.view(2, 3), x.double(), x + 1e-6, x.flip(0), x.to(torch.bfloat16), 3)
+    assert len({digest.digest_of([each]) for each in (x, *others)}) == 7
+    assert digest.digest_of([x.view(2, 3).T]) == digest.digest_of([x.view(2, 3).T.contiguous()])
+
+
+def test_steps_are_apart_and_within_the_run():
+    assert steps_to_prove(0, 100) == (0, 5)
+    assert steps_to_prove(7, 10) == (7, 9)
+    assert steps_to_prove(9, 10) == (9,)
+    assert steps_to_prove(0, 100, 3) == (0, 5, 10)
+
+
+def test_plain_is_the_ten_line_loop():
+    job = job_of("tied", EXACT, "adam", clip_norm=0.1, learning_rate=lambda step: 1 / (step + 1))
+    expected = models.plain_loop(replace(job, learning_rate=None), 1, 4)
+    plain = Plain(replace(job, micro_batches=4))
+    made = plain.gradients(0)
+    plain.update(0, made.gradients)
+    assert made.loss == expected.losses[0]
+    wanted = {k.removeprefix("weights/"): v for k, v in expected.weights.items() if "weights/" in k}
+    assert all(torch.equal(plain.weights()[k], v) for k, v in wanted.items())
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "value"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 3.0], [1.0, 4.0], 0.25),
+        ([1e-3], [0.0], 1e-3),
+        ([NAN, 2.0], [NAN, 2.0], 0.0),
+        ([NAN, 2.0], [1.0, 2.0], math.inf),
+        ([1.0], [NAN], math.inf),
+        ([1.0, 1.0], [1.0], math.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_difference_is_relative_to_the_greatest_number(found, expected, value):
+    worse, fine = {"x": torch.tensor(found)}, {"y": torch.ones(1)}
+    right = {"x": torch.tensor(expected), "y": torch.ones(1) + 1e-6}
+    difference = compared("a", worse | fine, right)
+    assert difference.value == pytest.approx(value if value else 1e-6, rel=1e-1)
+    assert difference.where == ("x" if value else "y")
+    assert not difference.bitwise
+
+
+def test_what_is_on_one_side_only_is_noticed():
+    a, both = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(2)}
+    for found, expected in ((a, both), (both, a)):
+        assert compared("buffers", found, expected).where == "b"
+        assert compared("buffers", found, expected).value == math.inf
+        assert compared_gradients(found, expected).value >= 1.0
+    zero = {"a": torch.ones(2), "b": torch.zeros(2)}
+    assert compared_gradients(a, zero).bitwise  # no gradient is one of zeros
+
+
+def test_gradients_that_are_zero_but_for_rounding_do_not_count():
+    found = {"a": torch.tensor([1.0]), "b": torch.tensor([2e-9])}
+    expected = {"a": torch.tensor([1.0]), "b": torch.tensor([1e-9])}
+    assert compared_gradients(found, expected).value == pytest.approx(1e-6, rel=1e-3)
+
+
+def test_updates_are_measured_by_what_they_change():
+    before, right = {"w": torch.tensor([1.0])}, {"w": torch.tensor([1.0 - 1e-4])}
+    half = {"w": torch.tensor([1.0 - 5e-5])}
+    assert compared_updates(half, right, before).value == pytest.approx(0.5, rel=1e-2)
+    assert compared_updates(right, right, before).bitwise
+    rounded = {"w": right["w"] + 6e-8}
+    found = compared_updates(rounded, right, before)
+    assert (found.bitwise, found.value) == (False, 0.0)
