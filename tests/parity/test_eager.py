@@ -14,6 +14,7 @@ from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
 from penstock.runtime.launch import run_processes
 from penstock.runtime.run import Steps
+from tests.parity import models
 from tests.parity.models import OPTIMIZERS, TOKENS, VOCABULARY, WIDTH, Trained, job_of, plain_loop
 from tests.parity.training import difference, differing
 
@@ -137,3 +138,21 @@ def test_weights_of_another_model_are_refused():
     shape = torch.zeros(VOCABULARY, TOKENS)
     with pytest.raises(CheckpointError, match=r"weights/embedding\.weight is \[11, 6\]"):
         load_model(Choosing(), {"weights/embedding.weight": shape})
+
+
+def test_one_rank_alone_asks_for_its_data_once(tmp_path):
+    """Data that goes by no index is then read as the author's own loop reads it."""
+
+    def data(start):
+        return models.data(0)
+
+    weights = train(replace(choosing(), data=data), tmp_path / "once", 1).weights
+    assert differing(weights, train(choosing(), tmp_path / "by index", 1).weights) == []
+
+
+def test_building_reads_no_data(tmp_path):
+    """Data that has a state of its own is not moved before the first step."""
+    source = models.data(0)
+    job = replace(choosing(), data=lambda start: source)
+    weights = train(job, tmp_path / "one source", 1).weights
+    assert differing(weights, train(choosing(), tmp_path / "by index", 1).weights) == []

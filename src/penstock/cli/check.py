@@ -100,7 +100,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     from penstock.search.balance import balanced_cuts
 
     stages = wanted.stages
-    if (count := job.micro_batches) % wanted.replicas:
+    if job.micro_batches % wanted.replicas:
         message = (
             f"{job.micro_batches} micro-batches cannot be shared by {wanted.replicas} replicas"
         )

@@ -104,12 +104,17 @@ def _run_eagerly(job: Job) -> None:
 
 def build(job: Job) -> tuple[nn.Module, Any]:
     """Return the model with its initial weights (from the job's seed) and the first batch."""
-    torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
-    model = job.model().to(device_here())
+    model = build_model(job)
     batch = next(iter(job.data(0)), None)
     if batch is None:
         raise JobError("the job's data yields no micro-batch", hint="check `data(0)`")
     return model, on_device(batch)
+
+
+def build_model(job: Job) -> nn.Module:
+    """Return the model with its initial weights (from the job's seed); no data is read."""
+    torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
+    return job.model().to(device_here())
 
 
 def device_here() -> torch.device:

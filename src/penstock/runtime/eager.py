@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from penstock.errors import JobError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.trace import build, device_here, loss_of, on_device
+from penstock.graph.trace import build_model, device_here, loss_of, on_device
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
@@ -92,7 +92,7 @@ class EagerRank:
     def __init__(self, task: EagerTask, transport: Transport) -> None:
         self.job, self.transport, self.rank = task.job, transport, transport.rank
         self.everyone = tuple(range(transport.num_ranks))
-        self.model, _ = build(task.job)
+        self.model = build_model(task.job)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise JobError("the model has no trainable parameter", hint="unfreeze some")
@@ -100,7 +100,7 @@ class EagerRank:
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.share = task.job.micro_batches // transport.num_ranks
         self.data: Iterator[Any] = iter(())
-        self.now = self.next_index = 0  # the step that is under way, and the next micro-batch
+        self.now, self.next_index = -1, 0  # the step that is under way, and the next micro-batch
         self.batch: Any = None
         self.losses: list[float] = []
         self.calls, self.marks = self._bind(), list[float]()
@@ -111,8 +111,10 @@ class EagerRank:
 
     def step(self, step: int) -> float:
         """Return the mean loss of this rank's micro-batches; `marks` are then those of the step."""
-        self.now, self.next_index = step, step * self.job.micro_batches + self.rank * self.share
-        self.data, self.losses = self.job.data(self.next_index), []
+        first = step * self.job.micro_batches + self.rank * self.share
+        if first != self.next_index or self.now < 0:  # one rank alone reads on, as a plain loop
+            self.data = self.job.data(first)
+        self.now, self.next_index, self.losses = step, first, []
         self.optimizer.zero_grad()
         self.marks = [time.perf_counter()]
         for bound in self.calls:

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.trace import build, loss_of, on_device
+from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.eager import load_model
 from penstock.runtime.weights import load_optimizer_state, optimizer_of, optimizer_state
@@ -36,7 +36,7 @@ class Plain:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.model, _ = build(job)
+        self.model = build_model(job)
         self.parameters = dict(self.model.named_parameters())
         trainable = [p for p in self.parameters.values() if p.requires_grad]
         self.optimizer = optimizer_of(job, trainable)
