@@ -45,6 +45,7 @@ TORCH_FILES = {
     "graph/batch.py",
     "graph/functional.py",
     "graph/rows.py",
+    "graph/reserved.py",
     "graph/dynamo.py",
     "graph/merge.py",
     "graph/flop.py",

@@ -11,8 +11,7 @@ from tests.graph.executor import measure_bytes
 from tests.graph.tiny import GRAPH
 from tests.graph.zoo import JOBS
 
-# Gaps in a value written into a slice; the LSTM's own workspace: see segment_memory.
-UNKNOWN = ("in_place", "recurrent")
+UNKNOWN = ("in_place",)  # gaps in a value written into a slice: see segment_memory
 ROUNDING = 16  # scalars that torch shares or keeps a little longer
 
 

@@ -7,13 +7,18 @@ import pytest
 import torch
 
 from penstock.cluster import Cluster, Host, Link
-from penstock.plan import Plan
+from penstock.graph.traced import trace
+from penstock.job import Job
+from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile, measure
 from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.program.of_plan import lower
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes
+from penstock.runtime.run_job import run
 from penstock.runtime.worker import Task, work
 from penstock.schedule import weight_copies
+from penstock.search import evaluate
 from penstock.simulate.price import as_run, held_of
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
@@ -114,3 +119,49 @@ def test_peak_over_gloo_counts_the_messages_whose_receives_are_posted(
 def test_peak_does_not_grow_from_window_to_window():
     plan = plan_of(captured("tied", FLOAT).graph, "zb_h1", 2, 4)
     assert measured(plan, "tied", memory_window=1) == measured(plan, "tied", memory_window=8)
+
+
+class Recurrent(torch.nn.Module):
+    """Layers whose fused kernels keep for their backward what only they know the size of."""
+
+    def __init__(self, cell: str, **options) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 24)
+        self.cells = getattr(torch.nn, cell)(24, 32, batch_first=True, **options)
+        self.head = torch.nn.Linear(64 if self.cells.bidirectional else 32, 20)
+
+    def forward(self, x):
+        return self.head(self.cells(self.embed(x))[0])
+
+
+def tokens(start):
+    while True:
+        yield torch.randint(20, (8, 20), generator=torch.Generator().manual_seed(start))
+        start += 1
+
+
+def token_loss(model, x):
+    return torch.nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        ("LSTM", {}),
+        ("GRU", {}),
+        ("RNN", {}),
+        ("LSTM", {"bidirectional": True}),
+        ("LSTM", {"num_layers": 2, "dropout": 0.2}),
+    ],
+)
+def test_peak_of_recurrent_layers_is_the_predicted_one(cell, options, monkeypatch):
+    monkeypatch.setattr(measure, "_BUDGET_S", 0.0)
+    job = Job(
+        lambda: Recurrent(cell, **options), token_loss, tokens, torch.optim.Adam, micro_batches=3
+    )
+    graph = trace(job)
+    plan = plan_by_hand(graph, [], "gpipe", num_micro_batches=3)
+    found = run(lower(plan, graph), job, num_steps=2).peak_bytes
+    expected, _ = evaluate(graph, (measure.measure(graph.capture, job),), Cluster.here(1), plan)
+    assert found == pytest.approx(expected.peak_bytes, rel=0.01)
+    assert found[0] > 3 * 8 * 20 * 4 * 32

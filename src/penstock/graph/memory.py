@@ -31,8 +31,7 @@ def segment_memory(
     end.  `workspace_bytes` of each node of the graph are held only while it runs.
 
     received:  all values that messages bring to the segment's stage, forward or backward.
-    Ignores:   what an allocator rounds up; gaps in a value that was written into a slice; what
-               the fused LSTM of CPUs keeps for its backward, whose size torch does not tell.
+    Ignores:   what an allocator rounds up; gaps in a value that was written into a slice.
     """
     owner = _Owner(graph, received)
     loss = {graph.loss} & set(segment.ops)

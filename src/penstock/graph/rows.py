@@ -12,6 +12,7 @@ from penstock.errors import GraphError
 from penstock.graph.flop import flop_of
 from penstock.graph.functional import backward_ops, custom, is_static, mutates
 from penstock.graph.graph import Effect, Node, NodeKind
+from penstock.graph.reserved import reserved_bytes
 
 aten = torch.ops.aten
 
@@ -49,6 +50,7 @@ class _Rows:
         self.index = {node: i for i, node in enumerate(self.fx_nodes)}
         self.placeholders = placeholders
         self.backward = backward_ops(graph)
+        self.reserved = reserved_bytes(graph)
         self.owners: dict[int, int] = {}
         self.first_of: dict[int, int] = {}  # sequence number -> first forward op with it
 
@@ -76,9 +78,7 @@ class _Rows:
             inputs=tuple(self.index[source] for source in node.all_input_nodes),
             shape=tuple(tensor.shape) if tensor is not None and static else (),
             dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
-            size_bytes=tensor.numel() * tensor.element_size()
-            if tensor is not None and static
-            else 0,
+            size_bytes=self._size_bytes(node, tensor if static else None),
             storage=i if tensor is None else self._owner(i, tensor),
             phase="B" if backward else "F",
             origin=self._origin(node) if backward else -1,
@@ -86,6 +86,10 @@ class _Rows:
             module=str(custom(node).get("module", "")),
             effect=_effect(node),
         )
+
+    def _size_bytes(self, node: fx.Node, tensor: Tensor | None) -> int:
+        held = 0 if tensor is None else tensor.numel() * tensor.element_size()
+        return held or self.reserved.get(node, 0)
 
     def _owner(self, i: int, tensor: Tensor) -> int:
         if tensor.layout != torch.strided:
