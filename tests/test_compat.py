@@ -259,6 +259,23 @@ def test_dynamo_keeps_item_in_its_graph() -> None:
     assert "item" in found
 
 
+def test_class_is_opened_once_it_has_been_taught() -> None:
+    class Pair:
+        def __init__(self, left: object, right: object) -> None:
+            self.left, self.right = left, right
+
+    pair = Pair(1, 2)
+    assert not _compat.opens(pair)
+    _compat.open_as(Pair, lambda p: ([p.left, p.right], "pair"), lambda c, _: Pair(*c))
+    assert _compat.opens(pair)
+    leaves, spec = _compat.pytree.tree_flatten([pair])
+    assert leaves == [1, 2]
+    (again,) = _compat.pytree.tree_unflatten([3, 4], spec)
+    assert (type(again), again.left, again.right) == (Pair, 3, 4)
+    assert _compat.opens({})
+    assert not _compat.opens(3)
+
+
 def test_pytree_gives_leaves_and_structure_and_takes_them_back() -> None:
     batch = {"b": [1, None], "a": (torch.ones(1), "x")}
     leaves, spec = _compat.pytree.tree_flatten(batch)

@@ -47,6 +47,8 @@ __all__ = [
     "memory_mark",
     "memory_profile",
     "named_modules",
+    "open_as",
+    "opens",
     "packet_of",
     "pytree",
     "reparametrize",
@@ -220,6 +222,20 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 def storage_key(tensor: Tensor) -> int:
     """Return a number that is the same for all living tensors that share their memory."""
     return tensor.untyped_storage()._cdata
+
+
+def opens(node: object) -> bool:
+    """Return whether `pytree` knows the class of `node` as a container."""
+    return not pytree.tree_is_leaf(node)
+
+
+def open_as(
+    kind: type,
+    parts: Callable[[Any], tuple[list[Any], Any]],
+    closed: Callable[[Iterable[Any], Any], Any],
+) -> None:
+    """Let `pytree` open objects of exactly this class: `parts(node)` is (children, rest)."""
+    pytree.register_pytree_node(kind, parts, closed)
 
 
 def schema_of(op: Any) -> Any:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from penstock import _compat
 from penstock.errors import GraphError
+from penstock.graph.contents import as_tensor, flatten
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -51,7 +52,7 @@ class BatchKey:
         taken: list[Any] = []
         if self._take is not None and self._take(batch, taken.append):
             return taken
-        leaves, spec = _compat.pytree.tree_flatten(batch)
+        leaves, spec = flatten(batch)
         found = tuple(map(leaf_key, leaves))
         if found == self.leaves and spec == self.spec:
             return leaves
@@ -104,6 +105,7 @@ def _tensor_taker(key: TensorKey) -> Take:
     shape, dtype, strides = torch.Size(key.shape), key.dtype, key.strides
 
     def take(leaf: Any, add: Callable[[Any], None]) -> bool:
+        leaf = leaf if isinstance(leaf, Tensor) else as_tensor(leaf)
         if not isinstance(leaf, Tensor) or leaf.shape != shape:
             return False
         add(leaf)
@@ -117,7 +119,7 @@ def key_of(batch: object) -> BatchKey:
 
     Raises:   GraphError: a leaf is neither a tensor nor a plain value that can be compared.
     """
-    leaves, spec = _compat.pytree.tree_flatten(batch)
+    leaves, spec = flatten(batch)
     return BatchKey(spec, tuple(map(leaf_key, leaves)))
 
 
@@ -126,14 +128,19 @@ def leaf_key(leaf: object) -> LeafKey:
 
     Raises:   GraphError: it is neither a tensor nor a plain value.
     """
-    if isinstance(leaf, Tensor):
+    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
         return TensorKey(tuple(leaf.shape), leaf.dtype, leaf.stride())
     if isinstance(leaf, PLAIN):
         return repr(leaf)
+    what = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    if isinstance(leaf, Tensor):
+        what = f"tensor of layout {leaf.layout}"
+    elif isinstance(leaf, np.ndarray):
+        what += f" of {leaf.dtype}"
     raise GraphError(
-        f"the batch holds a {type(leaf).__module__}.{type(leaf).__qualname__}, "
-        "which is no tensor, number or text",
-        hint="let `data` yield tensors in lists, tuples and dicts",
+        f"the batch holds a {what}, which is no {'dense ' * isinstance(leaf, Tensor)}tensor, "
+        "number or text",
+        hint="let `data` yield tensors in lists, tuples, dicts and dataclasses",
     )
 
 

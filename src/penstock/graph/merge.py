@@ -6,15 +6,16 @@ if the loss is a mean over samples that do not see each other, which is tried, n
 """
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from penstock import _compat
+from penstock.batches import Reads, read, started
 from penstock.errors import GraphError
+from penstock.graph.contents import flatten, rebuilt
 from penstock.graph.graph import Graph
 from penstock.graph.trace import build, loss_of, on_device
 from penstock.job import Job
@@ -33,21 +34,41 @@ def merged(job: Job, count: int) -> Job:
     if job.micro_batches % count:
         raise GraphError(f"{job.micro_batches} micro-batches cannot be joined by {count}")
 
-    def data(start: int) -> Iterator[Any]:
-        source = job.data(start * count)
-        while len(parts := list(itertools.islice(source, count))) == count:
-            yield _join(parts)
-
+    data = _Merged(job.data, count)
     return replace(job, data=data, micro_batches=job.micro_batches // count)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Data whose micro-batch k is `count` of another, from number k * count on, joined."""
+
+    data: Callable[[int], Iterator[Any]]
+    count: int
+
+    def __call__(self, start: int) -> Iterator[Any]:
+        return self.picked(Reads.all_from(start))
+
+    def picked(self, reads: Reads) -> Iterator[Any]:
+        """Return the micro-batches of these numbers, in this order; the last is a whole one."""
+        of = tuple(k for p in reads.places for k in range(p * self.count, (p + 1) * self.count))
+        wanted = Reads(
+            reads.first * self.count, of, reads.every * self.count, reads.at * self.count
+        )
+        source = read(self.data, wanted)
+        while True:
+            # each copied before the next is read, into whose memory that may be
+            parts = [on_device(part) for part in itertools.islice(source, self.count)]
+            if len(parts) < self.count:
+                return
+            yield _join(parts)
+
+
 def _join(parts: list[Any]) -> Any:
-    leaves, specs = zip(*map(_compat.pytree.tree_flatten, parts), strict=True)
+    leaves, specs = zip(*map(flatten, parts), strict=True)
     if any(spec != specs[0] for spec in specs):
         raise GraphError("micro-batches of different structure cannot be joined")
-    return _compat.pytree.tree_unflatten(
-        [_joined(row) for row in zip(*leaves, strict=True)], specs[0]
-    )
+    return rebuilt([_joined(row) for row in zip(*leaves, strict=True)], specs[0])
 
 
 def _joined(leaves: tuple[Any, ...]) -> Any:
@@ -77,7 +98,7 @@ def merges(job: Job, graph: Graph, count: int) -> bool:
 def _gradient(job: Job, count: int) -> list[Tensor | None]:
     """Return the mean gradient of the first `count` micro-batches."""
     model, _ = build(job)
-    for batch in itertools.islice(job.data(0), count):
+    for batch in itertools.islice(started(job.data, 0), count):
         loss = loss_of(job, model, on_device(batch)) / count
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
     return [p.grad for p in model.parameters()]

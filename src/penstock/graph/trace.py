@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from penstock import _compat
+from penstock.batches import started
 from penstock.errors import GraphError, JobError, PenstockError
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
+from penstock.graph.contents import own, rebuilt
 from penstock.graph.cut_points import find_cut_points
 from penstock.graph.dynamo import Forward, forward_by_dynamo
 from penstock.graph.functional import (
@@ -105,7 +107,7 @@ def _run_eagerly(job: Job) -> None:
 def build(job: Job) -> tuple[nn.Module, Any]:
     """Return the model with its initial weights (from the job's seed) and the first batch."""
     model = build_model(job)
-    batch = next(iter(job.data(0)), None)
+    batch = next(started(job.data, 0), None)
     if batch is None:
         raise JobError("the job's data yields no micro-batch", hint="check `data(0)`")
     return model, on_device(batch)
@@ -125,15 +127,8 @@ def device_here() -> torch.device:
 
 
 def on_device(batch: Any) -> Any:
-    """Return the batch with its tensors on the device of this process."""
-    device = device_here()
-    if device.type == "cpu":
-        return batch
-
-    def move(leaf: Any) -> Any:
-        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
-
-    return _compat.pytree.tree_map(move, batch)
+    """Return the batch as the loss sees it: tensors of its own, on the device of this process."""
+    return own(batch, device_here())
 
 
 class _Step:
@@ -170,7 +165,7 @@ class _Step:
 
     def forward(self, _: Mapping[str, Tensor], leaves: Sequence[Any]) -> Tensor:
         """Return the loss as the job computes it."""
-        batch = _compat.pytree.tree_unflatten(list(leaves), self.key.spec)
+        batch = rebuilt(leaves, self.key.spec)
         return loss_of(self.job, self.model, batch)
 
     def capture(self, forward: Forward) -> Capture:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
+from penstock.batches import started
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.cut import cut
 from penstock.graph.stages import Stages
@@ -73,7 +74,7 @@ def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
     """Return a value for each node that is no op: weights, a batch, constants."""
     nodes = capture.graph.nodes
     state = {**dict(capture.model.named_parameters()), **dict(capture.model.named_buffers())}
-    leaves = capture.leaves(on_device(next(iter(job.data(0)))))
+    leaves = capture.leaves(on_device(next(started(job.data, 0))))
     values: dict[int, Any] = dict(capture.constants)
     for i, node in enumerate(nodes):
         match node.kind:

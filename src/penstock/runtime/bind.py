@@ -83,6 +83,7 @@ class _Binder:
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.leaf_uses = self._leaf_uses(computes)
+        self.order = rank.order(program)  # in which the micro-batches are read
         # by channel, an edge and a peer: micro-batches announced and not taken, and those taken
         self.under_way: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
         self.taken: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
@@ -217,10 +218,11 @@ class _Binder:
         micro_batch = action.micro_batch
         if self.leaf_uses[micro_batch][:1] != [action]:
             return []
-        rank, per_step = self.rank, self.per_step
+        rank, order, at = self.rank, self.order, len(self.order.places)
+        order.places.append(rank.place(micro_batch, self.per_step))
 
         def read() -> None:
-            rank.batches[micro_batch] = rank.leaves(micro_batch, per_step)
+            rank.batches[micro_batch] = rank.leaves(order, at)
 
         return [Bound(read, "data", *action)]
 

@@ -8,8 +8,9 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from penstock.errors import JobError, RunError
+from penstock.batches import Reads
+from penstock.errors import JobError
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.trace import build_model, device_here, loss_of, on_device
+from penstock.graph.trace import build_model, device_here, loss_of
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.meter import Meter
+from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import Transport
 from penstock.runtime.weights import (
     fitting,
@@ -99,8 +102,10 @@ class EagerRank:
         self.optimizer = optimizer_of(task.job, list(self.parameters.values()))
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.share = task.job.micro_batches // transport.num_ranks
-        self.data: Iterator[Any] = iter(())
-        self.now, self.next_index = -1, 0  # the step that is under way, and the next micro-batch
+        self.reader = Reader(task.job, device_here())
+        per_step, first = task.job.micro_batches, self.rank * self.share
+        self.order = Order(list(range(first, first + self.share)), per_step, per_step)
+        self.now = self.next_index = 0  # the step that is under way, and the next micro-batch
         self.batch: Any = None
         self.losses: list[float] = []
         self.calls, self.marks = self._bind(), list[float]()
@@ -111,10 +116,8 @@ class EagerRank:
 
     def step(self, step: int) -> float:
         """Return the mean loss of this rank's micro-batches; `marks` are then those of the step."""
-        first = step * self.job.micro_batches + self.rank * self.share
-        if first != self.next_index or self.now < 0:  # one rank alone reads on, as a plain loop
-            self.data = self.job.data(first)
-        self.now, self.next_index, self.losses = step, first, []
+        self.now, self.next_index = step, step * self.job.micro_batches + self.rank * self.share
+        self.losses = []
         self.optimizer.zero_grad()
         self.marks = [time.perf_counter()]
         for bound in self.calls:
@@ -140,20 +143,19 @@ class EagerRank:
     def _bind(self) -> list[Bound]:
         calls: list[Bound] = []
         for number in range(self.share):
-            calls.append(Bound(self._read, "data", "B", 0, number))
+            calls.append(Bound(partial(self._read, number), "data", "B", 0, number))
             calls.append(Bound(self._micro_batch, "compute", "B", 0, number))
         calls.append(Bound(self._reduce, "collective", "reduce", 0, 0, ranks=self.everyone))
         return [*calls, Bound(self._update, "update", "U", 0, 0)]
 
-    def _read(self) -> None:
-        self.batch = next(self.data, None)
-        if self.batch is None:
-            what = f"the job's data ended at micro-batch {self.next_index}"
-            raise RunError(what, hint="train fewer steps")
+    def _read(self, at: int) -> None:
+        first = self.now * self.order.per_step
+        reads = Reads(first, self.order.places, self.order.every, at)
+        self.batch = self.reader.read(reads, lambda batch: batch)
 
     def _micro_batch(self) -> None:
         with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
-            loss = loss_of(self.job, self.model, on_device(self.batch))
+            loss = loss_of(self.job, self.model, self.batch)
             (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
         self.losses.append(float(loss.detach()))
         self.next_index += 1

@@ -6,16 +6,16 @@ A Program is bound once to a flat list of calls (bind.py).  Running a window is 
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.errors import RunError
+from penstock.batches import Reads
 from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.stages import Segment, SegmentKind, Stages
-from penstock.graph.trace import Capture, device_here, on_device
+from penstock.graph.trace import Capture, device_here
 from penstock.job import Job
 from penstock.program.passes.receive_early import receive_early
 from penstock.program.program import Program
@@ -24,6 +24,7 @@ from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
+from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
 from penstock.runtime.weights import StageWeights
@@ -69,8 +70,7 @@ class Rank:
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
-        self._data: Iterator[Any] | None = None
-        self._next_micro_batch = -1
+        self._reader = Reader(job, self.device)
 
     # -- one window --------------------------------------------------------------------------
 
@@ -181,20 +181,24 @@ class Rank:
 
     # -- what calls ask for ------------------------------------------------------------------
 
-    def leaves(self, micro_batch: int, per_step: int) -> list[Any]:
-        """Return the leaves of a micro-batch of the window, read from the job's data.
+    def leaves(self, order: Order, at: int) -> list[Any]:
+        """Return the leaves of the micro-batch that is read as number `at` of the window.
 
+        They are nobody else's, so they may be kept for as long as they are needed.
         Raises:   RunError: the data ended.  GraphError: the batch does not fit the graph.
         """
-        index = self._index(micro_batch, per_step)
-        if self._data is None or index != self._next_micro_batch:
-            self._data = self.job.data(index)
-        self._next_micro_batch = index + 1
-        batch = next(self._data, None)
-        if batch is None:
-            hint = "let `data` go on for ever, or train fewer steps"
-            raise RunError(f"the job's data ended at micro-batch {index}", hint=hint)
-        return self.capture.leaves(batch if self.device.type == "cpu" else on_device(batch))
+        first = self.progress.first_step * order.per_step
+        return self._reader.read(Reads(first, order.places, order.every, at), self.capture.leaves)
+
+    def order(self, program: Program) -> Order:
+        """Return the order, still empty, in which this rank reads in a window of `program`."""
+        per_step = program.num_micro_batches * self.replicas
+        return Order([], program.num_steps * per_step, per_step)
+
+    def place(self, micro_batch: int, per_step: int) -> int:
+        """Return the number of a micro-batch of the window, counted from the window's first."""
+        step, place = divmod(micro_batch, per_step)
+        return (step * self.replicas + self.replica) * per_step + place
 
     def seed(self, micro_batch: int, per_step: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""
@@ -202,6 +206,5 @@ class Rank:
 
     def _index(self, micro_batch: int, per_step: int) -> int:
         """Return the number in the whole run of a micro-batch of the window."""
-        step, place = divmod(micro_batch, per_step)
-        step += self.progress.first_step
-        return (step * self.replicas + self.replica) * per_step + place
+        first = self.progress.first_step * self.replicas * per_step
+        return first + self.place(micro_batch, per_step)

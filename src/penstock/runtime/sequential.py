@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from penstock import _compat
+from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import Graph
@@ -61,7 +62,7 @@ def sequential(
     rule, per_step = program.weight_rule, program.num_micro_batches
     model, _ = build(job)
     parts = _stages(job, model, program, stages, graph)
-    data, count = job.data(0), per_step * program.replicas
+    data, count = started(job.data, 0), per_step * program.replicas
     for step in range(steps):
         sums: Weights = {}
         for number in range(count):

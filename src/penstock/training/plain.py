@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build_model, loss_of, on_device
@@ -100,7 +101,7 @@ class Plain:
     def _micro_batches(self, step: int) -> Iterator[tuple[int, Any]]:
         first = step * self.job.micro_batches
         if first != self._next:
-            self._data = self.job.data(first)
+            self._data = started(self.job.data, first)
         self._next = first + self.job.micro_batches
         batches = itertools.islice(self._data, self.job.micro_batches)
         number = first - 1

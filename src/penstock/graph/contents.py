@@ -1,0 +1,188 @@
+"""Contents: what a micro-batch holds, whatever holds it, as tensors that nobody else writes into.
+
+A batch is a tree: lists, tuples, dicts and what else torch opens; dataclasses; classes made from
+dict, UserDict (as BatchEncoding of transformers) and named tuples.  Its numpy arrays and numbers
+become tensors of the same dtype where it is read: the loss sees tensors, traced or not.
+"""
+
+import copy
+import dataclasses
+import threading
+from collections import UserDict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock import _compat
+
+_TUPLE: Any = tuple
+_DICT: Any = dict
+_NUMBERS = {np.dtype(code) for code in "?bBhHiIlLqQefdFD"}  # for which torch has a dtype
+_ALIGNMENT = 64  # bytes; of memory that torch allocates
+_taught: set[type] = set()  # classes that torch opens because we have taught it
+_teaching = threading.Lock()  # ranks may be threads
+
+
+def flatten(batch: object) -> tuple[list[Any], Any]:
+    """Return the leaves of a batch, numpy's as tensors that share their memory, and its tree."""
+    leaves, spec = _compat.pytree.tree_flatten(batch)
+    while any(list(map(_teach, leaves))):  # all of them before it is opened again
+        leaves, spec = _compat.pytree.tree_flatten(batch)
+    return [as_tensor(leaf) for leaf in leaves], spec
+
+
+def rebuilt(leaves: Sequence[Any], spec: Any) -> Any:
+    """Return a batch of these leaves.
+
+    A class made from dict or UserDict then has its items and no other attribute: those are of
+    one batch only, so that a trace must not see them.
+    """
+    return _compat.pytree.tree_unflatten(list(leaves), spec)
+
+
+def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the batch with `change(leaf)` for each leaf, and all else as it is."""
+
+    def at(node: Any) -> Any:
+        if not _is_opened(node):
+            return change(as_tensor(node))
+        children, names = _parts(node)
+        return _with(node, names, [mapped(child, change) for child in children])
+
+    return _compat.pytree.tree_map(at, batch, is_leaf=_is_opened)
+
+
+def own(batch: Any, device: torch.device) -> Any:
+    """Return the batch on `device`, with memory of its own; see `owned`."""
+    made: dict[int, Any] = {}
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and id(leaf) not in made:
+            made[id(leaf)] = owned(leaf, device), leaf  # kept, so that no other has its id
+        return made[id(leaf)][0] if isinstance(leaf, Tensor) else leaf
+
+    return mapped(batch, change)
+
+
+def owned(leaf: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of `leaf` on `device` that nobody else writes into.
+
+    Data may fill one buffer again and again; what is kept beyond the next read is copied.  The
+    copy is laid out and aligned as the original is: products of matrices depend on it to the bit.
+    """
+    if leaf.device != device:
+        return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
+    if leaf.layout != torch.strided or type(leaf) not in (Tensor, torch.nn.Parameter):
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    found = _aligned(leaf.detach())
+    return found.requires_grad_() if leaf.requires_grad else found
+
+
+def _aligned(leaf: Tensor) -> Tensor:
+    if leaf.device.type != "cpu":
+        return leaf.clone()
+    shift, rest = divmod(leaf.data_ptr() % _ALIGNMENT, leaf.element_size())
+    is_dense = leaf.is_contiguous()
+    if (is_dense and not shift) or rest or not leaf.numel():
+        return leaf.clone()
+    sizes, strides = leaf.shape, leaf.stride()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    if not leaf.numel() <= span <= 2 * leaf.numel():  # expanded, or a thin slice of much
+        return leaf.clone()
+    found = torch.empty(shift + span, dtype=leaf.dtype).as_strided(sizes, strides, shift)
+    return found.copy_(leaf)
+
+
+def as_tensor(leaf: Any) -> Any:
+    """Return a numpy array or number as a tensor of its dtype; all else, and what torch has no
+    dtype for, as it is.
+
+    The tensor shares the array's memory, where that may be written and is laid out as torch's.
+    """
+    if type(leaf) not in (np.ndarray, np.memmap) and not _is_a(leaf, np.generic):
+        return leaf
+    array: Any = np.asarray(leaf)
+    if array.dtype.newbyteorder("=") not in _NUMBERS:
+        return leaf
+    size: int = array.dtype.itemsize
+    fits = all(stride >= 0 and stride % size == 0 for stride in array.strides)
+    if not (fits and array.dtype.isnative and array.flags.writeable):
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+
+
+# -- what torch does not open by itself -----------------------------------------------------------
+
+
+def _is_opened(node: object) -> bool:
+    """Return whether `node` is a container that torch, left alone, takes for a leaf."""
+    if type(node) in _taught:
+        return True
+    if _is_dict(node) or (_is_a(node, tuple) and hasattr(node, "_fields")):
+        return not _compat.opens(node)
+    is_record = dataclasses.is_dataclass(node) and not _is_a(node, type, Tensor)
+    return is_record and not _compat.opens(node)
+
+
+def _is_dict(node: object) -> bool:
+    return _is_a(node, UserDict, dict)
+
+
+def _is_a(node: object, *kinds: type) -> bool:
+    return isinstance(node, kinds)
+
+
+def _teach(leaf: object) -> bool:
+    """Let torch open `leaf`, if it is a container; return whether it is."""
+    if not _is_opened(leaf):
+        return False
+    kind = type(leaf)
+    with _teaching:
+        if kind not in _taught:
+            _compat.open_as(kind, _parts, partial(_closed, kind))
+            _taught.add(kind)
+    return True
+
+
+def _parts(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return the values that a container holds, and their names."""
+    if _is_dict(node):
+        items: dict[Any, Any] = dict(node)
+        return list(items.values()), tuple(items)
+    if _is_a(node, tuple):
+        return list(node), tuple(range(len(node)))
+    names = [field.name for field in dataclasses.fields(node) if hasattr(node, field.name)]
+    names += [name for name in getattr(node, "__dict__", ()) if name not in names]
+    return [getattr(node, name) for name in names], tuple(names)
+
+
+def _closed(kind: Any, children: Iterable[Any], names: tuple[Any, ...]) -> Any:
+    """Return a container of a class without running any of the class's code."""
+    values = list(children)
+    if issubclass(kind, tuple):
+        return _TUPLE.__new__(kind, values)
+    new: Callable[..., Any] = kind.__new__ if issubclass(kind, dict) else object.__new__
+    return _filled(new(kind), names, values)
+
+
+def _with(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
+    """Return a container like `node`, and with all else that it holds, of other values."""
+    if _is_dict(node):
+        return _filled(copy.copy(node), names, values)
+    return _closed(type(node), values, names)
+
+
+def _filled(node: Any, names: tuple[Any, ...], values: list[Any]) -> Any:
+    pairs = zip(names, values, strict=True)
+    if _is_a(node, UserDict):
+        node.data = dict(pairs)
+    elif _is_a(node, dict):
+        _DICT.update(node, pairs)
+    else:
+        for name, value in pairs:
+            object.__setattr__(node, name, value)
+    return node

@@ -1,0 +1,56 @@
+"""Reader: one rank's place in the job's data, and the order in which it reads.
+
+What is read is copied before anything else is: data may fill one buffer again and again, and a
+rank holds several micro-batches at a time.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from penstock.batches import Reads, read
+from penstock.errors import RunError
+from penstock.graph.contents import own
+from penstock.job import Job
+
+T = TypeVar("T")
+_one_at_a_time = threading.Lock()  # ranks may be threads, and the job's data may have one buffer
+
+
+class Order(NamedTuple):
+    """Which micro-batches a rank reads in a window, in order; window after window the same.
+
+    places:    their numbers, counted from the window's first.
+    every:     micro-batches of a window, over all ranks.
+    per_step:  micro-batches of a step, over all ranks.
+    """
+
+    places: list[int]
+    every: int
+    per_step: int
+
+
+class Reader:
+    """Reads the job's data in an order, and begins it anew where another number is asked for."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self.job, self.device = job, device
+        self._batches: Iterator[Any] = iter(())
+        self._numbers: Iterator[int] = iter(())
+
+    def read(self, reads: Reads, fitting: Callable[[Any], T]) -> T:
+        """Return `fitting(batch)` of the next micro-batch of `reads`, with memory of its own.
+
+        Raises:   RunError: the data ended.  What `fitting` raises.
+        """
+        number = reads.next_number()
+        with _one_at_a_time:
+            if next(self._numbers, None) != number:
+                self._batches, self._numbers = read(self.job.data, reads), reads.numbers()
+                next(self._numbers)
+            for batch in self._batches:
+                return own(fitting(batch), self.device)
+        hint = "let `data` go on for ever, or train fewer steps"
+        raise RunError(f"the job's data ended at micro-batch {number}", hint=hint)
