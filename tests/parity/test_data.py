@@ -1,4 +1,4 @@
-"""Whatever a batch is made of and in whatever memory it comes, a run trains what a plain loop does."""
+"""Whatever a batch is made of, and in whatever memory it comes: a run reads what a loop reads."""
 
 import itertools
 from collections.abc import Callable, Iterator

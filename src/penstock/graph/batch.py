@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,8 +134,8 @@ def leaf_key(leaf: object) -> LeafKey:
     what = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     if isinstance(leaf, Tensor):
         what = f"tensor of layout {leaf.layout}"
-    elif isinstance(leaf, np.ndarray):
-        what += f" of {leaf.dtype}"
+    elif hasattr(leaf, "dtype"):
+        what += f" of {leaf.dtype}"  # pyright: ignore[reportAttributeAccessIssue]
     raise GraphError(
         f"the batch holds a {what}, which is no {'dense ' * isinstance(leaf, Tensor)}tensor, "
         "number or text",
