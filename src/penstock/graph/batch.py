@@ -134,8 +134,8 @@ def leaf_key(leaf: object) -> LeafKey:
     what = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     if isinstance(leaf, Tensor):
         what = f"tensor of layout {leaf.layout}"
-    elif hasattr(leaf, "dtype"):
-        what += f" of {leaf.dtype}"  # pyright: ignore[reportAttributeAccessIssue]
+    elif (dtype := getattr(leaf, "dtype", None)) is not None:
+        what += f" of {dtype}"
     raise GraphError(
         f"the batch holds a {what}, which is no {'dense ' * isinstance(leaf, Tensor)}tensor, "
         "number or text",

@@ -1,13 +1,13 @@
 """Digest: what was read, told in few bytes, so that ranks can be compared with the plain loop."""
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
 
-import torch
-from torch import Tensor
-
-from penstock import _compat
+from penstock import batches
+from penstock.batches import Data
+from penstock.graph.contents import flatten
+from penstock.runtime.digest import digest_of as digest_of
 
 
 class Reads:
@@ -22,26 +22,21 @@ class Reads:
         return taken
 
 
-def recorded(data: Callable[[int], Iterator[Any]], reads: Reads) -> Callable[[int], Iterator[Any]]:
+def recorded(data: Data, reads: Reads) -> Data:
     """Return `data` that notes in `reads` what it yields."""
+    return _Recorded(data, reads)
 
-    def read(start: int) -> Iterator[Any]:
-        for index, batch in enumerate(data(start), start):
-            leaves, _ = _compat.pytree.tree_flatten(batch)
-            reads.rows.append((index, digest_of(leaves)))
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    data: Data
+    noted: Reads
+
+    def __call__(self, start: int) -> Iterator[Any]:
+        return self.picked(batches.Reads.all_from(start))
+
+    def picked(self, reads: batches.Reads) -> Iterator[Any]:
+        for number, batch in zip(reads.numbers(), batches.read(self.data, reads), strict=False):
+            self.noted.rows.append((number, digest_of(flatten(batch)[0])))
             yield batch
-
-    return read
-
-
-def digest_of(leaves: Sequence[object]) -> str:
-    """Return a digest of tensors (dtype, shape, bytes) and plain values."""
-    digest = hashlib.blake2b(digest_size=16)
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-            flat = leaf.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
-        else:
-            digest.update(repr(leaf).encode())
-    return digest.hexdigest()
