@@ -12,7 +12,9 @@ from penstock.estimate.layouts import LAYOUTS
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["job.md", "graph.md", "profile.md", "plan.md", "search.md"])
+@pytest.mark.parametrize(
+    "page", ["job.md", "examine.md", "graph.md", "profile.md", "plan.md", "search.md"]
+)
 def test_examples_of_the_page_give_what_it_says(page, tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # what they read
     monkeypatch.chdir(tmp_path)  # where they write

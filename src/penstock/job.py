@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "Any"  # any pytree of tensors; Any because only the job's own loss looks inside
 Autocast = Literal["bfloat16", "float16"]
+Buffers = Literal["exact", "per replica"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Job:
     facts          figures of the job itself, for summary.json
     seed           of the first weights and of dropout
     autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
+    buffers        "exact": what forward writes (running statistics) is what the plain loop has;
+                   "per replica": each replica follows its own micro-batches, the first is saved
 
     Raises:   JobError: a field that is no function, or a number out of its range.
     """
@@ -62,6 +65,7 @@ class Job:
     facts: Callable[[], Mapping[str, float]] | None = None
     seed: int = 0
     autocast: Autocast | None = None
+    buffers: Buffers = "exact"
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
@@ -74,6 +78,7 @@ class Job:
         _check_whole("seed", self.seed, at_least=0)
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
+        _check_buffers(self.buffers)
 
 
 _HINTS = {
@@ -113,6 +118,13 @@ def _check_autocast(value: object) -> None:
         names = " or ".join(f'"{name}"' for name in get_args(Autocast))
         message = f"Job.autocast is {_short(value)}, not the name of a dtype of torch.autocast"
         raise JobError(message, hint=f"set {names}, or None for no autocast")
+
+
+def _check_buffers(value: object) -> None:
+    if value not in get_args(Buffers):
+        names = " or ".join(f'"{name}"' for name in get_args(Buffers))
+        message = f"Job.buffers is {_short(value)}, which says nothing of buffers"
+        raise JobError(message, hint=f"set {names}")
 
 
 def _short(value: object) -> str:

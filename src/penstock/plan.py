@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from penstock.errors import PlanError
 from penstock.files import Json, read_json, write_text
@@ -13,6 +13,7 @@ from penstock.units import format_bytes, format_seconds
 
 _MOST_LISTED = 8  # ranks
 By = Literal["search", "user", "only choice"]
+Buffers = Literal["exact", "one copy", "per replica"]
 
 
 class Decision(NamedTuple):
@@ -47,6 +48,9 @@ class Plan:
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
     joined:             of the job's micro-batches that make one of the plan's.
+    buffers:            which values those that forward writes have: "exact", those of the plain
+                        loop; "one copy", likewise, by one copy of each stage that takes its
+                        micro-batches in order; "per replica", those of the first replica.
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
                         empty: as they stand in the cluster.
     """
@@ -62,6 +66,7 @@ class Plan:
     clip: bool = False
     post_validation: bool = False
     joined: int = 1
+    buffers: Buffers = "exact"
     hosts: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
@@ -76,6 +81,11 @@ class Plan:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
         if len(set(self.hosts)) < len(self.hosts):
             raise PlanError(f"hosts are {', '.join(self.hosts)}; each can stand there once")
+        if self.buffers not in get_args(Buffers):
+            raise PlanError(f"buffers are {self.buffers!r}, not one of {get_args(Buffers)}")
+        if self.buffers == "one copy" and self.replicas > 1:
+            message = f"buffers ask for one copy of each stage, the plan has {self.replicas}"
+            raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
 
@@ -207,7 +217,7 @@ def _plain(prediction: Prediction) -> dict[str, Json]:
 
 
 def _from_json(content: dict[str, Json]) -> Plan:
-    fields = json.loads(json.dumps(content))
+    fields = json.loads(json.dumps({"buffers": "exact", **content}))  # older files do not say it
     unknown = fields.keys() - Plan.__dataclass_fields__.keys()
     if unknown:
         raise PlanError(f"unknown decisions {sorted(unknown)}")
@@ -235,6 +245,7 @@ _TYPES: dict[str, type | list[type]] = {
     "clip": bool,
     "post_validation": bool,
     "joined": int,
+    "buffers": str,
     "hosts": [str],
 }
 

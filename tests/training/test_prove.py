@@ -112,6 +112,19 @@ def test_a_buffer_that_another_copy_has_written_is_named():
     assert problem.startswith("the buffer norms.5.running_")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "stages", "options"), [("chimera", 4, {}), ("zb_h1", 2, {"replicas": 2})]
+)
+def test_buffers_that_copies_carry_are_proved(schedule, stages, options):
+    plan = plan_of(captured("batch_norm", EXACT).graph, schedule, stages, 4, **options)
+    proof = prove(case_of("batch_norm", plan), (0, 5))
+    assert proof.problem == ""
+    assert [d.value < 1e-12 for d in proof.differences if d.what == "buffers"] == [True]
+    open_choice = prove(case_of("batch_norm", plan, buffers="per replica"), (0, 5))
+    assert "buffers" not in {d.what for d in open_choice.differences}
+    assert any(text.startswith("buffers: each replica") for text in open_choice.left_out)
+
+
 def test_a_later_step_goes_on_from_a_checkpoint(tmp_path):
     from tests.parity.training import Run, train
 

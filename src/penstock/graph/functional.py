@@ -24,7 +24,7 @@ aten = torch.ops.aten
 # Ops that change an argument although their schema does not say so.
 HIDDEN_MUTATIONS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 # Their backward takes the running statistics, and reads them only outside training.
-_BACKWARD_OF_HIDDEN = (
+BACKWARD_OF_HIDDEN = (
     aten.native_batch_norm_backward.default,
     aten.cudnn_batch_norm_backward.default,
 )
@@ -206,7 +206,7 @@ def _guard_buffers(graph: fx.Graph, mode: Any) -> None:
     for buffer in [node for node in graph.nodes if node.op == "placeholder"]:
         written = any(_writes(user, buffer) for user in buffer.users)
         readers = [user for user in buffer.users if not _writes(user, buffer)]
-        readers = [user for user in readers if user.target not in _BACKWARD_OF_HIDDEN]
+        readers = [user for user in readers if user.target not in BACKWARD_OF_HIDDEN]
         if not written or not any(user in backward or is_view(user) for user in readers):
             continue
         in_order = [node for node in graph.nodes if node in set(readers)]

@@ -42,6 +42,10 @@ def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:
         message = f"{made.name} puts {plan.num_stages} stages on {made.num_ranks} ranks"
         hint = "cut the model into more stages, or use another number of ranks"
         raise PlanError(f"{message}, the plan on {plan.num_ranks}", hint=hint)
+    if plan.buffers == "one copy" and not made.is_in_order:
+        message = "buffers ask for one copy of each stage that takes its micro-batches in order"
+        hint = "take another schedule, as one_f_one_b"
+        raise PlanError(f"{message}; {made.name} does not", hint=hint)
     return made
 
 
@@ -66,17 +70,19 @@ def trains(schedule: str) -> bool:
     return bool((find(schedule)(1, 1).orders.kinds != F).any())
 
 
-def on_ranks(schedule: str, num_stages: int, num_micro_batches: int, num_ranks: int) -> bool:
-    """Return whether a schedule puts so many stages on so many ranks."""
+def made_on(
+    schedule: str, num_stages: int, num_micro_batches: int, num_ranks: int
+) -> Schedule | None:
+    """Return a schedule of so many stages on so many ranks; None if it does not put them there."""
     make = find(schedule)
     extra = {"num_ranks": num_ranks} if shares_ranks(schedule) else {}
     if extra and num_stages < num_ranks:  # some would have nothing to do
-        return False
+        return None
     try:
         made = make(num_stages, num_micro_batches, **extra)
     except ScheduleError:
-        return False
-    return made.num_ranks == num_ranks
+        return None
+    return made if made.num_ranks == num_ranks else None
 
 
 def ranks_of(schedule: str, num_stages: int, num_micro_batches: int) -> int:

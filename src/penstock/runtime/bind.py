@@ -186,7 +186,22 @@ class _Binder:
                 for consume in consumers:
                     consume(results)
 
-        return call
+        return self._carrying(action, call)
+
+    def _carrying(self, action: Action, call: Call) -> Call:
+        """Return `call` with what has to be done for buffers that other ranks change too."""
+        carried = self.rank.carried.get(action.stage)
+        if carried is None or action.kind != "F":
+            return call
+        number, per_step, micro_batch = self.rank.number, self.per_step, action.micro_batch
+
+        def carrying() -> None:
+            at = number(micro_batch, per_step)
+            carried.before(at)
+            call()
+            carried.after(at)
+
+        return carrying
 
     def _statics(self, stage: int, function: Function, read: Read) -> tuple[Tensor, ...]:
         weights, capture = self.rank.weights_of(stage), self.rank.capture

@@ -1,7 +1,8 @@
 """Eager: plain data parallelism for a model that cannot be traced.
 
 Every rank holds the whole module, runs its share of the micro-batches through autograd, and
-sums gradients over all ranks.  No plan, no prediction; checkpoints have the same format.
+sums gradients over all ranks.  What forward writes is carried as by a plan's copies; where it
+cannot be, there is one rank.  No plan, no prediction; checkpoints have the same format.
 """
 
 import itertools
@@ -19,13 +20,16 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.batches import Reads
-from penstock.errors import JobError
+from penstock.errors import JobError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build_model, device_here, loss_of
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
+from penstock.runtime.buffers import Laws, buffer_laws
 from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.carried import Carried, in_order
+from penstock.runtime.digest import digest_of
 from penstock.runtime.meter import Meter
 from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import Transport
@@ -41,7 +45,10 @@ from penstock.timeline import LANES, Span
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EagerTask:
-    """What every rank of an eager data-parallel run has to do."""
+    """What every rank of an eager data-parallel run has to do.
+
+    laws:  of what forward writes; where they are needed and None, every rank finds them.
+    """
 
     job: Job
     first_step: int
@@ -49,11 +56,20 @@ class EagerTask:
     checkpoints: Path | None = None
     checkpoint_every: int = 0
     resume: Path | None = None
+    laws: Laws | None = None
 
 
-def replicas_of(job: Job, most: int) -> int:
-    """Return the greatest number of ranks that share the job's micro-batches evenly."""
-    return max(n for n in range(1, most + 1) if job.micro_batches % n == 0)
+def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
+    """Return the greatest number of ranks that share the job's micro-batches evenly.
+
+    One, if forward writes what has to see all of them in order.
+    laws:  of what it writes; found by trying where they are not given.
+    """
+    count = max(n for n in range(1, most + 1) if job.micro_batches % n == 0)
+    if count == 1 or job.buffers == "per replica":
+        return count
+    laws = buffer_laws(job) if laws is None else laws
+    return 1 if any(law.coefficient is None for law in laws.values()) else count
 
 
 def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankResult:
@@ -79,6 +95,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
         is_due = task.checkpoint_every and (step + 1) % task.checkpoint_every == 0
         if task.checkpoints is not None and (is_due or step + 1 == until):
             with meter.checkpoint(is_last=step + 1 == until):
+                rank.join_buffers(step + 1)
                 state = rank.state() if rank.rank == 0 else None
                 save(task.checkpoints, step + 1, transport, state)
     tells = device_here().type == "cpu"
@@ -111,6 +128,9 @@ class EagerRank:
         self.calls, self.marks = self._bind(), list[float]()
         if task.resume is not None:
             self._load(checkpoint.load(task.resume))
+        self.alone = len(self.everyone) == 1 or task.job.buffers == "per replica"
+        self.others: list[str] = []  # what forward is not to write
+        self.written = None if self.alone else self._carried(task.laws)
         if task.checkpoints is not None and self.rank == 0:
             checkpoint.discard(task.checkpoints)
 
@@ -118,6 +138,8 @@ class EagerRank:
         """Return the mean loss of this rank's micro-batches; `marks` are then those of the step."""
         self.now, self.next_index = step, step * self.job.micro_batches + self.rank * self.share
         self.losses = []
+        if self.written is not None:
+            self.written.begin(step * self.job.micro_batches)
         self.optimizer.zero_grad()
         self.marks = [time.perf_counter()]
         for bound in self.calls:
@@ -154,9 +176,13 @@ class EagerRank:
         self.batch = self.reader.read(reads, lambda batch: batch)
 
     def _micro_batch(self) -> None:
+        if self.written is not None:
+            self.written.before(self.next_index)
         with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
             loss = loss_of(self.job, self.model, self.batch)
             (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+        if self.written is not None:
+            self.written.after(self.next_index)
         self.losses.append(float(loss.detach()))
         self.next_index += 1
 
@@ -180,6 +206,45 @@ class EagerRank:
             for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = base * factor
         self.optimizer.step()
+
+    def _carried(self, laws: Laws | None) -> Carried | None:
+        """Return what carries what forward writes; None if that is nothing.
+
+        Raises:   PlanError: a buffer has to see all micro-batches in order.
+        """
+        laws = buffer_laws(self.job) if laws is None else laws
+        for name, law in laws.items():
+            if law.coefficient is None:
+                raise in_order(name, law, f"{len(self.everyone)} replicas share them")
+        self.others = [name for name in self._kept() if name not in {*laws, *self.parameters}]
+        split = (name.rpartition(".") for name in laws)
+        places = [(self.model.get_submodule(path), leaf) for path, _, leaf in split]
+        coefficients = [law.coefficient or 0.0 for law in laws.values()]
+
+        def tensors() -> list[Tensor]:
+            return [getattr(module, leaf).detach() for module, leaf in places]
+
+        return Carried(tensors, coefficients, self.everyone, self.rank == 0) if laws else None
+
+    def _kept(self) -> dict[str, Tensor]:
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def join_buffers(self, step: int) -> None:
+        """Give what forward writes its value after so many steps; all ranks call it together.
+
+        Raises:   RunError: forward has written a buffer that it did not write when that was tried.
+        """
+        if self.alone:
+            return
+        if self.written is not None:
+            self.written.join(step * self.job.micro_batches, self.transport)
+        kept = self._kept()
+        own = json.dumps([digest_of([kept[name].detach()]) for name in self.others])
+        told = self.transport.all_gather_bytes(own.encode(), self.everyone)
+        for name, *digests in zip(self.others, *map(json.loads, told), strict=True):
+            if len(set(digests)) > 1:
+                hint = 'train on one rank, or set Job.buffers="per replica"'
+                raise RunError(f"forward writes {name} in some steps only", hint=hint)
 
     def state(self) -> State:
         """Return what a checkpoint keeps."""

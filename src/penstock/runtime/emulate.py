@@ -5,7 +5,7 @@ the same transport, the seconds of the profile.  Losses and gradients are zeros.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from penstock import _compat
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment
 from penstock.graph.trace import Capture
+from penstock.job import Job
 from penstock.profile import Profile
 from penstock.runtime.worker import Task
 
@@ -29,8 +30,14 @@ def emulated(task: Task, profile: Profile) -> Task:
     reductions are real, so are weights and the optimizer's state.
     Ignores:  that a sleeping rank leaves its core to the others.
     """
-    job = replace(task.job, optimizer=partial(_Sleeper, profile), learning_rate=None)
-    return replace(task, job=job, function_of=partial(_sleeping, profile))
+    job, make = sleeping(task.job, profile)
+    return replace(task, job=job, function_of=make)
+
+
+def sleeping(job: Job, profile: Profile) -> tuple[Job, Callable[[Segment, Capture], Function]]:
+    """Return `job` with an optimizer that sleeps, and what makes a segment's function that does."""
+    slow = replace(job, optimizer=partial(_Sleeper, profile), learning_rate=None)
+    return slow, partial(_sleeping, profile)
 
 
 def _sleeping(profile: Profile, segment: Segment, capture: Capture) -> Function:

@@ -24,6 +24,7 @@ from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
+from penstock.runtime.carried import Carried, Carries
 from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
@@ -41,6 +42,7 @@ class Rank:
     batches:   leaves of micro-batches that a later call reads; empty between windows.
     unsettled: what is left to do about the last update; see `settle`.
     report:    is told of every finished step.
+    carried:   of each stage whose buffers other ranks change too.
     """
 
     def __init__(  # noqa: PLR0913 - what a rank is made of
@@ -52,19 +54,22 @@ class Rank:
         replicas: int,
         *,
         make: Callable[[Segment, Capture], Function] = function_of,
+        carries: Carries | None = None,
         report: Callable[[StepResult], None] = lambda result: None,
     ) -> None:
         self.capture, self.stages, self.job, self.transport = capture, stages, job, transport
-        self.make, self.report = make, report
+        self.make, self.report, self.carries = make, report, carries or {}
         self.rank = transport.rank
         self.replicas = replicas
         self.replica = self.rank // (transport.num_ranks // replicas)
         self.device = device_here()
         self.weights: dict[int, StageWeights] = {}
+        self.carried: dict[int, Carried] = {}
         self.frames: defaultdict[tuple[int, int], dict[int, Any]] = defaultdict(dict)
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
+        self.per_step = 0
         self.unsettled: list[Call] = []
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
@@ -98,11 +103,14 @@ class Rank:
         """
         program = self._as_posted(program)
         self._make_room(program)
+        self.per_step = program.num_micro_batches
         return bind.bind(self, program)
 
     def run(self, calls: Sequence[Bound], first_step: int) -> list[float]:
         """Run one window; return the clock before each call and after the last one."""
         self.progress.first_step = first_step
+        for carried in self.carried.values():
+            carried.begin(self._first_number(first_step))
         clock = time.perf_counter
         marks = [clock()]
         mark = marks.append
@@ -119,6 +127,14 @@ class Rank:
         """
         while self.unsettled:
             self.unsettled.pop(0)()
+
+    def join_buffers(self, step: int) -> None:
+        """Give the buffers that copies carry their values after so many steps of the run.
+
+        Every rank calls it at the same time, before the buffers are looked at.
+        """
+        for _, carried in sorted(self.carried.items()):
+            carried.join(self._first_number(step), self.transport)
 
     def spans(self, calls: Sequence[Bound], marks: Sequence[float], origin: float) -> list[Span]:
         """Return the spans of a window that was run, in seconds from `origin`."""
@@ -147,7 +163,18 @@ class Rank:
             )
             tied = [p for p, holders in self.stages.tied if stage in holders]
             self.weights[stage].use_gradients(tied)
+            if stage in self.carries:
+                self.carried[stage] = self._carried(stage)
         return self.weights[stage]
+
+    def _carried(self, stage: int) -> Carried:
+        """Return what carries the buffers of a stage that lives here."""
+        weights, carry = self.weights[stage], self.carries[stage]
+        named = {weights.buffer_names[node]: value for node, value in weights.buffers.items()}
+        tensors = [named[name] for name in carry.coefficients]
+        ranks = next(group for group in carry.groups if self.rank in group)
+        is_first, coefficients = ranks[0] == self.rank, tuple(carry.coefficients.values())
+        return Carried(lambda: tensors, coefficients, ranks, is_first)
 
     def function(self, stage: int, kind: SegmentKind) -> Function:
         """Return the function of a segment, made once."""
@@ -203,6 +230,17 @@ class Rank:
     def seed(self, micro_batch: int, per_step: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""
         return micro_batch_seed(self.job.seed, self._index(micro_batch, per_step))
+
+    def number(self, micro_batch: int, per_step: int) -> int:
+        """Return the place of a micro-batch of the window among those that the buffers follow."""
+        if self.job.buffers == "per replica":
+            return self.progress.first_step * per_step + micro_batch
+        return self._index(micro_batch, per_step)
+
+    def _first_number(self, step: int) -> int:
+        """Return `number` of the first micro-batch of a step of the run."""
+        replicas = 1 if self.job.buffers == "per replica" else self.replicas
+        return step * replicas * self.per_step
 
     def _index(self, micro_batch: int, per_step: int) -> int:
         """Return the number in the whole run of a micro-batch of the window."""

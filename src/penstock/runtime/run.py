@@ -14,13 +14,14 @@ from pathlib import Path
 from torch import Tensor
 
 from penstock.errors import RunError
+from penstock.graph.code import function_of
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.profile import Profile
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
-from penstock.runtime.emulate import emulated
+from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
 from penstock.runtime.worker import RankResult, Report, Task, work
@@ -75,8 +76,10 @@ def run(  # noqa: PLR0913 - what a run is made of
     emulate:  sleep for the seconds of this profile instead of computing (see emulate.py).
 
     Raises:   RunError: a rank failed; the message is that rank's error.
+              PlanError: a buffer has to see all micro-batches in order, and would not.
     """
     windows = windows_of(program, num_steps)
+    job, make = (job, function_of) if emulate is None else sleeping(job, emulate)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         task = Task(
             capture=capture,
@@ -86,9 +89,8 @@ def run(  # noqa: PLR0913 - what a run is made of
             replicas=program.replicas,
             checkpoints=Path(folder),
             memory_window=None if launcher is run_threads else min(1, len(windows) - 1),
+            function_of=make,
         )
-        if emulate is not None:
-            task = emulated(task, emulate)
         steps = Steps(program.num_micro_batches * program.replicas)
         results = launcher(partial(work, task), program.num_ranks, steps.add, groups=task.groups)
         newest = checkpoint.latest(Path(folder))

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,9 @@ from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
+from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.carried import Carries, carries_of
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
@@ -48,8 +50,11 @@ class Task:
     resume:            checkpoint to start from.
     function_of:       makes a segment's function; another one emulates it.
     memory_window:     number of the window that is run under the memory profiler, or None.
+    laws:              of the buffers that forward writes; tried out where they are needed and None.
+    carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
+              PlanError: a buffer has to see all micro-batches in order, and would not.
     """
 
     capture: Capture
@@ -62,17 +67,25 @@ class Task:
     resume: Path | None = None
     memory_window: int | None = None
     function_of: Callable[[Segment, Capture], Function] = function_of
+    laws: Mapping[str, BufferLaw] | None = None
+    carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.windows:
             raise RunError("there are no steps to run", hint="ask for one step or more")
+        carries: Carries = {}
+        if self.function_of is function_of:
+            programs = (program for program, _ in self.windows)
+            carries = carries_of(programs, self.stages, self.capture, self.job, self.laws)
+        object.__setattr__(self, "carries", carries)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
         """Return the sets of ranks that sum or gather, in one order on all ranks."""
         programs = [program for program, _ in self.windows]
         sums = {reduce.ranks for program in programs for reduce in program.code.reductions}
-        return sorted(sums | {tuple(range(programs[0].num_ranks))})
+        parts = {group for carry in self.carries.values() for group in carry.groups}
+        return sorted(sums | parts | {tuple(range(programs[0].num_ranks))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +114,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     """
     keep_freed_memory()
     _agree(task, transport)
-    make = task.function_of
-    rank = Rank(
-        task.capture, task.stages, task.job, transport, task.replicas, make=make, report=report
-    )
+    rank = _rank_of(task, transport, report)
     programs = {id(program): program for program, _ in task.windows}
     for program in programs.values():
         rank.expect(program)
@@ -127,6 +137,19 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
             _save_when_due(task, watch, first_step + program.num_steps, is_last=is_last)
         rank.settle()
     return watch.result(time.perf_counter())
+
+
+def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
+    return Rank(
+        task.capture,
+        task.stages,
+        task.job,
+        transport,
+        task.replicas,
+        make=task.function_of,
+        carries=task.carries,
+        report=report,
+    )
 
 
 def _run_once(task: Task) -> set[int]:
@@ -163,11 +186,15 @@ def _save_when_due(task: Task, watch: "_Watch", step: int, *, is_last: bool) -> 
         return
     with watch.meter.checkpoint(is_last=is_last):
         rank.settle()
-        save(task.checkpoints, step, rank.transport, state_of(rank))
+        save(task.checkpoints, step, rank.transport, state_of(rank, step))
 
 
-def state_of(rank: Rank) -> State | None:
-    """Return this rank's part of a checkpoint; None where another replica has it."""
+def state_of(rank: Rank, step: int) -> State | None:
+    """Return this rank's part of a checkpoint after `step` steps; None: another replica has it.
+
+    Every rank calls it at the same time.
+    """
+    rank.join_buffers(step)
     if rank.replica != 0:
         return None
     tensors: dict[str, Tensor] = {}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from penstock.errors import ScheduleError
 from penstock.files import Json, read_json, write_text
 from penstock.schedule import text
-from penstock.schedule.orders import Action, Kind, Orders, Row, arrange
+from penstock.schedule.orders import Action, F, Kind, Orders, Row, arrange
 from penstock.schedule.play import UPDATE, play
 from penstock.schedule.verify import check_complete, check_updates, deadlock
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule, versions
@@ -91,6 +91,15 @@ class Schedule:
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The ranks on which each stage lives, in increasing order."""
         return tuple(tuple(np.unique(ranks).tolist()) for ranks in self._ranks)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether each stage lives on one rank, and takes its micro-batches' forwards in order."""
+        forwards = self.orders.kinds == F
+        by_stage = np.argsort(self.orders.stages[forwards], kind="stable")
+        numbers = self.orders.micro_batches[forwards][by_stage].reshape(self.num_stages, -1)
+        one_rank = (self._ranks == self._ranks[:, :1]).all()
+        return bool(one_rank and (np.diff(numbers, axis=1) > 0).all())
 
     def play(
         self, seconds: tuple[float, ...]

@@ -149,6 +149,7 @@ class _Cutter:
             replicas=shape.replicas,
             clip=self.clip,
         )
+        bare = replace(bare, buffers="exact" if wish.copies else "one copy")
         plan = with_cuts(self.judge.graph, replace(bare, hosts=shape.hosts), self._cut(bare, shape))
         choices = (False, True) if wish.recompute is None else (wish.recompute,)
         for recompute in choices:

@@ -8,19 +8,26 @@ from penstock.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
-from penstock.program.lower_plan import has_window, on_ranks, ranks_of, shares_ranks, trains
+from penstock.program.lower_plan import has_window, made_on, ranks_of, shares_ranks, trains
 from penstock.schedule import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user decided beforehand; None leaves it to the search."""
+    """What the user decided beforehand; None leaves it to the search.
+
+    copies:    whether a stage may live on several ranks: replicas, and schedules that copy it.
+    in_order:  whether only schedules are wanted in which each stage lives on one rank of its
+               replica, and takes its micro-batches in order.
+    """
 
     ranks: int | None = None
     replicas: int | None = None
     stages: int | None = None
     schedule: str | None = None
     recompute: bool | None = None
+    copies: bool = True
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ def _sizes(graph: Graph, most: int, micro_batches: int, wish: Wish) -> Iterator[
                 ranks % replicas
                 or micro_batches % replicas
                 or wish.replicas not in (None, replicas)
+                or (replicas > 1 and not wish.copies)
             ):
                 continue
             if ranks == replicas and _wants_pipeline(graph, most, wish):
@@ -86,7 +94,10 @@ def _pipelines(
     most = len(graph.cut_points) + 1
     for name in names:
         for stages in _stage_counts(name, num_ranks) if wish.stages is None else (wish.stages,):
-            if 1 <= stages <= most and on_ranks(name, stages, num_micro_batches, num_ranks):
+            if not 1 <= stages <= most:
+                continue
+            made = made_on(name, stages, num_micro_batches, num_ranks)
+            if made is not None and (made.is_in_order or not (wish.in_order or not wish.copies)):
                 yield Shape(replicas, num_ranks, stages, name, num_micro_batches)
 
 
@@ -113,11 +124,21 @@ def nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish)
             f"{wish.stages} stages need {wish.stages - 1} cut points; the model has {most - 1}"
         )
         return PlanError(message, hint=f"use at most {most} stages")
-    names = [name for name in Wish.__dataclass_fields__ if getattr(wish, name) is not None]
-    asked = ", ".join(f"{name} {getattr(wish, name)}" for name in names) or "anything"
+    asked = _asked(wish)
     there = f"{cluster.num_ranks} ranks, {most - 1} cut points"
     message = f"no plan fits {asked}: {there}, {micro_batches} micro-batches a step"
     return PlanError(message, hint=_what_would_fit(micro_batches, wish))
+
+
+def _asked(wish: Wish) -> str:
+    """Return the wish in words."""
+    names = ("ranks", "replicas", "stages", "schedule", "recompute")
+    words = [f"{n} {getattr(wish, n)}" for n in names if getattr(wish, n) is not None]
+    if not wish.copies:
+        words.append("one copy of each stage")
+    elif wish.in_order:
+        words.append("micro-batches in order")
+    return ", ".join(words) or "anything"
 
 
 def _what_would_fit(micro_batches: int, wish: Wish) -> str:

@@ -22,7 +22,7 @@ from penstock.program.lower_plan import (
     has_window,
     is_asynchronous,
     lower_plan,
-    on_ranks,
+    made_on,
     stages_of,
     trains,
 )
@@ -288,7 +288,8 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
     for name in names:
         if name == plan.schedule or has_window(name) or not trains(name):
             continue
-        if on_ranks(name, plan.num_stages, plan.num_micro_batches, plan.num_ranks):
+        made = made_on(name, plan.num_stages, plan.num_micro_batches, plan.num_ranks)
+        if made is not None and (made.is_in_order or plan.buffers != "one copy"):
             yield name, Change(schedule=name)
 
 

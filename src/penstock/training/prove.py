@@ -25,6 +25,7 @@ from penstock.job import Job
 from penstock.plan import Plan
 from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of, trains
 from penstock.runtime import checkpoint
+from penstock.runtime.buffers import buffer_laws
 from penstock.runtime.eager import EagerRank, EagerTask
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import Rank
@@ -91,7 +92,9 @@ def prove_eager(
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder, reads = Path(name), Reads()
-        task = EagerTask(replace(job, data=recorded(job.data, reads)), 0, 1, resume=resume)
+        laws = buffer_laws(job) if ranks > 1 and job.buffers == "exact" else {}
+        watched = replace(job, data=recorded(job.data, reads))
+        task = EagerTask(watched, 0, 1, resume=resume, laws=laws)
         told = Steps(job.micro_batches)
         launcher(partial(_work_eagerly, task, steps, reads, folder), ranks, told.add)
         _write_losses(folder, told)
@@ -132,6 +135,7 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
         plan.replicas,
         resume=case.resume,
     )
+    reads.taken()  # what finding out about buffers has read
     told = Steps(plan.num_micro_batches * plan.replicas)
     work = partial(_work, task, reads, folder)
     if launcher(work, program.num_ranks, told.add, groups=task.groups):
@@ -146,7 +150,8 @@ def _work(
     task: Task, reads: Reads, folder: Path, transport: Transport, report: Report
 ) -> RankResult:
     """Run the windows of `task`; write gradients, state and what was read after each."""
-    rank = Rank(task.capture, task.stages, task.job, transport, task.replicas, report=report)
+    own = task.capture, task.stages, task.job, transport, task.replicas
+    rank = Rank(*own, carries=task.carries, report=report)
     program = task.windows[0][0]
     rank.expect(program)
     calls = rank.bind(program)
@@ -162,7 +167,7 @@ def _work(
         with torch.no_grad():
             rank.run(calls, step)
             rank.settle()
-        state = state_of(rank)
+        state = state_of(rank, step + program.num_steps)
         own = {f"read/{rank.rank}": reads.taken(), f"held/{rank.rank}": _held(rank)}
         save(folder / str(step), step + 1, transport, _told(state, given, own))
     return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
@@ -207,6 +212,7 @@ def _work_eagerly(
     transport.barrier()
     for step in steps:
         report(rank.result(step))
+        rank.join_buffers(step + 1)
         state = rank.state() if rank.rank == 0 else None
         held = digest_of([value.detach() for value in rank.model.parameters()])
         own = {f"read/{rank.rank}": reads.taken(), f"held/{rank.rank}": {"0": held}}
