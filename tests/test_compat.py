@@ -122,6 +122,18 @@ def test_reparametrized_module_computes_with_other_tensors_also_where_they_are_t
     assert model["a"].weight is model["b"].weight is before
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_module_under_several_names_has_its_own_tensors_again(times: int) -> None:
+    layer = nn.BatchNorm1d(2)
+    held = (layer.weight, layer.running_mean)
+    others = {"0.weight": torch.full((2,), 7.0), "0.running_mean": torch.full((2,), 8.0)}
+    with _compat.reparametrize(nn.ModuleList([layer] * times), others):
+        assert layer.weight is others["0.weight"]
+        assert layer.running_mean is others["0.running_mean"]
+    assert layer.weight is held[0]
+    assert layer.running_mean is held[1]
+
+
 @pytest.mark.parametrize(
     ("call", "random"),
     [

@@ -123,8 +123,11 @@ def tracing_backward() -> AbstractContextManager[None]:
 
 
 def reparametrize(module: nn.Module, tensors: dict[str, Tensor]) -> AbstractContextManager[None]:
-    """Run `module` with other tensors; a tied parameter is given once."""
-    return _reparametrize_module(module, tensors, tie_weights=True)
+    """Run `module` with other tensors; a tied parameter is given once.
+
+    Put back in the opposite order: a module under several names has one slot, swapped several times.
+    """
+    return _reparametrize_module(module, tensors, tie_weights=True, stack_weights=True)
 
 
 def draws_random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
