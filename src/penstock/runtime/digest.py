@@ -35,10 +35,9 @@ def _add(update: Callable[[Any], None], leaf: Any, *, depth: int) -> None:
     text = " ".join(sorted(map(repr, leaf))) if isinstance(leaf, _SETS) else repr(leaf)
     text = _ADDRESS.sub("", text)
     update(f"{type(leaf).__qualname__} {len(text)} {text} ".encode())
-    if hasattr(leaf, "__dict__") and not isinstance(leaf, type) and depth < _DEPTH:
-        held: dict[str, Any] = vars(leaf)
-        for each in flatten(held)[0]:
-            _add(update, each, depth=depth + 1)
+    held: Any = None if isinstance(leaf, type) else getattr(leaf, "__dict__", None)
+    for each in flatten(held)[0] if held and depth < _DEPTH else ():
+        _add(update, each, depth=depth + 1)
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -1,7 +1,8 @@
 """Launch: the ranks of a run as threads, as forked processes, or as started by torchrun.
 
 Whatever fails on one rank ends all of them at once, with that rank's error.  Processes never
-outlive the run: the parent kills them, and the kernel does if the parent dies.
+outlive the run: the parent kills them, and the kernel does if the parent dies.  The same holds for
+the processes that a rank forks to read its data.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
@@ -49,6 +50,7 @@ class Launcher(Protocol):
 
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 _FileStore: Any = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
 _PrefixStore: Any = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 _rendezvous: Any = dist.rendezvous  # pyright: ignore
@@ -187,9 +189,9 @@ def run_processes(
 def _child(
     work: Work, rank: int, join: Callable[[int], Transport], pipes: Pipes, parent: int
 ) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    _die_with(parent)
+    _let_children_die_with_this()
+    multiprocessing.current_process().daemon = False  # of the parent; it may have children itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, (receiver, sender) in enumerate(pipes):
@@ -210,6 +212,27 @@ def _child(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # not the parent's exit handlers
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when `parent`, which has forked it, has died."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@cache
+def _let_children_die_with_this() -> None:
+    """Let no process that this one forks outlive it, nor those that they fork.
+
+    They die with the thread that forks them, which the kernel takes for their parent.
+    """
+    parents: list[int] = []
+
+    def note_parent() -> None:
+        parents[:] = [os.getpid()]
+
+    os.register_at_fork(before=note_parent, after_in_child=lambda: _die_with(parents[0]))
 
 
 def _host_transport(
@@ -351,6 +374,7 @@ def join_torchrun(
 ) -> T:
     """Return what `call` returns on the rank that this process is; as `run_torchrun`."""
     number = int(os.environ["RANK"]) if rank is None else rank
+    _let_children_die_with_this()
     transport = _torchrun_transport(number, store, groups)
     try:
         return call(transport)

@@ -1,0 +1,150 @@
+"""A rank may read its data by processes of its own, and none of them outlives the job."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from penstock.errors import RunError
+from penstock.job import Job
+from penstock.runtime import checkpoint
+from penstock.runtime.eager import EagerTask, work_eagerly
+from penstock.runtime.launch import run_processes
+from penstock.runtime.run import Steps
+from tests.runtime.test_launch import children, has_ended
+
+pytestmark = pytest.mark.timeout(100)
+ROOT = Path(__file__).parents[2]
+
+
+class Samples(Dataset):
+    """Row i is known from i; from `stuck_at` on whoever asks for it never comes back."""
+
+    def __init__(self, stuck_at: int = sys.maxsize) -> None:
+        self.stuck_at = stuck_at
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= self.stuck_at:
+            print("stuck", flush=True)
+            while True:
+                signal.pause()
+        return torch.randn(4, generator=torch.Generator().manual_seed(index))
+
+
+def job_of(dataset: Samples) -> Job:
+    def data(start: int) -> Iterator[torch.Tensor]:
+        numbers = range(2 * start, len(dataset))
+        return iter(DataLoader(dataset, 2, sampler=numbers, num_workers=2))
+
+    return Job(
+        lambda: nn.Linear(4, 1),
+        lambda model, batch: model(batch).square().mean(),
+        data,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        micro_batches=4,
+    )
+
+
+def run(job: Job, steps: int, folder: Path | None = None, ranks: int = 2) -> Steps:
+    told = Steps(job.micro_batches)
+    run_processes(partial(work_eagerly, EagerTask(job, 0, steps, folder)), ranks, told.add)
+    return told
+
+
+def test_a_loader_with_workers_trains_what_a_plain_loop_does(tmp_path):
+    told = run(job_of(Samples()), 3, tmp_path)
+    torch.manual_seed(0)
+    model, rows = nn.Linear(4, 1), Samples()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numbers, losses = itertools.count(), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        batches = [torch.stack([rows[next(numbers)] for _ in range(2)]) for _ in range(4)]
+        parts = [model(batch).square().mean() / 4 for batch in batches]
+        sum(parts).backward()
+        losses.append(float(sum(part.detach() for part in parts)))
+        optimizer.step()
+    assert [step.loss for step in told.finished] == pytest.approx(losses, rel=1e-5)
+    found = checkpoint.load(checkpoint.latest(tmp_path)).tensors
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(found[f"weights/{name}"], value)
+    assert children(os.getpid()) == set()
+
+
+PROGRAM = """
+    import sys, torch
+    sys.path.insert(0, {root!r})
+    torch.set_num_threads(1)
+    from tests.runtime.test_data_workers import Samples, job_of, run
+
+    run(job_of(Samples(stuck_at=12)), 1_000_000)
+"""
+
+
+@contextmanager
+def started(folder: Path) -> Generator[subprocess.Popen[str], None, None]:
+    """Start a program whose data workers are stuck in the job's own code."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(root=str(ROOT))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    try:
+        assert program.stdout is not None
+        for _ in range(2):
+            assert program.stdout.readline() == "stuck\n"
+        yield program
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+
+
+def test_no_worker_survives_the_program(tmp_path):
+    with started(tmp_path) as program:
+        ranks = children(program.pid)
+        workers = set().union(*map(children, ranks))
+        assert len(ranks) == 2
+        assert len(workers) >= 2
+        program.kill()
+        program.communicate(timeout=50)
+        assert program.returncode == -signal.SIGKILL
+    assert all(map(has_ended, ranks | workers))
+
+
+def test_no_worker_survives_its_rank(tmp_path):
+    with started(tmp_path) as program:
+        ranks = sorted(children(program.pid))
+        workers = set().union(*map(children, ranks))
+        os.kill(ranks[0], signal.SIGKILL)
+        _, errors = program.communicate(timeout=50)
+        assert program.returncode == 1
+        assert "was killed by signal 9" in errors
+    assert all(map(has_ended, workers))
+
+
+def test_a_dataset_that_raises_in_a_worker_ends_the_run_with_its_error():
+    class Broken(Samples):
+        def __getitem__(self, index):
+            raise ArithmeticError(f"sample {index} is broken")
+
+    with pytest.raises(RunError, match="sample 0 is broken"):
+        run(job_of(Broken()), 1, ranks=1)
+    assert children(os.getpid()) == set()
