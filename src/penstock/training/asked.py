@@ -1,0 +1,202 @@
+"""Asked: which code of the job ran, and what it asked the machine: the time, chance, a file.
+
+Code of the job is all that is neither Python's nor torch's nor of what only tells (progress bars,
+writers of figures).  A profile function sees every call; so does an audit hook every file.
+"""
+
+import datetime
+import os
+import random
+import socket
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+import penstock
+
+Line = tuple[str, int]
+
+_TELLERS = ("tqdm", "rich", "wandb", "tensorboard", "tensorboardX", "matplotlib", "_pytest")
+_STDLIB = sysconfig.get_path("stdlib")
+_THEIRS = (
+    *(str(Path(module.__file__ or "").parent) for module in (torch, np, penstock)),
+    "<frozen",
+    "<string>",
+    "<segment",
+)
+# Files of Python through which code may ask without being the one that asks.
+_THROUGH = ("uuid.py", "secrets.py", "random.py", "pathlib.py", "tempfile.py", "_pydatetime.py")
+_READING = ("numpy", "torch/serialization.py", "pathlib.py", "safetensors", "gzip.py", "json")
+
+_CLOCKS = {
+    *(getattr(time, name) for name in ("time", "time_ns", "monotonic", "monotonic_ns")),
+    *(getattr(time, name) for name in ("perf_counter", "perf_counter_ns", "process_time")),
+    *(getattr(time, name) for name in ("process_time_ns", "localtime", "gmtime", "strftime")),
+}
+_CHANCE = {os.urandom, getattr(os, "getrandom", os.urandom)}
+_MACHINE = {os.getpid, socket.gethostname, os.getloadavg, os.times}
+
+
+@cache
+def is_ours(file: str) -> bool:
+    """Return whether code of this file belongs to the job."""
+    if file.startswith(_THEIRS):
+        return False
+    if "site-packages" in file or "dist-packages" in file:
+        return not any(name in Path(file).parts for name in _TELLERS)
+    return not file.startswith(_STDLIB)
+
+
+def line_of(frame: FrameType | None) -> Line | None:
+    """Return the line of the job's code that is being run, seen from `frame`."""
+    while frame is not None:
+        if is_ours(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+class Asked:
+    """What ran while `listening`: code objects of the job, and what was asked for at which line.
+
+    codes:  of the job; `codes_of_others` where other functions of the job than the loss ran.
+    found:  (what, line) -> why.
+    """
+
+    def __init__(self) -> None:
+        self.codes: set[CodeType] = set()
+        self.found: dict[tuple[str, Line], str] = {}
+        self.escapes = False  # a tensor's values became Python's or numpy's
+        self.reads_files = False
+        self.into = self.codes
+        self.elsewhere: set[CodeType] = set()
+        self.files: list[tuple[str, Line]] = []
+
+    @contextmanager
+    def listening(self, *, to_others: bool = False) -> Generator[None]:
+        """Note what runs; with `to_others` it is not the loss, and may ask what it likes."""
+        self.into = self.elsewhere if to_others else self.codes
+        before = sys.getprofile()
+        sys.setprofile(self._other if to_others else self._called)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def watch_files(self) -> None:
+        """Note the files that are read from now on; for the rest of this process."""
+        sys.addaudithook(self._audited)
+
+    def _other(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_ours(frame.f_code.co_filename):
+            self.into.add(frame.f_code)
+
+    def _called(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            if is_ours(frame.f_code.co_filename):
+                self.into.add(frame.f_code)
+            return
+        if event != "c_call":
+            return
+        if (what := _what(called)) is not None:
+            line = _asking(frame, _THROUGH)
+            if line is not None:
+                self.found[what, line] = _WHY[what]
+        elif isinstance(getattr(called, "__self__", None), torch.Tensor):
+            self.escapes |= called.__name__ in ("numpy", "tolist", "__array__", "item")
+
+    def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not self.reads_files:
+            return
+        path, mode, flags = arguments
+        writes = os.O_WRONLY | os.O_RDWR | os.O_APPEND
+        if isinstance(mode, str) and set(mode) & set("wax+"):
+            return
+        if isinstance(flags, int) and flags & writes:
+            return
+        line = _asking(sys._getframe(1), _READING)  # pyright: ignore[reportPrivateUsage]
+        if line is not None:
+            self.found[f"the file {path}", line] = "read here while the loss is computed"
+
+
+_WHY = {
+    "the time": "asked for here; a traced step would keep that of the trace",
+    "chance": "asked for here, and no seed sets it",
+    "the machine": "asked for here, and it differs from process to process",
+}
+
+
+def _what(called: Any) -> str | None:
+    try:
+        if called in _CLOCKS:
+            return "the time"
+        if called in _CHANCE:
+            return "chance"
+        if called in _MACHINE:
+            return "the machine"
+    except TypeError:  # an object that has no hash
+        return None
+    owner = getattr(called, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, datetime.date):
+        return "the time" if called.__name__ in ("now", "utcnow", "today") else None
+    return None
+
+
+def _asking(frame: FrameType | None, through: tuple[str, ...]) -> Line | None:
+    """Return the line of the job that asks; None where something else in between does."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_ours(file) and not any(name in file for name in through):
+            return file, frame.f_lineno
+        if not any(name in file for name in through):
+            return None
+        frame = frame.f_back
+    return None
+
+
+# -- generators that all share --------------------------------------------------------------------
+
+
+def global_chance() -> tuple[object, ...]:
+    """Return the state of the random generators of Python and of numpy."""
+    kind, *rest = np.random.get_state()
+    return random.getstate(), (kind, rest[0].tobytes(), *rest[1:])  # pyright: ignore
+
+
+def position() -> tuple[object, ...]:
+    """Return what changes in them with every draw, cheaply."""
+    state = np.random.get_state()
+    return hash(random.getstate()), state[2], state[3:]  # pyright: ignore
+
+
+@contextmanager
+def watching(probe: Callable[[], object], tell: Callable[[Line], None]) -> Generator[None]:
+    """Tell the lines of the job's code, or else of others', after which `probe` has changed."""
+    last: list[Any] = [probe(), None]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not is_ours(frame.f_code.co_filename):
+            return None
+        now = probe()
+        if now != last[0]:
+            last[0] = now
+            if last[1] is not None:
+                tell(last[1])
+        last[1] = (frame.f_code.co_filename, frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

@@ -1,0 +1,345 @@
+"""Held: what Python keeps between micro-batches, where the code of the job can read it.
+
+Found from the modules of the model and from the functions that ran: their closures, defaults and
+attributes, the globals and attributes of modules that they name, and all that hangs on these.
+What tensors hold is left to `flow`: they are read by ops.
+"""
+
+# Any object may come by here.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeArgument=false
+
+import ctypes
+import dis
+import enum
+import gc
+import hashlib
+import io
+import itertools
+import logging
+import random
+import re
+import sys
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePath
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock import _compat
+from penstock.training.asked import is_ours
+
+_MOST = 200_000  # values that are looked at
+_LONG = 1_000  # a longer container is one value
+_MOST_ELEMENTS = 10_000_000  # of an array; of a larger one, evenly spread ones are read
+_PLAIN = (int, float, complex, str, bytes, range, slice, enum.Enum, PurePath, type(None))
+_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_SKIPPED = (
+    logging.Logger,
+    logging.Handler,
+    io.IOBase,
+    re.Pattern,
+    threading.Thread,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    ctypes.Structure,
+    types.BuiltinFunctionType,
+    types.FrameType,
+    types.TracebackType,
+    types.CodeType,
+)
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value is kept: "model.count", and the name by which code reads it: "count"."""
+
+    where: str
+    name: str
+
+
+Values = Mapping[Place, object]
+
+
+def functions_of(codes: Collection[CodeType]) -> list[FunctionType]:
+    """Return the functions that are alive and whose code is among `codes`."""
+    found = gc.get_referrers(*codes) if codes else []
+    return [f for f in found if isinstance(f, FunctionType) and f.__code__ in codes]
+
+
+def held(
+    model: nn.Module, functions: Iterable[FunctionType], codes: Collection[CodeType]
+) -> Values:
+    """Return every value that Python keeps there, as something that can be compared."""
+    walk = _Walk(codes)
+    for path, module in _compat.named_modules(model):
+        walk.module(f"model.{path}".rstrip("."), module)
+    for function in functions:
+        walk.function(function)
+    walk.go()
+    return walk.values
+
+
+class _Walk:
+    """Goes through objects, each once."""
+
+    def __init__(self, codes: Collection[CodeType]) -> None:
+        self.codes = codes
+        self.values: dict[Place, object] = {}
+        self.seen: set[int] = set()
+        self.alive: list[object] = []  # so that no number is given twice
+        self.todo: deque[tuple[Place, object]] = deque()
+
+    def go(self) -> None:
+        while self.todo and len(self.values) < _MOST:
+            place, value = self.todo.popleft()
+            self.visit(place, value)
+
+    def put(self, where: str, name: str, value: object) -> None:
+        self.todo.append((Place(where, name), value))
+
+    # -- roots ------------------------------------------------------------------------------------
+
+    def module(self, path: str, module: nn.Module) -> None:
+        """Note the attributes of one module of the model, and of its class."""
+        if self._again(module):
+            return
+        for name, value in vars(module).items():
+            if name not in _OF_MODULES:
+                self.put(f"{path}.{name}", name, value)
+        names = [*module._parameters, *module._buffers, *module._modules]  # pyright: ignore
+        self.values[Place(f"the members of {path}", path)] = tuple(names)
+        self.class_of(type(module))
+
+    def function(self, function: FunctionType) -> None:
+        """Note what a function of the job that ran can reach."""
+        if self._again(function):
+            return
+        code, name = function.__code__, function.__qualname__
+        file = f"{code.co_filename}:{code.co_firstlineno}"
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                self.put(f"{variable} in {file}", variable, cell.cell_contents)
+            except ValueError:  # not bound yet
+                continue
+        for at, value in enumerate(function.__defaults__ or ()):
+            variable = code.co_varnames[code.co_argcount - len(function.__defaults__ or ()) + at]
+            self.put(f"{variable} in {file}", variable, value)
+        for variable, value in (function.__kwdefaults__ or {}).items():
+            self.put(f"{variable} in {file}", variable, value)
+        for attribute, value in vars(function).items():
+            self.put(f"{name}.{attribute}", attribute, value)
+        for where, variable, value in _globals(function):
+            self.put(where, variable, value)
+
+    def class_of(self, kind: type) -> None:
+        """Note the attributes of a class of the job, and of those that it comes from."""
+        for owner in kind.__mro__:
+            file = getattr(_module_of(owner), "__file__", None)
+            if file is None or not is_ours(file) or self._again(owner):
+                continue
+            for name, value in list(vars(owner).items()):
+                if not name.startswith("__") and not _is_code(value):
+                    self.put(f"{owner.__qualname__}.{name}", name, value)
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def visit(self, place: Place, value: Any) -> None:
+        """Note one value, or put what it holds on the list."""
+        token = _plain(value)
+        if token is not None:
+            self.values[place] = token
+        elif isinstance(value, (*_SKIPPED, ModuleType)) or self._again(value):
+            return
+        elif isinstance(value, dict):
+            self._items(place, value)
+        elif isinstance(value, list | tuple | deque | set | frozenset):
+            self._elements(place, value)
+        elif isinstance(value, nn.Module):
+            self.seen.discard(id(value))
+            for name, child in value.named_modules():
+                self.module(f"{place.where}.{name}".rstrip("."), child)
+        elif isinstance(value, GeneratorType):
+            self._generator(place, value)
+        elif isinstance(value, type):
+            self.values[place] = value.__qualname__
+            self.seen.discard(id(value))
+            self.class_of(value)
+        elif (parts := _callable_parts(value)) is not None:
+            for at, part in enumerate(parts):
+                self.put(f"{place.where}.{at}" if at else place.where, place.name, part)
+        elif isinstance(value, FunctionType):
+            self.values[place] = value.__code__
+            if value.__code__ in self.codes:
+                self.seen.discard(id(value))
+                self.function(value)
+        else:
+            self._object(place, value)
+
+    def _items(self, place: Place, value: dict[Any, Any]) -> None:
+        rows = list(dict.items(value))
+        self.values[Place(f"the keys of {place.where}", place.name)] = (
+            tuple(_key(key) for key, _ in rows) if len(rows) <= _LONG else len(rows)
+        )
+        for key, one in rows[:_LONG]:
+            shown = repr(key) if isinstance(key, str | int | float) else type(key).__qualname__
+            self.put(f"{place.where}[{shown}]"[:200], place.name, one)
+
+    def _elements(self, place: Place, value: Collection[Any]) -> None:
+        self.values[Place(f"the length of {place.where}", place.name)] = len(value)
+        if isinstance(value, set | frozenset):
+            tokens = [_plain(one) for one in value]
+            self.values[place] = frozenset(token for token in tokens if token is not None)
+            return
+        if len(value) > _LONG:
+            self.values[place] = _whole(value)
+            return
+        for at, one in enumerate(value):
+            self.put(f"{place.where}[{at}]", place.name, one)
+
+    def _generator(self, place: Place, value: "GeneratorType[Any, Any, Any]") -> None:
+        frame = value.gi_frame
+        self.values[place] = None if frame is None else (frame.f_lasti, frame.f_lineno)
+        for name, local in list(frame.f_locals.items()) if frame is not None else ():
+            self.put(f"{place.where}.{name}", place.name, local)
+
+    def _object(self, place: Place, value: Any) -> None:
+        state = _state(value)
+        self.values[place] = type(value).__qualname__ if state is None else state
+        for name, one in _attributes(value):
+            self.put(f"{place.where}.{name}", name, one)
+        self.class_of(type(value))
+
+    def _again(self, value: object) -> bool:
+        if id(value) in self.seen:
+            return True
+        self.seen.add(id(value))
+        self.alive.append(value)
+        return False
+
+
+# -- what can be compared -------------------------------------------------------------------------
+
+
+def _plain(value: object) -> object:
+    """Return what stands for a value that holds no others; None for another."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, str | bytes) and len(value) > _LONG:
+        return type(value).__name__, len(value), hash(value)
+    if isinstance(value, _PLAIN):
+        return type(value).__name__, value
+    if isinstance(value, _TORCH):
+        return str(value)
+    if isinstance(value, np.generic):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return "tensor"
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        every = value.size // _MOST_ELEMENTS + 1
+        part = value.tobytes() if every == 1 else value.reshape(-1)[::every].tobytes()
+        return value.shape, str(value.dtype), hashlib.blake2b(part).hexdigest()
+    return None
+
+
+def _key(key: object) -> object:
+    token = _plain(key)
+    return type(key).__qualname__ if token is None else token
+
+
+def _whole(value: Collection[Any]) -> object:
+    """Return what stands for a long container: all of it if it is plain, else its ends."""
+    try:
+        return hash(tuple(value))
+    except TypeError:
+        ends = (*itertools.islice(value, 50), len(value))
+        return tuple(_key(one) for one in ends)
+
+
+def _state(value: Any) -> object:
+    """Return the state of what keeps it in C: generators of random numbers, iterators."""
+    if isinstance(value, random.Random):
+        return hash(value.getstate())
+    if isinstance(value, torch.Generator):
+        return hash(value.get_state().numpy().tobytes())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        try:
+            return repr(value.__reduce__())[:_LONG]
+        except TypeError:  # a file, a zip of what cannot be copied
+            return type(value).__qualname__
+    return None
+
+
+def _attributes(value: Any) -> list[tuple[str, object]]:
+    names = dict(getattr(value, "__dict__", {}))
+    slots = [s for kind in type(value).__mro__ for s in _slots(kind)]
+    found = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+    return [*names.items(), *found]
+
+
+def _callable_parts(value: Any) -> tuple[object, ...] | None:
+    """Return what a method, a partial call or a weak reference stands for; None for another."""
+    if isinstance(value, MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    return (value(),) if isinstance(value, weakref.ref) else None
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots: Any = vars(kind).get("__slots__", ())
+    names: tuple[str, ...] = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, FunctionType | staticmethod | classmethod | property | type) or (
+        hasattr(type(value), "__get__") and not isinstance(value, MethodType)
+    )
+
+
+def _module_of(kind: type) -> ModuleType | None:
+    return sys.modules.get(kind.__module__)
+
+
+def _globals(function: FunctionType) -> Iterator[tuple[str, str, object]]:
+    """Yield (where, name, value) of the globals that a function names, and what modules hold."""
+    known = function.__globals__
+    file = function.__code__.co_filename
+    instructions = list(dis.get_instructions(function.__code__))
+    for at, instruction in enumerate(instructions):
+        name = instruction.argval
+        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in known:
+            continue
+        where, value = f"{name} in {file}", known[name]
+        for following in instructions[at + 1 :]:
+            if not isinstance(value, ModuleType) or following.opname not in _ATTRIBUTE:
+                break
+            inside = getattr(value, "__file__", None) or ""
+            if not is_ours(inside) or not hasattr(value, following.argval):
+                break
+            name, value = following.argval, getattr(value, following.argval)
+            where = f"{name} in {inside}"
+        yield where, name, value
+    if "globals" in function.__code__.co_names:
+        for text in function.__code__.co_consts:
+            if isinstance(text, str) and text in known:
+                yield f"{text} in {file}", text, known[text]

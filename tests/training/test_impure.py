@@ -1,0 +1,514 @@
+"""What a trace would freeze is found with its line; what it would not is left alone."""
+
+import itertools
+import os
+import random
+import re
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.errors import JobError
+from penstock.job import Job
+from penstock.training.impure import Impurity, describe, impurities
+from tests.graph.zoo import JOBS
+from tests.parity.models import job_of
+
+D = 8
+
+
+def data(start: int) -> Iterator[Tensor]:
+    for index in itertools.count(start):
+        yield torch.randn(4, D, generator=torch.Generator().manual_seed(index))
+
+
+def square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def sgd(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+class Net(nn.Module):
+    """A linear layer, then whatever a test wants, with state of any kind."""
+
+    def __init__(self, then: Callable[["Net", Tensor], Tensor], **state: object) -> None:
+        super().__init__()
+        self.linear, self.then = nn.Linear(D, D), then
+        self.register_buffer("buffer", torch.zeros(D))
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.linear(x))
+
+
+def job(then: Callable[[Net, Tensor], Tensor] = lambda net, x: x, loss=square, **options) -> Job:
+    state = options.pop("state", dict)
+    return Job(lambda: Net(then, **state()), loss, options.pop("data", data), sgd, **options)
+
+
+def line(function: Callable, number: int) -> str:
+    """Return the `number`-th line of a function's body as findings name it."""
+    path = Path(__file__)
+    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{here}:{function.__code__.co_firstlineno + number}"
+
+
+# -- what is found --------------------------------------------------------------------------------
+
+
+def counts_to_a_threshold(net: Net, x: Tensor) -> Tensor:
+    net.calls += 1
+    return x if net.calls < 1000 else 2 * x
+
+
+def anneals(net: Net, x: Tensor) -> Tensor:
+    net.beta *= 0.99
+    return x * net.beta
+
+
+def drops_layers(net: Net, x: Tensor) -> Tensor:
+    return x if random.random() < 0.5 else 2 * x
+
+
+def adds_noise_of_numpy(net: Net, x: Tensor) -> Tensor:
+    return x + torch.from_numpy(np.random.normal(size=D)).float()
+
+
+def draws_from_a_generator_of_numpy(net: Net, x: Tensor) -> Tensor:
+    return x if net.rng.random() < 0.5 else 2 * x
+
+
+def draws_from_a_generator_of_python(net: Net, x: Tensor) -> Tensor:
+    return x * net.rng.uniform(1, 2)
+
+
+def draws_from_a_generator_of_torch(net: Net, x: Tensor) -> Tensor:
+    return x + torch.randn(D, generator=net.rng)
+
+
+def asks_the_time(net: Net, x: Tensor) -> Tensor:
+    return x if time.time() > 0 else 2 * x
+
+
+def asks_the_date(net: Net, x: Tensor) -> Tensor:
+    return x if datetime.now().year < 3000 else 2 * x
+
+
+def asks_for_an_identifier(net: Net, x: Tensor) -> Tensor:
+    return x if uuid.uuid4().int else 2 * x
+
+
+def reads_a_file(net: Net, x: Tensor) -> Tensor:
+    return x * len(Path(__file__).read_text())
+
+
+def fills_a_memory(net: Net, x: Tensor) -> Tensor:
+    net.memory.append(x.detach())
+    return x + net.memory[0] if len(net.memory) > 99 else x
+
+
+def reads_the_last_batch(net: Net, x: Tensor) -> Tensor:
+    before, net.last = net.last, x.detach()
+    return x if before is None else x + before
+
+
+def keeps_its_first_weights(net: Net, x: Tensor) -> Tensor:
+    if net.first is None:
+        net.first = net.linear.weight.detach().clone()
+    return x + (net.linear.weight - net.first).square().mean()
+
+
+def scales_by_the_first_batch(net: Net, x: Tensor) -> Tensor:
+    if net.scale is None:
+        net.scale = x.detach().std().item()
+    return x * net.scale
+
+
+def goes_round(net: Net, x: Tensor) -> Tensor:
+    return x * next(net.rates)
+
+
+def takes_turns(net: Net, x: Tensor) -> Tensor:
+    net.turn = not net.turn
+    return x if net.turn else 2 * x
+
+
+def toggles_training(net: Net, x: Tensor) -> Tensor:
+    x = F.dropout(x, 0.0, net.training)
+    net.train(not net.training)
+    return x
+
+
+def counts_by_name(net: Net, x: Tensor) -> Tensor:
+    vars(net)["calls"] += 1
+    return x if vars(net)["calls"] < 1000 else 2 * x
+
+
+def reads_gradients(net: Net, x: Tensor) -> Tensor:
+    gradient = net.linear.weight.grad
+    return x if gradient is None else x + gradient.norm()
+
+
+def counts_by_a_default(net: Net, x: Tensor, calls: list = [0]) -> Tensor:  # noqa: B006
+    calls[0] += 1
+    return x if calls[0] < 1000 else 2 * x
+
+
+def counts_on_its_function(net: Net, x: Tensor) -> Tensor:
+    counts_on_its_function.calls += 1
+    return x if counts_on_its_function.calls < 1000 else 2 * x
+
+
+counts_on_its_function.calls = 0
+
+
+def counts_on_its_class(net: Net, x: Tensor) -> Tensor:
+    Net.calls_of_all += 1
+    return x if Net.calls_of_all < 1000 else 2 * x
+
+
+Net.calls_of_all = 0
+
+
+class Doubled(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(context, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(context, gradient):
+        Doubled.calls += 1
+        return gradient if Doubled.calls < 1000 else 2 * gradient
+
+
+def counts_in_backward(net: Net, x: Tensor) -> Tensor:
+    return Doubled.apply(x)
+
+
+def hooks_with_state(net: Net, x: Tensor) -> Tensor:
+    x.register_hook(net.hook)
+    return x
+
+
+class Hook:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        self.calls += 1
+        return gradient / self.calls
+
+
+FOUND = [
+    (counts_to_a_threshold, 2, lambda: {"calls": 0}, r"model\.calls.* \(2, then 3\)"),
+    (anneals, 2, lambda: {"beta": 1.0}, r"model\.beta.*\(0\.98"),
+    (drops_layers, 1, dict, "random numbers of Python or numpy"),
+    (adds_noise_of_numpy, 1, dict, "random numbers of Python or numpy"),
+    (draws_from_a_generator_of_numpy, 1, lambda: {"rng": np.random.default_rng(0)}, "model.rng"),
+    (draws_from_a_generator_of_python, 1, lambda: {"rng": random.Random(0)}, "model.rng"),
+    (draws_from_a_generator_of_torch, 1, lambda: {"rng": torch.Generator()}, "model.rng"),
+    (asks_the_time, 1, dict, "the time"),
+    (asks_the_date, 1, dict, "the time"),
+    (asks_for_an_identifier, 1, dict, "chance"),
+    (reads_a_file, 1, dict, "the file .*test_impure.py"),
+    (fills_a_memory, 2, lambda: {"memory": []}, "the length of model.memory"),
+    (fills_a_memory, 2, lambda: {"memory": deque(maxlen=200)}, "the length of model.memory"),
+    (reads_the_last_batch, 2, lambda: {"last": None}, "add was not there before"),
+    (keeps_its_first_weights, 3, lambda: {"first": None}, "what an earlier micro-batch made"),
+    (scales_by_the_first_batch, 2, lambda: {"scale": None}, "detach is there no more"),
+    (goes_round, 1, lambda: {"rates": itertools.cycle([1.0, 0.5])}, "model.rates"),
+    (takes_turns, 2, lambda: {"turn": False}, "model.turn.*True"),
+    (toggles_training, 1, dict, "model.training"),
+    (counts_by_name, 2, lambda: {"calls": 0}, r"model\.calls"),
+    (reads_gradients, 2, dict, "linalg_vector_norm was not there before"),
+    (counts_by_a_default, 2, dict, r"calls\[0\]: read here.*\(2, then 3\)"),
+    (counts_on_its_function, 2, dict, "counts_on_its_function.calls"),
+    (counts_on_its_class, 2, dict, "Net.calls_of_all"),
+]
+
+
+@pytest.mark.parametrize(("then", "number", "state", "what"), FOUND)
+def test_impurity_is_found_with_its_line_where_a_model(then, number, state, what: str) -> None:
+    found = impurities(job(then, state=state))
+    assert found, then.__name__
+    assert line(then, number) in [one.where for one in found]
+    assert re.search(what, describe(found))
+
+
+def test_state_of_a_backward_pass_is_found_with_its_line() -> None:
+    (found,) = impurities(job(counts_in_backward))
+    assert (found.what, found.where) == ("Doubled.calls", line(Doubled.backward, 3))
+
+
+def test_state_of_a_hook_is_found_with_its_line() -> None:
+    found = impurities(job(hooks_with_state, state=lambda: {"hook": Hook()}))
+    assert (found[0].what, found[0].where) == ("model.hook.calls", line(Hook.__call__, 2))
+
+
+def test_state_of_a_backward_hook_of_a_module_is_found() -> None:
+    calls = []
+
+    def hook(module, inputs, outputs):
+        calls.append(1)
+        return tuple(g if len(calls) < 1000 else 2 * g for g in inputs)
+
+    def model() -> nn.Module:
+        net = nn.Sequential(nn.Linear(D, D), nn.Linear(D, D))
+        net[1].register_full_backward_hook(hook)
+        return net
+
+    (found,) = impurities(Job(model, square, data, sgd))
+    assert found.where == line(hook, 2)
+
+
+BETA, SETTINGS = 0.0, {"hard": False}
+
+
+def rate_that_anneals(step: int) -> float:
+    global BETA
+    BETA = step / 10
+    return 1.0
+
+
+def annealed(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean() * (1 + BETA)
+
+
+def data_that_becomes_hard(start: int) -> Iterator[Tensor]:
+    for index in itertools.count(start):
+        if index == 500:
+            SETTINGS["hard"] = True
+        yield next(data(index))
+
+
+def hard(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean() * (2 if SETTINGS["hard"] else 1)
+
+
+def test_what_the_learning_rate_sets_for_the_loss_is_found() -> None:
+    found = impurities(job(loss=annealed, learning_rate=rate_that_anneals))
+    assert (found[0].what, found[0].where) == ("BETA", line(annealed, 1))
+    assert line(rate_that_anneals, 2) in found[0].why
+
+
+def test_what_the_data_will_set_for_the_loss_is_found() -> None:
+    (found,) = impurities(job(loss=hard, data=data_that_becomes_hard))
+    assert (found.what, found.where) == ("SETTINGS", line(hard, 1))
+    assert line(data_that_becomes_hard, 3) in found.why
+
+
+def test_what_an_optimizer_does_to_the_model_after_a_step_is_found() -> None:
+    models: list[Net] = []
+
+    def model() -> nn.Module:
+        models.append(Net(lambda net, x: x if net.level < 10 else 2 * x, level=0))
+        return models[-1]
+
+    def optimizer(parameters) -> torch.optim.Optimizer:
+        def raise_level(*_: object) -> None:
+            models[-1].level += 1
+
+        made = sgd(parameters)
+        made.register_step_post_hook(raise_level)
+        return made
+
+    found = impurities(Job(model, square, data, optimizer))
+    assert found[0].what == "model.level"
+
+
+def test_loss_that_keeps_state_in_a_closure_is_found() -> None:
+    calls = 0
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return model(x).square().mean() / (1 + calls // 1000)
+
+    (found,) = impurities(job(loss=loss))
+    assert (found.where, found.what.split()[0]) == (line(loss, 3), "calls")
+
+
+class Weighted:
+    """A loss as an object, by a partial call of its method."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+    def loss(self, scale: float, model: nn.Module, x: Tensor) -> Tensor:
+        self.weight = self.weight * 0.9
+        return scale * model(x).square().mean() * self.weight
+
+
+def test_loss_that_is_an_object_is_looked_into() -> None:
+    found = impurities(job(loss=partial(Weighted().loss, 2.0)))
+    assert found[0].where == line(Weighted.loss, 2)
+
+
+# -- what is not ----------------------------------------------------------------------------------
+
+
+def only_counts(net: Net, x: Tensor) -> Tensor:
+    net.calls += 1
+    net.total += 1.5
+    net.history.append(float(x.detach().sum()))
+    net.average = net.total / net.calls
+    if net.calls % 100 == 0:
+        print(net.average)
+    return x
+
+
+def keeps_what_it_made(net: Net, x: Tensor) -> Tensor:
+    net.activations = x
+    return x
+
+
+def fills_a_mask_once(net: Net, x: Tensor) -> Tensor:
+    if net.mask is None:
+        net.mask = torch.ones(4, D).tril()
+    return x * net.mask
+
+
+def registers_a_mask_once(net: Net, x: Tensor) -> Tensor:
+    if not hasattr(net, "mask"):
+        net.register_buffer("mask", torch.ones(4, D).tril(), persistent=False)
+    return x * net.mask
+
+
+def fills_a_table_by_shape(net: Net, x: Tensor) -> Tensor:
+    if x.shape not in net.masks:
+        net.masks[x.shape] = np.arange(x.shape[1])
+    return x + torch.from_numpy(net.masks[x.shape])
+
+
+@lru_cache
+def positions(length: int) -> Tensor:
+    return torch.arange(length) / length
+
+
+def caches_by_length(net: Net, x: Tensor) -> Tensor:
+    return x + positions(x.shape[1])
+
+
+def writes_its_buffer(net: Net, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        net.buffer.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    return x - net.buffer
+
+
+def passes_a_loss_aside(net: Net, x: Tensor) -> Tensor:
+    net.aside = x.abs().mean()
+    return x * (1 + net.aside)
+
+
+def asks_what_is_constant(net: Net, x: Tensor) -> Tensor:
+    return x * 2 if net.training and torch.is_grad_enabled() and x.device.type == "cpu" else x
+
+
+def draws_by_torch(net: Net, x: Tensor) -> Tensor:
+    return F.dropout(x, 0.3) + torch.randn_like(x) * torch.rand(())
+
+
+@pytest.mark.parametrize(
+    ("then", "state"),
+    [
+        (only_counts, lambda: {"calls": 0, "total": 0.0, "history": [], "average": 0.0}),
+        (keeps_what_it_made, dict),
+        (fills_a_mask_once, lambda: {"mask": None}),
+        (registers_a_mask_once, dict),
+        (fills_a_table_by_shape, lambda: {"masks": {}}),
+        (caches_by_length, dict),
+        (writes_its_buffer, dict),
+        (passes_a_loss_aside, dict),
+        (asks_what_is_constant, dict),
+        (draws_by_torch, dict),
+    ],
+)
+def test_nothing_is_found_where_a_model(then, state) -> None:
+    assert impurities(job(then, state=state)) == ()
+
+
+PURE = {
+    **{name: JOBS[name] for name in ("dropout", "checkpoint", "custom", "average", "recurrent")},
+    **{name: JOBS[name] for name in ("in_place", "normed", "penalty", "embeddings", "layouts")},
+    **{f"parity {name}": job_of(name, torch.float32) for name in ("tied", "batch_norm")},
+}
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_nothing_is_found_in(name: str) -> None:
+    assert impurities(PURE[name]) == ()
+
+
+# -- what is left as it was -----------------------------------------------------------------------
+
+COUNTED = [0]
+
+
+def counts_beside_the_loss(model: nn.Module, x: Tensor) -> Tensor:
+    COUNTED[0] += 1
+    x.mul_(2)
+    return model(x).square().mean() * random.random() * COUNTED[0]
+
+
+def test_nothing_of_the_job_or_of_the_generators_has_moved() -> None:
+    torch.manual_seed(7)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    batch = torch.ones(4, D)
+    examined = job(loss=counts_beside_the_loss, data=lambda start: itertools.repeat(batch))
+    whats = {one.what.split()[0] for one in impurities(examined)}
+    assert whats == {"COUNTED[0]", "random"}
+    assert COUNTED == [0]
+    assert torch.equal(batch, torch.ones(4, D))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
+
+
+def test_what_the_job_prints_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    def loud(model: nn.Module, x: Tensor) -> Tensor:
+        print("loud")
+        return square(model, x)
+
+    assert impurities(job(loss=loud)) == ()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_loss_that_fails_is_told_with_its_line() -> None:
+    def fails(model: nn.Module, x: Tensor) -> Tensor:
+        return square(model, x[:, 1:])
+
+    with pytest.raises(JobError, match=r"fails at .*test_impure\.py"):
+        impurities(job(loss=fails))
+
+
+def test_loss_that_ends_its_process_is_told() -> None:
+    def dies(model: nn.Module, x: Tensor) -> Tensor:
+        os._exit(3)
+
+    with pytest.raises(JobError, match=r"ended its process \(3\)"):
+        impurities(job(loss=dies))
+
+
+def test_description_names_three_and_counts_the_rest() -> None:
+    found = [Impurity(f"model.{k}", f"train.py:{k}", "read here") for k in range(5)]
+    text = describe(found)
+    assert text.splitlines()[1] == "  train.py:0: model.0: read here"
+    assert text.endswith("and 2 more")
+    assert describe(()) == ""
