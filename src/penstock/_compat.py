@@ -125,7 +125,7 @@ def tracing_backward() -> AbstractContextManager[None]:
 def reparametrize(module: nn.Module, tensors: dict[str, Tensor]) -> AbstractContextManager[None]:
     """Run `module` with other tensors; a tied parameter is given once.
 
-    Put back in the opposite order: a module under several names has one slot, swapped several times.
+    Put back in the opposite order: a module of several names has one slot, swapped several times.
     """
     return _reparametrize_module(module, tensors, tie_weights=True, stack_weights=True)
 
