@@ -1,0 +1,1 @@
+"""Scripts as people write them, run by three plans each against the plain loop."""

@@ -1,0 +1,136 @@
+"""The plain loop that a script means, written apart from the product.
+
+Nothing of Penstock is used but what the job's own file uses, and the public definition of what
+random ops draw (`SeededRandom`, `micro_batch_seed`): dropout is the one thing that Penstock
+defines where a plain loop would leave it to the order of calls.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from penstock.graph.code import SeededRandom, micro_batch_seed
+
+State = dict[str, Tensor]
+
+
+class Found(NamedTuple):
+    """Tensors and plain values by the keys of a checkpoint, and the loss of every step."""
+
+    tensors: State
+    plain: dict[str, object]
+    losses: list[float]
+
+
+class DataEndedError(Exception):
+    """The data ended before the steps did."""
+
+
+class Weights(list[nn.Parameter]):
+    """What the optimizer is given: the trainable parameters, which also know their names."""
+
+    names: list[str]
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from zip(self.names, self, strict=True)
+
+
+def load(path: Path, name: str) -> Any:
+    """Return what function `name` of a file returns, imported as a script beside its neighbours.
+
+    Activations are not computed twice in the plain loop: `checkpoint` means the plain call.
+    """
+    torch.utils.checkpoint.checkpoint = lambda function, *args, use_reentrant, **options: function(
+        *args, **options
+    )
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, name)()
+
+
+def plain_loop(job: Any, steps: int, *, delay: int = 0) -> Found:
+    """Train for some steps; with a delay, gradients are those of the weights `delay` steps ago.
+
+    Raises:   DataEndedError: the data ended.
+    """
+    torch.manual_seed(job.seed)
+    model = job.model()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = Weights(named.values())
+    weights.names = list(named)
+    optimizer = job.optimizer(weights)
+    make = getattr(job, "scheduler", None)
+    scheduler = make(optimizer) if make is not None else None
+    rates = [group["lr"] for group in optimizer.param_groups]
+    older = [[p.detach().clone() for p in weights]] * delay
+    data, losses = iter(job.data(0)), list[float]()
+    for step in range(steps):
+        now = [p.detach().clone() for p in weights] if delay else []
+        if delay:
+            _put(weights, older[0])
+        losses.append(_gradients(job, model, data, step))
+        if delay:
+            _put(weights, now)
+            older = [*older[1:], now]
+        if job.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights, job.clip_norm)
+        if job.learning_rate is not None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * job.learning_rate(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler is not None:
+            scheduler.step()
+    return _state(model, named, optimizer, losses)
+
+
+def _gradients(job: Any, model: nn.Module, data: Iterator[Any], step: int) -> float:
+    """Leave the step's gradient in `.grad`; return its mean loss."""
+    total = 0.0
+    for number in range(job.micro_batches):
+        batch = next(data, None)
+        if batch is None:
+            raise DataEndedError
+        with SeededRandom(micro_batch_seed(job.seed, step * job.micro_batches + number)):
+            cast = job.autocast and torch.autocast("cpu", dtype=getattr(torch, job.autocast))
+            with cast or nullcontext():
+                loss = _loss_of(job.loss(model, batch))
+            (loss / job.micro_batches).backward()
+        total += loss.item()
+    return total / job.micro_batches
+
+
+def _loss_of(value: Any) -> Tensor:
+    """Return the loss where figures stand beside it."""
+    return value[0] if isinstance(value, tuple) else value
+
+
+def _put(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def _state(
+    model: nn.Module, named: dict[str, nn.Parameter], optimizer: Any, losses: list[float]
+) -> Found:
+    tensors = {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+    tensors |= {f"buffers/{name}": value for name, value in model.named_buffers()}
+    plain: dict[str, object] = {}
+    for name, parameter in named.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            into: dict[str, Any] = tensors if isinstance(value, Tensor) else plain
+            into[f"optimizer/{name}/{key}"] = value
+    return Found({key: value.clone() for key, value in tensors.items()}, plain, losses)

@@ -1,0 +1,201 @@
+"""One script by one plan: the command in a process of its own, and the loop in another.
+
+Processes are forked from one that has only imported what both need, so that a run takes two
+seconds instead of eight; they are as fresh as a new interpreter in all that a script can see.
+"""
+
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+import penstock.cli.train
+import penstock.runtime.worker  # noqa: F401 - what every run needs is imported once
+from bench.scripts.cases import DELAY, PLANS, Script
+from bench.scripts.compare import ROUNDING, ROUNDING_BFLOAT16, difference, read
+from bench.scripts.oracle import DataEndedError, Found, load, plain_loop
+from penstock.cli import main
+
+STEPS = 10
+LIMIT_S = 300.0
+_EAGER_WORDS = ("eager",)
+_UNCLEAN = re.compile(r"(error|failed): ([A-Z]\w*(Error|Exception)\b)")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one script by one plan."""
+
+    script: str
+    plan: str
+    odd: str
+    equal: bool
+    difference: float | None
+    refused: bool
+    ran: str
+    why: str
+    seconds: float
+
+    @property
+    def silent(self) -> bool:
+        return not self.equal and not self.refused
+
+    @property
+    def unclean(self) -> bool:
+        """Whether the error is that of a line of the product, not words for a person."""
+        return self.refused and _UNCLEAN.search(self.why) is not None
+
+    def json(self) -> dict[str, object]:
+        return {**asdict(self), "silent": self.silent, "unclean": self.unclean}
+
+    def line(self) -> str:
+        refused = "unclean" if self.unclean else "refused"
+        how = "equal" if self.equal else refused if self.refused else "SILENT"
+        gap = "" if self.difference is None else f"{self.difference:.0e}"
+        return f"{self.script:36} {self.plan:11} {how:8}{gap:6} {self.ran:22} {self.why}"
+
+
+class Ran(NamedTuple):
+    """A command that ended: its exit code (None: it ran past the limit) and what it said."""
+
+    code: int | None
+    errors: str
+
+
+class Bench:
+    """The folder in which all runs are, with a cache of its own for what runs keep."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.numbers = itertools.count()
+        (self.folder / "cache").mkdir(parents=True, exist_ok=True)
+
+    def rows_of(self, script: Script, plans: Sequence[str] = ()) -> Iterator[Row]:
+        """Yield a row for each plan of a script."""
+        loops: dict[int, Found | str] = {}
+        for plan in plans or script.plans:
+            delay = DELAY.get(plan, 0)
+            if delay not in loops:
+                loops[delay] = self._loop(script, delay)
+            yield self._row(script, plan, loops[delay])
+
+    def _row(self, script: Script, plan: str, loop: Found | str) -> Row:
+        out = self.folder / f"{script.about}-{script.name}-{plan}".replace(" ", "_")
+        shutil.rmtree(out, ignore_errors=True)
+        start = time.perf_counter()
+        ran = self._train(script, plan, out)
+        seconds = time.perf_counter() - start
+        equal, gap, why = False, None, ""
+        refused = ran.code not in (0, None) and "error:" in ran.errors
+        if ran.code is None:
+            why = f"still running after {LIMIT_S:.0f} s"
+        elif ran.code:
+            lines = [line for line in ran.errors.splitlines() if "error:" in line]
+            why = (lines or ran.errors.splitlines() or ["no word"])[-1]
+            refused = refused and "Traceback" not in ran.errors
+        elif isinstance(loop, str):
+            why = f"the plain loop fails: {loop}"
+        else:
+            found = difference(read(out), loop)
+            limit = ROUNDING_BFLOAT16 if _is_bfloat16(script) else ROUNDING
+            equal, gap = found.value <= limit, found.value
+            why = _said(ran.errors) if equal else found.where
+        name = f"{script.about}:{script.name}"
+        return Row(
+            name, plan, script.odd, equal, gap, refused, _what_ran(out, ran), why[:150], seconds
+        )
+
+    def _train(self, script: Script, plan: str, out: Path) -> Ran:
+        arguments = ["train", f"{script.path}:{script.name}", "--steps", str(STEPS)]
+        arguments += ["--out", str(out), *PLANS[plan]]
+        return self._forked(lambda: main(arguments))
+
+    def _loop(self, script: Script, delay: int) -> Found | str:
+        """Return what the plain loop gives, or why it fails."""
+        path = self.folder / "loop.pt"
+        path.unlink(missing_ok=True)
+
+        def work() -> int:
+            try:
+                found = plain_loop(load(script.path, script.name), STEPS, delay=delay)
+            except DataEndedError:
+                print("error: the data ended", flush=True)
+                return 1
+            torch.save(tuple(found), path)
+            return 0
+
+        ran = self._forked(work)
+        if ran.code == 0:
+            return Found(*torch.load(path))
+        return (ran.errors.splitlines() or ["no word"])[-1]
+
+    def _forked(self, work: Callable[[], int]) -> Ran:
+        """Return how `work` ended in a new process with its own group, output and randomness."""
+        said = self.folder / f"said-{next(self.numbers)}.txt"
+        process = os.fork()
+        if process == 0:
+            self._child(work, said)
+        code = _wait(process, LIMIT_S)
+        return Ran(code, said.read_text(errors="replace"))
+
+    def _child(self, work: Callable[[], int], said: Path) -> None:
+        os.setsid()
+        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
+        random.seed()
+        np.random.seed()
+        code = 99
+        try:
+            code = work()
+        finally:
+            if code == 99:
+                import traceback
+
+                traceback.print_exc()
+            os._exit(code)
+
+
+def _wait(process: int, limit_s: float) -> int | None:
+    """Return a child's exit code; None if it ran past the limit, and is then ended."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return None
+
+
+def _is_bfloat16(script: Script) -> bool:
+    return "bfloat16" in script.name
+
+
+def _what_ran(out: Path, ran: Ran) -> str:
+    """Return the plan in a few words; "eager" where there was none."""
+    if ran.code != 0:
+        return ""
+    if not (out / "plan.json").exists():
+        return "eager"
+    plan = json.loads((out / "plan.json").read_text())
+    return f"{plan['replicas']} x {len(plan['cuts']) + 1} {plan['schedule']}"
+
+
+def _said(errors: str) -> str:
+    """Return the line in which a run says that it does something else than was planned."""
+    lines = [line for line in errors.splitlines() if any(word in line for word in _EAGER_WORDS)]
+    return " ".join(lines[:1])
