@@ -20,6 +20,7 @@ ROOMS = (
     "_compat",
     "job",
     "batches",
+    "writers",
     "cluster",
     "graph",
     "profile",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.simulate.of_program import simulate
     from penstock.timeline import Timeline
     from penstock.training.export import load_weights
+    from penstock.writers import tensorboard, wandb
 
     __version__: str
 
@@ -59,7 +60,9 @@ __all__ = [
     "run",
     "search",
     "simulate",
+    "tensorboard",
     "trace",
+    "wandb",
 ]
 
 _PLACES = {
@@ -82,7 +85,9 @@ _PLACES = {
     "run": "runtime.run_job",
     "search": "search.best",
     "simulate": "simulate.of_program",
+    "tensorboard": "writers",
     "trace": "graph.traced",
+    "wandb": "writers",
 }
 
 

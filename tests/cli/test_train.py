@@ -183,7 +183,7 @@ def test_failure_of_a_rank_ends_the_run_with_its_error(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--resume"],
+        ["--checkpoint-every", "sometimes"],
         ["--schedule", "one_f_one_bee"],
         ["--stages", "40"],
         ["--plan", "no-such-plan.json"],

@@ -117,3 +117,52 @@ def chatty() -> ps.Job:
     """A job that prints."""
     print("made")
     return replace(small(), data=_told)
+
+
+def _taken(told: int) -> bool:
+    try:
+        return bool(os.read(told, 1))
+    except BlockingIOError:
+        return False
+
+
+def _signalled(*signals: signal.Signals, at: int = 9) -> ps.Job:
+    """A job whose leading process gets signals when a rank first reads micro-batch `at`."""
+    home = os.getpid()
+    told, tell = os.pipe2(os.O_NONBLOCK)
+    os.write(tell, b"!")
+
+    def data(start: int) -> Iterator[dict[str, Tensor]]:
+        for index in count(start):
+            if index == at and os.getpid() != home:
+                for number in signals if _taken(told) else ():
+                    os.kill(home, number)
+                    time.sleep(0.05)
+            yield next(mlp.data(index))
+
+    return replace(small(), data=data, num_steps=6)
+
+
+def interrupted() -> ps.Job:
+    return _signalled(signal.SIGINT)
+
+
+def killed_at_once() -> ps.Job:
+    return replace(_signalled(signal.SIGTERM, signal.SIGTERM), model=Branches)
+
+
+def terminated_eagerly() -> ps.Job:
+    return replace(_signalled(signal.SIGTERM), model=Branches)
+
+
+def unsignalled() -> ps.Job:
+    return _signalled()
+
+
+def unsignalled_eagerly() -> ps.Job:
+    return replace(_signalled(), model=Branches)
+
+
+def written() -> ps.Job:
+    """A job whose writer prints the rows."""
+    return replace(small(), model=Branches, writers=[lambda row: print(f"row {row}")])

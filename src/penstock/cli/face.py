@@ -33,6 +33,14 @@ _HINTS: dict[type[PenstockError], str] = {  # where the error itself has none
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has a Click of its own and exports only this
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal ended the command, as far as `words` say in good order."""
+
+    def __init__(self, signal: int, words: str = "interrupted") -> None:
+        super().__init__(words)
+        self.code, self.words = 128 + signal, words
+
+
 def _console(*, stderr: bool) -> Console:
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width = None if is_terminal else _WIDE
@@ -54,17 +62,18 @@ def show(text: str) -> None:
 
 def show_json(document: Json) -> None:
     """Print the one JSON document of a command to stdout; what is no number becomes null."""
-    show(json.dumps(_finite(document), allow_nan=False))
+    show(json.dumps(finite(document), allow_nan=False))
 
 
-def _finite(value: Json) -> Json:
+def finite(value: Json) -> Json:
+    """Return a document without what JSON cannot say: what is no number becomes null."""
     match value:
         case float() if value - value != 0:
             return None
         case list():
-            return [_finite(item) for item in value]
+            return [finite(item) for item in value]
         case dict():
-            return {key: _finite(item) for key, item in value.items()}
+            return {key: finite(item) for key, item in value.items()}
         case _:
             return value
 
@@ -162,8 +171,12 @@ def _live(what: str, *columns: ProgressColumn) -> Generator[Progress, None, None
 def fail(problem: BaseException, arguments: Sequence[str] = ()) -> int:
     """Print what went wrong and what to do about it to stderr; return the exit code.
 
-    2 for bad usage (of `arguments`) and bad input, 1 for what failed on the way, 130 for Ctrl-C.
+    2 for bad usage (of `arguments`) and bad input, 1 for what failed on the way, 130 for Ctrl-C,
+    143 for SIGTERM.
     """
+    if isinstance(problem, Stopped):
+        say(problem.words)
+        return problem.code
     if isinstance(problem, KeyboardInterrupt):
         say("interrupted")
         return INTERRUPTED

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,13 +46,23 @@ def finished(
         "bottleneck": found.to_json() if found else None,
         **(dict(job.facts()) if job.facts else {}),
     }
-    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    strict = face.finite(json.loads(json.dumps(summary)))
+    write_text(folder / "summary.json", json.dumps(strict, indent=2, allow_nan=False) + "\n")
     report_of(folder).save(folder / "report.html")
     view.show_outcome(outcome, choice.plan if choice else None)
     if measured is not None:
         face.say(f"\n{parts_table(measured, expected)}\n{found}\n")
     face.say(f"written to {folder}: open {folder / 'report.html'}")
     return summary
+
+
+def resumption(job: str, folder: Path, num_steps: int | None) -> str:
+    """Return how a run that was stopped goes on; `num_steps` where they are not the job's own."""
+    from penstock.runtime.checkpoint import latest
+
+    command = ["penstock", "train", job, "--out", str(folder), "--resume"]
+    command += [] if num_steps is None else ["--steps", str(num_steps)]
+    return f"stopped with {latest(folder / 'checkpoints')}; go on with: {shlex.join(command)}"
 
 
 def _caps(place: Path, choice: Choice | None) -> list[int] | None:

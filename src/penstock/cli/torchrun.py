@@ -10,7 +10,9 @@ import json
 import platform
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli import face
 from penstock.cli.choose import Choice, There, for_plan, trace_job
 from penstock.cli.doctor import HERE
+from penstock.cli.lock import locked
 from penstock.cli.prepare import measured_as
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _PLAN = "penstock/plan"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
+_LISTEN = timedelta(seconds=1)  # how long rank 0 waits for a report before it looks up
 _ENOUGH = "enough"  # in place of how many micro-batches are joined in the step to measure
 
 
@@ -53,14 +57,17 @@ def train_under_torchrun(make: "Callable[[], Session]") -> dict[str, object] | N
 
     notices = Notices(torchrun_store())
     try:
-        return _train(make(), notices)
+        session = make()
+        with locked(session.folder) if notices.rank == 0 else nullcontext():
+            return _train(session, notices)
     except BaseException as problem:
         notices.fail(problem)
         raise
 
 
 def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
-    from penstock.runtime.launch import on_one_host
+    from penstock.runtime.control import StoreBoard
+    from penstock.runtime.launch import on_one_host, under
 
     rank, world = notices.rank, notices.num_ranks
     first_step, checkpoint = session.start()
@@ -88,7 +95,8 @@ def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
         steps=(first_step, session.num_steps),
         micro_batches=plan.replicas * plan.num_micro_batches,
     )
-    return session.train(choice, first_step, checkpoint, launch, leader=rank == 0)
+    board = StoreBoard(under(notices.store, "board"))
+    return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
 
 
 def _check_ranks(plan: Plan, world: int) -> None:
@@ -226,23 +234,29 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
             row = [result.step, result.loss, result.seconds, result.micro_batches]
             store.set(f"penstock/step/{result.step}/{place}", json.dumps(row))
 
-    listener = threading.Thread(
-        target=_listen, args=(store.clone(), steps, micro_batches, report), daemon=True
-    )
+    ended = threading.Event()
+    of_all = store.clone(), steps, micro_batches, report
+    listener = threading.Thread(target=_listen, args=(*of_all, ended), daemon=True)
     if rank == 0:
         listener.start()
     own = run_torchrun(work, under(store, "run"), tell, groups=groups, rank=plan_rank)
     if rank != 0:
         store.set(f"penstock/result/{rank}", json.dumps(as_json(own)))
         return []
+    ended.set()
     listener.join()
     others = (notices.take(f"penstock/result/{other}") for other in range(1, num_ranks))
     results = [own, *(from_json(json.loads(text)) for text in others)]
     return sorted(results, key=lambda result: result.rank)
 
 
-def _listen(store: Any, steps: tuple[int, int], micro_batches: int, report: "Report") -> None:
-    """Pass the reports of every step on, in order, until they are of all its micro-batches."""
+def _listen(
+    store: Any, steps: tuple[int, int], micro_batches: int, report: "Report", ended: threading.Event
+) -> None:
+    """Pass the reports of every step on, in order, until they are of all its micro-batches.
+
+    ended:    the last report is in the store: no more steps than those are made.
+    """
     from penstock.runtime.rank import StepResult
 
     for step in range(*steps):
@@ -250,7 +264,24 @@ def _listen(store: Any, steps: tuple[int, int], micro_batches: int, report: "Rep
         while told < micro_batches:
             place += 1
             key = f"penstock/step/{step}/{place}"
+            if not _comes(store, key, ended):
+                return
             result = StepResult(*json.loads(store.get(key)))
             store.delete_key(key)
             told += result.micro_batches
             report(result)
+
+
+def _comes(store: Any, key: str, ended: threading.Event) -> bool:
+    """Return when a key is there; False if it will not come."""
+    from torch.distributed import DistStoreError
+
+    while True:
+        is_last_look = ended.is_set()
+        try:
+            store.wait([key], _LISTEN)
+        except DistStoreError:
+            if is_last_look:
+                return False
+        else:
+            return True

@@ -12,8 +12,12 @@ import typer
 
 from penstock.cli import face, saved, view
 from penstock.cli.choose import Choice, There, for_plan, given, on_hosts_of, searched, trace_job
+from penstock.cli.face import Stopped
+from penstock.cli.lock import locked
 from penstock.cli.prepare import started_on
-from penstock.cli.results import finished
+from penstock.cli.results import finished, resumption
+from penstock.cli.stop import stopping
+from penstock.cli.windows import EVERY, Every, parse_every
 from penstock.cluster import Cluster
 from penstock.errors import GraphError, PlanError
 from penstock.files import write_text
@@ -58,6 +62,9 @@ def train(  # noqa: PLR0913 - the command's flags
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint.")
     ] = False,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="500 (steps), 30s, 10m or 2h.", show_default="100")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a job: trace, measure, search for a plan, run it and report.
@@ -71,13 +78,21 @@ def train(  # noqa: PLR0913 - the command's flags
 
     torch.set_num_threads(1)
     wish = Wish(ranks=ranks, schedule=schedule, stages=stages)
-    make = partial(_session, job, out, steps, wish, plan=plan, resume=resume, cluster=cluster)
+    every = EVERY if checkpoint_every is None else parse_every(checkpoint_every)
+    make = partial(
+        _session, job, out, steps, wish, plan=plan, resume=resume, cluster=cluster, every=every
+    )
     with face.only_results():
-        summary = train_under_torchrun(make) if under_torchrun() else make().lead()
+        summary = train_under_torchrun(make) if under_torchrun() else _train_here(make())
     if summary is not None and as_json:
         face.show_json(json.loads(json.dumps(summary)))
     elif summary is not None:
         face.show(view.words_of(summary))
+
+
+def _train_here(session: "Session") -> dict[str, object]:
+    with locked(session.folder):
+        return session.lead()
 
 
 def _session(  # noqa: PLR0913 - the flags of the command
@@ -89,6 +104,7 @@ def _session(  # noqa: PLR0913 - the flags of the command
     plan: Path | None,
     resume: bool,
     cluster: Path | None,
+    every: Every,
 ) -> "Session":
     """Return what was asked for; what is wrong with it is told before anything is traced."""
     if wish.schedule is not None:
@@ -97,7 +113,8 @@ def _session(  # noqa: PLR0913 - the flags of the command
     there = There(None if cluster is None else started_on(cluster))
     loaded = load_job(job)
     folder = out or Path("runs") / _name(job)
-    return Session(loaded, job, folder, steps or loaded.num_steps, wish, plan, resume, there)
+    count = steps or loaded.num_steps
+    return Session(loaded, job, folder, count, wish, plan, resume, there, every)
 
 
 def _check_places(out: Path | None, plan: Path | None) -> None:
@@ -125,6 +142,7 @@ class Session:
     given_plan: Path | None
     resume: bool
     there: There
+    every: Every = EVERY
 
     # -- the phases -------------------------------------------------------------------------------
 
@@ -146,7 +164,7 @@ class Session:
     def start(self) -> tuple[int, Path | None]:
         """Return the first step and the checkpoint to start from.
 
-        Raises:   PlanError: nothing to resume from, or nothing left to do.
+        Raises:   PlanError: nothing is left to do.
         """
         from penstock.runtime import checkpoint
 
@@ -154,8 +172,9 @@ class Session:
             return 0, None
         newest = checkpoint.latest(self.folder / "checkpoints")
         if newest is None:
-            hint = "train without --resume first, or give the --out of that run"
-            raise PlanError(f"{self.folder} holds no checkpoint to resume from", hint=hint)
+            face.say(f"{self.folder} holds no checkpoint to resume from: starting afresh")
+            self.resume = False
+            return 0, None
         done = checkpoint.load(newest).step
         if done >= self.num_steps:
             hint = f"give --steps more than {done}"
@@ -245,34 +264,55 @@ class Session:
         checkpoint: Path | None,
         launch: "Launch",
         *,
+        board: "Board | None" = None,
         leader: bool = True,
     ) -> dict[str, object] | None:
-        """Run all steps; return the summary where this process leads."""
-        from penstock.cli.windows import CHECKPOINT_EVERY, memory_window, windows_of
+        """Run all steps; return the summary where this process leads.
+
+        board:    what the ranks see; None: they are threads or children of this process.
+        """
+        from penstock.runtime.worker import work
+
+        with stopping(board, tells=leader) as board:
+            task = self._task(choice, first_step, checkpoint, board)
+            run, ranks = partial(work, task), choice.plan.total_ranks
+            launch = partial(launch, groups=task.groups)
+            if not leader:
+                launch(run, ranks, _unheard)
+                return None
+            self._clear(first_step, checkpoint)
+            outcome = self._run(run, ranks, choice, first_step, launch)
+            if outcome is None:
+                raise Stopped(board.asked(), self._resumption())
+        return finished(self.folder, self.job, self.num_steps, outcome, choice)
+
+    def _resumption(self) -> str:
+        steps = self.num_steps if self.num_steps != self.job.num_steps else None
+        return resumption(self.text, self.folder, steps)
+
+    def _task(
+        self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
+    ) -> "Task":
+        from penstock.cli.windows import memory_window, windows_of
         from penstock.program.lower_plan import stages_of
-        from penstock.runtime.worker import Task, work
+        from penstock.runtime.worker import Task
 
         plan, captured = choice.plan, choice.captured
-        windows = windows_of(captured.graph, plan, range(first_step, self.num_steps))
-        task = Task(
+        drained = self.every.window_steps(plan.predicted.step_s if plan.predicted else None)
+        windows = windows_of(captured.graph, plan, range(first_step, self.num_steps), drained)
+        return Task(
             capture=captured,
             stages=stages_of(plan, captured.graph),
             job=choice.job,
             windows=windows,
             replicas=plan.replicas,
             checkpoints=self.folder / "checkpoints",
-            checkpoint_every=CHECKPOINT_EVERY,
+            checkpoint_every=self.every.steps,
+            every_s=self.every.seconds,
+            board=board,
             resume=checkpoint,
             memory_window=memory_window(windows),
         )
-        run = partial(work, task)
-        launch = partial(launch, groups=task.groups)
-        if not leader:
-            launch(run, plan.total_ranks, _unheard)
-            return None
-        self._clear(first_step, checkpoint)
-        outcome = self._run(run, plan.total_ranks, choice, first_step, launch)
-        return finished(self.folder, self.job, self.num_steps, outcome, choice)
 
     def _run(
         self,
@@ -281,8 +321,8 @@ class Session:
         choice: Choice | None,
         first_step: int,
         launch: "Launch",
-    ) -> "Outcome":
-        from penstock.cli.windows import CHECKPOINT_EVERY
+    ) -> "Outcome | None":
+        """Return what the run gave; None if it was asked to stop before its last step."""
         from penstock.runtime.checkpoint import latest, load
         from penstock.runtime.run import Steps, outcome_of
 
@@ -302,45 +342,55 @@ class Session:
                 row = _row(step, samples, tokens)
                 write(row)
                 show(row)
+                for writer in self.job.writers:
+                    writer(row)
 
             steps = Steps(micro_batches, done)
             try:
                 results = launch(work, ranks, steps.add)
             except KeyboardInterrupt:
                 newest = latest(self.folder / "checkpoints")
-                every = f"none is written before step {CHECKPOINT_EVERY}"
+                every = f"none is written before {self.every}"
                 face.say(f"--resume goes on from {newest}" if newest else f"no checkpoint: {every}")
                 raise
         newest = latest(self.folder / "checkpoints")
         assert newest is not None, "a run ends with a checkpoint"
-        return outcome_of(results, steps, load(newest).tensors)
+        last = load(newest)
+        if last.step < self.num_steps:
+            return None
+        return outcome_of(results, steps, last.tensors)
 
     def _train_eagerly(self, first_step: int, checkpoint: Path | None) -> dict[str, object]:
-        from penstock.cli.windows import CHECKPOINT_EVERY
         from penstock.runtime.eager import EagerTask, replicas_of, work_eagerly
         from penstock.runtime.launch import run_processes
 
         ranks = replicas_of(self.job, self.wish.ranks or Cluster.here().num_ranks)
-        task = EagerTask(
-            self.job,
-            first_step,
-            self.num_steps - first_step,
-            self.folder / "checkpoints",
-            CHECKPOINT_EVERY,
-            checkpoint,
-        )
-        work = partial(work_eagerly, task)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._clear(first_step, checkpoint)
-        for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
-            (self.folder / name).unlink(missing_ok=True)
-        outcome = self._run(work, ranks, None, first_step, run_processes)
+        with stopping(None) as board:
+            task = EagerTask(
+                self.job,
+                first_step,
+                self.num_steps - first_step,
+                self.folder / "checkpoints",
+                self.every.steps,
+                checkpoint,
+                self.every.seconds,
+                board,
+            )
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear(first_step, checkpoint)
+            for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
+                (self.folder / name).unlink(missing_ok=True)
+            run = partial(work_eagerly, task)
+            outcome = self._run(run, ranks, None, first_step, run_processes)
+            if outcome is None:
+                raise Stopped(board.asked(), self._resumption())
         return finished(self.folder, self.job, self.num_steps, outcome, None)
 
 
 if TYPE_CHECKING:
+    from penstock.runtime.control import Board
     from penstock.runtime.launch import Work
-    from penstock.runtime.worker import RankResult
+    from penstock.runtime.worker import RankResult, Task
 
     Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
 

@@ -27,7 +27,7 @@ def lines(path: Path) -> Generator[Callable[[Row], None]]:
     with path.open("a") as file:
 
         def write(row: Row) -> None:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(face.finite(dict(row)), allow_nan=False) + "\n")
             file.flush()
 
         yield write

@@ -1,24 +1,62 @@
 """Windows: the programs that make up a run, and which of them is watched for its memory."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
 from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of
 from penstock.program.program import Program
 
-CHECKPOINT_EVERY = 100  # steps; and at the end
+_MOST_STEPS = 100  # of an asynchronous window between checkpoints that are due by the clock
 FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched, before the rest
 
 Windows = tuple[tuple[Program, int], ...]  # each with its first step
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def windows_of(graph: Graph, plan: Plan, steps: range) -> Windows:
+class Every(NamedTuple):
+    """How often checkpoints are written, besides the one at the end: in steps, or in seconds."""
+
+    steps: int = 100
+    seconds: float | None = None
+
+    def window_steps(self, step_s: float | None) -> int:
+        """Return after how many steps an asynchronous schedule drains, if one takes `step_s`."""
+        if self.seconds is None:
+            return self.steps
+        return max(1, min(_MOST_STEPS, int(self.seconds / step_s) if step_s else _MOST_STEPS))
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
+
+
+EVERY = Every()
+
+
+def parse_every(text: str) -> Every:
+    """Return what `text` means: "500" steps, "30s", "10m" or "2h".
+
+    Raises:   PlanError: it is neither a number of steps nor a time.
+    """
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)(s|m|h)?", text.strip())
+    number, unit = (float(found[1]), found[2]) if found else (0.0, None)
+    if unit and number > 0:
+        return Every(0, number * _UNITS_S[unit])
+    if not unit and number >= 1 and number.is_integer():
+        return Every(int(number))
+    message = f'--checkpoint-every is "{text}", neither a number of steps nor a time'
+    raise PlanError(message, hint="write 500 (steps), 30s, 10m or 2h")
+
+
+def windows_of(graph: Graph, plan: Plan, steps: range, every: int) -> Windows:
     """Return the windows that make up `steps`, those that are left.
 
-    A synchronous program is one step.  An asynchronous one drains only where a checkpoint
-    is due, and once at the start, after a few steps that are watched for their memory.
+    A synchronous program is one step.  An asynchronous one drains only after multiples of
+    `every` steps, and once at the start, after a few steps that are watched for their memory.
     """
     if not is_asynchronous(plan):
         program = lower_plan(plan, graph)
@@ -27,7 +65,7 @@ def windows_of(graph: Graph, plan: Plan, steps: range) -> Windows:
     windows = _warm_up(graph, plan, steps)
     start = step = steps.start + len(windows)
     while step < steps.stop:
-        until = min(steps.stop, (step // CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY)
+        until = min(steps.stop, (step // every + 1) * every)
         length = min(FIRST_WINDOW, until - step) if step == start else until - step
         if length not in made:
             made[length] = lower_plan(plan, graph, num_steps=length)

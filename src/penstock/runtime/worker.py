@@ -27,7 +27,11 @@ from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
+<<<<<<< HEAD
 from penstock.runtime.carried import Carries, carries_of
+=======
+from penstock.runtime.control import Board, Control, Do
+>>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
@@ -47,6 +51,8 @@ class Task:
     windows:           (program, first step) in order.
     checkpoints:       folder for checkpoints, or None; one at the end of every window that ends
                        at a multiple of `checkpoint_every` steps, and at the end of all.
+    every_s:           seconds after which a checkpoint is due besides.
+    board:             where ranks agree on that, and are asked to stop after a checkpoint.
     resume:            checkpoint to start from.
     function_of:       makes a segment's function; another one emulates it.
     memory_window:     number of the window that is run under the memory profiler, or None.
@@ -64,6 +70,8 @@ class Task:
     replicas: int = 1
     checkpoints: Path | None = None
     checkpoint_every: int = 0
+    every_s: float | None = None
+    board: Board | None = None
     resume: Path | None = None
     memory_window: int | None = None
     function_of: Callable[[Segment, Capture], Function] = function_of
@@ -126,15 +134,15 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     if task.checkpoints is not None and rank.rank == 0:
         checkpoint.discard(task.checkpoints)
     transport.barrier()
-    watch, once = _Watch(rank), _run_once(task)
+    watch, once = _Watch(rank, Control(task.board, task.every_s)), _run_once(task)
     with torch.no_grad():
         for number, (program, first_step) in enumerate(task.windows):
             window = _Window(
                 first_step, program.num_steps, number == task.memory_window, number in once
             )
             watch.window(bound[id(program)], window)
-            is_last = number == len(task.windows) - 1
-            _save_when_due(task, watch, first_step + program.num_steps, is_last=is_last)
+            if _is_over(task, watch, number):
+                break
         rank.settle()
     return watch.result(time.perf_counter())
 
@@ -180,6 +188,7 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
+<<<<<<< HEAD
 def _save_when_due(task: Task, watch: "_Watch", step: int, *, is_last: bool) -> None:
     every, rank = task.checkpoint_every, watch.rank
     if task.checkpoints is None or not (is_last or (every and step % every == 0)):
@@ -187,6 +196,27 @@ def _save_when_due(task: Task, watch: "_Watch", step: int, *, is_last: bool) -> 
     with watch.meter.checkpoint(is_last=is_last):
         rank.settle()
         save(task.checkpoints, step, rank.transport, state_of(rank, step))
+=======
+def _is_over(task: Task, watch: "_Watch", number: int) -> bool:
+    """Write the checkpoint that is due after a window; return whether it was the last one."""
+    (program, first_step), rank = task.windows[number], watch.rank
+    step, is_last = first_step + program.num_steps, number == len(task.windows) - 1
+    do: Do = "go" if is_last else watch.control.after(number + 1)
+    is_over = is_last or do == "stop"
+    if task.checkpoints is None:
+        return is_over
+    if is_over or do == "save" or is_due(step, task.checkpoint_every):
+        with watch.meter.checkpoint(is_last=is_over):
+            rank.settle()
+            save(task.checkpoints, step, rank.transport, state_of(rank))
+        watch.control.saved()
+    return is_over
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return whether something that is done every so many steps, or never, is done after `step`."""
+    return every > 0 and step % every == 0
+>>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
 
 def state_of(rank: Rank, step: int) -> State | None:
@@ -264,8 +294,8 @@ class _Window(NamedTuple):
 class _Watch:
     """Runs windows and remembers enough of them to show a typical one."""
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
+    def __init__(self, rank: Rank, control: Control) -> None:
+        self.rank, self.control = rank, control
         self.meter = Meter(rank.transport)
         self.kept: deque[tuple[Sequence[Bound], list[float], int]] = deque(maxlen=_WINDOWS_KEPT)
         self.window_s: list[float] = []
@@ -320,13 +350,19 @@ class _Watch:
             window_s=tuple(self.window_s),
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
-            spent=self.meter.spent(end_s, calls, marks, num_steps) if _tells(rank) else None,
+            spent=self._spent(end_s, calls, marks, num_steps),
         )
 
+    def _spent(
+        self, end_s: float, calls: Sequence[Bound], marks: Sequence[float], num_steps: int
+    ) -> Spent | None:
+        """Return how the time divides; None where the clock does not tell, as calls only queue.
 
-def _tells(rank: Rank) -> bool:
-    """Return whether the clock between calls tells what they take: not where they only queue."""
-    return rank.device.type == "cpu"
+        Or where the run was stopped before a window that tells something.
+        """
+        if self.rank.device.type != "cpu" or not self.meter.num_steps:
+            return None
+        return self.meter.spent(end_s, calls, marks, num_steps)
 
 
 def _clock_ahead_s(transport: Transport) -> float:

@@ -1,0 +1,55 @@
+"""Stop: the first SIGINT or SIGTERM ends a run after the step under way, the second at once."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from penstock.cli.face import Stopped
+
+if TYPE_CHECKING:
+    from penstock.runtime.control import Board
+
+_FIRST = b"ending after the step under way, with a checkpoint; once more ends at once\n"
+
+
+@contextlib.contextmanager
+def stopping(board: "Board | None", *, tells: bool = True) -> "Generator[Board]":
+    """Have the signals that end a program ask the ranks of a board to stop; yield the board.
+
+    board:    None: the ranks will be threads or children of this process.
+    tells:    whether this process says what happens.
+    Raises:   Stopped: a second signal came.
+    """
+    from penstock.runtime.control import LocalBoard
+
+    with contextlib.ExitStack() as opened:
+        if board is None:
+            board = opened.enter_context(contextlib.closing(LocalBoard()))
+        if threading.current_thread() is threading.main_thread():  # only that one may ask for them
+            opened.enter_context(_hearing(board, tells=tells))
+        yield board
+
+
+@contextlib.contextmanager
+def _hearing(board: "Board", *, tells: bool) -> Generator[None]:
+    heard = False
+
+    def hear(number: int, _: object) -> None:
+        nonlocal heard
+        if heard:
+            raise Stopped(number)
+        heard = True
+        board.ask_to_stop(number)
+        if tells:
+            with contextlib.suppress(OSError):
+                os.write(2, _FIRST)  # a print could have been interrupted by this very call
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

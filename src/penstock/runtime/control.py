@@ -1,0 +1,174 @@
+"""Control: after which step all ranks together write a checkpoint that nobody planned, or stop.
+
+The first rank to come to the end of a window decides what is done there, and says so on a board
+that all ranks see; the others obey when they come.  So nobody waits for anybody, and what is done
+in between - a step, a message - costs nothing.  A rank that comes late finds the order of a later
+place on the board, and goes on: had it been told to save or to stop, nobody could have passed.
+"""
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import threading
+import time
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple, Protocol
+
+Do = Literal["go", "save", "stop"]
+_DOES: tuple[Do, ...] = ("go", "save", "stop")
+_LOOK_S = 0.25  # for which ranks of several hosts go on without asking
+
+
+class Order(NamedTuple):
+    """What is done when `at` windows are finished; the next order is asked for at `until`."""
+
+    at: int
+    do: Do
+    until: int
+
+
+class Board(Protocol):
+    """What all ranks of a run see: the newest order, and whether they were asked to stop."""
+
+    @property
+    def look_s(self) -> float:
+        """Return for how many seconds ranks go on without a look; 0 if one costs nothing."""
+        ...
+
+    def agree(self, own: Order) -> Order:
+        """Return the order for `own.at`: that of the first rank to ask, else `own`."""
+        ...
+
+    def ask_to_stop(self, signal: int) -> None:
+        """Let the next order be to stop; may be called in a signal handler."""
+        ...
+
+    def asked(self) -> int:
+        """Return the signal for which ranks were asked to stop, or 0."""
+        ...
+
+
+def obeyed(own: Order, found: Order) -> Order:
+    """Return what `found` on the board means for a rank that is at `own.at`."""
+    if found.at == own.at:
+        return found
+    return Order(own.at, "go", found.at)
+
+
+class Control:
+    """One rank's view: what it has to do at the end of each window.
+
+    board:    None: nobody may stop the run, and no checkpoint is due by the clock.
+    every_s:  seconds after which a checkpoint is due, by the clock of the rank that decides.
+    """
+
+    def __init__(self, board: Board | None, every_s: float | None = None) -> None:
+        self.board, self.every_s = board, every_s
+        self._saved_s = self._looked_s = time.monotonic()
+        self._looked = 0
+        self._order = Order(0, "go", 1)
+
+    def saved(self) -> None:
+        """Note that a checkpoint was written."""
+        self._saved_s = time.monotonic()
+
+    def after(self, windows: int) -> Do:
+        """Return what is to be done, alike on all ranks, after so many windows of this run."""
+        if self.board is None or windows < self._order.until:
+            return "go"
+        self._order = self.board.agree(self._decided(self.board, windows))
+        return self._order.do
+
+    def _decided(self, board: Board, windows: int) -> Order:
+        now, look_s = time.monotonic(), board.look_s
+        ahead = 1
+        if look_s:
+            each_s = (now - self._looked_s) / max(1, windows - self._looked)
+            ahead = max(1, int(look_s / max(each_s, 1e-6)))
+            self._looked_s, self._looked = now, windows
+        do: Do = "go"
+        if board.asked():
+            do = "stop"
+        elif self.every_s is not None and now - self._saved_s >= self.every_s:
+            do = "save"
+        return Order(windows, do, windows + ahead)
+
+
+class LocalBoard:
+    """The board of ranks on one host that share what this process has, as threads or by a fork."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("penstock board")
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._words = memoryview(self._memory).cast("q")  # at, what to do, signal
+        self._threads = threading.Lock()
+
+    @property
+    def look_s(self) -> float:
+        return 0.0
+
+    def agree(self, own: Order) -> Order:
+        with self._threads, self._alone():
+            if own.at > self._words[0]:
+                self._words[0], self._words[1] = own.at, _DOES.index(own.do)
+            at, do = self._words[0], _DOES[self._words[1]]
+        return obeyed(own, Order(at, do, at + 1))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Generator[None]:
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # a rank that dies lets go of it
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def ask_to_stop(self, signal: int) -> None:
+        self._words[2] = signal
+
+    def asked(self) -> int:
+        return self._words[2]
+
+    def close(self) -> None:
+        """Give the memory back; no rank looks any more."""
+        self._words.release()
+        self._memory.close()
+        os.close(self._file)
+
+
+class StoreBoard:
+    """The board of ranks that torchrun started; `store` is one that nobody else writes to."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._known = ""  # the order on the board, as text
+        self._own = 0  # the signal that this rank got
+        self._told = False
+
+    @property
+    def look_s(self) -> float:
+        return _LOOK_S
+
+    def agree(self, own: Order) -> Order:
+        new = json.dumps(own)
+        while (
+            _at(self._known) < own.at
+        ):  # the newest that this rank has seen is of an earlier place
+            self._known = self._store.compare_set("order", self._known, new).decode()
+        return obeyed(own, Order(*json.loads(self._known)))
+
+    def ask_to_stop(self, signal: int) -> None:
+        self._own = signal
+
+    def asked(self) -> int:
+        if self._own and not self._told:
+            self._store.set("asked", str(self._own))
+            self._told = True
+        if not self._own and self._store.check(["asked"]):
+            self._own, self._told = int(self._store.get("asked")), True
+        return self._own
+
+
+def _at(order: str) -> int:
+    return json.loads(order)[0] if order else 0
