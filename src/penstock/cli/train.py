@@ -326,13 +326,7 @@ class Session:
         from penstock.runtime.checkpoint import latest, load
         from penstock.runtime.run import Steps, outcome_of
 
-        predicted, samples, tokens = None, 0, 0
-        micro_batches = self.job.micro_batches
-        if choice is not None:
-            graph, scale = choice.captured.graph, choice.job.micro_batches
-            micro_batches = scale
-            samples, tokens = graph.samples * scale, graph.tokens * scale
-            predicted = choice.plan.predicted.step_s if choice.plan.predicted else None
+        samples, tokens, micro_batches, predicted = _sizes(self.job, choice)
         with (
             view.training(first_step, self.num_steps, predicted) as show,
             view.lines(self.folder / "metrics.jsonl") as write,
@@ -349,9 +343,7 @@ class Session:
             try:
                 results = launch(work, ranks, steps.add)
             except KeyboardInterrupt:
-                newest = latest(self.folder / "checkpoints")
-                every = f"none is written before {self.every}"
-                face.say(f"--resume goes on from {newest}" if newest else f"no checkpoint: {every}")
+                self._tell_newest()
                 raise
         newest = latest(self.folder / "checkpoints")
         assert newest is not None, "a run ends with a checkpoint"
@@ -359,6 +351,13 @@ class Session:
         if last.step < self.num_steps:
             return None
         return outcome_of(results, steps, last.tensors)
+
+    def _tell_newest(self) -> None:
+        from penstock.runtime.checkpoint import latest
+
+        newest = latest(self.folder / "checkpoints")
+        every = f"none is written before {self.every}"
+        face.say(f"--resume goes on from {newest}" if newest else f"no checkpoint: {every}")
 
     def _train_eagerly(self, first_step: int, checkpoint: Path | None) -> dict[str, object]:
         from penstock.runtime.eager import EagerTask, replicas_of, work_eagerly
@@ -393,6 +392,15 @@ if TYPE_CHECKING:
     from penstock.runtime.worker import RankResult, Task
 
     Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
+
+
+def _sizes(job: Job, choice: Choice | None) -> tuple[int, int, int, float | None]:
+    """Return samples, tokens and micro-batches of a step, and the seconds that it should take."""
+    if choice is None:
+        return 0, 0, job.micro_batches, None
+    graph, count, expected = choice.captured.graph, choice.job.micro_batches, choice.plan.predicted
+    step_s = expected.step_s if expected else None
+    return graph.samples * count, graph.tokens * count, count, step_s
 
 
 def _unheard(step: "StepResult") -> None:
