@@ -46,12 +46,9 @@ class Job:
     facts          figures of the job itself, for summary.json
     seed           of the first weights and of dropout
     autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
-<<<<<<< HEAD
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
-=======
     writers        called in the leading process with every row of metrics.jsonl
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
     Raises:   JobError: a field that is no function, or a number out of its range.
     """
@@ -69,11 +66,8 @@ class Job:
     facts: Callable[[], Mapping[str, float]] | None = None
     seed: int = 0
     autocast: Autocast | None = None
-<<<<<<< HEAD
     buffers: Buffers = "exact"
-=======
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
@@ -86,12 +80,9 @@ class Job:
         _check_whole("seed", self.seed, at_least=0)
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
-<<<<<<< HEAD
         _check_buffers(self.buffers)
-=======
         _check_writers(self.writers)
         object.__setattr__(self, "writers", tuple(self.writers))
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
 
 _HINTS = {
@@ -136,20 +127,19 @@ def _check_autocast(value: object) -> None:
         raise JobError(message, hint=f"set {names}, or None for no autocast")
 
 
-<<<<<<< HEAD
 def _check_buffers(value: object) -> None:
     if value not in get_args(Buffers):
         names = " or ".join(f'"{name}"' for name in get_args(Buffers))
         message = f"Job.buffers is {_short(value)}, which says nothing of buffers"
         raise JobError(message, hint=f"set {names}")
-=======
+
+
 def _check_writers(value: object) -> None:
     if not isinstance(value, list | tuple):
         message = f"Job.writers is {_short(value)}, not several functions"
         raise JobError(message, hint='list them: writers=[ps.tensorboard("runs/board")]')
     for at, writer in enumerate(cast("Sequence[object]", value)):
         _check_function(f"writers[{at}]", writer, _WRITER)
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
 
 def _short(value: object) -> str:

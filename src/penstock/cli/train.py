@@ -372,8 +372,8 @@ class Session:
                 self.folder / "checkpoints",
                 self.every.steps,
                 checkpoint,
-                self.every.seconds,
-                board,
+                every_s=self.every.seconds,
+                board=board,
             )
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear(first_step, checkpoint)

@@ -28,12 +28,9 @@ from penstock.job import Job
 from penstock.runtime import checkpoint
 from penstock.runtime.buffers import Laws, buffer_laws
 from penstock.runtime.calls import Bound, StepResult
-<<<<<<< HEAD
 from penstock.runtime.carried import Carried, in_order
 from penstock.runtime.digest import digest_of
-=======
 from penstock.runtime.control import Board, Control, Do
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 from penstock.runtime.meter import Meter
 from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import Transport
@@ -60,12 +57,9 @@ class EagerTask:
     checkpoints: Path | None = None
     checkpoint_every: int = 0
     resume: Path | None = None
-<<<<<<< HEAD
     laws: Laws | None = None
-=======
     every_s: float | None = None
     board: Board | None = None
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
 
 def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
@@ -101,19 +95,9 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
         else:
             meter.window(rank.calls, rank.marks, 1)
         report(done)
-<<<<<<< HEAD
-        is_due = task.checkpoint_every and (step + 1) % task.checkpoint_every == 0
-        if task.checkpoints is not None and (is_due or step + 1 == until):
-            with meter.checkpoint(is_last=step + 1 == until):
-                rank.join_buffers(step + 1)
-                state = rank.state() if rank.rank == 0 else None
-                save(task.checkpoints, step + 1, transport, state)
-    tells = device_here().type == "cpu"
-=======
         if _is_over(task, rank, meter, step + 1):
             break
     tells = device_here().type == "cpu" and meter.num_steps > 0
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
     spent = meter.spent(time.perf_counter(), (), (), 1) if tells else None
     answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
     slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
@@ -130,6 +114,7 @@ def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, step: int) -> boo
         return is_over
     if is_over or do == "save" or is_due(step, task.checkpoint_every):
         with meter.checkpoint(is_last=is_over):
+            rank.join_buffers(step)
             state = rank.state() if rank.rank == 0 else None
             save(task.checkpoints, step, rank.transport, state)
         rank.control.saved()

@@ -189,18 +189,10 @@ def run_processes(
 def _child(
     work: Work, rank: int, join: Callable[[int], Transport], pipes: Pipes, parent: int
 ) -> None:
-<<<<<<< HEAD
     _die_with(parent)
     _let_children_die_with_this()
     multiprocessing.current_process().daemon = False  # of the parent; it may have children itself
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-=======
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
     _leave_signals_to_the_parent()
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
     for number, (receiver, sender) in enumerate(pipes):
         receiver.close()
         if number != rank:
@@ -221,7 +213,21 @@ def _child(
     os._exit(0)  # not the parent's exit handlers
 
 
-<<<<<<< HEAD
+def _leave_signals_to_the_parent() -> None:
+    """Let this rank, and no process that it starts, live on when a signal goes to the whole group.
+
+    The parent stops it by a word between steps, or kills it.
+    """
+    own = os.getpid()
+
+    def heard(number: int, _: object) -> None:
+        if os.getpid() != own:  # a worker that reads data, say
+            os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, heard)
+
+
 def _die_with(parent: int) -> None:
     """Let the kernel kill this process when `parent`, which has forked it, has died."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -241,21 +247,6 @@ def _let_children_die_with_this() -> None:
         parents[:] = [os.getpid()]
 
     os.register_at_fork(before=note_parent, after_in_child=lambda: _die_with(parents[0]))
-=======
-def _leave_signals_to_the_parent() -> None:
-    """Let this rank, and no process that it starts, live on when a signal goes to the whole group.
-
-    The parent stops it by a word between steps, or kills it.
-    """
-    own = os.getpid()
-
-    def heard(number: int, _: object) -> None:
-        if os.getpid() != own:  # a worker that reads data, say
-            os._exit(128 + number)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, heard)
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
 
 def _host_transport(

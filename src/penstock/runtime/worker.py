@@ -27,11 +27,8 @@ from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
-<<<<<<< HEAD
 from penstock.runtime.carried import Carries, carries_of
-=======
 from penstock.runtime.control import Board, Control, Do
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
@@ -188,15 +185,6 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
-def _save_when_due(task: Task, watch: "_Watch", step: int, *, is_last: bool) -> None:
-    every, rank = task.checkpoint_every, watch.rank
-    if task.checkpoints is None or not (is_last or (every and step % every == 0)):
-        return
-    with watch.meter.checkpoint(is_last=is_last):
-        rank.settle()
-        save(task.checkpoints, step, rank.transport, state_of(rank, step))
-=======
 def _is_over(task: Task, watch: "_Watch", number: int) -> bool:
     """Write the checkpoint that is due after a window; return whether it was the last one."""
     (program, first_step), rank = task.windows[number], watch.rank
@@ -208,7 +196,7 @@ def _is_over(task: Task, watch: "_Watch", number: int) -> bool:
     if is_over or do == "save" or is_due(step, task.checkpoint_every):
         with watch.meter.checkpoint(is_last=is_over):
             rank.settle()
-            save(task.checkpoints, step, rank.transport, state_of(rank))
+            save(task.checkpoints, step, rank.transport, state_of(rank, step))
         watch.control.saved()
     return is_over
 
@@ -216,7 +204,6 @@ def _is_over(task: Task, watch: "_Watch", number: int) -> bool:
 def is_due(step: int, every: int) -> bool:
     """Return whether something that is done every so many steps, or never, is done after `step`."""
     return every > 0 and step % every == 0
->>>>>>> 3311ca5 (Runs end on a signal after the step under way with a checkpoint, save by the clock, lock their folder; writers; strict JSON)
 
 
 def state_of(rank: Rank, step: int) -> State | None:
