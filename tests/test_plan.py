@@ -193,6 +193,25 @@ def test_schedule_that_does_not_exist_is_refused() -> None:
         lower_plan(replace(PLAN, schedule="fast"), GRAPH)
 
 
+def test_buffers_that_ask_for_one_copy_are_refused_copies() -> None:
+    plan = replace(plan_by_hand(GRAPH, [1], "one_f_one_b", num_micro_batches=4), buffers="one copy")
+    assert schedule_of(plan).is_in_order
+    with pytest.raises(PlanError, match="one copy of each stage, the plan has 2 replicas"):
+        replace(plan, replicas=2)
+    with pytest.raises(PlanError, match="takes its micro-batches in order; chimera does not"):
+        schedule_of(replace(plan, schedule="chimera"))
+    with pytest.raises(PlanError, match="buffers are 'many'"):
+        replace(plan, buffers="many")
+
+
+def test_file_from_before_plans_spoke_of_buffers_is_read(tmp_path: Path) -> None:
+    plan = plan_by_hand(GRAPH, [1], "one_f_one_b", num_micro_batches=4)
+    content = plan.to_json()
+    del content["buffers"]
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
 def test_plan_for_another_graph_is_not_lowered() -> None:
     with pytest.raises(PlanError, match="is for graph"):
         lower_plan(PLAN, chain([1], [1]))

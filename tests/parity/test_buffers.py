@@ -6,19 +6,33 @@ rounding of at most 40 additions, 1e-14, and 1e-12 is asked for, as of weights. 
 what stands in the newest micro-batch are equal to the bit.
 """
 
+import random
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
+from penstock.errors import PlanError
 from penstock.graph.trace import capture
 from penstock.job import Job
+from penstock.program.lower_plan import lower_plan
+from penstock.runtime.launch import run_processes
+from penstock.schedule import Schedule
 from tests.parity.models import plan_of
-from tests.parity.training import Run, difference, train
+from tests.parity.training import Run, difference, differing, train
+from tests.program.programs import random_schedule
 
 WIDTH, STEPS, MICRO_BATCHES = 6, 4, 4
 
@@ -126,15 +140,23 @@ def plain_loop(make: Callable[[], nn.Module], steps: int, micro_batches: int) ->
     return weights | {f"buffers/{name}": value for name, value in model.named_buffers()}
 
 
-@pytest.fixture(scope="module")
-def kept() -> Run:
-    job = job_of(keeping)
+@cache
+def run_of(make: Callable[[], nn.Module]) -> Run:
+    """Return a model's job and trace, without a plan."""
+    job = job_of(make)
     return Run(None, job, capture(job))
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Tensor]:
-    return plain_loop(keeping, STEPS, MICRO_BATCHES)
+@cache
+def expected(make: Callable[[], nn.Module] = keeping) -> dict[str, Tensor]:
+    return plain_loop(make, STEPS, MICRO_BATCHES)
+
+
+def planned(schedule: str, stages: int, micro_batches: int, **options: object) -> Run:
+    run = run_of(keeping)
+    return run._replace(
+        plan=plan_of(run.captured.graph, schedule, stages, micro_batches, **options)
+    )
 
 
 def assert_those(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -159,9 +181,176 @@ PLANS = (
 
 
 @pytest.mark.parametrize(("schedule", "stages", "micro_batches", "options"), PLANS)
-def test_carried_buffers_are_those_of_the_plain_loop(  # noqa: PLR0913
-    schedule, stages, micro_batches, options, kept, expected, tmp_path
+def test_carried_buffers_are_those_of_the_plain_loop(
+    schedule, stages, micro_batches, options, tmp_path
 ):
-    plan = plan_of(kept.captured.graph, schedule, stages, micro_batches, **options)
-    outcome = train(kept._replace(plan=plan), tmp_path, lengths=(STEPS,))
-    assert_those(outcome.weights, expected)
+    run = planned(schedule, stages, micro_batches, **options)
+    assert_those(train(run, tmp_path, lengths=(STEPS,)).weights, expected())
+
+
+@pytest.mark.parametrize("run", [("zb_h1", 2, 2, 2), ("bitpipe", 4, 4, 1)])
+def test_processes_carry_buffers_too(run, tmp_path):
+    schedule, stages, micro_batches, replicas = run
+    found = train(
+        planned(schedule, stages, micro_batches, replicas=replicas),
+        tmp_path,
+        lengths=(STEPS,),
+        launcher=run_processes,
+        checkpoint_every=1,  # the sum is made four times
+    )
+    assert_those(found.weights, expected())
+
+
+def test_one_copy_keeps_every_bit(tmp_path):
+    found = train(planned("zb_h1", 4, 4, recompute=(True,) * 4), tmp_path, lengths=(STEPS,))
+    assert differing(found.weights, expected()) == []
+
+
+def test_a_run_goes_on_with_other_copies(tmp_path):
+    first, second = planned("chimera", 4, 4), planned("one_f_one_b", 2, 2, replicas=2)
+    train(first, tmp_path / "first", lengths=(2,))
+    windows = tuple((lower_plan(second.plan, second.captured.graph), step) for step in (2, 3))
+    done = tmp_path / "first" / "step-000002"
+    found = train(second, tmp_path / "second", windows=windows, resume=done)
+    assert_those(found.weights, expected())
+
+
+def test_single_precision_differs_by_rounding(tmp_path):
+    """Coefficients go down to 0.2, additions are few: 1e-6 is some ten roundings."""
+    job = replace(
+        job_of(keeping), model=keeping, data=lambda start: (x.float() for x in data(start))
+    )
+    captured = capture(job)
+    plan = plan_of(captured.graph, "dual_pipe", 2, 2, replicas=2)
+    found = train(Run(plan, job, captured), tmp_path, lengths=(STEPS,)).weights
+    torch.manual_seed(0)
+    model, batches, optimizer = keeping(), job.data(0), None
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for _ in range(MICRO_BATCHES):
+            (loss(model, next(batches)) / MICRO_BATCHES).backward()
+        optimizer.step()
+    assert difference(found, {f"buffers/{n}": b for n, b in model.named_buffers()}) < 1e-6
+
+
+def test_late_weights_are_carried_like_new_ones(tmp_path):
+    """2BW: forward and backward at W(t - 1), with the buffers as they are."""
+    torch.manual_seed(0)
+    model, batches = keeping().double(), data(0)
+    newest, before = deepcopy(model), deepcopy(model)
+    optimizer = sgd(newest.parameters())
+    for _ in range(STEPS):
+        for own, old in zip(model.parameters(), before.parameters(), strict=True):
+            own.data.copy_(old)
+        model.zero_grad()
+        for _ in range(MICRO_BATCHES):
+            (loss(model, next(batches)) / MICRO_BATCHES).backward()
+        before.load_state_dict(newest.state_dict())
+        for own, new in zip(model.parameters(), newest.parameters(), strict=True):
+            new.grad = own.grad.clone()
+        optimizer.step()
+    run = planned("double_buffered", 2, 2, replicas=2)
+    found = train(run, tmp_path, lengths=(2, 2)).weights
+    assert_those(found, {f"buffers/{name}": value for name, value in model.named_buffers()})
+
+
+@settings(max_examples=12)
+@given(
+    num_stages=st.integers(1, 3),
+    num_micro_batches=st.integers(1, 4),
+    num_ranks=st.integers(1, 3),
+    replicas=st.integers(1, 2),
+    seed=st.integers(0, 999),
+)
+def test_any_order_and_any_copies_give_the_plain_buffers(
+    num_stages, num_micro_batches, num_ranks, replicas, seed
+):
+    chance = random.Random(seed)
+    schedule = random_schedule(
+        chance, num_stages, num_micro_batches, num_ranks, fixed=False, backward=True
+    )
+    with TemporaryDirectory() as folder:
+        found = trained_by(schedule, replicas, Path(folder))
+    assert_those(found, plain_loop(keeping, 2, num_micro_batches * replicas))
+
+
+def trained_by(schedule: Schedule, replicas: int, folder: Path) -> dict[str, Tensor]:
+    run = run_of(keeping)
+    sizes = schedule.num_stages, schedule.num_micro_batches
+    options = {"num_ranks": schedule.num_ranks, "replicas": replicas}
+    plan = plan_of(run.captured.graph, "gpipe", *sizes, **options)
+    with patch("penstock.program.lower_plan.schedule_of", return_value=schedule):
+        program = lower_plan(plan, run.captured.graph)
+    return train(run._replace(plan=plan), folder, windows=((program, 0), (program, 1))).weights
+
+
+# -- what only order tells -----------------------------------------------------------------------
+
+
+def ordered(name: str) -> Callable[[], nn.Module]:
+    return lambda: between(ORDERED[name])
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_ordered_buffers_of_one_copy_have_the_bits_of_the_plain_loop(name, tmp_path):
+    job = job_of(ordered(name))
+    captured = capture(job)
+    weights = plain_loop(ordered(name), STEPS, MICRO_BATCHES)
+    for schedule, recompute in (("one_f_one_b", False), ("zb_h1", True)):
+        plan = plan_of(captured.graph, schedule, 2, MICRO_BATCHES, recompute=(recompute,) * 2)
+        plan = replace(plan, buffers="one copy")
+        found = train(Run(plan, job, captured), tmp_path / schedule, lengths=(STEPS,)).weights
+        assert differing(found, weights) == []
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_ordered_buffers_are_refused_by_name_where_there_are_copies(name, tmp_path):
+    job = job_of(ordered(name))
+    captured = capture(job)
+    graph = captured.graph
+    plans = plan_of(graph, "gpipe", 1, 2, replicas=2), plan_of(graph, "chimera", 2, 4)
+    for plan in plans:
+        with pytest.raises(PlanError, match=r"buffer 1\.\S+ has to see every micro-batch in order"):
+            train(Run(plan, job, captured), tmp_path, lengths=(1,))
+
+
+def test_another_order_than_theirs_is_refused_for_ordered_buffers(tmp_path):
+    orders = "rank 0  F0.1 F0.0 B0.1 B0.0"
+    schedule = Schedule.parse(orders)
+    job = job_of(ordered("teacher"))
+    captured = capture(job)
+    plan = plan_of(captured.graph, "gpipe", 1, 2)
+    with patch("penstock.program.lower_plan.schedule_of", return_value=schedule):
+        program = lower_plan(plan, captured.graph)
+    with pytest.raises(PlanError, match="stage 0 takes them in another order"):
+        train(Run(plan, job, captured), tmp_path, windows=((program, 0),))
+
+
+# -- each replica its own ------------------------------------------------------------------------
+
+
+def test_replicas_of_their_own_save_those_of_the_first(tmp_path):
+    """At a rate of 0 each replica's buffers follow from its own micro-batches alone."""
+    still = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.0), "buffers": "per replica"}
+    job = replace(job_of(keeping), **still)
+    captured = run_of(keeping).captured
+    plan = plan_of(captured.graph, "chimera", 2, 2, replicas=2)
+    found = train(Run(plan, job, captured), tmp_path, lengths=(STEPS,)).weights
+    torch.manual_seed(0)
+    model, batches = keeping().double(), data(0)
+    for number in range(STEPS * MICRO_BATCHES):
+        batch = next(batches)
+        if number % MICRO_BATCHES < MICRO_BATCHES // 2:
+            model(batch)
+    assert_those(found, {f"buffers/{name}": value for name, value in model.named_buffers()})
+
+
+def test_ordered_buffers_may_be_each_replicas_own(tmp_path):
+    job = job_of(ordered("codebook"), buffers="per replica")
+    captured = capture(job)
+    plan = plan_of(captured.graph, "one_f_one_b", 2, 2, replicas=2)
+    train(Run(plan, job, captured), tmp_path, lengths=(1,))
+    copied = plan_of(captured.graph, "chimera", 2, 2, replicas=2)
+    with pytest.raises(PlanError, match="buffer 1"):
+        train(Run(copied, job, captured), tmp_path, lengths=(1,))

@@ -88,6 +88,67 @@ def test_parameters_that_no_rank_uses_stay_as_they_were(ranks, tmp_path):
     assert not torch.equal(trained.weights["weights/head.weight"], first.head.weight)
 
 
+class Teaching(nn.Module):
+    """A frozen layer follows another one; forward may also count in a way that is not linear."""
+
+    def __init__(self, *, rare: int = 0, ordered: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layer, self.teacher = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.teacher.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("last", torch.zeros(WIDTH))
+        self.rare, self.ordered, self.calls = rare, ordered, 0
+
+    def forward(self, tokens):
+        self.calls += 1
+        x = self.embedding(tokens)
+        y = torch.tanh(self.layer(x))
+        with torch.no_grad():
+            drawn = self.teacher(x) if self.ordered else 0.0
+            self.teacher.weight.mul_(0.9).add_(self.layer.weight, alpha=0.1)
+            self.teacher.bias.lerp_(y.mean((0, 1)), 0.2)
+            if self.rare and self.calls > self.rare:
+                self.last += y.mean((0, 1))
+        return self.head(y + drawn)
+
+
+def teaching(**options):
+    return replace(choosing("sgd"), model=lambda: Teaching(**options).double())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_frozen_weights_that_forward_writes_are_those_of_the_plain_loop(ranks, tmp_path):
+    trained = train(teaching(), tmp_path, ranks, checkpoint_every=2)
+    assert difference(trained.weights, plain_loop(teaching(), STEPS, MICRO_BATCHES).weights) < 1e-12
+
+
+def test_what_only_order_tells_has_one_rank(tmp_path):
+    assert replicas_of(teaching(), 4) == 4
+    assert replicas_of(teaching(ordered=True), 4) == 1
+    assert replicas_of(replace(teaching(ordered=True), buffers="per replica"), 4) == 4
+    with pytest.raises(RunError, match=r"buffer teacher\.bias has to see every micro-batch in ord"):
+        train(teaching(ordered=True), tmp_path, 2)
+
+
+def test_what_forward_begins_to_write_later_is_told(tmp_path):
+    with pytest.raises(RunError, match="forward writes last in some steps only"):
+        train(teaching(rare=4), tmp_path, 2)
+
+
+def test_each_replica_may_follow_its_own(tmp_path):
+    """At a rate of 0: what the first replica saves follows from its own micro-batches."""
+    still = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.0), "buffers": "per replica"}
+    trained = train(replace(teaching(), **still), tmp_path, 2)
+    torch.manual_seed(3)
+    model, batches = Teaching().double(), teaching().data(0)
+    for number in range(STEPS * MICRO_BATCHES):
+        batch = next(batches)
+        if number % MICRO_BATCHES < MICRO_BATCHES // 2:
+            model(batch["tokens"])
+    assert difference(trained.weights, {"weights/teacher.bias": model.teacher.bias}) < 1e-12
+
+
 def test_resuming_gives_the_bits_of_one_run(tmp_path):
     whole = train(choosing(), tmp_path / "whole", 1)
     train(choosing(), tmp_path / "part", 1, steps=1)

@@ -290,3 +290,17 @@ def test_every_order_of_two_ranks_is_judged_as_it_runs(first, second):
     error = verdict([first, second], 2, 2)
     assert is_valid([first, second], 2, 2) == (error is None), error
     assert error is None or "which waits for it" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "in_order"),
+    [
+        ("F0.0 F0.1 B0.1 B0.0\nF1.0 F1.1 B1.1 B1.0", True),
+        ("F0.0 F0.1 F1.0 B1.0 B0.0 B0.1\nF1.1 B1.1", False),  # stage 1 lives on two ranks
+        ("F0.0 F0.1 B0.0 B0.1\nF1.1 F1.0 B1.0 B1.1", False),
+        ("F0.0 F1.0 F0.1 F1.1 B1.1 B1.0 B0.0 B0.1", True),
+    ],
+)
+def test_schedule_is_in_order_if_each_stage_sees_all_forwards_by_number(text, in_order):
+    orders = tuple(actions(line) for line in text.splitlines())
+    assert Schedule(2, 2, orders).is_in_order == in_order

@@ -18,6 +18,7 @@ from penstock.search import Candidate, Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
 from penstock.search.search import Found
+from penstock.search.shapes import shapes as all_shapes
 from tests.search.chains import (
     SIX,
     SIX_PROFILE,
@@ -391,6 +392,22 @@ def test_wish_for_a_schedule_that_does_not_train_is_refused() -> None:
 def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ScheduleError, match="two_f"):
         search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule="two_f"))
+
+
+@pytest.mark.parametrize("wish", [Wish(copies=False), Wish(in_order=True, replicas=2)])
+def test_stages_have_one_copy_if_that_is_wished(wish: Wish) -> None:
+    cluster = cluster_of(4)
+    made = list(all_shapes(SIX, cluster, 4, Wish(replicas=wish.replicas)))
+    kept = list(all_shapes(SIX, cluster, 4, wish))
+    left = {shape.schedule for shape in made} - {shape.schedule for shape in kept}
+    assert {"chimera", "bitpipe", "dual_pipe"} <= left
+    assert {"one_f_one_b", "interleaved", "zb_h1", "dual_pipe_v"} <= {s.schedule for s in kept}
+    assert {shape.replicas for shape in kept} == {wish.replicas or 1}
+    plan = search(SIX, SIX_PROFILE, cluster, micro_batches=4, wish=wish).plan
+    assert plan.buffers == ("exact" if wish.copies else "one copy")
+    asked = replace(wish, schedule="chimera")
+    with pytest.raises(PlanError, match=r"schedule chimera, (one copy of each|micro-batches in)"):
+        search(SIX, SIX_PROFILE, cluster, micro_batches=4, wish=asked)
 
 
 def test_asynchronous_schedules_are_tried_only_if_wished() -> None:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.batches import started
-from penstock.errors import JobError
+from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.cut_points import written_buffers
+from penstock.graph.functional import where
 from penstock.graph.trace import Capture, build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.plan import Decision, Plan
@@ -60,6 +61,8 @@ def buffer_laws(job: Job, capture: Capture | None = None) -> dict[str, BufferLaw
     capture:  the traced step, if there is one: without writes there, nothing is run.
     Frozen parameters that forward writes, as a teacher's, count as buffers.  It costs at most
     four micro-batches, forward and backward, of the uncut model in this process.
+
+    Raises:   JobError: the model or the loss raises, or there is no data.
     """
     if capture is not None and not written_buffers(capture.graph):
         return {}
@@ -150,7 +153,7 @@ class _Probe:
     def laws(self) -> dict[str, BufferLaw]:
         """Return the law of what forward writes."""
         flow = Flow(self.kept.tensors)
-        plain = self._run(0, {}, flow)
+        plain = self._first(flow)
         now = self.kept.now()
         written = {name for name in now if self._is_written(name, flow, now)}
         found: dict[str, BufferLaw] = {}
@@ -166,6 +169,15 @@ class _Probe:
         found |= self._measured(rest, plain) if rest else {}
         self.kept.put({})  # the job may hand this model out again
         return found
+
+    def _first(self, flow: Flow) -> _Step:
+        try:
+            return self._run(0, {}, flow)
+        except PenstockError:
+            raise
+        except Exception as problem:  # whatever the job's code raises
+            message = where(problem, "the job's model or loss fails")
+            raise JobError(message, hint="does it run without Penstock?") from problem
 
     def _run(self, at: int, values: Mapping[str, Tensor], flow: Flow | None = None) -> _Step:
         """Run micro-batch `at` with `values` in the buffers, the others as they were first."""

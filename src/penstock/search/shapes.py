@@ -142,6 +142,8 @@ def _asked(wish: Wish) -> str:
 
 
 def _what_would_fit(micro_batches: int, wish: Wish) -> str:
+    if not wish.copies or wish.in_order:
+        return "leave replicas and schedule to the search: buffers of the model ask for one copy"
     if wish.schedule is None or wish.stages is None:
         return "ask for less, or leave more to the search"
     try:
