@@ -113,7 +113,7 @@ def updates(weights: Any) -> tuple[float, float]:
     clock = time.thread_time
     with torch.no_grad():
         start = clock()
-        weights.step(0.0)
+        weights.step(0, 0.0)
         middle = clock()
         weights.keep(1)
         return middle - start, clock() - middle

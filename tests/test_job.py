@@ -43,7 +43,16 @@ def test_class_of_a_module_is_a_function_that_builds_it() -> None:
     assert make_job(model=torch.nn.Identity).model is torch.nn.Identity
 
 
-FUNCTIONS = ("model", "loss", "data", "optimizer", "validation", "learning_rate", "facts")
+FUNCTIONS = (
+    "model",
+    "loss",
+    "data",
+    "optimizer",
+    "validation",
+    "learning_rate",
+    "scheduler",
+    "facts",
+)
 
 
 @pytest.mark.parametrize("field", FUNCTIONS)

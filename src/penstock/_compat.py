@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._dynamo.config
+import torch.utils._foreach_utils
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._meta_registrations import _create_grouped_mm_output_tensor
@@ -27,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
@@ -36,13 +38,17 @@ __all__ = [
     "DispatchMode",
     "MemoryEvent",
     "add_in_place",
+    "added_attributes",
     "annotate",
     "as_fake",
     "below_autograd",
     "draws_random",
     "dynamo_scalars",
     "fake_mode",
+    "gradient_norms",
+    "groups_by_dtype",
     "has_gradient_hook",
+    "has_step_hooks",
     "make_fx",
     "memory_mark",
     "memory_profile",
@@ -57,6 +63,8 @@ __all__ = [
     "tracing_backward",
     "tracing_session",
     "unrecorded",
+    "without_order_warning",
+    "without_scheduler",
 ]
 
 
@@ -255,6 +263,59 @@ def add_in_place(sums: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Add each value to its sum, all in one call."""
     add: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
     add(list(sums), list(values))
+
+
+def gradient_norms(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return the 2-norm of each tensor, by the call of torch.nn.utils.clip_grad_norm_."""
+    norms: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+    return list(norms(list(gradients), 2.0)) if gradients else []
+
+
+def groups_by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the places of tensors of one device and dtype, grouped and ordered as torch does."""
+    if not tensors:
+        return []
+    grouped: Any = torch.utils._foreach_utils._group_tensors_by_device_and_dtype(
+        [list(tensors)], with_indices=True
+    )
+    return [list(indices) for _, indices in grouped.values()]
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether somebody asked to be called at the steps of this optimizer, or of all."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )
+
+
+_TORCH_KEEPS = (
+    *("defaults", "param_groups", "state", "_opt_called", "_zero_grad_profile_name"),
+    *("_need_device_dtype_check_for_fused", "_step_supports_amp_scaling"),
+    *("_warned_capturable_if_run_uncaptured", "_fused_warning_suppressed"),
+)
+
+
+def added_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what an optimizer holds as attributes beyond what torch gives every one."""
+    return {
+        name: value
+        for name, value in without_scheduler(vars(optimizer)).items()
+        if name not in _TORCH_KEEPS and not name.startswith("_optimizer_")
+    }
+
+
+def without_scheduler(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes of an optimizer without the `step` that a scheduler has put there."""
+    patched = "_wrapped_by_lr_sched"
+    return {name: value for name, value in attributes.items() if not hasattr(value, patched)}
+
+
+def without_order_warning(optimizer: torch.optim.Optimizer) -> None:
+    """Let a scheduler be stepped ahead of the optimizer without a word about it."""
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:

@@ -23,10 +23,24 @@ from penstock.errors import JobError, PenstockError
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 Batch: TypeAlias = "Any"  # any pytree of tensors; Any because only the job's own loss looks inside
 Autocast = Literal["bfloat16", "float16"]
 Buffers = Literal["exact", "per replica"]
+
+
+class Parameters(list["nn.Parameter"]):
+    """What a job's optimizer is given: the parameters of the model, in its order and with names."""
+
+    def __init__(self, named: "Iterable[tuple[str, nn.Parameter]]") -> None:
+        rows = list(named)
+        super().__init__(parameter for _, parameter in rows)
+        self._names = [name for name, _ in rows]
+
+    def named(self) -> "list[tuple[str, nn.Parameter]]":
+        """Return (name, parameter) of each, as `model.named_parameters()` gives them."""
+        return list(zip(self._names, self, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +51,15 @@ class Job:
     loss           the mean loss of one micro-batch, a scalar
     data           micro-batches from index `start` on, all of the same shapes; equal indices must
                    give equal micro-batches, or a resumed run differs from an unbroken one
-    optimizer      the optimizer of some parameters; each stage calls it for its own
+    optimizer      the optimizer of the model's parameters, all of them; those that belong to a
+                   stage are then updated with that stage
     micro_batches  per step, over all replicas
     num_steps      optimizer steps
     clip_norm      greatest norm of the whole model's gradient; None: no clipping
     validation     the micro-batches that val_loss is the mean of
     learning_rate  step -> factor on the optimizer's own rate
+    scheduler      optimizer -> scheduler of torch's kind, stepped once after every update; instead
+                   of learning_rate
     facts          figures of the job itself, for summary.json
     seed           of the first weights and of dropout
     autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
@@ -56,13 +73,14 @@ class Job:
     model: "Callable[[], nn.Module]"
     loss: "Callable[[nn.Module, Batch], Tensor]"
     data: Callable[[int], Iterator[Batch]]
-    optimizer: "Callable[[Iterable[nn.Parameter]], Optimizer]"
+    optimizer: "Callable[[Parameters], Optimizer]"
     _: KW_ONLY
     micro_batches: int = 8
     num_steps: int = 100
     clip_norm: float | None = None
     validation: Callable[[], Iterable[Batch]] | None = None
     learning_rate: Callable[[int], float] | None = None
+    scheduler: "Callable[[Optimizer], LRScheduler] | None" = None
     facts: Callable[[], Mapping[str, float]] | None = None
     seed: int = 0
     autocast: Autocast | None = None
@@ -72,7 +90,7 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
             _check_function(name, getattr(self, name))
-        for name in ("validation", "learning_rate", "facts"):
+        for name in ("validation", "learning_rate", "scheduler", "facts"):
             if getattr(self, name) is not None:
                 _check_function(name, getattr(self, name))
         _check_whole("micro_batches", self.micro_batches, at_least=1)
@@ -83,6 +101,9 @@ class Job:
         _check_buffers(self.buffers)
         _check_writers(self.writers)
         object.__setattr__(self, "writers", tuple(self.writers))
+        if self.learning_rate is not None and self.scheduler is not None:
+            message = "Job.learning_rate and Job.scheduler both say what the rate of a step is"
+            raise JobError(message, hint="keep one of them")
 
 
 _HINTS = {
@@ -92,6 +113,7 @@ _HINTS = {
     "optimizer": "pass a function: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)",
     "validation": "pass a function that returns the micro-batches: validation=lambda: batches",
     "learning_rate": "pass a function: learning_rate=lambda step: min(1.0, (step + 1) / 100)",
+    "scheduler": "pass a function: scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 100)",
     "facts": 'pass a function: facts=lambda: {"entropy_nats": 3.1}',
 }
 

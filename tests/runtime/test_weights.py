@@ -26,12 +26,14 @@ class Mixed(nn.Module):
         return (self.still(self.wide(x) * self.exact.float()) + self.shift).square().mean()
 
 
-def mixed(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)):
+def mixed(
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), **options
+):
     def data(start):
         while True:
             yield torch.ones(2, 7)
 
-    job = Job(Mixed, lambda model, x: model(x), data, optimizer)
+    job = Job(Mixed, lambda model, x: model(x), data, optimizer, **options)
     made = capture(job)
     return StageWeights(cut(made.graph).stages[0], made, job), made
 
@@ -62,7 +64,7 @@ def test_an_update_changes_weights_here_and_not_in_the_model():
     weights.use_gradients([])
     for flat in weights.flat_gradients:
         flat.fill_(1.0)
-    weights.step(0.5)
+    weights.step(0, 0.5)
     for node, parameter in weights.live.items():
         assert torch.equal(parameter, before[weights.names[node]] - 0.05)
     for node, value in weights.frozen.items():
@@ -72,10 +74,11 @@ def test_an_update_changes_weights_here_and_not_in_the_model():
 
 
 def test_rate_is_a_factor_on_the_first_rate_and_not_on_the_last():
-    weights, _ = mixed()
+    factors = (0.5, 0.25, 1.0)
+    weights, _ = mixed(learning_rate=lambda step: factors[step])
     weights.use_gradients([])
-    for factor in (0.5, 0.25, 1.0):
-        weights.step(factor)
+    for step, factor in enumerate(factors):
+        weights.step(step)
         assert weights.optimizer is not None
         assert weights.optimizer.param_groups[0]["lr"] == 0.1 * factor
 
@@ -87,7 +90,7 @@ def test_a_stash_keeps_what_was_live():
     weights.use_gradients([])
     weights.flat_gradients[0].fill_(1.0)
     weights.keep(1)
-    weights.step(1.0)
+    weights.step(0)
     assert all(torch.equal(weights.tensors(1)[node], value) for node, value in first.items())
     assert any(not torch.equal(weights.tensors(0)[node], value) for node, value in first.items())
     weights.reserve(1)
@@ -102,20 +105,21 @@ def test_size_is_that_of_every_tensor_held():
     weights.reserve(1)
     assert weights.size_bytes() == 3 * padded + others
     weights.use_gradients([])
-    weights.step(1.0)
+    weights.step(0)
     momentum = 4 * (7 * 5 + 5) + 8 * 5
     assert weights.size_bytes() == 3 * padded + others + momentum
 
 
-def test_squares_are_added_in_float64():
+def test_norms_are_those_of_the_gradients():
     weights, _ = mixed()
     for flat in weights.flat_gradients:
         flat.fill_(1e-3)
-    expected = sum(
-        float(g.double().square().sum()) for g in weights.gradients.values() if g.numel()
-    )
-    assert weights.squares(weights.live) == pytest.approx(expected, rel=1e-6)
-    assert weights.squares([]) == 0.0
+    nodes = list(weights.live)
+    expected = [torch.linalg.vector_norm(weights.gradients[node]) for node in nodes]
+    found = weights.norms(nodes)
+    assert [norm.dtype for norm in found] == [weights.live[node].dtype for node in nodes]
+    assert all(map(torch.equal, found, expected))
+    assert weights.norms([]) == []
 
 
 def test_a_stage_without_trainable_parameters_has_no_optimizer():
@@ -127,7 +131,7 @@ def test_a_stage_without_trainable_parameters_has_no_optimizer():
     assert second.parameters
     assert called == []
     assert weights.optimizer is None
-    weights.step(1.0)
+    weights.step(0)
     assert weights.state()[0].keys() == {f"weights/{name}" for name in weights.names.values()}
 
 
@@ -140,7 +144,7 @@ def test_state_is_loaded_by_name():
     weights, _ = mixed()
     weights.use_gradients([])
     weights.flat_gradients[0].fill_(1.0)
-    weights.step(1.0)
+    weights.step(0)
     tensors, plain = weights.state()
     copied = {key: value.clone() for key, value in tensors.items()}
     other, _ = mixed()

@@ -32,14 +32,10 @@ from penstock.runtime.carried import Carried, in_order
 from penstock.runtime.digest import digest_of
 from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.meter import Meter
+from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import Transport
-from penstock.runtime.weights import (
-    fitting,
-    load_optimizer_state,
-    optimizer_of,
-    optimizer_state,
-)
+from penstock.runtime.weights import fitting
 from penstock.runtime.worker import RankResult, Report, State, is_due, save
 from penstock.timeline import LANES, Span
 
@@ -132,8 +128,7 @@ class EagerRank:
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise JobError("the model has no trainable parameter", hint="unfreeze some")
-        self.optimizer = optimizer_of(task.job, list(self.parameters.values()))
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.updates = eager_updates(task.job, self.model)
         self.share = task.job.micro_batches // transport.num_ranks
         self.reader = Reader(task.job, device_here())
         per_step, first = task.job.micro_batches, self.rank * self.share
@@ -156,7 +151,7 @@ class EagerRank:
         self.losses = []
         if self.written is not None:
             self.written.begin(step * self.job.micro_batches)
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         self.marks = [time.perf_counter()]
         for bound in self.calls:
             bound.call()
@@ -217,11 +212,8 @@ class EagerRank:
     def _update(self) -> None:
         if self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
-        if self.job.learning_rate is not None:
-            factor = float(self.job.learning_rate(self.now))
-            for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = base * factor
-        self.optimizer.step()
+        given = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+        self.updates.step(self.now, given)
 
     def _carried(self, laws: Laws | None) -> Carried | None:
         """Return what carries what forward writes; None if that is nothing.
@@ -268,14 +260,13 @@ class EagerRank:
         tensors |= {f"weights/{name}": value for name, value in self.model.named_parameters()}
         tensors |= {f"buffers/{name}": value for name, value in self.model.named_buffers()}
         plain: dict[str, object] = {}
-        for name, parameter in self.parameters.items():
-            optimizer_state(self.optimizer, name, parameter, tensors, plain)
+        self.updates.put(tensors, plain)
         return tensors, plain
 
     def _load(self, state: checkpoint.Checkpoint) -> None:
+        Optimizers(self.job, self.model, self.parameters).may_resume()
         load_model(self.model, state.tensors)
-        for name, parameter in self.parameters.items():
-            load_optimizer_state(self.optimizer, name, parameter, state.tensors, state.plain)
+        self.updates.take(state.tensors, state.plain)
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -36,7 +36,8 @@ def emulated(task: Task, profile: Profile) -> Task:
 
 def sleeping(job: Job, profile: Profile) -> tuple[Job, Callable[[Segment, Capture], Function]]:
     """Return `job` with an optimizer that sleeps, and what makes a segment's function that does."""
-    slow = replace(job, optimizer=partial(_Sleeper, profile), learning_rate=None)
+    optimizer = partial(_Sleeper, profile)
+    slow = replace(job, optimizer=optimizer, learning_rate=None, scheduler=None)
     return slow, partial(_sleeping, profile)
 
 
@@ -66,14 +67,18 @@ def _zeros_like(value: Any) -> Any:
 class _Sleeper(Optimizer):
     """An optimizer whose step takes its profiled seconds and changes nothing."""
 
+    penstock_plain = True  # what it keeps and how long it takes is that of each parameter
+
     def __init__(self, profile: Profile, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.0})
-        held = [p for group in self.param_groups for p in group["params"]]
-        size = sum(p.numel() * p.element_size() for p in held)
-        self.seconds = profile.update_s + profile.update_s_per_byte * size
-        for parameter in held:
-            count = round(profile.state_bytes_per_byte * parameter.numel())
-            self.state[parameter]["held"] = torch.zeros(count, dtype=parameter.dtype)
+        self.update_s, self.update_s_per_byte = profile.update_s, profile.update_s_per_byte
+        self.state_bytes_per_byte = profile.state_bytes_per_byte
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        time.sleep(self.seconds)
+        held = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        for parameter in held:
+            if not self.state[parameter]:
+                count = round(self.state_bytes_per_byte * parameter.numel())
+                self.state[parameter]["held"] = torch.zeros(count, dtype=parameter.dtype)
+        size = sum(p.numel() * p.element_size() for p in held)
+        time.sleep(self.update_s + self.update_s_per_byte * size)

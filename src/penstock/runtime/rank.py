@@ -25,6 +25,7 @@ from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
+from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
@@ -65,6 +66,7 @@ class Rank:
         self.device = device_here()
         self.weights: dict[int, StageWeights] = {}
         self.carried: dict[int, Carried] = {}
+        self.optimizers = optimizers_of(job, capture)
         self.frames: defaultdict[tuple[int, int], dict[int, Any]] = defaultdict(dict)
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
@@ -99,12 +101,14 @@ class Rank:
         """Return the calls of one window of `program` on this rank, posting early where it helps.
 
         Raises:   RunError: sharded weights; or of job and program only one clips gradients.
-                  JobError: the job's optimizer is none.
+                  JobError: the job's optimizer is none, or cannot be divided as the plan asks.
         """
         program = self._as_posted(program)
         self._make_room(program)
         self.per_step = program.num_micro_batches
-        return bind.bind(self, program)
+        bound = bind.bind(self, program)
+        self.optimizers.release()
+        return bound
 
     def run(self, calls: Sequence[Bound], first_step: int) -> list[float]:
         """Run one window; return the clock before each call and after the last one."""
@@ -160,6 +164,7 @@ class Rank:
                 self.capture,
                 self.job,
                 has_gradients=self.stages.has_gradients,
+                optimizers=self.optimizers,
             )
             tied = [p for p, holders in self.stages.tied if stage in holders]
             self.weights[stage].use_gradients(tied)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.batches import started
@@ -24,6 +23,8 @@ from penstock.graph.stages import Stages
 from penstock.graph.trace import build, loss_of, on_device
 from penstock.job import Job
 from penstock.program.program import Program
+from penstock.runtime.optimizer import Optimizers
+from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
 
 Weights = dict[str, Tensor]
@@ -38,8 +39,7 @@ class _Stage:
 
     names: list[str]
     parameters: dict[str, torch.nn.Parameter]
-    optimizer: Optimizer | None
-    rates: list[float]
+    updates: Updates | None
     delay: float
     versions: dict[int, Weights] = field(default_factory=dict[int, Weights])
     adds: dict[int, Weights] = field(default_factory=dict[int, Weights])
@@ -73,15 +73,13 @@ def sequential(
                 found = _gradients(job, model, parts, program, (local, batch))
             for name, gradient in found.items():
                 sums[name] = sums[name] + gradient if name in sums else gradient
-        everything = [p for part in parts for p in part.parameters.values()]
         for part in parts:
             for name, parameter in part.parameters.items():
                 parameter.grad = sums.get(name)
         if job.clip_norm is not None:
-            clip_grad_norm_(everything, job.clip_norm)
-        factor = 1.0 if job.learning_rate is None else float(job.learning_rate(step))
+            clip_grad_norm_(model.parameters(), job.clip_norm)
         for part in parts:
-            _update(part, rule, step, factor)
+            _update(part, rule, step)
     made = {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
     return {**made, **{f"buffers/{name}": value for name, value in model.named_buffers()}}
 
@@ -98,12 +96,12 @@ def _stages(
         message = f"under rule {rule.name} the stages that share {name} read other versions of it"
         raise RunError(message, hint="take another schedule, or cut the model elsewhere")
     history = rule.history(*sizes).tolist()
+    reached = [name for name, gradient in graph.gradients.items() if gradient is not None]
+    optimizers = Optimizers(job, model, reached)
     parts: list[_Stage] = []
     for stage in range(program.num_stages):
         own = {n: p for n, p in model.named_parameters() if p.requires_grad and owner[n] == stage}
-        optimizer = job.optimizer(list(own.values())) if own else None
-        rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
-        part = _Stage(list(own), own, optimizer, rates, rule.staleness(stage, *sizes))
+        part = _Stage(list(own), own, optimizers.of(own, {}), rule.staleness(stage, *sizes))
         start = {name: parameter.detach().clone() for name, parameter in own.items()}
         part.versions = {-k: start for k in range(history[stage] + 1)}
         zero = {name: torch.zeros_like(value) for name, value in start.items()}
@@ -156,16 +154,15 @@ def _swapping(
     return pack, unpack
 
 
-def _update(part: _Stage, rule: WeightRule, step: int, factor: float) -> None:
+def _update(part: _Stage, rule: WeightRule, step: int) -> None:
     """Make version step + 1."""
-    before = part.versions[step]
-    if part.optimizer is not None:
+    before, factor = part.versions[step], 1.0
+    if part.updates is not None:
         if rule.rescale_steps:
             power = 1.0 - min(1.0, step / rule.rescale_steps)
-            factor = factor / max(part.delay, 1.0) ** power
-        for group, base in zip(part.optimizer.param_groups, part.rates, strict=True):
-            group["lr"] = base * factor
-        part.optimizer.step()
+            factor = 1.0 / max(part.delay, 1.0) ** power
+        given = {n: p.grad for n, p in part.parameters.items() if p.grad is not None}
+        part.updates.step(step, given, factor)
         if rule.compensate and part.delay > 0:
             for name in part.names:
                 _compensate(part, name, before[name])
@@ -189,8 +186,8 @@ def _update(part: _Stage, rule: WeightRule, step: int, factor: float) -> None:
 
 
 def _moments(part: _Stage, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    parameter, optimizer = part.parameters[name], part.optimizer
-    assert optimizer is not None
+    assert part.updates is not None
+    parameter, optimizer = part.updates.parameters[name], part.updates.optimizer
     for group in optimizer.param_groups:
         if any(parameter is each for each in group["params"]):
             return group, optimizer.state.get(parameter, {})

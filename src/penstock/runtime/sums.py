@@ -1,13 +1,14 @@
 """Sums: what stands at the end of a step: gradients summed over ranks, clipped, and the update."""
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from penstock import _compat
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
 
@@ -118,36 +119,53 @@ def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[], bool]:
     Scale gradients so that the norm over all stages is at most the job's clip_norm.
 
     A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
-    which it lives.  The formula is that of torch.nn.utils.clip_grad_norm_; squares are added in
-    float64.
+    which it lives.  What comes out is that of torch.nn.utils.clip_grad_norm_ on the whole model,
+    to the bit: the norm of each parameter, then of these in the model's order.  Each rank tells
+    those of its own, and adds zeros for the others.
     """
     limit = rank.job.clip_norm
     assert limit is not None, "binding has checked it"
-    owner = {node: holders[0] for node, holders in rank.stages.tied}
-    reached = {node for stage in rank.stages.stages for node, _ in stage.backward.gradients}
-    parts = [
-        (
-            weights,
-            [n for n in weights.live if n in reached and owner.get(n, stage) == stage]
-            if stage in own.first
-            else [],
-        )
-        for stage in own.stages
-        for weights in [rank.weights_of(stage)]
-    ]
+    parts = [(rank.weights_of(stage), nodes) for stage, nodes in _counted(rank, own)]
+    counted = sorted({node for stage in rank.stages.stages for node, _ in stage.backward.gradients})
+    place = {node: number for number, node in enumerate(counted)}
+    nodes = rank.capture.graph.nodes
+    dtypes = [getattr(torch, nodes[node].dtype) for node in counted]
+    like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in dtypes]
+    order = [number for group in _compat.groups_by_dtype(like) for number in group]
+    own_places = [place[node] for _, owned in parts for node in owned]
 
     def call() -> bool:
-        total = sum(weights.squares(nodes) for weights, nodes in parts)
-        squares = torch.tensor([total], dtype=torch.float64, device=rank.device)
+        norms = torch.zeros(len(counted), dtype=torch.float64, device=rank.device)
+        found = [norm.double() for weights, owned in parts for norm in weights.norms(owned)]
+        if found:
+            norms[own_places] = torch.stack(found)
         if len(ranks) > 1:
-            rank.transport.all_reduce(squares, ranks)
-        factor = limit / (float(squares.sqrt()) + 1e-6)
-        if factor < 1.0:
+            rank.transport.all_reduce(norms, ranks)
+        coefficient = limit / (_total(norms, order, dtypes) + 1e-6)
+        clips = not bool(coefficient >= 1.0)
+        if clips:
             for weights, _ in parts:
-                weights.scale_gradients(factor)
-        return factor < 1.0
+                weights.scale_gradients(coefficient)
+        return clips
 
     return call
+
+
+def _counted(rank: "Rank", own: Own) -> Iterator[tuple[int, list[int]]]:
+    """Yield each stage of a rank, and the parameters whose norms this rank tells of."""
+    owner = {node: holders[0] for node, holders in rank.stages.tied}
+    reached = {node for stage in rank.stages.stages for node, _ in stage.backward.gradients}
+    for stage in own.stages:
+        live = rank.weights_of(stage).live if stage in own.first else ()
+        yield stage, [n for n in live if n in reached and owner.get(n, stage) == stage]
+
+
+def _total(norms: Tensor, order: Sequence[int], dtypes: Sequence[torch.dtype]) -> Tensor:
+    """Return the norm of norms, each in the dtype of its gradient, in this order."""
+    if not order:
+        return norms.sum()
+    rows = [norms[number].to(dtypes[number]) for number in order]
+    return _compat.gradient_norms([torch.stack(rows)])[0]
 
 
 def update_call(  # noqa: PLR0913 - what an update has to mind
@@ -167,17 +185,16 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     has_loss:  whether the losses of the step are on this rank.
     late:      whether its gradients are of older weights; not so in a synchronous warm-up.
     """
-    weights, progress, rate = rank.weights_of(stage), rank.progress, rank.job.learning_rate
+    weights, progress = rank.weights_of(stage), rank.progress
     tell = tell_call(rank, step, has_loss=has_loss) if tells else None
 
     def call() -> None:
         if stash is not None:
             weights.keep(stash)
-        number = progress.first_step + step
-        factor = 1.0 if rate is None else float(rate(number))
+        number, factor = progress.first_step + step, 1.0
         if weights.staleness is not None and late:
-            factor *= weights.staleness.rate(number)
-        weights.step(factor)
+            factor = weights.staleness.rate(number)
+        weights.step(number, factor)
         if tell is not None:
             tell()
 

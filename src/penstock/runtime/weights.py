@@ -6,22 +6,24 @@ Version 0 and those after it are the live tensors, which the optimizer changes i
 older version that is still read is a copy in a numbered stash.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from penstock import _compat
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
+from penstock.runtime.kept import tensors_in
+from penstock.runtime.optimizer import Optimizers, optimizers_of
 from penstock.runtime.staleness import Staleness
 from penstock.schedule.weight_rule import WeightRule
 
 _ALIGN_BYTES = 64  # a cache line; every parameter starts on one
-_norm: Callable[..., Tensor] = torch.linalg.vector_norm  # pyright: ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,19 @@ class Flat:
 
 
 class StageWeights:
-    """The state of one stage on one rank; without gradients where no stage makes any."""
+    """The state of one stage on one rank; without gradients where no stage makes any.
+
+    optimizers:  gives the stage its optimizer; default: one of its own.
+    """
 
     def __init__(
-        self, stage: Stage, capture: Capture, job: Job, *, has_gradients: bool = True
+        self,
+        stage: Stage,
+        capture: Capture,
+        job: Job,
+        *,
+        has_gradients: bool = True,
+        optimizers: Optimizers | None = None,
     ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
         parameters = dict(capture.model.named_parameters())
@@ -77,9 +88,17 @@ class StageWeights:
         self.staleness: Staleness | None = None
         self.undo: _Undo | None = None
         self.with_gradient = {node for node, _ in stage.backward.gradients}
-        self.optimizer = optimizer_of(job, list(self.live.values())) if self.live else None
-        groups = self.optimizer.param_groups if self.optimizer is not None else []
-        self.base_rates = [group["lr"] for group in groups]
+        self.given: dict[str, Tensor] = {}
+        self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
+        others = {names[node]: value for node, value in self.frozen.items()}
+        others |= {self.buffer_names[node]: value for node, value in self.buffers.items()}
+        makes = optimizers or optimizers_of(job, capture)
+        self.updates = makes.of({names[n]: p for n, p in self.live.items()}, others)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """Return what updates the parameters; None where there are none to train."""
+        return None if self.updates is None else self.updates.optimizer
 
     def tensors(self, slot: int) -> Mapping[int, Tensor]:
         """Return node -> tensor of all parameters: slot 0 is live, slot k the k-th stash."""
@@ -125,46 +144,61 @@ class StageWeights:
     def use_gradients(self, tied: Iterable[int]) -> None:
         """Point each parameter at its gradient; None where the loss does not reach it."""
         reached = (self.with_gradient | set(tied)) & self.gradients.keys()
+        self.given = {
+            self.names[node]: self.gradients[node] for node in self.live if node in reached
+        }
         for node, parameter in self.live.items():
-            parameter.grad = self.gradients[node] if node in reached else None
+            parameter.grad = self.given.get(self.names[node])
 
-    def squares(self, nodes: Iterable[int]) -> float:
-        """Return the sum of the squares of the gradients of `nodes`, added in float64."""
-        total = 0.0
-        for gradient in map(self.gradients.__getitem__, nodes):
-            dtype = torch.promote_types(gradient.dtype, torch.float32)
-            total += float(_norm(gradient, dtype=dtype)) ** 2
-        return total
+    def norms(self, nodes: Sequence[int]) -> list[Tensor]:
+        """Return the norms of the gradients of `nodes`, each as torch's clipping computes it."""
+        found = [self.gradients[node] for node in nodes]
+        rows = zip(nodes, found, strict=True)
+        return _compat.gradient_norms(
+            [g.permute(self.scans[n]).contiguous() if n in self.scans else g for n, g in rows]
+        )
 
-    def scale_gradients(self, factor: float) -> None:
+    def scale_gradients(self, factor: Tensor) -> None:
         """Multiply every gradient by `factor`."""
         for flat in self.flat_gradients:
             flat.mul_(factor)
 
-    def step(self, rate: float) -> None:
-        """Let the optimizer make the next version in place, its own rates times `rate`."""
-        if self.optimizer is None:
+    def step(self, number: int, factor: float = 1.0) -> None:
+        """Let the optimizer make the next version in place, as in step `number`.
+
+        factor:  on the rate of that step.
+        """
+        if self.updates is None:
             return
-        for group, base in zip(self.optimizer.param_groups, self.base_rates, strict=True):
-            group["lr"] = base * rate
         if self.undo is not None:
-            self.undo.remember(rate)
-        if self.staleness is None:
-            self.optimizer.step()
-            return
-        self.staleness.before_update()
-        self.optimizer.step()
-        self.staleness.after_update(self.live)
+            self.undo.remember(number, factor)
+        if self.staleness is not None:
+            self.staleness.before_update()
+        self.updates.step(number, self.given, factor)
+        if self.staleness is not None:
+            self.staleness.after_update(self.live)
+        if self.undo is not None:
+            self.undo.put_gradients_back()
 
     def remember_updates(self) -> None:
-        """From now on keep what is needed to take the last update back."""
-        if self.undo is None and self.optimizer is not None:
-            self.undo = _Undo(self.flats, self.optimizer)
+        """From now on keep what is needed to take the last update back.
+
+        Raises:   JobError: nobody knows what that is for this optimizer.
+        """
+        if self.undo is not None or self.updates is None:
+            return
+        if not self.updates.is_plain:
+            name = type(self.updates.optimizer).__name__
+            message = (
+                f"updates of the job's optimizer, {name} of its own kind, cannot be taken back"
+            )
+            raise JobError(message, hint="make the plan without post_validation")
+        self.undo = _Undo(self.flats, self.flat_gradients, self.updates.optimizer)
 
     def update_again(self) -> None:
         """Take the last update back, and update with the gradients as they are now."""
         if self.undo is not None:
-            self.step(self.undo.take_back())
+            self.step(*self.undo.take_back())
 
     def forget_update(self) -> None:
         """Let go of what is needed to take the last update back."""
@@ -180,9 +214,8 @@ class StageWeights:
             held += [*self.staleness.previous, *self.staleness.average]
         if self.undo is not None:
             held += self.undo.held()
-        if self.optimizer is not None:
-            states = self.optimizer.state.values()
-            held += [v for state in states for v in state.values() if isinstance(v, Tensor)]
+        if self.updates is not None:
+            held += self.updates.held()
         return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
     # -- by parameter name, independent of the plan ---------------------------------------------
@@ -200,15 +233,15 @@ class StageWeights:
                 tensors[f"version-{slot}/{self.names[node]}"] = value
         for key, views in self._kept():
             tensors |= {f"{key}/{self.names[node]}": value for node, value in views.items()}
-        if self.optimizer is not None:
-            for node, parameter in self.live.items():
-                optimizer_state(self.optimizer, self.names[node], parameter, tensors, plain)
+        if self.updates is not None:
+            self.updates.put(tensors, plain)
         return tensors, plain
 
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
         """Take over what `state` returned, for the parameters of this stage.
 
-        Raises:   CheckpointError: a parameter is missing or has another shape.
+        Raises:   CheckpointError: a parameter is missing or has another shape, or it is of another
+                  optimizer.
         """
         for node, value in self.tensors(0).items():
             value.copy_(fitting(tensors, f"weights/{self.names[node]}", value))
@@ -226,9 +259,8 @@ class StageWeights:
                     value.copy_(fitting(tensors, name, value))
                 elif key == "previous":  # a run by another rule wrote the checkpoint
                     value.copy_(self.live[node])
-        if self.optimizer is not None:
-            for node, parameter in self.live.items():
-                load_optimizer_state(self.optimizer, self.names[node], parameter, tensors, plain)
+        if self.updates is not None:
+            self.updates.take(tensors, plain)
 
     def _kept(self) -> list[tuple[str, dict[int, Tensor]]]:
         """Return what the remedies against staleness remember, by name and node."""
@@ -239,93 +271,60 @@ class StageWeights:
 
 
 class _Undo:
-    """Weights and optimizer state as they were before the last update, and its rate."""
+    """Weights and the state of one of torch's optimizers as they were before the last update."""
 
-    def __init__(self, flats: Sequence[Tensor], optimizer: Optimizer) -> None:
+    def __init__(
+        self, flats: Sequence[Tensor], gradients: Sequence[Tensor], optimizer: Optimizer
+    ) -> None:
         self.flats, self.optimizer = flats, optimizer
-        self.rate = 1.0
+        changes = any(group.get("nesterov") for group in optimizer.param_groups)
+        self.gradients: list[Tensor] = (
+            list(gradients) if changes else []
+        )  # those that it may add its momentum to
+        self.step = 0, 1.0  # number and factor
         self.before: list[Tensor] = []
+        self.given: list[Tensor] = []
         self.states: dict[Tensor, dict[str, object]] = {}
 
-    def remember(self, rate: float) -> None:
+    def remember(self, number: int, factor: float) -> None:
         self.forget()
-        self.rate = rate
+        self.step = number, factor
         self.before = [flat.clone() for flat in self.flats]
+        self.given = [gradient.clone() for gradient in self.gradients]
         self.states = {
             parameter: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
             for parameter, state in self.optimizer.state.items()
         }
 
-    def take_back(self) -> float:
-        """Put everything back as it was; return the rate of the update."""
+    def put_gradients_back(self) -> None:
+        """Give the gradients the values that they had before the update."""
+        for gradient, given in zip(self.gradients, self.given, strict=True):
+            gradient.copy_(given)
+
+    def take_back(self) -> tuple[int, float]:
+        """Put everything back as it was; return number and factor of the update."""
         for flat, before in zip(self.flats, self.before, strict=True):
             flat.copy_(before)
         self.optimizer.state.clear()
         for parameter, state in self.states.items():
             self.optimizer.state[parameter] = state
-        return self.rate
+        return self.step
 
     def forget(self) -> None:
-        self.before, self.states = [], {}
+        self.before, self.given, self.states = [], [], {}
 
     def held(self) -> list[Tensor]:
         """Return all tensors that are kept."""
-        kept = [v for state in self.states.values() for v in state.values()]
-        return [*self.before, *(value for value in kept if isinstance(value, Tensor))]
+        return [*self.before, *self.given, *tensors_in(list(self.states.values()))]
 
 
-def optimizer_of(job: Job, parameters: list[nn.Parameter]) -> Optimizer:
-    """Return the job's optimizer of some parameters.
+def _scan(parameter: Tensor) -> list[int]:
+    """Return its dimensions in the order in which they lie in memory, the outermost first.
 
-    Raises:   JobError: what the job returns is none.
+    A run keeps weights and gradients contiguous; a plain loop adds up squares as they lie.
     """
-    optimizer = job.optimizer(parameters)
-    if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        found = type(optimizer).__name__
-        raise JobError(f"the job's optimizer is a {found}", hint="return a torch optimizer")
-    return optimizer
-
-
-def optimizer_state(
-    optimizer: Optimizer,
-    name: str,
-    parameter: nn.Parameter,
-    tensors: dict[str, Tensor],
-    plain: dict[str, object],
-) -> None:
-    """Add what the optimizer holds for one parameter, as "optimizer/NAME/KEY".
-
-    Raises:   CheckpointError: it holds something that is neither a tensor nor a plain value.
-    """
-    for key, value in optimizer.state.get(parameter, {}).items():
-        if isinstance(value, Tensor):
-            tensors[f"optimizer/{name}/{key}"] = value
-        elif value is None or isinstance(value, bool | int | float | str):
-            plain[f"optimizer/{name}/{key}"] = value
-        else:
-            found = type(value).__name__
-            raise CheckpointError(
-                f"the optimizer's {key} of {name} is a {found}, which cannot be saved"
-            )
-
-
-def load_optimizer_state(
-    optimizer: Optimizer,
-    name: str,
-    parameter: nn.Parameter,
-    tensors: Mapping[str, Tensor],
-    plain: Mapping[str, object],
-) -> None:
-    """Give the optimizer back what `optimizer_state` took for one parameter."""
-    prefix = f"optimizer/{name}/"
-    found: dict[str, object] = {
-        key.removeprefix(prefix): value.clone()
-        for key, value in tensors.items()
-        if key.startswith(prefix)
-    }
-    found |= {key.removeprefix(prefix): v for key, v in plain.items() if key.startswith(prefix)}
-    if found:
-        optimizer.state[parameter] = found
+    strides = parameter.stride()
+    return sorted(range(parameter.dim()), key=lambda dim: -strides[dim])
 
 
 def _layouts(parameters: Mapping[int, Tensor]) -> list[Flat]:

@@ -126,6 +126,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     bound = {number: rank.bind(program) for number, program in programs.items()}
     if task.resume is not None:
         state = checkpoint.load(task.resume)
+        rank.optimizers.may_resume()
         for weights in rank.weights.values():
             weights.load(state.tensors, state.plain)
     if task.checkpoints is not None and rank.rank == 0:

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from penstock import _compat
 from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.eager import load_model
-from penstock.runtime.weights import load_optimizer_state, optimizer_of, optimizer_state
+from penstock.runtime.kept import Own, put_state, take_state
+from penstock.runtime.updates import SEED
 
 State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
 
@@ -39,9 +42,12 @@ class Plain:
         self.job = job
         self.model = build_model(job)
         self.parameters = dict(self.model.named_parameters())
-        trainable = [p for p in self.parameters.values() if p.requires_grad]
-        self.optimizer = optimizer_of(job, trainable)
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        whole = whole_optimizer(job, self.model, is_new=True)
+        self.optimizer, self.is_plain = whole.optimizer, whole.is_plain
+        self.rates = [group.get("lr") for group in self.optimizer.param_groups]
+        self.own = Own(self.optimizer, self.parameters, is_whole=True)
+        self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
+        self.scheduled = 0  # steps that the scheduler has been told of
         self._data: Iterator[Any] = iter(())
         self._next = -1
 
@@ -51,7 +57,7 @@ class Plain:
         Raises:   RunError: the data ended.
         """
         losses: list[Tensor] = []
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         for index, batch in self._micro_batches(step):
             with SeededRandom(micro_batch_seed(self.job.seed, index)):
                 loss = loss_of(self.job, self.model, batch)
@@ -71,7 +77,15 @@ class Plain:
             factor = float(self.job.learning_rate(step))
             for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = base * factor
-        self.optimizer.step()
+        while self.scheduler is not None and self.scheduled < step:
+            _compat.without_order_warning(self.optimizer)
+            self.scheduler.step()
+            self.scheduled += 1
+        if self.is_plain:
+            self.optimizer.step()
+        else:
+            with SeededRandom(micro_batch_seed(self.job.seed + SEED, step)):
+                self.optimizer.step()
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the parameters by name."""
@@ -85,8 +99,8 @@ class Plain:
         """Return what the optimizer holds, by "optimizer/NAME/KEY"."""
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
-        for name, parameter in self.parameters.items():
-            optimizer_state(self.optimizer, name, parameter, tensors, plain)
+        trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        put_state(self.optimizer, trainable, tensors, plain)
         return tensors, plain
 
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
@@ -95,8 +109,8 @@ class Plain:
         Raises:   CheckpointError: something is missing, or of another shape.
         """
         load_model(self.model, tensors)
-        for name, parameter in self.parameters.items():
-            load_optimizer_state(self.optimizer, name, parameter, tensors, plain)
+        take_state(self.optimizer, self.parameters, tensors, plain)
+        self.own.take(tensors, plain)
 
     def _micro_batches(self, step: int) -> Iterator[tuple[int, Any]]:
         first = step * self.job.micro_batches

@@ -112,7 +112,7 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
     job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
     if not is_asynchronous(plan):
         return Case(job, steps, resume, trains(plan.schedule), model=captured.model)
-    job = replace(job, optimizer=_sgd, learning_rate=None)
+    job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)
     late = Late(program, stages, graph, merged(job, plan.joined))
@@ -208,7 +208,7 @@ def _work_eagerly(
             if parameter.grad is not None:
                 given[f"gradients/{name}"] = parameter.grad.clone()
 
-    rank.optimizer.register_step_pre_hook(keep)
+    rank.updates.optimizer.register_step_pre_hook(keep)
     transport.barrier()
     for step in steps:
         report(rank.result(step))

@@ -1,0 +1,178 @@
+"""Optimizer: the job's optimizer, made once of the whole model, and lent the tensors of a run.
+
+What the job's function is given are the parameters of a module, in its order and with their names,
+so that groups by index, name or identity, closures over the module and attributes on parameters
+mean what they mean in a plain loop.  The module keeps its own values: a run lends it others.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
+from penstock import _compat
+from penstock.errors import JobError, PenstockError, RunError
+from penstock.graph.functional import where
+from penstock.graph.trace import device_here
+from penstock.job import Job, Parameters
+
+_alone = threading.RLock()  # modules may be shared by the threads of a process
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """An optimizer and the module whose parameters it was made of."""
+
+    optimizer: Optimizer
+    model: nn.Module
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the module by name."""
+        return dict(self.model.named_parameters())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every parameter is known to be updated by itself: one of torch's, as it is."""
+        kind = type(self.optimizer)
+        if getattr(kind, "penstock_plain", False):
+            return True
+        known = getattr(torch.optim, kind.__name__, None) is kind
+        added = _compat.added_attributes(self.optimizer)
+        return known and not added and not _compat.has_step_hooks(self.optimizer)
+
+
+def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> Whole:
+    """Return the job's optimizer of all parameters of `model`.
+
+    One that may look at the model itself is made again of a module that is built right before, with
+    the same values: a function that keeps the last module it has built then finds this one.
+    is_new:   says that `model` is the last that was built.
+
+    Raises:   JobError: it is none, cannot run here, or holds parameters that it was not given.
+    """
+    with _alone:
+        whole = _made(job, model)
+        if not is_new and (_foreign(whole) or not whole.is_plain):
+            whole = _made(job, _built(job, model))
+    if foreign := _foreign(whole):
+        what = "parameter that is" if foreign == 1 else "parameters that are"
+        message = f"the job's optimizer holds {foreign} {what} not among those it was given"
+        hint = "make it of those: optimizer=lambda parameters: AdamW(parameters); see docs/job.md"
+        raise JobError(message, hint=hint)
+    return whole
+
+
+def _made(job: Job, model: nn.Module) -> Whole:
+    hooked = [p for p in model.parameters() if _compat.has_gradient_hook(p)]
+    try:
+        optimizer = job.optimizer(Parameters(model.named_parameters()))
+    except PenstockError:
+        raise
+    except Exception as problem:  # whatever the job's code raises
+        message = where(problem, "the job's optimizer fails")
+        raise JobError(message, hint="does it run without Penstock?") from problem
+    _check(optimizer)
+    for name, parameter in model.named_parameters():
+        if _compat.has_gradient_hook(parameter) and all(parameter is not p for p in hooked):
+            message = f"the job's optimizer puts a hook on the gradient of {name}"
+            raise JobError(message, hint="let it update in its step, or train with --eager")
+    return Whole(optimizer, model)
+
+
+def _check(optimizer: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        found = type(optimizer).__name__
+        raise JobError(f"the job's optimizer is a {found}", hint="return a torch optimizer")
+    name = type(optimizer).__name__
+    if isinstance(optimizer, SparseAdam):
+        message = f"the job's optimizer is {name}, and gradients are not sparse"
+        raise JobError(message, hint="use Adam; it needs no sparse gradients")
+    if isinstance(optimizer, LBFGS) or needed_arguments(optimizer.step):
+        message = f"a step of the job's optimizer, {name}, computes the loss itself by a closure"
+        raise JobError(message, hint="use one whose step() needs the gradients only")
+
+
+def needed_arguments(function: Callable[..., object]) -> list[str]:
+    """Return the names of the arguments without which it cannot be called."""
+    arguments = inspect.signature(function).parameters.values()
+    gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in arguments if one.default is one.empty and one.kind not in gathers]
+
+
+def _foreign(whole: Whole) -> int:
+    """Return how many parameters it holds that are not the module's."""
+    own = {id(parameter) for parameter in whole.model.parameters()}
+    held = [p for group in whole.optimizer.param_groups for p in group["params"]]
+    return sum(id(parameter) not in own for parameter in held)
+
+
+def _built(job: Job, model: nn.Module) -> nn.Module:
+    """Return what the job's model function builds now, with the values of `model`."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
+        new = job.model().to(device_here())
+    if new is not model:
+        with torch.no_grad():
+            for own, other in (
+                (new.parameters(), model.parameters()),
+                (new.buffers(), model.buffers()),
+            ):
+                for value, wanted in zip(own, other, strict=True):
+                    value.copy_(wanted)
+    return new
+
+
+class Loan:
+    """Lends other tensors to the module of a whole optimizer for the time of a step.
+
+    Values by name, of parameters or buffers; those of parameters are what a step changes.
+    """
+
+    def __init__(self, whole: Whole, values: Mapping[str, Tensor]) -> None:
+        known: dict[str, Tensor] = {**dict(whole.model.named_buffers()), **whole.parameters}
+        self.names = [name for name in known if name in values]
+        self.rows = [(known[name], values[name], values[name].data_ptr()) for name in self.names]
+
+    def run(self, gradients: Mapping[str, Tensor], step: Callable[[], object]) -> None:
+        """Call `step` while the module has the values lent, and these gradients or none.
+
+        Raises:   RunError: it has given a parameter another shape or dtype.
+        """
+        given = [gradients.get(name) for name in self.names]
+        with _alone:
+            before = [tensor.data for tensor, _, _ in self.rows]
+            try:
+                for (tensor, value, _), gradient in zip(self.rows, given, strict=True):
+                    tensor.data = value
+                    if gradient is not None:
+                        tensor.grad = gradient
+                step()
+                take_over(self.names, self.rows)
+            finally:
+                for (tensor, _, _), old in zip(self.rows, before, strict=True):
+                    tensor.grad = None
+                    tensor.data = old
+
+
+def take_over(names: Sequence[str], rows: Sequence[tuple[Tensor, Tensor, int]]) -> None:
+    """Copy what was put in the place of a tensor's data to where the data belongs.
+
+    rows:     (tensor, its place, the address of that).
+    Raises:   RunError: it has another shape or dtype.
+    """
+    for name, (tensor, value, address) in zip(names, rows, strict=True):
+        if tensor.data_ptr() == address:
+            continue
+        new = tensor.data
+        if (new.shape, new.dtype) != (value.shape, value.dtype):
+            message = f"the optimizer makes {name} a {new.dtype}{list(new.shape)}"
+            hint = f"it has to stay {value.dtype}{list(value.shape)}"
+            raise RunError(message, hint=hint)
+        value.copy_(new)
+        tensor.data = value

@@ -1,0 +1,385 @@
+"""Kept: what an optimizer holds, as tensors and plain values by key, and back.
+
+    optimizer/NAME/KEY              its state of one parameter
+    optimizer.ATTRIBUTE/NAME/KEY    so of a dict by parameter or name, or an optimizer inside
+    optimizer-group/2/KEY           an option of a group that it has changed by itself
+    optimizer-own/ATTRIBUTE         an attribute of its own that is not as it was made
+    optimizer-kind                  its class
+
+Lists, tuples, dicts and generators of random numbers are taken apart.
+"""
+
+import hashlib
+import io
+import math
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock import _compat
+from penstock.errors import CheckpointError
+
+Plain = dict[str, object]
+Tensors = dict[str, Tensor]
+Parameters = Mapping[str, nn.Parameter]
+_ALONE = "="  # the key of a value that is no dict by itself
+_BY_NAME = ":name"  # ends the place of a dict by the names of parameters
+_HINT = "keep it in optimizer.state, as tensors, numbers and text in lists, tuples and dicts"
+
+
+class _OddError(Exception):
+    """A value that cannot be saved; the message is its type."""
+
+
+def put_state(optimizer: Optimizer, parameters: Parameters, tensors: Tensors, plain: Plain) -> None:
+    """Add what an optimizer, and those inside it, hold for some parameters, by their names.
+
+    Raises:   CheckpointError: it holds something that cannot be saved.
+    """
+    for place, name, key, value in _entries(optimizer, parameters):
+        try:
+            if not isinstance(key, str) or "/" in key:
+                raise _OddError(f"value under a key of type {type(key).__name__}")
+            _put(f"{place}/{name}/{key}", value, tensors, plain)
+        except _OddError as odd:
+            message = f"the optimizer's {key} of {name} is a {odd}, which cannot be saved"
+            raise CheckpointError(message, hint=_HINT) from None
+    plain["optimizer-kind"] = type(optimizer).__name__
+
+
+def take_state(
+    optimizer: Optimizer,
+    parameters: Parameters,
+    tensors: Mapping[str, Tensor],
+    plain: Mapping[str, object],
+) -> None:
+    """Give an optimizer back what `put_state` took.
+
+    Raises:   CheckpointError: it is the state of an optimizer of another class.
+    """
+    kind, own = plain.get("optimizer-kind"), type(optimizer).__name__
+    if kind is not None and kind != own:
+        message = f"the checkpoint is of an optimizer {kind}, the job's is {own}"
+        raise CheckpointError(message, hint=f"train on with {kind}, or start without --resume")
+    for (place, name), keys in _keys_of({**tensors, **plain}).items():
+        if name in parameters:
+            one, store = _store_at(optimizer, place)
+            parameter = parameters[name]
+            found = {
+                key: _on_device(_take(f"{place}/{name}/{key}", tensors, plain), key, parameter, one)
+                for key in keys
+            }
+            index = name if place.endswith(_BY_NAME) else parameter
+            store[index] = found[_ALONE] if found.keys() == {_ALONE} else found
+
+
+def _store_at(optimizer: Optimizer, place: str) -> tuple[Optimizer, dict[Any, Any]]:
+    """Return the store of that place, made where the optimizer makes it late, and its owner.
+
+    Raises:   CheckpointError: there is no such optimizer.
+    """
+    inside = dict(nested(optimizer))
+    if place in inside:
+        return inside[place], inside[place].state
+    way, _, attribute = place.removesuffix(_BY_NAME).rpartition(".")
+    if way not in inside:
+        message = f"the checkpoint holds {place}, which the job's optimizer has not"
+        raise CheckpointError(message, hint="is it a checkpoint of another job?")
+    if not isinstance(getattr(inside[way], attribute, None), dict):
+        setattr(inside[way], attribute, {})
+    return inside[way], getattr(inside[way], attribute)
+
+
+def _keys_of(places: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+    """Return the keys of what is kept for each parameter, by store and name."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for whole in places:
+        place, slash, rest = whole.partition("/")
+        name, _, key = rest.rpartition("/")
+        if slash and name and (place == "optimizer" or place.startswith("optimizer.")):
+            found.setdefault((place, name), []).append(key)
+    return found
+
+
+def _entries(
+    optimizer: Optimizer, parameters: Parameters
+) -> Iterator[tuple[str, str, object, object]]:
+    """Yield store, name, key and value of all that is held for some parameters."""
+    for place, store in _stores(optimizer, parameters):
+        for name, parameter in parameters.items():
+            index = name if place.endswith(_BY_NAME) else parameter
+            if index in store:
+                held = store[index]
+                rows = _as_list(held.items()) if isinstance(held, dict) else [(_ALONE, held)]  # pyright: ignore
+                for key, value in rows:
+                    yield place, name, key, value
+
+
+def _stores(optimizer: Optimizer, parameters: Parameters) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yield what is held by parameter, or by its name: states, and dicts as attributes."""
+    for place, one in nested(optimizer):
+        yield place, one.state
+        for name, value in _compat.added_attributes(one).items():
+            if is_store(value, parameters):
+                by_name = isinstance(next(iter(value)), str)
+                yield f"{place}.{name}{_BY_NAME if by_name else ''}", value
+
+
+def is_store(value: Any, parameters: Parameters) -> bool:
+    """Return whether a value is a dict by parameter, or by the names of parameters."""
+    keys = _as_list(value) if isinstance(value, dict) else []
+    if not keys:
+        return False
+    if isinstance(keys[0], str):
+        return any(key in parameters for key in keys)
+    return all(isinstance(key, nn.Parameter) for key in keys)
+
+
+def _on_device(value: Any, key: str, parameter: Tensor, optimizer: Optimizer) -> Any:
+    """Return a tensor where torch keeps it: with its parameter, but for the count of steps."""
+    if not isinstance(value, Tensor):
+        return value
+    groups = optimizer.param_groups
+    own: dict[str, Any] = next((g for g in groups if any(p is parameter for p in g["params"])), {})
+    if key == "step" and not (own.get("capturable") or own.get("fused")):
+        return value
+    return value.to(parameter.device)
+
+
+def nested(optimizer: Optimizer, place: str = "optimizer") -> list[tuple[str, Optimizer]]:
+    """Return an optimizer and those that it holds as attributes, with the way to each."""
+    found = [(place, optimizer)]
+    for name, value in _compat.added_attributes(optimizer).items():
+        for number, one in enumerate(_inside(value)):
+            if isinstance(one, Optimizer):
+                way = f"{place}.{name}" if one is value else f"{place}.{name}.{number}"
+                found += nested(one, way)
+    return found
+
+
+def _inside(value: Any) -> list[Any]:
+    """Return the items of a list or tuple; else the value alone."""
+    return _as_list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _as_list(values: Any) -> list[Any]:
+    return list(values)
+
+
+# -- what is of no single parameter ---------------------------------------------------------------
+
+
+class Own:
+    """What an optimizer holds beside the state of parameters, and what of it has changed.
+
+    is_whole:  else it is that of a stage, whose lists and dicts tell only of a part.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Parameters, *, is_whole: bool) -> None:
+        self.optimizer, self.parameters, self.is_whole = optimizer, parameters, is_whole
+        self.first = {place: _digest(value) for place, _, value in self._attributes()}
+
+    def put(self, changed: Iterable[Mapping[str, Any]], tensors: Tensors, plain: Plain) -> None:
+        """Add the options `changed` of each group, and the attributes that are not as at first.
+
+        Of what cannot be saved the type is noted, so that no run is resumed without it.
+        """
+        for number, options in enumerate(changed):
+            for key, value in options.items():
+                self._try(f"optimizer-group/{number}/{key}", value, tensors, plain)
+        for place, _, value in self._attributes():
+            if self.first.get(place) != _digest(value):
+                self._try(place, value, tensors, plain)
+
+    def _try(self, place: str, value: Any, tensors: Tensors, plain: Plain) -> None:
+        try:
+            if not self.is_whole and type(value) in (list, dict):
+                raise _OddError(type(value).__name__)
+            _put(place, value, tensors, plain)
+        except _OddError as odd:
+            plain[place] = {"lost": str(odd)}
+
+    def take(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
+        """Give the optimizer back what `put` added.
+
+        Raises:   CheckpointError: something of it could not be saved.
+        """
+        owners = {_own(place): one for place, one in nested(self.optimizer)}
+        for place in {**tensors, **plain}:
+            kind, _, name = place.partition("/")
+            if kind == "optimizer-group" and name.count("/") == 1:
+                number, _, key = name.partition("/")
+                self.optimizer.param_groups[int(number)][key] = _found(place, tensors, plain)
+            elif kind in owners and "/" not in name:
+                _give(owners[kind], name, _found(place, tensors, plain))
+
+    def _attributes(self) -> Iterator[tuple[str, Optimizer, Any]]:
+        """Yield place, owner and value of every attribute that torch does not give them all."""
+        inside = nested(self.optimizer)
+        for place, one in inside:
+            owner = _own(place)
+            for name, value in _compat.added_attributes(one).items():
+                if not (_holds_optimizer(value) or is_store(value, self.parameters)):
+                    yield f"{owner}/{name}", one, value
+            loose = {key: value for key, value in one.state.items() if not _is_parameter(key)}
+            yield f"{owner}/state", one, loose
+
+
+def _own(place: str) -> str:
+    """Return where the attributes of the optimizer at a place are kept."""
+    return place.replace("optimizer", "optimizer-own", 1)
+
+
+def _is_parameter(key: object) -> bool:
+    return isinstance(key, Tensor)
+
+
+def _holds_optimizer(value: Any) -> bool:
+    return any(isinstance(one, Optimizer) for one in _inside(value))
+
+
+def _give(owner: Optimizer, name: str, value: Any) -> None:
+    old: Any = getattr(owner, name, None)
+    if name == "state":
+        owner.state.update(value)
+    elif isinstance(value, _StateDict):
+        old.load_state_dict(value.content)
+    else:
+        setattr(owner, name, value)
+
+
+def _found(place: str, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> Any:
+    value = _take(place, tensors, plain)
+    if isinstance(value, _Lost):
+        name = place.rpartition("/")[2]
+        message = f"the optimizer's {name}, a {value.kind}, has changed and was not saved"
+        raise CheckpointError(message, hint=_HINT)
+    return value
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+class _Lost:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+class _StateDict:
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+
+
+def _put(place: str, value: Any, tensors: Tensors, plain: Plain) -> None:
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        tensors[place] = value
+        return
+    leaves: list[Tensor] = []
+    plain[place] = _apart(value, leaves)
+    for number, leaf in enumerate(leaves):
+        tensors[f"{place}/{number}"] = leaf
+
+
+def _apart(value: Any, leaves: list[Tensor]) -> object:
+    """Return `value` as JSON has it; its tensors are added to `leaves`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(float(value))}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        leaves.append(value)
+        return {"tensor": len(leaves) - 1}
+    if isinstance(value, torch.Generator):
+        leaves.append(value.get_state())
+        return {"generator": len(leaves) - 1, "device": str(value.device)}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_apart(each, leaves) for each in _as_list(value)]}
+    if isinstance(value, dict):
+        rows = _as_list(value.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        return {"dict": [[_apart(one, leaves) for one in row] for row in rows]}
+    if hasattr(value, "load_state_dict") and not isinstance(value, nn.Module):
+        return {"state_dict": _apart(_state_dict(value), leaves)}
+    raise _OddError(type(value).__name__)
+
+
+def _state_dict(value: Any) -> Any:
+    return value.state_dict()
+
+
+def _take(place: str, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> Any:
+    if place in tensors:
+        return tensors[place].clone()
+    return _together(plain[place], place, tensors)
+
+
+def _together(found: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(found, dict):
+        return found
+    parts: dict[str, Any] = {**found}
+    kind, content = next(iter(parts.items()))
+    match kind:
+        case "float":
+            return float(content)
+        case "tensor":
+            return tensors[f"{place}/{content}"].clone()
+        case "generator":
+            return torch.Generator(parts["device"]).set_state(tensors[f"{place}/{content}"])
+        case "list" | "tuple":
+            values = [_together(each, place, tensors) for each in content]
+            return values if kind == "list" else tuple(values)
+        case "dict":
+            return dict([_together(one, place, tensors) for one in row] for row in content)
+        case "state_dict":
+            return _StateDict(_together(content, place, tensors))
+        case _:
+            return _Lost(str(content))
+
+
+def digest(value: Tensor) -> bytes:
+    """Return what is different for tensors that differ in a bit, a shape or a dtype."""
+    data = value.detach().cpu().contiguous()
+    content = hashlib.blake2b(f"{data.dtype}{list(data.shape)}".encode(), digest_size=16)
+    content.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.digest()
+
+
+def _digest(value: Any) -> bytes:
+    """Return what is different for values that differ, as far as that can be told."""
+    leaves: list[Tensor] = []
+    try:
+        text = repr(_apart(value, leaves)).encode()
+    except _OddError as odd:
+        return _pickled(value) or str(odd).encode()
+    return text + b"".join(map(digest, leaves))
+
+
+class _Pickler(pickle.Pickler):
+    """One to which all parameters and modules are alike: what they hold is kept elsewhere."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return "of the model" if isinstance(obj, nn.Parameter | nn.Module | Optimizer) else None
+
+
+def _pickled(value: Any) -> bytes:
+    """Return a pickle; nothing for what cannot be pickled, as a function inside another one."""
+    content = io.BytesIO()
+    try:
+        _Pickler(content).dump(value)
+    except Exception:  # noqa: BLE001 - whatever the classes of the job raise
+        return b""
+    return content.getvalue()
+
+
+def state_digests(optimizer: Optimizer, parameters: Parameters) -> Iterator[tuple[str, str, bytes]]:
+    """Yield name, key, and what is different where the state of that name differs."""
+    for place, name, key, value in _entries(optimizer, parameters):
+        yield name, f"{place}/{key}", _digest(value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return all tensors that a value holds."""
+    return [leaf for leaf in _compat.pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -1,0 +1,359 @@
+"""Optimizer: the job's optimizer on one rank: made whole, then divided by name.
+
+A rank that holds the whole model as one stage runs the very object that the job made.  Else each
+stage has a part.  That is right if every parameter is updated by what belongs to it alone.  Of
+torch's own classes it is known; any other one is tried, whole and divided as finely as may be, on
+the same gradients.
+"""
+
+import json
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.errors import CheckpointError, JobError, PenstockError
+from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.functional import where
+from penstock.graph.graph import Graph
+from penstock.graph.optimizer import Loan, Whole, whole_optimizer
+from penstock.graph.trace import Capture
+from penstock.job import Job
+from penstock.runtime.kept import digest, state_digests
+from penstock.runtime.rates import Schedule
+from penstock.runtime.updates import SEED, Updates, divided
+
+
+class Optimizers:
+    """The optimizer of each stage of a rank.
+
+    model:    whose parameters it is made of.
+    reached:  the names of those that get a gradient.
+    """
+
+    def __init__(self, job: Job, model: nn.Module, reached: Iterable[str]) -> None:
+        self.job, self.model, self.reached = job, model, tuple(reached)
+        self.whole: Whole | None = None
+        self.schedule: Schedule | None = None
+
+    def of(
+        self, live: Mapping[str, nn.Parameter], others: Mapping[str, Tensor]
+    ) -> "Updates | None":
+        """Return what updates the parameters `live`; None where there is none.
+
+        others:   what else the stage holds by name: frozen parameters and buffers.
+        Raises:   JobError: the optimizer is none, or has to stay whole and the stage is a part.
+        """
+        if not live:
+            return None
+        whole = self._whole()
+        trainable = {n for n, p in self.model.named_parameters() if p.requires_grad}
+        if whole.is_plain or set(live) != trainable:
+            return self._divided(whole, live)
+        values = {**{name: p.detach() for name, p in live.items()}, **others}
+        return Updates(self.job, whole, self.schedule, whole.parameters, Loan(whole, values))
+
+    def _divided(self, whole: Whole, live: Mapping[str, nn.Parameter]) -> "Updates":
+        if not whole.is_plain:
+            reason = _once("divided", self.job, self.model, self.reached)
+            if reason is not None:
+                message = f"the job's optimizer cannot be divided by stages: {reason}"
+                raise JobError(message, hint="train the model as one stage: --stages 1")
+        part = divided(whole, live)
+        return Updates(self.job, part, self.schedule, live)
+
+    def _whole(self) -> Whole:
+        if self.whole is None:
+            self.whole = whole_optimizer(self.job, self.model)
+            if self.job.scheduler is not None and self.schedule is None:
+                self.schedule = Schedule(self.job, self.whole.optimizer)
+        return self.whole
+
+    def release(self) -> None:
+        """Let go of what is needed to divide, once all stages of the rank have theirs."""
+        self.whole = None
+
+    def may_resume(self) -> None:
+        """Raise where no checkpoint holds all that the optimizer keeps.
+
+        Raises:   CheckpointError: it says what would differ.
+        """
+        reason = _once("resumed", self.job, self.model, self.reached)
+        if reason is not None:
+            message = f"the job's optimizer cannot be resumed: {reason}"
+            hint = "keep what it remembers in optimizer.state, its groups or its attributes"
+            raise CheckpointError(message, hint=hint)
+
+
+def optimizers_of(job: Job, capture: Capture) -> Optimizers:
+    """Return the optimizers of a rank that trains a captured step."""
+    return Optimizers(job, capture.model, _reached(capture.graph))
+
+
+def _reached(graph: Graph) -> tuple[str, ...]:
+    return tuple(name for name, gradient in graph.gradients.items() if gradient is not None)
+
+
+def eager_updates(job: Job, model: nn.Module) -> Updates:
+    """Return what updates the module that was built last, itself.
+
+    Raises:   JobError: the optimizer is none, or not one of its parameters.
+    """
+    whole = whole_optimizer(job, model, is_new=True)
+    schedule = None if job.scheduler is None else Schedule(job, whole.optimizer)
+    return Updates(job, whole, schedule, whole.parameters, is_whole=True)
+
+
+State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
+
+
+def whole_update(
+    job: Job,
+    model: nn.Module,
+    step: int,
+    *,
+    weights: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    state: tuple[Mapping[str, Tensor], Mapping[str, object]] = ({}, {}),
+) -> tuple[dict[str, Tensor], State]:
+    """Return weights and the optimizer's state after the update of one step by a plain loop.
+
+    weights, gradients:  by parameter name, of the whole model; they are not changed.
+    model:               says what the parameters are; its own values stay as they are.
+    state:               what a checkpoint holds before: "optimizer/NAME/KEY" and so on.
+    Raises:              JobError, CheckpointError: as in a run.
+    """
+    whole = whole_optimizer(job, model)
+    schedule = None if job.scheduler is None else Schedule(job, whole.optimizer)
+    values = {name: value.detach().clone() for name, value in weights.items()}
+    updates = Updates(job, whole, schedule, whole.parameters, Loan(whole, values))
+    updates.take(*state)
+    updates.step(step, {name: value.clone() for name, value in gradients.items()})
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, object] = {}
+    updates.put(tensors, plain)
+    return values, ({key: value.clone() for key, value in tensors.items()}, plain)
+
+
+# -- trying an optimizer that is not known --------------------------------------------------------
+
+_trying = threading.Lock()
+_tried: WeakKeyDictionary[nn.Module, list[tuple[str, tuple[object, ...], str | None]]]
+_tried = WeakKeyDictionary()
+_FEW, _MANY = 3, 11  # steps of a trial, for large and for small models
+_SMALL = 2_000_000  # elements
+
+Found = list[dict[str, bytes]]  # after each step, by parameter and key: what differs if they do
+
+
+def undividable(job: Job, capture: Capture) -> str | None:
+    """Return why the job's optimizer has to stay whole, on one stage; None where it has not.
+
+    It runs whole, and one for each parameter, on the same gradients: small and large ones, at last
+    one that is not finite.  Any bit of difference is a reason.  Torch's own need no trial.
+
+    Ignores:  what an optimizer does only after more steps than are tried.
+    Raises:   JobError: it is none, fails, or a second one does other things than the first.
+    """
+    return _once("divided", job, capture.model, _reached(capture.graph))
+
+
+def _once(what: str, job: Job, model: nn.Module, reached: Sequence[str]) -> str | None:
+    """Return the result of a trial, which is made once for a job and a model."""
+    key = (job.optimizer, job.scheduler, job.learning_rate)
+    with _trying:
+        known = _tried.setdefault(model, [])
+        for kind, old, result in known:
+            if kind == what and all(a is b for a, b in zip(old, key, strict=True)):
+                return result
+        whole = whole_optimizer(job, model)
+        if whole.is_plain:
+            return None
+        trial = _Trial(job, model, reached, whole.model)
+        with torch.no_grad():
+            result = _try_divided(trial) if what == "divided" else _try_resumed(trial)
+        known.append((what, key, result))
+        return result
+
+
+def _try_divided(trial: "_Trial") -> str | None:
+    whole, plain = trial.whole(), trial.plainly()
+    if whole != plain:
+        what = trial.words(whole, plain, "is another one when it is made a second time")
+        hint = "let what it remembers be made where the optimizer is made, and nowhere else"
+        raise JobError(f"the job's optimizer remembers something outside itself: {what}", hint=hint)
+    try:
+        parts = trial.divided()
+    except Exception as problem:  # noqa: BLE001 - whatever the job's code raises for a part
+        return where(problem, "it fails on a part of the model")
+    return None if parts == whole else trial.words(whole, parts, "depends on other parameters")
+
+
+def _try_resumed(trial: "_Trial") -> str | None:
+    unbroken, resumed = trial.whole(), trial.resumed()
+    if unbroken == resumed:
+        return None
+    return trial.words(unbroken, resumed, "is not as in an unbroken run")
+
+
+class _Trial:
+    """Runs a job's optimizer on made-up gradients.
+
+    newest:  the module that was built last.
+    """
+
+    def __init__(
+        self, job: Job, model: nn.Module, reached: Sequence[str], newest: nn.Module
+    ) -> None:
+        self.job, self.model, self.reached, self.newest = job, model, reached, newest
+        self.parameters = dict(model.named_parameters())
+        self.size = sum(self.parameters[name].numel() for name in self.reached)
+        self.steps = (_MANY if self.size < _SMALL else _FEW) + 1
+
+    def gradients(self, step: int) -> dict[str, Tensor]:
+        """Return gradients of a norm of 0.1 and 100 in turns; in the last step one has an inf."""
+        scale = (0.1, 100.0)[step % 2] / max(1, self.size) ** 0.5
+        source = torch.Generator().manual_seed(step)
+        found: dict[str, Tensor] = {}
+        for name in self.reached:
+            like = self.parameters[name]
+            drawn = torch.randn(like.shape, generator=source) * scale
+            found[name] = drawn.to(like.device, like.dtype)
+        if step == self.steps - 1 and self.reached:
+            found[self.reached[0]].view(-1)[:1] = torch.inf
+        return found
+
+    def whole(self) -> Found:
+        """Return what the very optimizer does, on loan."""
+        updates, values = self._on_loan(self._values())
+        return self._run([updates], values, range(self.steps))
+
+    def plainly(self) -> Found:
+        """Return what a plain loop does."""
+        whole = whole_optimizer(self.job, self.model)
+        self.newest = whole.model
+        optimizer, found = whole.optimizer, Found()
+        with _own_values(whole):
+            rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
+            scheduler: Any = self.job.scheduler and self.job.scheduler(optimizer)
+            for step in range(self.steps):
+                for name, gradient in self.gradients(step).items():
+                    whole.parameters[name].grad = gradient
+                if self.job.learning_rate is not None:
+                    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                        group["lr"] = rate * float(self.job.learning_rate(step))
+                try:
+                    with torch.enable_grad(), SeededRandom(micro_batch_seed(self._seed, step)):
+                        optimizer.step()
+                except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
+                    found.append(self._failure(step, problem))
+                    break
+                if scheduler is not None:
+                    scheduler.step()
+                weights = {name: p.detach() for name, p in whole.parameters.items()}
+                found.append(_digests(weights, [(optimizer, whole.parameters)]))
+        return found
+
+    def divided(self) -> Found:
+        """Return what an optimizer for each parameter does."""
+        whole = whole_optimizer(self.job, self.newest, is_new=True)
+        schedule = None if self.job.scheduler is None else Schedule(self.job, whole.optimizer)
+        values = self._values()
+        live = {n: nn.Parameter(values[n]) for n, p in self.parameters.items() if p.requires_grad}
+        parts = [
+            Updates(self.job, divided(whole, {name: parameter}), schedule, {name: parameter})
+            for name, parameter in live.items()
+        ]
+        return self._run(parts, values, range(self.steps))
+
+    def resumed(self) -> Found:
+        """Return what the very optimizer does that is stopped halfway, and another one after it."""
+        half = self.steps // 2
+        updates, values = self._on_loan(self._values())
+        before = self._run([updates], values, range(half))
+        tensors: dict[str, Tensor] = {}
+        plain: dict[str, object] = {}
+        updates.put(tensors, plain)
+        again, values = self._on_loan(values)
+        again.take(tensors, json.loads(json.dumps(plain)))
+        return before + self._run([again], values, range(half, self.steps))
+
+    def words(self, one: Found, other: Found, what: str) -> str:
+        """Return where two runs first differ."""
+        for step, (left, right) in enumerate(zip(one, other, strict=False)):
+            keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+            if keys:
+                name, _, key = min(keys, key=lambda key: "/" in key).partition("/")
+                kept = f"{key.rpartition('/')[2]} of " if key else ""
+                last = ", when one gradient is not finite" if step == self.steps - 1 else ""
+                return f"{kept}{name or 'whether it fails'} {what} (step {step}{last})"
+        return f"it {what}"
+
+    @property
+    def _seed(self) -> int:
+        return self.job.seed + SEED
+
+    def _values(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def _on_loan(self, values: dict[str, Tensor]) -> tuple[Updates, dict[str, Tensor]]:
+        whole = whole_optimizer(self.job, self.newest, is_new=True)
+        schedule = None if self.job.scheduler is None else Schedule(self.job, whole.optimizer)
+        buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
+        loan = Loan(whole, {**values, **buffers})
+        return Updates(self.job, whole, schedule, whole.parameters, loan), values
+
+    def _run(self, updates: Sequence[Updates], values: Mapping[str, Tensor], steps: range) -> Found:
+        found = Found()
+        for step in steps:
+            gradients = self.gradients(step)
+            try:
+                for one in updates:
+                    one.step(step, gradients)
+            except PenstockError as problem:
+                found.append(self._failure(step, problem))
+                break
+            held = [(one.optimizer, one.parameters) for one in updates]
+            found.append(_digests(values, held))
+        return found
+
+    def _failure(self, step: int, problem: Exception) -> dict[str, bytes]:
+        """Return what stands for a step that fails: it may, where a gradient is not finite."""
+        if step < self.steps - 1:
+            if isinstance(problem, PenstockError):
+                raise problem
+            message = where(problem, "a step of the job's optimizer fails")
+            raise JobError(message, hint="does it run without Penstock?") from problem
+        return {"": b"fails"}
+
+
+@contextmanager
+def _own_values(whole: Whole) -> Generator[None]:
+    """Let the parameters have copies of their values, and put the values back."""
+    before = {name: parameter.data for name, parameter in whole.parameters.items()}
+    for parameter in whole.parameters.values():
+        parameter.data = parameter.data.clone()
+    try:
+        yield
+    finally:
+        for name, parameter in whole.parameters.items():
+            parameter.grad = None
+            parameter.data = before[name]
+
+
+def _digests(
+    weights: Mapping[str, Tensor],
+    optimizers: Sequence[tuple[Optimizer, Mapping[str, nn.Parameter]]],
+) -> dict[str, bytes]:
+    """Return what differs where weights, or states of trainable ones, differ, by name and key."""
+    found = {name: digest(value) for name, value in weights.items()}
+    for optimizer, parameters in optimizers:
+        trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+        for name, key, value in state_digests(optimizer, trainable):
+            found[f"{name}/{key}"] = value
+    return found

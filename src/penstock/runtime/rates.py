@@ -1,0 +1,184 @@
+"""Rates: what the options of an optimizer's groups are in each step.
+
+A factor on its own rates, or what a scheduler of torch's kind says.  A scheduler is built on the
+whole optimizer of a rank and stepped once per step, whichever stage asks first; what it gave to
+the groups is kept for a while, since stages of one rank may be updated at other times.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from penstock import _compat
+from penstock.errors import JobError, PenstockError
+from penstock.graph.functional import where
+from penstock.graph.optimizer import needed_arguments
+from penstock.job import Job
+
+Options = list[dict[str, Any]]  # of each group, without its parameters
+_KEPT = 64  # steps whose options are remembered
+
+
+def options_of(optimizer: Optimizer) -> Options:
+    """Return the options of every group as they are now."""
+    return [
+        {k: _copied(v) for k, v in group.items() if k not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two options are equal; tensors bit by bit."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    return bool(one == other)
+
+
+class Schedule:
+    """The job's scheduler on the whole optimizer of a rank.
+
+    Raises:   JobError: what the job returns is no scheduler, or needs a metric.
+    """
+
+    def __init__(self, job: Job, optimizer: Optimizer) -> None:
+        self.job, self.optimizer = job, optimizer
+        self.first = options_of(optimizer)
+        self._start()
+
+    def _start(self) -> None:
+        assert self.job.scheduler is not None, "only then there is a schedule"
+        for group, first in zip(self.optimizer.param_groups, self.first, strict=True):
+            for added in group.keys() - first.keys() - {"params", "param_names"}:
+                del group[added]
+            group.update({key: _copied(value) for key, value in first.items()})
+        self.scheduler = _asked(lambda: self.job.scheduler(self.optimizer), "fails")  # type: ignore[misc]
+        _check(self.scheduler)
+        self.now, self.kept = 0, dict[int, Options]()
+        self._note()
+
+    def options(self, step: int) -> Options:
+        """Return the options that differ from those the optimizer was made with, in a step.
+
+        Raises:   JobError: the scheduler fails, as one does that is at its end.
+        """
+        if step < self.now and step not in self.kept:
+            self._start()
+        while self.now < step:
+            _compat.without_order_warning(self.optimizer)
+            _asked(self.scheduler.step, f"fails after step {self.now}")
+            self.now += 1
+            self._note()
+        return self.kept[step]
+
+    def managed(self) -> list[set[str]]:
+        """Return the options of each group that the scheduler has set so far."""
+        return [set(options) for options in self.kept[self.now]]
+
+    def _note(self) -> None:
+        """Remember what is different now, and what has been in the step before."""
+        before = self.kept.get(self.now - 1, [{} for _ in self.first])
+        found: Options = []
+        for now, first, old in zip(options_of(self.optimizer), self.first, before, strict=True):
+            changed = {k for k, v in now.items() if k not in first or not same(v, first[k])}
+            found.append({key: now[key] for key in changed | old.keys()})
+        self.kept[self.now] = found
+        self.kept.pop(self.now - _KEPT, None)
+
+
+def _asked(call: Callable[[], Any], what: str) -> Any:
+    try:
+        return call()
+    except PenstockError:
+        raise
+    except Exception as problem:  # whatever the job's code raises
+        message = where(problem, f"the job's scheduler {what}")
+        raise JobError(message, hint="it is stepped once after every update") from problem
+
+
+def _check(scheduler: Any) -> None:
+    step = getattr(scheduler, "step", None)
+    if not callable(step):
+        message = f"the job's scheduler is a {type(scheduler).__name__}"
+        raise JobError(message, hint="return one of torch.optim.lr_scheduler")
+    inside = [scheduler, *getattr(scheduler, "_schedulers", ())]
+    metric = any(isinstance(one, ReduceLROnPlateau) for one in inside)
+    metric = metric or bool(needed_arguments(step))
+    if metric:
+        message = f"the job's scheduler, {type(scheduler).__name__}, waits for a metric"
+        raise JobError(message, hint="use one that depends on the step alone")
+
+
+class Rates:
+    """Sets the options of one optimizer, whole or of a stage, to those of a step."""
+
+    def __init__(self, job: Job, optimizer: Optimizer, schedule: Schedule | None) -> None:
+        self.rate, self.optimizer, self.schedule = job.learning_rate, optimizer, schedule
+        self.first = options_of(optimizer) if schedule is None else schedule.first
+        if job.learning_rate is not None and any("lr" not in group for group in self.first):
+            message = "Job.learning_rate is a factor on lr, which a group of the optimizer lacks"
+            raise JobError(
+                message, hint="give every group an lr, or let the optimizer set its rate"
+            )
+
+    def apply(self, step: int, factor: float) -> Callable[[], None] | None:
+        """Give every group its options of a step, its rate times `factor`.
+
+        What is returned, if anything, is to be called after the update: where the rate is the
+        optimizer's own, it puts that back.
+        """
+        groups = self.optimizer.param_groups
+        if self.schedule is not None:
+            for group, options in zip(groups, self.schedule.options(step), strict=True):
+                group.update({key: _copied(value) for key, value in options.items()})
+                if factor != 1.0:
+                    group["lr"] = options.get("lr", group["lr"]) * factor
+        elif self.rate is not None:
+            factor *= float(self.rate(step))
+            for group, first in zip(groups, self.first, strict=True):
+                group["lr"] = first["lr"] * factor
+        elif factor != 1.0:
+            return self._scaled(factor)
+        return None
+
+    def _scaled(self, factor: float) -> Callable[[], None]:
+        groups = self.optimizer.param_groups
+        own = [group["lr"] for group in groups]
+        scaled = [rate * factor for rate in own]
+        for group, rate in zip(groups, scaled, strict=True):
+            group["lr"] = rate
+
+        def put_back() -> None:
+            for group, rate, old in zip(groups, scaled, own, strict=True):
+                if group["lr"] is rate:  # not set anew by the optimizer itself
+                    group["lr"] = old
+
+        return put_back
+
+    def managed(self) -> list[set[str]]:
+        """Return the options of each group that are not the optimizer's own business."""
+        if self.schedule is not None:
+            return self.schedule.managed()
+        names = {"lr"} if self.rate is not None else set[str]()
+        return [set(names) for _ in self.first]
+
+    def changed(self) -> list[Mapping[str, Any]]:
+        """Return the options of each group that the optimizer has changed by itself."""
+        rows = zip(options_of(self.optimizer), self.first, self.managed(), strict=True)
+        return [
+            {
+                key: value
+                for key, value in now.items()
+                if key not in managed and (key not in first or not same(value, first[key]))
+            }
+            for now, first, managed in rows
+        ]

@@ -1,0 +1,141 @@
+"""Updates: the job's optimizer as a stage uses it: the whole one on loan, or a part of it.
+
+A part is of the same class: the same groups in the same order, empty ones included, the same
+options, attributes and hooks, with the stage's parameters in place of the model's.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock import _compat
+from penstock.errors import JobError
+from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.functional import where
+from penstock.graph.optimizer import Loan, Whole, take_over
+from penstock.job import Job
+from penstock.runtime.kept import Own, nested, put_state, take_state, tensors_in
+from penstock.runtime.rates import Rates, Schedule
+
+SEED = 0x6A09E667  # added to the job's: an optimizer draws other numbers than the model
+
+
+def divided(whole: Whole, live: Mapping[str, nn.Parameter]) -> Whole:
+    """Return the optimizer of some parameters: `whole` with `live` in place of its own."""
+    memo: dict[int, Any] = {id(p): live.get(name, p) for name, p in whole.parameters.items()}
+    memo[id(whole.model)] = whole.model
+    own = {id(p): live[name] for name, p in whole.parameters.items() if name in live}
+    inside = {id(one): one for _, one in nested(whole.optimizer)}.values()
+    for one in inside:
+        new = type(one).__new__(type(one))
+        memo[id(one)] = new
+        for group in one.param_groups:
+            kept = [id(p) in own for p in group["params"]]
+            for key in {"params", "param_names"} & group.keys():
+                rows = zip(group[key], kept, strict=True)
+                memo[id(group[key])] = [memo.get(id(v), v) for v, is_kept in rows if is_kept]
+        memo[id(one.state)] = _state_of(one, own, memo)
+    for one in inside:
+        held = _compat.without_scheduler(vars(one))
+        memo[id(one)].__dict__ = {k: copy.deepcopy(value, memo) for k, value in held.items()}
+    for name, parameter in live.items():
+        vars(parameter).update(copy.deepcopy(vars(whole.parameters[name]), memo))
+    return Whole(memo[id(whole.optimizer)], whole.model)
+
+
+def _state_of(
+    optimizer: Optimizer, own: Mapping[int, nn.Parameter], memo: dict[int, Any]
+) -> defaultdict[Any, Any]:
+    """Return the state of the parameters `own` by those that stand for them, and what is loose."""
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    held: dict[Any, Any] = dict(optimizer.state)
+    for key, value in held.items():
+        if id(key) in own or not isinstance(key, Tensor):
+            state[own.get(id(key), key)] = copy.deepcopy(value, memo)
+    return state
+
+
+class Updates:
+    """Updates of some parameters: by the job's whole optimizer on loan, or by a divided one.
+
+    parameters:  those that the optimizer holds, by name.
+    loan:        for the whole one; none where the parameters are those that it changes.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        whole: Whole,
+        schedule: Schedule | None,
+        parameters: Mapping[str, nn.Parameter],
+        loan: Loan | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> None:
+        self.optimizer, self.is_plain = whole.optimizer, whole.is_plain
+        self.parameters, self.loan, self.seed = parameters, loan, job.seed + SEED
+        self.rates = Rates(job, whole.optimizer, schedule)
+        is_whole = is_whole or loan is not None
+        self.own = None if self.is_plain else Own(self.optimizer, parameters, is_whole=is_whole)
+        self.names = list(parameters)
+        self.rows = [(p, p.detach(), p.data_ptr()) for p in parameters.values()]
+
+    def step(self, number: int, gradients: Mapping[str, Tensor], factor: float = 1.0) -> None:
+        """Make the update of step `number`, the rate times `factor`, in place.
+
+        gradients:  by name; a plain one finds them at its parameters.
+        Raises:     JobError: the optimizer fails.
+        """
+        put_back = self.rates.apply(number, factor)
+        if self.loan is not None:
+            self.loan.run(gradients, lambda: self._call(number))
+        elif self.is_plain:
+            self.optimizer.step()
+        else:
+            for name, (parameter, _, _) in zip(self.names, self.rows, strict=True):
+                if parameter.grad is not (gradient := gradients.get(name)):
+                    parameter.grad = gradient
+            self._call(number)
+            take_over(self.names, self.rows)
+        if put_back is not None:
+            put_back()
+
+    def _call(self, number: int) -> None:
+        """Call the optimizer as a plain loop does; what it draws is that of the step."""
+        try:
+            with torch.enable_grad(), SeededRandom(micro_batch_seed(self.seed, number)):
+                self.optimizer.step()
+        except Exception as problem:  # whatever the job's code raises
+            message = where(problem, "a step of the job's optimizer fails")
+            raise JobError(message, hint="does it run without Penstock?") from problem
+
+    def put(self, tensors: dict[str, Tensor], plain: dict[str, object]) -> None:
+        """Add what a checkpoint keeps of it, by parameter name.
+
+        Raises:   CheckpointError: it holds something that cannot be saved.
+        """
+        trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        put_state(self.optimizer, trainable, tensors, plain)
+        if self.own is not None:
+            self.own.put(self.rates.changed(), tensors, plain)
+
+    def take(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
+        """Take over what `put` added.
+
+        Raises:   CheckpointError: that is of another optimizer, or something was not saved.
+        """
+        take_state(self.optimizer, self.parameters, tensors, plain)
+        if self.own is not None:
+            self.own.take(tensors, plain)
+
+    def held(self) -> list[Tensor]:
+        """Return all tensors that it holds beside the parameters."""
+        found: list[Tensor] = []
+        for _, one in nested(self.optimizer):
+            found += tensors_in(list(one.state.values()))
+        return found
