@@ -143,8 +143,9 @@ def _on_device(value: Any, key: str, parameter: Tensor, optimizer: Optimizer) ->
     """Return a tensor where torch keeps it: with its parameter, but for the count of steps."""
     if not isinstance(value, Tensor):
         return value
-    groups = optimizer.param_groups
-    own: dict[str, Any] = next((g for g in groups if any(p is parameter for p in g["params"])), {})
+    own: dict[str, Any] = {}
+    for group in optimizer.param_groups:
+        own = group if any(p is parameter for p in group["params"]) else own
     if key == "step" and not (own.get("capturable") or own.get("fused")):
         return value
     return value.to(parameter.device)
