@@ -1,9 +1,8 @@
-"""Optimizers and schedulers as people write them: any plan trains as the plain loop does, or says no.
+"""Optimizers and schedulers as people write them: a plan trains as the plain loop, or says no.
 
 The plain loop is written here, of torch alone.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
@@ -13,24 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    CosineAnnealingWarmRestarts,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    MultiStepLR,
-    OneCycleLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-)
 
-from penstock.errors import JobError, RunError
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.runtime.launch import run_processes, run_threads
-from penstock.runtime.optimizer import undividable
+from penstock.runtime.launch import run_threads
 from tests.parity.training import Run, differing, train
 
 WIDTH, STEPS, MICRO_BATCHES = 6, 6, 2

@@ -44,7 +44,7 @@ class Plain:
         self.parameters = dict(self.model.named_parameters())
         whole = whole_optimizer(job, self.model, is_new=True)
         self.optimizer, self.is_plain = whole.optimizer, whole.is_plain
-        self.rates = [group.get("lr") for group in self.optimizer.param_groups]
+        self.rates: list[Any] = [group.get("lr") for group in self.optimizer.param_groups]
         self.own = Own(self.optimizer, self.parameters, is_whole=True)
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         self.scheduled = 0  # steps that the scheduler has been told of
