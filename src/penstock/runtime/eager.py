@@ -29,8 +29,8 @@ from penstock.runtime import checkpoint
 from penstock.runtime.buffers import Laws, buffer_laws
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carried, in_order
-from penstock.runtime.digest import digest_of
 from penstock.runtime.control import Board, Control, Do
+from penstock.runtime.digest import digest_of
 from penstock.runtime.meter import Meter
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Order, Reader
