@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.batches import batches, from_loader
     from penstock.cluster import Cluster
     from penstock.errors import PenstockError
     from penstock.graph.graph import Graph
@@ -51,7 +52,9 @@ __all__ = [
     "Program",
     "Schedule",
     "Timeline",
+    "batches",
     "estimate",
+    "from_loader",
     "load_job",
     "load_weights",
     "lower",
@@ -76,7 +79,9 @@ _PLACES = {
     "Program": "program.program",
     "Schedule": "schedule",
     "Timeline": "timeline",
+    "batches": "batches",
     "estimate": "profile.of_graph",
+    "from_loader": "batches",
     "load_job": "job",
     "load_weights": "training.export",
     "lower": "program.of_plan",

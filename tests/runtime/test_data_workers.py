@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from penstock.batches import batches
 from penstock.errors import RunError
 from penstock.job import Job
 from penstock.runtime import checkpoint
@@ -82,6 +84,16 @@ def test_a_loader_with_workers_trains_what_a_plain_loop_does(tmp_path):
     found = checkpoint.load(checkpoint.latest(tmp_path)).tensors
     for name, value in model.named_parameters():
         torch.testing.assert_close(found[f"weights/{name}"], value)
+    assert children(os.getpid()) == set()
+
+
+def test_ranks_that_read_ahead_train_what_those_that_do_not_do(tmp_path):
+    def losses(workers: int) -> list[float | None]:
+        data = batches(Samples(), 2, workers=workers)
+        told = run(replace(job_of(Samples()), data=data), 4)
+        return [step.loss for step in told.finished]
+
+    assert losses(1) == losses(0)
     assert children(os.getpid()) == set()
 
 

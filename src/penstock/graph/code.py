@@ -29,7 +29,7 @@ _IN_GRAD_MODE = (aten.mkldnn_rnn_layer.default,)
 # Ops whose traced form returns a contiguous tensor, whatever the layout of its argument.
 _DRAWN_IN_ORDER = (aten.bernoulli_.float,)
 
-_GENERATOR = threading.Lock()  # torch's default generator is shared by ranks that are threads
+GENERATOR = threading.Lock()  # torch's default generator is shared by ranks that are threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,7 @@ class _Writer:
     def __init__(self, capture: Capture, segment: Segment) -> None:
         self.capture, self.segment = capture, segment
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
-        self.names: dict[str, Any] = {"_reseed": reseed, "_generator": _GENERATOR}
+        self.names: dict[str, Any] = {"_reseed": reseed, "_generator": GENERATOR}
         rows = enumerate(capture.graph.nodes)
         self.ordinals = {
             i: k for k, i in enumerate(i for i, node in rows if node.effect == "random")

@@ -4,7 +4,6 @@ What is read is copied before anything else is: data may fill one buffer again a
 rank holds several micro-batches at a time.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,11 +11,11 @@ import torch
 
 from penstock.batches import Reads, read
 from penstock.errors import RunError
+from penstock.graph.code import GENERATOR
 from penstock.graph.contents import own
 from penstock.job import Job
 
 T = TypeVar("T")
-_one_at_a_time = threading.Lock()  # ranks may be threads, and the job's data may have one buffer
 
 
 class Order(NamedTuple):
@@ -46,7 +45,7 @@ class Reader:
         Raises:   RunError: the data ended.  What `fitting` raises.
         """
         number = reads.next_number()
-        with _one_at_a_time:
+        with GENERATOR:  # ranks may be threads: the job's data may have one buffer, and draw
             if next(self._numbers, None) != number:
                 self._batches, self._numbers = read(self.job.data, reads), reads.numbers()
                 next(self._numbers)

@@ -1,4 +1,4 @@
-"""Batches: data of a job, from datasets, whose micro-batch k is the same whoever reads it."""
+"""Reads: the numbers of the micro-batches that somebody reads, and reading them."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,8 @@
+"""Batches: data of a job, from datasets, whose micro-batch k is the same whoever reads it."""
+
+from penstock.batches.loader import batches as batches
+from penstock.batches.loader import from_loader as from_loader
+from penstock.batches.reads import Data as Data
+from penstock.batches.reads import Reads as Reads
+from penstock.batches.reads import read as read
+from penstock.batches.reads import started as started

@@ -1,0 +1,97 @@
+"""By number: micro-batches of a dataset that gives its samples by number."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, final
+
+import torch
+from torch.utils.data import Dataset
+
+from penstock.batches.how import How, check_length, mixed, named, own_random, seed_all
+from penstock.batches.reads import Reads
+from penstock.errors import JobError
+from penstock.job import Batch
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Micro-batches of a dataset that gives its samples by number."""
+
+    dataset: Any
+    how: How
+    shuffle: bool
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            length = len(self.dataset)
+        except TypeError as problem:
+            hint = "give it a __len__, or make it an IterableDataset"
+            raise JobError(f"{named(self.dataset)} has no length", hint=hint) from problem
+        object.__setattr__(self, "length", length)
+        check_length(self.dataset, length, self.how.batch_size)
+
+    def __call__(self, start: int) -> Iterator[Batch]:
+        return self.picked(Reads.all_from(start))
+
+    def picked(self, reads: Reads) -> Iterator[Batch]:
+        """Return the micro-batches of these numbers, in this order."""
+        if not self.how.workers:
+            return map(self.batch, reads.numbers())
+        return iter(self.how.loader(_ByNumber(self), _Numbers(reads)))
+
+    def batch(self, number: int) -> Batch:
+        """Return micro-batch `number`."""
+        with own_random():
+            samples: list[Any] = []
+            for at, index in enumerate(self.indices(number), number * self.how.batch_size):
+                seed_all(self.how.seed, "sample", at)
+                samples.append(self.dataset[index])
+            return self.how.collated(number, samples)
+
+    def indices(self, number: int) -> list[int]:
+        """Return the numbers of the samples of micro-batch `number`."""
+        size, n = self.how.batch_size, self.length
+        if self.how.last == "wrap":
+            places = [divmod(place, n) for place in range(number * size, (number + 1) * size)]
+        else:
+            whole = -(-n // size) if self.how.last == "pad" else n // size
+            epoch, at = divmod(number, whole)
+            places = [(epoch, place % n) for place in range(at * size, (at + 1) * size)]
+        if not self.shuffle:
+            return [place for _, place in places]
+        return [int(_order(n, self.how.seed, epoch)[place]) for epoch, place in places]
+
+
+@lru_cache(maxsize=4)
+def _order(length: int, seed: int, epoch: int) -> Any:
+    source = torch.Generator().manual_seed(mixed(seed, "order", epoch))
+    return torch.randperm(length, generator=source).numpy()
+
+
+@final
+class _ByNumber(Dataset[Batch]):
+    """What the processes that read ahead read; to a worker_init_fn it is the dataset itself."""
+
+    def __init__(self, of: Map) -> None:
+        object.__setattr__(self, "of", of)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.of.batch(index)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.of.dataset, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.of.dataset, name, value)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    reads: Reads
+
+    def __iter__(self) -> Iterator[int]:
+        return self.reads.numbers()

@@ -1,0 +1,167 @@
+"""Batches: data of a job, from datasets, whose micro-batch k is the same whoever reads it.
+
+What is returned may be `Job.data`: a function of a number alone.  Which samples a micro-batch holds
+follows from the seed and its number; random numbers that the dataset draws for a sample, from
+Python's, numpy's or torch's generator, from the seed and the sample's place in the training.  So
+ranks may share the work out, and a resumed run goes on where it was.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, cast
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]
+)
+
+from penstock.batches.by_number import Map
+from penstock.batches.how import Collate, How, Last, named
+from penstock.batches.reads import Data
+from penstock.batches.stream import Stream
+from penstock.errors import JobError
+from penstock.job import Batch
+
+
+def batches(  # noqa: PLR0913 - as a DataLoader is told
+    dataset: Any,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    workers: int = 0,
+    collate: Collate | None = None,
+    last: Last = "drop",
+) -> Data:
+    """Return data for a Job: micro-batches of `batch_size` samples, epoch after epoch.
+
+    dataset:  what has a length and samples by number (a torch Dataset, a list, an array), or a
+              torch IterableDataset, which comes in its own order: shuffle=False.
+    shuffle:  in an order of its own in each epoch.
+    workers:  processes that read ahead in each rank that reads.  An iterable dataset shares
+              itself out among them, as under torch's DataLoader: micro-batch k is the next one
+              of process k % workers.
+    collate:  makes a micro-batch of samples; None: torch's default_collate.
+    last:     what becomes of the samples left over at the end of an epoch: they are dropped,
+              filled up with samples from the epoch's start ("pad"), or with those of the next
+              epoch ("wrap").
+
+    Raises:   JobError: an argument that cannot be; an empty dataset, or fewer samples than one
+              micro-batch has; the call of an iterable dataset that is read to its end: the same.
+    """
+    how = How(batch_size, seed, workers, collate or _default, last)
+    if _is_map(dataset):
+        return Map(dataset, how, shuffle)
+    if shuffle:
+        message = f"{named(dataset)} comes in its own order: it cannot be shuffled"
+        raise JobError(message, hint="set shuffle=False, and shuffle where it is made")
+    return Stream(dataset, how)
+
+
+def from_loader(
+    loader: "DataLoader[Any]", *, seed: int | None = None, last: Last | None = None
+) -> Data:
+    """Return data for a Job that gives what a torch DataLoader gives, as `batches` does.
+
+    Taken over:  the dataset, batch_size, collate_fn, num_workers, worker_init_fn; whether it
+                 shuffles (RandomSampler, SubsetRandomSampler), and the subset or list of numbers
+                 that it samples from; drop_last; the seed of its generator, if it has one.
+    Not:         the order in which its own generator would shuffle; pin_memory, timeout,
+                 prefetch_factor, persistent_workers, multiprocessing_context.
+
+    seed:        of order and augmentation; None: that of the loader's generator, else 0.
+    last:        as of `batches`; None: "drop", which the loader must mean too.
+
+    Raises:   JobError: no DataLoader; a batch sampler or sampler whose order cannot be made
+              again; a last micro-batch that is smaller, which no traced step takes.
+    """
+    if not _is_loader(loader):
+        message = f"from_loader is given the {type(loader).__name__} {str(loader)[:60]}"
+        raise JobError(f"{message}, not a torch DataLoader", hint="use ps.batches(dataset, ...)")
+    dataset, size, shuffle, drops = _of_loader(loader)
+    source: Any = loader
+    collate: Any = source.collate_fn
+    if size is None:  # each sample is a micro-batch
+        size, collate = 1, partial(_only, collate)
+    given: Any = source.generator
+    number = (0 if given is None else given.initial_seed()) if seed is None else seed
+    means: Last | None = "drop" if drops else last
+    how = How(size, number, loader.num_workers, collate, last or means, source.worker_init_fn)
+    if not _is_map(dataset):
+        return Stream(dataset, how)
+    found = Map(dataset, how, shuffle)
+    rest = found.length % size
+    if how.last is None and rest:
+        message = f"the loader's last micro-batch has {rest} samples, the others {size}"
+        hint = 'set drop_last=True, or from_loader(loader, last="drop"), "pad" or "wrap"'
+        raise JobError(message, hint=hint)
+    return found
+
+
+# -- what is asked of them -----------------------------------------------------------------------
+
+
+_default: Any = default_collate  # pyright: ignore[reportUnknownVariableType]
+
+
+def _is_loader(loader: object) -> bool:
+    return isinstance(loader, DataLoader)
+
+
+def _only(collate: Callable[[Any], Batch], samples: list[Any]) -> Batch:
+    return collate(samples[0])
+
+
+def _is_map(dataset: Any) -> bool:
+    """Return whether a dataset gives samples by number.
+
+    Raises:   JobError: it gives them by name.
+    """
+    if isinstance(dataset, Mapping):
+        names = ", ".join(map(repr, itertools.islice(cast("Iterable[str]", dataset), 5)))
+        message = f"{named(cast(object, dataset))} gives its samples by name: {names}"
+        raise JobError(message, hint="pass one of its parts, or a list of samples")
+    return hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+
+
+def _of_loader(loader: "DataLoader[Any]") -> tuple[Any, int | None, bool, bool]:
+    """Return dataset, batch size, whether it shuffles, and whether it drops what is left over."""
+    source: Any = loader
+    given = source.batch_sampler
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.dataset, loader.batch_size, False, bool(loader.drop_last)
+    if given is None:
+        dataset, shuffle = _of_sampler(loader.dataset, source.sampler)
+        return dataset, None, shuffle, True
+    if type(given) is not BatchSampler:
+        message = f"the loader's batch sampler is a {type(given).__name__}"
+        hint = "use ps.batches(dataset, batch_size), or write data(start) yourself"
+        raise JobError(f"{message}, whose order cannot be made again from any number", hint=hint)
+    dataset, shuffle = _of_sampler(loader.dataset, given.sampler)
+    return dataset, given.batch_size, shuffle, bool(given.drop_last)
+
+
+def _of_sampler(dataset: Any, sampler: Any) -> tuple[Any, bool]:
+    """Return the dataset that is sampled from, and whether in another order in each epoch."""
+    if type(sampler) is SequentialSampler:
+        return dataset, False
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        if sampler.num_samples == len(dataset):
+            return dataset, True
+    elif type(sampler) is SubsetRandomSampler:
+        return Subset(dataset, list(sampler.indices)), True
+    elif isinstance(sampler, list | tuple | range):
+        return Subset(dataset, list(cast("Iterable[int]", sampler))), False
+    message = f"the loader's sampler is a {type(sampler).__name__}"
+    hint = "use ps.batches(dataset, batch_size), or write data(start) yourself"
+    if type(sampler) is DistributedSampler:
+        hint = "leave it away, with shuffle=True: Penstock itself shares the work out over ranks"
+    raise JobError(f"{message}, whose order cannot be made again from any number", hint=hint)

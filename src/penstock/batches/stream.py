@@ -1,0 +1,147 @@
+"""Stream: micro-batches of a dataset that can only be gone through from its beginning."""
+
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from penstock.batches.how import How, check_length, named, own_random, same, seed_all
+from penstock.batches.reads import Reads
+from penstock.errors import JobError
+from penstock.job import Batch
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Micro-batches of a dataset that can only be gone through, again in every epoch."""
+
+    dataset: Any
+    how: How
+
+    def __post_init__(self) -> None:
+        name, again = named(self.dataset), getattr(self.dataset, "__iter__", None)
+        if again is None:
+            hint = "pass what has __len__ and __getitem__, or __iter__"
+            raise JobError(f"{name} is no dataset", hint=hint)
+        if hasattr(self.dataset, "__next__"):
+            hint = "pass what can be gone through again: an IterableDataset, a list"
+            raise JobError(f"{name} can be gone through once", hint=hint)
+
+    def __call__(self, start: int) -> Iterator[Batch]:
+        return self.picked(Reads.all_from(start))
+
+    def picked(self, reads: Reads) -> Iterator[Batch]:
+        """Yield the micro-batches of these numbers, in this order; others are read and dropped."""
+        places, first = list(reads.places), reads.first
+        wanted = [first + place for place in places[reads.at :]]
+        upcoming = min(wanted)
+        source = self._from(upcoming)
+        while True:
+            held: dict[int, Callable[[], Batch]] = {}
+            for number in wanted:
+                while upcoming <= number:
+                    batch = next(source)
+                    if upcoming in wanted:
+                        held[upcoming] = batch
+                    upcoming += 1
+                yield held.pop(number)()
+            first += reads.every
+            wanted = [first + place for place in places]
+
+    def _from(self, number: int) -> Iterator[Callable[[], Batch]]:
+        """Yield what makes the micro-batches from `number` on, for the first that is wanted."""
+        workers = self.how.workers
+        if not workers:
+            for at, samples in enumerate(itertools.islice(self.groups(), number, None), number):
+                yield partial(self.collated, at, samples)
+        begin = number - number % workers  # of which process 0 has the first
+        loader = self.how.loader(_Shard(self, begin // workers))
+        for at, batch in enumerate(loader, begin):
+            if at >= number:
+                yield partial(same, batch)
+
+    def collated(self, number: int, samples: list[Any]) -> Batch:
+        """Return micro-batch `number`, made of `samples`."""
+        with own_random():
+            return self.how.collated(number, samples)
+
+    def groups(self) -> Iterator[list[Any]]:
+        """Yield the samples of one micro-batch after another, epoch after epoch."""
+        size, rest = self.how.batch_size, list[Any]()
+        for epoch in itertools.count():
+            first, count = list[Any](), -len(rest)
+            for group in self._epoch(epoch, rest):
+                count += len(group)
+                rest = group if len(group) < size else []
+                if not rest and group:
+                    first = first or list(group)
+                    yield group
+            check_length(self.dataset, count, size)
+            rest = yield from self._left_over(rest, first)
+
+    def _epoch(self, epoch: int, group: list[Any]) -> Iterator[list[Any]]:
+        """Yield an epoch by micro-batches, `group` begins the first; the last is not whole."""
+        info = get_worker_info()
+        place = self.how.seed, 0 if info is None else info.id, epoch
+        with own_random():
+            seed_all(*place, "begin")
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(epoch)
+            source, numbers = iter(self.dataset), itertools.count()
+        end, ended = object(), False
+        while not ended:
+            with own_random():
+                while len(group) < self.how.batch_size and not ended:
+                    seed_all(*place, next(numbers))
+                    sample = next(source, end)
+                    ended = sample is end
+                    group += [] if ended else [sample]
+            yield group
+            group = []
+
+    def _left_over(
+        self, rest: list[Any], first: list[Any]
+    ) -> Generator[list[Any], None, list[Any]]:
+        """Yield what becomes of the samples left over, if there are any; return those that stay."""
+        size = self.how.batch_size
+        match self.how.last if rest else "drop":
+            case "drop":
+                return []
+            case "wrap":
+                return rest
+            case "pad":
+                yield rest + first[: size - len(rest)]
+                return []
+            case None:
+                message = f"an epoch of {named(self.dataset)} ends with {len(rest)} samples"
+                hint = 'from_loader(loader, last="drop"), "pad" or "wrap"; or drop_last=True'
+                raise JobError(f"{message}; a micro-batch has {size}", hint=hint)
+
+
+@final
+class _Shard(IterableDataset[Any]):
+    """What one process reads of a stream: from its micro-batch number `skip` on.
+
+    To a worker_init_fn it is the dataset itself.
+    """
+
+    def __init__(self, stream: Stream, skip: int) -> None:
+        object.__setattr__(self, "stream", stream)
+        object.__setattr__(self, "skip", skip)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream.dataset, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.stream.dataset, name, value)
+
+    def __iter__(self) -> Iterator[Batch]:
+        info = get_worker_info()
+        assert info is not None, "is read by a process of its own"
+        own = itertools.islice(self.stream.groups(), self.skip, None)
+        for at, samples in enumerate(own, self.skip):
+            yield self.stream.collated(at * info.num_workers + info.id, samples)
