@@ -43,6 +43,7 @@ ROOMS = (
 TORCH_ROOMS = {"_compat", "batches", "runtime", "training", "report", "cli"}
 TORCH_FILES = {
     "graph/trace.py",
+    "graph/aliases.py",
     "graph/batch.py",
     "graph/contents.py",
     "graph/functional.py",

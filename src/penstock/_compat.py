@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._meta_registrations import _create_grouped_mm_output_tensor
 from torch._subclasses.fake_impls import op_implementations_dict
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -49,6 +49,7 @@ __all__ = [
     "groups_by_dtype",
     "has_gradient_hook",
     "has_step_hooks",
+    "is_fake",
     "make_fx",
     "memory_mark",
     "memory_profile",
@@ -228,6 +229,11 @@ def _stderr_closed() -> Generator[None]:
 def has_gradient_hook(parameter: Tensor) -> bool:
     """Return whether somebody asked to be called with this parameter's gradient."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Return whether a tensor has a shape but no data."""
+    return isinstance(tensor, FakeTensor)
 
 
 def storage_key(tensor: Tensor) -> int:

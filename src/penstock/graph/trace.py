@@ -19,9 +19,10 @@ from torch import Tensor, fx, nn
 from penstock import _compat
 from penstock.batches import started
 from penstock.errors import GraphError, JobError, PenstockError
+from penstock.graph.aliases import refuse_read, refuse_shared, refuse_written
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.contents import own, rebuilt
-from penstock.graph.cut_points import find_cut_points
+from penstock.graph.cut_points import find_cut_points, written_buffers
 from penstock.graph.dynamo import Forward, forward_by_dynamo
 from penstock.graph.functional import (
     UntraceableError,
@@ -76,6 +77,7 @@ def capture(job: Job) -> Capture:
     """
     model, batch = build(job)
     _refuse_hooks(model)
+    refuse_shared(model)
     step = _Step(job, model, batch)
     try:
         return step.capture(step.forward)
@@ -188,6 +190,9 @@ class _Step:
             traced = functional_trace(step, self.tensors, kinds)
         capture = self._as_capture(traced)
         plain.refuse_replaced(capture.constants.values())
+        written = {capture.graph.nodes[i].name for i in written_buffers(capture.graph)}
+        refuse_written(self.model, written)
+        refuse_read(self.model, capture.constants.values(), written)
         return capture
 
     def _as_capture(self, traced: fx.GraphModule) -> Capture:

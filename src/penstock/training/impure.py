@@ -8,7 +8,6 @@ held    a value in Python changes between micro-batches, and code that ran reads
 asked   code asks for the time, for chance that no seed gives, for a file
 """
 
-import copy
 import gc
 import json
 import multiprocessing
@@ -26,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock import _compat
+from penstock.batches import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.contents import flatten
 from penstock.graph.functional import where
 from penstock.graph.trace import build, loss_of, on_device
 from penstock.job import Job
@@ -145,7 +145,7 @@ class _Loop:
         self.model, batch = build(job)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = optimizer_of(job, trainable) if trainable else None
-        self.data = job.data(0)
+        self.data = started(job.data, 0)
         self.batch: Any = batch
         self.flow = Flow(self.model, line_of)
         self.recorded: list[Recorded] = []
@@ -181,7 +181,7 @@ class _Loop:
                     for name, buffer in self.model.named_buffers():
                         if name in buffers and buffers[name].shape == buffer.shape:
                             buffer.copy_(buffers[name])
-            self._micro_batch(copy.deepcopy(batch))
+            self._micro_batch(batch)
             states += [look()] if look is not None else []
         return states
 
@@ -193,7 +193,7 @@ class _Loop:
 
     def _micro_batch(self, batch: Any) -> None:
         batch = on_device(batch)
-        leaves = _compat.pytree.tree_leaves(batch)
+        leaves, _ = flatten(batch)
         before = global_chance()
         number = len(self.recorded) // 2
         self.asked.reads_files = bool(self.recorded)
@@ -265,7 +265,7 @@ class _Loop:
         """Yield the lines that draw from the generators of Python or numpy."""
         lines: list[Line] = []
         with watching(position, lines.append), torch.enable_grad():
-            loss_of(self.job, self.model, on_device(copy.deepcopy(self.batch)))
+            loss_of(self.job, self.model, on_device(self.batch))
         why = "drawn here; a traced step would keep the first ones"
         what = "random numbers of Python or numpy"
         for line in dict.fromkeys(lines):
