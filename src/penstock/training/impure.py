@@ -32,7 +32,7 @@ from penstock.graph.contents import flatten
 from penstock.graph.functional import where
 from penstock.graph.trace import build, loss_of, on_device
 from penstock.job import Job
-from penstock.runtime.weights import optimizer_of
+from penstock.runtime.optimizer import eager_updates
 from penstock.training.asked import Asked, global_chance, line_of, position, watching
 from penstock.training.flow import Flow, Recorded, first_difference
 from penstock.training.held import Values, functions_of, held
@@ -144,7 +144,7 @@ class _Loop:
         self.asked.watch_files()
         self.model, batch = build(job)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = optimizer_of(job, trainable) if trainable else None
+        self.updates = eager_updates(job, self.model) if trainable else None
         self.data = started(job.data, 0)
         self.batch: Any = batch
         self.flow = Flow(self.model, line_of)
@@ -222,14 +222,13 @@ class _Loop:
 
     def _between(self) -> None:
         """Do what the plain loop does between two steps."""
-        with self.asked.listening(to_others=True):
-            if self.job.learning_rate is not None:
-                factor = float(self.job.learning_rate(0))
-                for group in self.optimizer.param_groups if self.optimizer else ():
-                    group["lr"] = group["lr"] * factor
-            if self.optimizer is not None:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+        named = self.model.named_parameters()
+        given = {name: p.grad for name, p in named if p.requires_grad and p.grad is not None}
+        if self.updates is not None:
+            with self.asked.listening(to_others=True):
+                self.updates.step(0, given)
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     # -- findings ---------------------------------------------------------------------------------
 
