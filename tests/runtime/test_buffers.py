@@ -7,12 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from penstock.errors import JobError
+from penstock.errors import JobError, PlanError
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.plan import Plan
+from penstock.plan import plan_by_hand
+from penstock.program.of_plan import lower
 from penstock.runtime import buffers
-from penstock.runtime.buffers import BufferLaw, buffer_laws, wish_for, with_buffers
+from penstock.runtime.buffers import BufferLaw, buffer_laws, check_chosen, wish_for
+from penstock.runtime.launch import run_threads
+from penstock.runtime.run_job import run
 from penstock.search import Wish
 
 WIDTH = 5
@@ -281,24 +284,31 @@ def test_a_wish_is_narrowed_only_by_what_needs_order():
     assert (same, decision.value, decision.by) == (wish, "exact", "only choice")
     assert "a, b (0.9 * old + new); n (1 * old + new); last (the newest)" in decision.why
     fit, decision = wish_for(JOB, {**CARRIED, "u": BufferLaw(None, "the loss reads it")}, wish)
-    assert (fit.copies, fit.ranks, decision.value) == (False, 4, "one copy")
+    assert (fit, decision.value) == (replace(wish, buffers="one copy"), "one copy")
     assert decision.why.endswith("order: u (in order: the loss reads it)")
 
 
 def test_a_job_may_leave_each_replica_its_own():
     job = replace(JOB, buffers="per replica")
     fit, decision = wish_for(job, CARRIED, Wish())
-    assert (fit, decision.value, decision.by) == (Wish(), "per replica", "user")
+    own = Wish(buffers="per replica")
+    assert (fit, decision.value, decision.by) == (own, "per replica", "user")
     fit, _ = wish_for(job, {"u": BufferLaw(None, "why")}, Wish())
-    assert (fit.copies, fit.in_order) == (True, True)
+    assert fit == replace(own, in_order=True)
     with pytest.raises(JobError, match=r"Job\.buffers is 'synchronised'"):
         replace(JOB, buffers="synchronised")
 
 
-def test_a_plan_says_what_was_decided_and_why():
-    plan = Plan("0" * 16, (), (), "one_f_one_b", 2, 1)
-    _, decision = wish_for(JOB, {"u": BufferLaw(None, "the loss reads it")}, Wish())
-    decided = with_buffers(with_buffers(plan, decision), decision)
-    assert (decided.buffers, len(decided.decisions)) == ("one copy", 1)
-    assert "buffers: one copy (only choice): must see every micro-batch in order: u" in str(decided)
-    assert with_buffers(plan, None) == plan
+def test_plan_and_job_mean_the_same_by_buffers():
+    normed = replace(JOB, model=lambda: nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)))
+    plain, writes = capture(JOB).graph, capture(normed).graph
+    plan = plan_by_hand(writes, [], "one_f_one_b", num_micro_batches=2, replicas=2)
+    own = replace(plan, buffers="per replica")
+    per_replica = replace(normed, buffers="per replica")
+    check_chosen(plan, normed, writes)
+    check_chosen(own, per_replica, writes)
+    check_chosen(plan, per_replica, plain)  # nothing is written
+    for one, job in ((plan, per_replica), (own, normed)):
+        with pytest.raises(PlanError, match=r'the plan has buffers ".*", and Job\.buffers is ".*"'):
+            run(lower(one, writes), job, num_steps=1, launcher=run_threads)
+    run(lower(own, writes), per_replica, num_steps=1, launcher=run_threads)

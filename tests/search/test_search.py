@@ -394,7 +394,7 @@ def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:
         search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule="two_f"))
 
 
-@pytest.mark.parametrize("wish", [Wish(copies=False), Wish(in_order=True, replicas=2)])
+@pytest.mark.parametrize("wish", [Wish(buffers="one copy"), Wish(in_order=True, replicas=2)])
 def test_stages_have_one_copy_if_that_is_wished(wish: Wish) -> None:
     cluster = cluster_of(4)
     made = list(all_shapes(SIX, cluster, 4, Wish(replicas=wish.replicas)))
@@ -404,7 +404,7 @@ def test_stages_have_one_copy_if_that_is_wished(wish: Wish) -> None:
     assert {"one_f_one_b", "interleaved", "zb_h1", "dual_pipe_v"} <= {s.schedule for s in kept}
     assert {shape.replicas for shape in kept} == {wish.replicas or 1}
     plan = search(SIX, SIX_PROFILE, cluster, micro_batches=4, wish=wish).plan
-    assert plan.buffers == ("exact" if wish.copies else "one copy")
+    assert plan.buffers == wish.buffers
     asked = replace(wish, schedule="chimera")
     with pytest.raises(PlanError, match=r"schedule chimera, (one copy of each|micro-batches in)"):
         search(SIX, SIX_PROFILE, cluster, micro_batches=4, wish=asked)

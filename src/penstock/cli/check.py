@@ -1,6 +1,7 @@
 """penstock check: some planned steps against the plain loop: data, gradients, updates, buffers."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -112,7 +113,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         )
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
     own = job.micro_batches // wanted.replicas
-    return plan_by_hand(
+    plan = plan_by_hand(
         graph,
         cuts,
         wanted.schedule,
@@ -122,6 +123,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         recompute=(wanted.recompute,) * stages,
         clip=job.clip_norm is not None,
     )
+    return replace(plan, buffers=job.buffers)
 
 
 def _untraced(stages: int, schedule: str, problem: GraphError) -> dict[str, Json]:

@@ -112,6 +112,7 @@ def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]"
     Raises:   PlanError: the plan does not fit the job.
     """
     from penstock.graph.merge import merged
+    from penstock.runtime.buffers import check_chosen
 
     planned = plan.joined * plan.replicas * plan.num_micro_batches
     if planned != job.micro_batches:
@@ -122,6 +123,7 @@ def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]"
     if plan.joined > 1:
         captured = trace_job(joined)
     check_fits(plan, captured.graph)
+    check_chosen(plan, job, captured.graph)
     return joined, captured
 
 

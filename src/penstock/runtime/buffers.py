@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.batches import started
-from penstock.errors import JobError, PenstockError
+from penstock.errors import JobError, PenstockError, PlanError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.cut_points import written_buffers
 from penstock.graph.functional import where
+from penstock.graph.graph import Graph
 from penstock.graph.trace import Capture, build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.plan import Decision, Plan
@@ -72,29 +73,33 @@ def buffer_laws(job: Job, capture: Capture | None = None) -> dict[str, BufferLaw
 def wish_for(job: Job, laws: Laws, wish: Wish) -> tuple[Wish, Decision | None]:
     """Return what the buffers leave of `wish`, and the decision; None where none is written.
 
-    The decision's value is what `Plan.buffers` is to be.
+    The decision's value is that of `Plan.buffers`.
     """
     if not laws:
         return wish, None
     ordered = {name: law for name, law in laws.items() if law.coefficient is None}
     if job.buffers == "per replica":
         why = f"as Job.buffers says, the first replica's are saved: {_listed(laws)}"
-        fit = replace(wish, in_order=wish.in_order or bool(ordered))
+        fit = replace(wish, buffers="per replica", in_order=wish.in_order or bool(ordered))
         return fit, Decision("buffers", "per replica", "user", why)
     if ordered:
         why = f"must see every micro-batch in order: {_listed(ordered)}"
-        fit = replace(wish, copies=False, in_order=True)
+        fit = replace(wish, buffers="one copy")
         return fit, Decision("buffers", "one copy", "only choice", why)
     why = f"as in the plain loop, whatever the copies: {_listed(laws)}"
     return wish, Decision("buffers", "exact", "only choice", why)
 
 
-def with_buffers(plan: Plan, decision: Decision | None) -> Plan:
-    """Return `plan` with the decision about its buffers."""
-    if decision is None:
-        return plan
-    others = (each for each in plan.decisions if each.what != decision.what)
-    return replace(plan, buffers=decision.value, decisions=(*others, decision))
+def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
+    """Raise unless plan and job mean the same by the buffers that forward writes.
+
+    Raises:   PlanError: in one of them each replica has its own, in the other not.
+    """
+    replicas = "per replica"
+    if (plan.buffers == replicas) == (job.buffers == replicas) or not written_buffers(graph):
+        return
+    message = f'the plan has buffers "{plan.buffers}", and Job.buffers is "{job.buffers}"'
+    raise PlanError(message, hint="make a new plan, or set Job.buffers to what the plan says")
 
 
 def _listed(laws: Laws) -> str:

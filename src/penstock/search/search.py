@@ -149,8 +149,8 @@ class _Cutter:
             replicas=shape.replicas,
             clip=self.clip,
         )
-        bare = replace(bare, buffers="exact" if wish.copies else "one copy")
-        plan = with_cuts(self.judge.graph, replace(bare, hosts=shape.hosts), self._cut(bare, shape))
+        bare, cuts = replace(bare, buffers=wish.buffers), self._cut(bare, shape)
+        plan = with_cuts(self.judge.graph, replace(bare, hosts=shape.hosts), cuts)
         choices = (False, True) if wish.recompute is None else (wish.recompute,)
         for recompute in choices:
             yield replace(plan, recompute=(recompute,) * shape.stages)

@@ -8,6 +8,7 @@ from penstock.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
+from penstock.plan import Buffers
 from penstock.program.lower_plan import has_window, made_on, ranks_of, shares_ranks, trains
 from penstock.schedule import SCHEDULES
 
@@ -16,7 +17,7 @@ from penstock.schedule import SCHEDULES
 class Wish:
     """What the user decided beforehand; None leaves it to the search.
 
-    copies:    whether a stage may live on several ranks: replicas, and schedules that copy it.
+    buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
     in_order:  whether only schedules are wanted in which each stage lives on one rank of its
                replica, and takes its micro-batches in order.
     """
@@ -26,7 +27,7 @@ class Wish:
     stages: int | None = None
     schedule: str | None = None
     recompute: bool | None = None
-    copies: bool = True
+    buffers: Buffers = "exact"
     in_order: bool = False
 
 
@@ -71,7 +72,7 @@ def _sizes(graph: Graph, most: int, micro_batches: int, wish: Wish) -> Iterator[
                 ranks % replicas
                 or micro_batches % replicas
                 or wish.replicas not in (None, replicas)
-                or (replicas > 1 and not wish.copies)
+                or (replicas > 1 and wish.buffers == "one copy")
             ):
                 continue
             if ranks == replicas and _wants_pipeline(graph, most, wish):
@@ -97,8 +98,12 @@ def _pipelines(
             if not 1 <= stages <= most:
                 continue
             made = made_on(name, stages, num_micro_batches, num_ranks)
-            if made is not None and (made.is_in_order or not (wish.in_order or not wish.copies)):
+            if made is not None and (made.is_in_order or not _wants_order(wish)):
                 yield Shape(replicas, num_ranks, stages, name, num_micro_batches)
+
+
+def _wants_order(wish: Wish) -> bool:
+    return wish.in_order or wish.buffers == "one copy"
 
 
 def _synchronous(num_ranks: int) -> list[str]:
@@ -134,7 +139,7 @@ def _asked(wish: Wish) -> str:
     """Return the wish in words."""
     names = ("ranks", "replicas", "stages", "schedule", "recompute")
     words = [f"{n} {getattr(wish, n)}" for n in names if getattr(wish, n) is not None]
-    if not wish.copies:
+    if wish.buffers == "one copy":
         words.append("one copy of each stage")
     elif wish.in_order:
         words.append("micro-batches in order")
@@ -142,7 +147,7 @@ def _asked(wish: Wish) -> str:
 
 
 def _what_would_fit(micro_batches: int, wish: Wish) -> str:
-    if not wish.copies or wish.in_order:
+    if _wants_order(wish):
         return "leave replicas and schedule to the search: buffers of the model ask for one copy"
     if wish.schedule is None or wish.stages is None:
         return "ask for less, or leave more to the search"

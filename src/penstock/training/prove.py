@@ -25,7 +25,7 @@ from penstock.job import Job
 from penstock.plan import Plan
 from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of, trains
 from penstock.runtime import checkpoint
-from penstock.runtime.buffers import buffer_laws
+from penstock.runtime.buffers import buffer_laws, check_chosen
 from penstock.runtime.eager import EagerRank, EagerTask
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import Rank
@@ -105,8 +105,10 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
     """Return what the plain loop is asked: the same steps, by as many micro-batches as planned.
 
     An asynchronous plan begins with the job's first weights.
+    Raises:   PlanError: plan and job mean something else by buffers.
     """
     plan, captured = planned.plan, planned.captured
+    check_chosen(plan, planned.job, captured.graph)
     count = plan.joined * plan.replicas * plan.num_micro_batches
     clip_norm = planned.job.clip_norm if plan.clip else None
     job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
