@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock import batches
-from penstock.batches import Data
+from penstock.batches import Data, read
+from penstock.batches import Reads as Numbers
 from penstock.graph.contents import flatten
 from penstock.runtime.digest import digest_of as digest_of
 
@@ -34,9 +34,9 @@ class _Recorded:
     noted: Reads
 
     def __call__(self, start: int) -> Iterator[Any]:
-        return self.picked(batches.Reads.all_from(start))
+        return self.picked(Numbers.all_from(start))
 
-    def picked(self, reads: batches.Reads) -> Iterator[Any]:
-        for number, batch in zip(reads.numbers(), batches.read(self.data, reads), strict=False):
+    def picked(self, reads: Numbers) -> Iterator[Any]:
+        for number, batch in zip(reads.numbers(), read(self.data, reads), strict=False):
             self.noted.rows.append((number, digest_of(flatten(batch)[0])))
             yield batch
