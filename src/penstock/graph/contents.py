@@ -47,6 +47,15 @@ def rebuilt(leaves: Sequence[Any], spec: Any) -> Any:
 def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
     """Return the batch with `change(leaf)` for each leaf, and all else as it is."""
 
+    kind: Any = type(batch)  # of most batches; pytree is slower by an order of magnitude
+    if kind is dict:
+        items: dict[Any, Any] = batch
+        return {key: mapped(item, change) for key, item in items.items()}
+    if kind in (list, tuple):
+        return kind([mapped(item, change) for item in batch])
+    if kind is Tensor:
+        return change(batch)
+
     def at(node: Any) -> Any:
         if not _is_opened(node):
             return change(as_tensor(node))

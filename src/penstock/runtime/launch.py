@@ -6,7 +6,6 @@ the processes that a rank forks to read its data.
 """
 
 import contextlib
-import ctypes
 import itertools
 import json
 import multiprocessing
@@ -19,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +28,7 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, RunError
 from penstock.graph.trace import device_here
 from penstock.runtime.calls import StepResult
+from penstock.runtime.child import die_with, let_children_die_with_this
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
@@ -49,8 +49,6 @@ class Launcher(Protocol):
     ) -> list[RankResult]: ...
 
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 _FileStore: Any = dist.FileStore  # pyright: ignore[reportPrivateImportUsage]
 _PrefixStore: Any = dist.PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 _rendezvous: Any = dist.rendezvous  # pyright: ignore
@@ -189,8 +187,8 @@ def run_processes(
 def _child(
     work: Work, rank: int, join: Callable[[int], Transport], pipes: Pipes, parent: int
 ) -> None:
-    _die_with(parent)
-    _let_children_die_with_this()
+    die_with(parent)
+    let_children_die_with_this()
     multiprocessing.current_process().daemon = False  # of the parent; it may have children itself
     _leave_signals_to_the_parent()
     for number, (receiver, sender) in enumerate(pipes):
@@ -226,27 +224,6 @@ def _leave_signals_to_the_parent() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, heard)
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when `parent`, which has forked it, has died."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-@cache
-def _let_children_die_with_this() -> None:
-    """Let no process that this one forks outlive it, nor those that they fork.
-
-    They die with the thread that forks them, which the kernel takes for their parent.
-    """
-    parents: list[int] = []
-
-    def note_parent() -> None:
-        parents[:] = [os.getpid()]
-
-    os.register_at_fork(before=note_parent, after_in_child=lambda: _die_with(parents[0]))
 
 
 def _host_transport(
@@ -388,7 +365,7 @@ def join_torchrun(
 ) -> T:
     """Return what `call` returns on the rank that this process is; as `run_torchrun`."""
     number = int(os.environ["RANK"]) if rank is None else rank
-    _let_children_die_with_this()
+    let_children_die_with_this()
     transport = _torchrun_transport(number, store, groups)
     try:
         return call(transport)

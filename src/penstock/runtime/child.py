@@ -1,0 +1,106 @@
+"""Child: processes that this one forks, none of which outlives it."""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from penstock import errors
+from penstock.errors import PenstockError, RunError
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+Beat = Callable[[], None]
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when `parent`, which has forked it, has died."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@cache
+def let_children_die_with_this() -> None:
+    """Let no process that this one forks outlive it, nor those that they fork.
+
+    They die with the thread that forks them, which the kernel takes for their parent.
+    """
+    parents: list[int] = []
+
+    def note_parent() -> None:
+        parents[:] = [os.getpid()]
+
+    os.register_at_fork(before=note_parent, after_in_child=lambda: die_with(parents[0]))
+
+
+def can_fork() -> bool:
+    """Return whether a forked process can compute: not once this one has used a GPU."""
+    return not torch.cuda.is_initialized()
+
+
+class SilentError(RunError):
+    """A forked process that has not been heard of for too long."""
+
+
+def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
+    """Return what `call(beat)` returns in a forked process, which may be anything of JSON.
+
+    limit_s:  after so long without a call of `beat` the process is killed.
+
+    Raises:   what of Penstock it raises; RunError: it dies.  SilentError: it is killed.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_live, args=(call, sender, os.getpid()), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        while receiver.poll(limit_s):
+            what, content = json.loads(receiver.recv_bytes())
+            if what == "done":
+                return content
+            if what == "error":
+                kind: type[PenstockError] = getattr(errors, content["kind"], RunError)
+                raise kind(content["message"], hint=content["hint"])
+        raise SilentError(f"a forked process was not heard of for {limit_s:.0f} s")
+    except EOFError:
+        child.join()
+        raise RunError(f"a forked process has left with {child.exitcode}") from None
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        receiver.close()
+
+
+def _live(call: Callable[[Beat], Any], pipe: Any, parent: int) -> None:
+    die_with(parent)
+    let_children_die_with_this()
+    multiprocessing.current_process().daemon = False  # it may have children itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    torch.set_num_threads(1)
+
+    def tell(what: str, content: Any = None) -> None:
+        pipe.send_bytes(json.dumps([what, content]).encode())
+
+    try:
+        tell("done", call(lambda: tell("beat")))
+    except PenstockError as problem:
+        kind = type(problem).__name__
+        tell("error", {"kind": kind, "message": problem.message, "hint": problem.hint})
+    except BaseException as problem:  # noqa: BLE001 - the parent raises it again
+        text = "".join(traceback.format_exception(problem))
+        tell("error", {"kind": "", "message": f"a forked process failed\n{text}", "hint": ""})
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # not the parent's exit handlers

@@ -1,0 +1,330 @@
+"""Data that is no function of a micro-batch's number is found, and any other is let pass."""
+
+import collections
+import itertools
+import os
+import random
+import re
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import BatchEncoding
+
+import penstock as ps
+from penstock.errors import JobError
+from penstock.training import data_check
+from penstock.training.data_check import DataFound, check_data
+
+pytestmark = pytest.mark.timeout(100)
+ROWS = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
+
+
+def job_of(data) -> ps.Job:
+    return ps.Job(
+        lambda: nn.Linear(3, 1),
+        lambda model, batch: model(batch).mean(),
+        data,
+        partial(torch.optim.SGD, lr=0.1),
+    )
+
+
+def found(data, per_step=4, first=0) -> DataFound:
+    return check_data(job_of(data), per_step=per_step, first=first)
+
+
+def at(index: int) -> torch.Tensor:
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(index))
+
+
+def pure(start):
+    return map(at, itertools.count(start))
+
+
+# -- what is let pass ----------------------------------------------------------------------------
+
+
+def skipping(start):
+    return itertools.islice(itertools.cycle(DataLoader(TensorDataset(ROWS), 3)), start, None)
+
+
+def seeds_everybody(start):
+    for index in itertools.count(start):
+        torch.manual_seed(index)
+        random.seed(index)
+        yield torch.rand(2) + random.random()
+
+
+def with_workers(start):
+    return iter(DataLoader(ROWS, 2, sampler=range(2 * start, 64), num_workers=1))
+
+
+def augments(sample):
+    return sample[0] + torch.rand(3) + np.random.rand() + random.random()
+
+
+GOOD = {
+    "a generator for each number": pure,
+    "constant": lambda start: itertools.repeat(torch.ones(2)),
+    "constant for a while": lambda start: (torch.tensor(k // 40) for k in itertools.count(start)),
+    "skipping": skipping,
+    "a batch for each number": lambda start: (
+        ROWS[k % 32 : k % 32 + 2] for k in itertools.count(start)
+    ),
+    "seeds everybody": seeds_everybody,
+    "workers": with_workers,
+    "ps.batches": ps.batches(
+        TensorDataset(ROWS), 3, collate=lambda s: torch.stack(list(map(augments, s)))
+    ),
+    "ps.from_loader": ps.from_loader(DataLoader(ROWS, 4, shuffle=True)),
+    "ends soon": lambda start: iter([at(k) for k in range(3)][start:]),
+    "ends at once": lambda start: iter(()),
+    "other containers": lambda start: (
+        BatchEncoding({"x": at(k).numpy()}) for k in itertools.count(start)
+    ),
+    "a list": lambda start: [at(k) for k in range(start, start + 70)],
+    "draws, and throws away": lambda start: (
+        at(k + 0 * random.randrange(9)) for k in itertools.count(start)
+    ),
+}
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_function_of_the_number_is_let_pass(good):
+    assert found(GOOD[good]) == DataFound()
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 3, 6, 200])
+def test_any_step_is_let_pass_from_any_number(per_step):
+    assert found(pure, per_step, first=5) == DataFound()
+
+
+# -- what is found -------------------------------------------------------------------------------
+
+
+def drawing(draw):
+    return lambda start: (at(k) + draw() for k in itertools.count(start))
+
+
+def shuffled(start):
+    while True:
+        yield from DataLoader(ROWS, 2, shuffle=True)
+
+
+def outliving(iterator):
+    return lambda start: iterator
+
+
+def counting(calls):
+    return lambda start: (at(k + next(calls)) for k in itertools.count(start))
+
+
+class Noisy:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, start):
+        return (at(k).numpy() + self.rng.random() for k in itertools.count(start))
+
+
+def by_blocks(start):
+    return pure(start - start % 4)
+
+
+def no_numbers(start):
+    return iter(DataLoader(ROWS, 2))
+
+
+def first_only(start):
+    return pure(0) if start == 0 else iter(())
+
+
+BAD = {
+    "numpy": (drawing(np.random.rand), r"draws from numpy's generator,.*default_rng\(k\)"),
+    "python": (drawing(random.random), r"draws from Python's generator,.*random.Random\(k\)"),
+    "torch": (drawing(lambda: torch.rand(())), r"from torch's generator,.*manual_seed\(k\)"),
+    "two": (
+        drawing(lambda: np.random.rand() + random.random()),
+        "draws from Python's generator and numpy's generator",
+    ),
+    "shuffled": (shuffled, r"draws from torch's generator.*ps.batches\(dataset, batch_size\)"),
+    "time": (drawing(time.perf_counter), "micro-batch 0 is another one .* again: the time is"),
+    "unseeded": (
+        drawing(lambda: np.random.default_rng().random()),
+        "0 is another.* again: the time",
+    ),
+    "shared": (lambda: outliving(pure(0)), "again: an iterator, a counter or a generator outlives"),
+    "counter": (lambda: counting(itertools.count()), "again: an iterator, a counter or a gen"),
+    "own generator": (Noisy, "again: an iterator, a counter or a generator outlives"),
+    "no numbers": (no_numbers, r"data\(1\) begins where data\(0\) does: it does not look at"),
+    "by blocks": (by_blocks, r"data\(1\) begins where data\(0\) does"),
+    "off by one": (
+        lambda start: pure(start + (start > 3)),
+        r"data\(4\) begins with micro-batch 5, not",
+    ),
+    "other": (
+        lambda start: pure(start + 99 * (start > 1)),
+        r"data\(2\) begins with another one, not with micro-batch 2 of data\(0\)",
+    ),
+    "ends": (first_only, r"data\(1\) yields nothing, and data\(0\) yields micro-batch 1"),
+    "process": (drawing(os.getpid), "micro-batch 0 is another one in another process: its number"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_anything_else_is_found_with_its_mend(bad):
+    data, words = BAD[bad]
+    data = data() if bad in ("shared", "counter", "own generator") else data
+    problem = found(data).problem
+    assert problem is not None
+    assert re.search(words, problem), problem
+    assert "ps.batches" in problem
+
+
+@pytest.mark.parametrize(("wrong", "is_found"), [(2, False), (3, True), (6, True), (7, True)])
+def test_place_of_a_second_replica_and_of_the_next_step_are_tried(wrong, is_found):
+    problem = found(lambda start: pure(start + 100 * (start == wrong)), per_step=6).problem
+    assert (problem is not None) == is_found
+
+
+def test_what_is_read_differently_only_in_another_process_is_found_at_a_later_number():
+    here = os.getpid()
+    forks = collections.Counter()
+
+    def data(start):
+        forks[os.getpid()] += 1
+        return pure(
+            start + (start > 4 and len(forks) == 2 and forks[here] == 1 and forks.total() == 3)
+        )
+
+    assert "micro-batch 5 is another one in another process" in found(data, per_step=3).problem
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def buffers(count, make, fill=None):
+    def data(start):
+        ring = [make() for _ in range(count)]
+        for index in itertools.count(start):
+            buffer = ring[index % count]
+            buffer[:] = at(index) if isinstance(buffer, torch.Tensor) else at(index).numpy()
+            yield buffer
+
+    return data
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("per_step", [1, 8])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.empty(2, 3), lambda: np.empty((2, 3), np.float32)],
+    ids=["torch", "numpy"],
+)
+def test_memory_that_is_filled_again_is_seen(count, per_step, make):
+    assert found(buffers(count, make), per_step) == DataFound(reuses_memory=True)
+
+
+def test_memory_that_is_written_after_it_was_yielded_is_seen():
+    def data(start):
+        for batch in pure(start):
+            yield batch
+            batch.zero_()
+
+    assert found(data) == DataFound(reuses_memory=True)
+
+
+def test_views_of_what_stays_as_it_is_are_not_taken_for_it():
+    assert not found(GOOD["a batch for each number"]).reuses_memory
+
+
+# -- what it does to others ----------------------------------------------------------------------
+
+
+def test_generators_are_left_as_they_were():
+    def drawn():
+        return torch.rand(()).item(), random.random(), np.random.rand()
+
+    for data in (pure, shuffled, seeds_everybody):
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        expected = drawn()
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        found(data)
+        assert drawn() == expected
+
+
+def test_iterator_that_is_shared_loses_one_micro_batch_here():
+    source = pure(0)
+    found(lambda start: source)
+    assert torch.equal(next(source), at(1))
+
+
+def test_about_three_steps_are_read():
+    read = []
+
+    def data(start):
+        for index in itertools.count(start):
+            read.append(index)
+            yield at(index)
+
+    seen = data_check._look(job_of(data), 8, 0, lambda: None)
+    assert (seen.again, seen.begun, seen.drawn) == (None, None, [])
+    assert len(read) <= 24
+
+
+def test_slow_data_is_read_less(monkeypatch):
+    monkeypatch.setattr(data_check, "_BUDGET_S", 0.0)
+    seen = data_check._look(job_of(pure), 8, 0, lambda: None)
+    assert len(seen.digests) == 2
+    assert "begins where" in found(no_numbers).problem
+
+
+def test_where_nothing_can_be_forked_it_is_read_here(monkeypatch):
+    monkeypatch.setattr(data_check, "can_fork", lambda: False)
+    assert found(pure) == DataFound()
+    assert "draws from torch's" in found(shuffled).problem
+    assert "another one when it is read again" in found(outliving(pure(0))).problem
+
+
+def test_process_that_waits_for_a_thread_of_this_one_is_found(monkeypatch):
+    monkeypatch.setattr(data_check, "_PATIENCE_S", 0.5)
+
+    def data(start):
+        if os.getpid() != here:
+            threading.Event().wait()
+        return pure(start)
+
+    here = os.getpid()
+    assert "they have none of this one's threads" in found(data).problem
+
+
+def test_no_more_is_read_than_the_job_trains_on():
+    def data(start):
+        return map([at(k) for k in range(8)].__getitem__, itertools.count(start))
+
+    job = job_of(data)
+    assert check_data(replace(job, num_steps=2), per_step=4) == DataFound()
+    assert check_data(replace(job, num_steps=2), per_step=4, first=4) == DataFound()
+    with pytest.raises(JobError, match=r"(?s)data fails .* IndexError"):
+        check_data(replace(job, num_steps=3), per_step=4, first=4)
+
+
+def test_data_that_raises_is_told_with_its_line():
+    def data(start):
+        yield at(0)
+        raise KeyError("nothing there")
+
+    with pytest.raises(
+        JobError, match=r"(?s)data fails from micro-batch 0 on at .*KeyError.*nothing"
+    ):
+        found(data)
