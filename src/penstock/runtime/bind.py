@@ -8,6 +8,7 @@ has only to take its inputs, compute, and pass its results on.
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import isfinite
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -289,7 +290,7 @@ class _Binder:
             consumers.append(self._add(action, segment, place))
         loss = self.rank.capture.graph.loss
         if kind == "F" and loss in place:
-            consumers.append(self._note_loss(micro_batch // self.per_step, place[loss]))
+            consumers.append(self._note_loss(micro_batch, place[loss]))
         if kind in ("B", "W"):
             consumers.append(lambda results: frame.clear())
         return tuple(consumers)
@@ -322,9 +323,19 @@ class _Binder:
 
         return add
 
-    def _note_loss(self, step: int, at: int) -> Consumer:
-        losses = self.rank.progress.losses
-        return lambda results: losses[step].append(results[at])
+    def _note_loss(self, micro_batch: int, at: int) -> Consumer:
+        rank, step = self.rank, micro_batch // self.per_step
+        losses, per_step = rank.progress.losses, self.per_step
+        if not rank.is_guarded or rank.device.type != "cpu":  # elsewhere a look would wait for it
+            return lambda results: losses[step].append(results[at])
+
+        def note(results: Results) -> None:
+            loss = results[at]
+            if not isfinite(loss.item()):
+                rank.check_loss(float(loss), micro_batch, per_step)
+            losses[step].append(loss)
+
+        return note
 
     # -- messages ----------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ class Rank:
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
+        self.is_guarded = False  # whether a loss or norm that is not finite ends the run
         self.per_step = 0
         self.unsettled: list[Call] = []
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
@@ -231,6 +232,23 @@ class Rank:
         """Return the number of a micro-batch of the window, counted from the window's first."""
         step, place = divmod(micro_batch, per_step)
         return (step * self.replicas + self.replica) * per_step + place
+
+    def check_loss(self, loss: float, micro_batch: int, per_step: int) -> None:
+        """Raise unless the loss of a micro-batch of the window is finite.
+
+        Raises:   NotFiniteError.
+        """
+        place = self.replica * per_step + micro_batch % per_step
+        step = self.progress.first_step + micro_batch // per_step
+        check_loss(loss, step, place, self._index(micro_batch, per_step))
+
+    def check_norm(self, norm: float, step: int) -> None:
+        """Raise unless the norm of the gradient of a step of the window is finite.
+
+        Raises:   NotFiniteError.
+        """
+        count, number = self.replicas * self.per_step, self.progress.first_step + step
+        check_norm(norm, number, range(number * count, (number + 1) * count))
 
     def seed(self, micro_batch: int, per_step: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""
