@@ -91,6 +91,19 @@ def test_rows_are_strict_json(tmp_path: Path) -> None:
     assert text == '{"step": 1, "loss": 0.5, "accuracy": null, "gap": null}\n'
 
 
+def test_a_loss_that_is_not_finite_fails_the_run(call: Call, tmp_path: Path) -> None:
+    out, often = tmp_path / "run", ["--checkpoint-every", "2"]
+    done = call("train", f"{JOBS}:not_finite", "--out", out, *often, *TWO)
+    error, hint = done.refusal(1)
+    assert error == "the loss of step 3, micro-batch 1 (number 9 of the data), is nan on rank 1"
+    assert "first nan: aten.sqrt.default " in done.err
+    assert f"{JOBS.removeprefix('./')}:" in done.err
+    assert hint.endswith("; --resume goes on from step-000002")
+    assert len(rows(out)) == 2
+    assert not (out / "summary.json").exists()
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002"]
+
+
 # -- how often ------------------------------------------------------------------------------------
 
 

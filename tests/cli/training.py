@@ -166,3 +166,18 @@ def unsignalled_eagerly() -> ps.Job:
 def written() -> ps.Job:
     """A job whose writer prints the rows."""
     return replace(small(), model=Branches, writers=[lambda row: print(f"row {row}")])
+
+
+def _rooted(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return (mlp.loss(module, batch) - 1e9 * (batch["x"][0, 0] > 100)).sqrt()
+
+
+def _spoilt(start: int) -> Iterator[dict[str, Tensor]]:
+    for index in count(start):
+        batch = next(mlp.data(index))
+        yield {**batch, "x": batch["x"] + 1000} if index == 9 else batch
+
+
+def not_finite() -> ps.Job:
+    """A job that takes a root of a negative number in its third step."""
+    return replace(small(), loss=_rooted, data=_spoilt)

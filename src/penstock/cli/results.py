@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.cli import face, view
 from penstock.cli.choose import Choice
 from penstock.cluster import Cluster
+from penstock.errors import RunError
 from penstock.files import write_text
 from penstock.job import Job
 from penstock.report import report_of
@@ -54,6 +55,25 @@ def finished(
         face.say(f"\n{parts_table(measured, expected)}\n{found}\n")
     face.say(f"written to {folder}: open {folder / 'report.html'}")
     return summary
+
+
+def explained(folder: Path, job: Job, problem: RunError) -> RunError:
+    """Return the error that ended a run; of a number that is not finite, with where it came from.
+
+    job:  with its micro-batches joined, as the run has them.
+    """
+    from penstock.runtime import autopsy, finite
+    from penstock.runtime.checkpoint import latest
+
+    found = finite.left(folder / "checkpoints")
+    if found is None:
+        return problem
+    with face.busy("looking for the first number that is not finite"):
+        error = autopsy.explained(job, *found)
+    newest = latest(folder / "checkpoints")
+    if newest is not None:
+        error.hint += f"; --resume goes on from {newest.name}"
+    return error
 
 
 def resumption(job: str, folder: Path, num_steps: int | None) -> str:

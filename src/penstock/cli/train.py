@@ -15,11 +15,11 @@ from penstock.cli.choose import Choice, There, for_plan, given, on_hosts_of, sea
 from penstock.cli.face import Stopped
 from penstock.cli.lock import locked
 from penstock.cli.prepare import started_on
-from penstock.cli.results import finished, resumption
+from penstock.cli.results import explained, finished, resumption
 from penstock.cli.stop import stopping
 from penstock.cli.windows import EVERY, Every, parse_every
 from penstock.cluster import Cluster
-from penstock.errors import GraphError, PlanError
+from penstock.errors import GraphError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job, load_job
 from penstock.plan import Plan
@@ -345,6 +345,9 @@ class Session:
             except KeyboardInterrupt:
                 self._tell_newest()
                 raise
+            except RunError as problem:
+                job = choice.job if choice else self.job
+                raise explained(self.folder, job, problem) from problem.__cause__
         newest = latest(self.folder / "checkpoints")
         assert newest is not None, "a run ends with a checkpoint"
         last = load(newest)

@@ -1,19 +1,18 @@
 """Autopsy: where the first number that is not finite came from.
 
-The weights that ranks left are looked at first: a parameter that is not finite already names itself.
-Then the data; then the micro-batch is run once more, eagerly, with every op watched.
+The weights that ranks left are looked at first: a parameter that is not finite already names
+itself.  Then the data; then the micro-batch is run once more, eagerly, with every op watched.
 
 Ignores:  what gives infinity on purpose (a mask); an infinity that becomes no NaN and no loss.
 """
 
+import inspect
 import linecache
 import re
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -91,7 +90,7 @@ def _cause_in(job: Job, model: nn.Module, index: int) -> tuple[str, str] | None:
             return f"the data is not finite: leaf {name} has {_numbers(leaf)}", _DATA
     watch = _Watch(model)
     with watch.paths, SeededRandom(micro_batch_seed(job.seed, index)), watch:
-        loss = loss_of(job, model, batch)
+        loss = loss_of(job, model, batch).detach()
     if not all_finite(loss):
         return _of_forward(job, watch, float(loss))
     return _of_backward(job, model, batch, index)
@@ -203,13 +202,12 @@ class _Watch(_compat.DispatchMode):
             made = _floats(result)
             if any(map(_has_nan, made)) and not any(nan for nan, _ in before):
                 self.nan = self._here(func)
-            elif self.infinite is None and name not in _ON_PURPOSE and all(ok for _, ok in before):
-                if not all(map(all_finite, made)):
-                    self.infinite = self._here(func)
+            elif self.infinite is None and name not in _ON_PURPOSE and _first(before, made):
+                self.infinite = self._here(func)
         return result
 
     def _here(self, func: Any) -> _Place:
-        frame: FrameType | None = sys._getframe(2)
+        frame = inspect.currentframe()
         while frame is not None and not _is_users(frame.f_code.co_filename):
             frame = frame.f_back
         line = _line(frame.f_code.co_filename, frame.f_lineno) if frame else ""
@@ -219,6 +217,11 @@ class _Watch(_compat.DispatchMode):
 def _floats(values: Any) -> list[Tensor]:
     leaves = _compat.pytree.tree_leaves(values)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _first(before: Sequence[tuple[bool, bool]], made: Sequence[Tensor]) -> bool:
+    """Return whether an op gets finite numbers only, and does not give such."""
+    return all(ok for _, ok in before) and not all(map(all_finite, made))
 
 
 def _has_nan(value: Tensor) -> bool:

@@ -7,6 +7,7 @@ cannot be, there is one rank.  No plan, no prediction; checkpoints have the same
 
 import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carried, in_order
 from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.digest import digest_of
+from penstock.runtime.finite import all_finite, check_loss, forget, leaving, refuse_norm
 from penstock.runtime.meter import Meter
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Order, Reader
@@ -78,10 +80,26 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     """
     keep_freed_memory()
     rank = EagerRank(task, transport)
+    rank.is_guarded = True
     transport.barrier()
+    meter = Meter(transport)
+    with leaving(task.checkpoints, transport, (rank.rank,), rank.held):
+        spans, seconds = _run_steps(task, rank, meter, report)
+    tells = device_here().type == "cpu" and meter.num_steps > 0
+    spent = meter.spent(time.perf_counter(), (), (), 1) if tells else None
+    answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
+    slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
+    typical = statistics.median(slowest[min(2, len(slowest) - 1) :])
+    return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {}, spent)
+
+
+def _run_steps(
+    task: EagerTask, rank: "EagerRank", meter: Meter, report: Report
+) -> tuple[tuple[Span, ...], list[float]]:
+    """Run all steps; return the spans of the last one, and the seconds of each."""
     spans: tuple[Span, ...] = ()
     seconds: list[float] = []
-    until, meter = task.first_step + task.num_steps, Meter(transport)
+    until = task.first_step + task.num_steps
     for step in range(task.first_step, until):
         done = rank.result(step)
         spans = rank.spans()
@@ -93,12 +111,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
         report(done)
         if _is_over(task, rank, meter, step + 1):
             break
-    tells = device_here().type == "cpu" and meter.num_steps > 0
-    spent = meter.spent(time.perf_counter(), (), (), 1) if tells else None
-    answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
-    slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
-    typical = statistics.median(slowest[min(2, len(slowest) - 1) :])
-    return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {}, spent)
+    return spans, seconds
 
 
 def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, step: int) -> bool:
@@ -136,6 +149,7 @@ class EagerRank:
         self.now = self.next_index = 0  # the step that is under way, and the next micro-batch
         self.batch: Any = None
         self.losses: list[float] = []
+        self.is_guarded = False  # whether a loss or norm that is not finite ends the run
         self.calls, self.marks = self._bind(), list[float]()
         if task.resume is not None:
             self._load(checkpoint.load(task.resume))
@@ -144,6 +158,7 @@ class EagerRank:
         self.written = None if self.alone else self._carried(task.laws)
         if task.checkpoints is not None and self.rank == 0:
             checkpoint.discard(task.checkpoints)
+            forget(task.checkpoints)
 
     def step(self, step: int) -> float:
         """Return the mean loss of this rank's micro-batches; `marks` are then those of the step."""
@@ -191,6 +206,9 @@ class EagerRank:
             self.written.before(self.next_index)
         with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
             loss = loss_of(self.job, self.model, self.batch)
+            if self.is_guarded:
+                place = self.next_index - self.now * self.job.micro_batches
+                check_loss(float(loss.detach()), self.now, place, self.next_index)
             (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
         if self.written is not None:
             self.written.after(self.next_index)
@@ -211,9 +229,17 @@ class EagerRank:
 
     def _update(self) -> None:
         if self.job.clip_norm is not None:
-            clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
+            norm = float(clip_grad_norm_(self.parameters.values(), self.job.clip_norm))
+            if self.is_guarded and not math.isfinite(norm):
+                self._refuse(norm)
         given = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         self.updates.step(self.now, given)
+
+    def _refuse(self, norm: float) -> None:
+        grads = ((name, parameter.grad) for name, parameter in self.parameters.items())
+        names = [name for name, grad in grads if not all_finite(grad)]
+        count = self.job.micro_batches
+        refuse_norm(norm, self.now, range(self.now * count, (self.now + 1) * count), names)
 
     def _carried(self, laws: Laws | None) -> Carried | None:
         """Return what carries what forward writes; None if that is nothing.
@@ -256,12 +282,15 @@ class EagerRank:
 
     def state(self) -> State:
         """Return what a checkpoint keeps."""
-        tensors: dict[str, Tensor] = {}
-        tensors |= {f"weights/{name}": value for name, value in self.model.named_parameters()}
-        tensors |= {f"buffers/{name}": value for name, value in self.model.named_buffers()}
+        tensors = self.held()
         plain: dict[str, object] = {}
         self.updates.put(tensors, plain)
         return tensors, plain
+
+    def held(self) -> dict[str, Tensor]:
+        """Return weights and buffers by key."""
+        weights = {f"weights/{name}": value for name, value in self.model.named_parameters()}
+        return weights | {f"buffers/{name}": value for name, value in self.model.named_buffers()}
 
     def _load(self, state: checkpoint.Checkpoint) -> None:
         Optimizers(self.job, self.model, self.parameters).may_resume()

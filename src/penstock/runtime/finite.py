@@ -1,8 +1,8 @@
 """Finite: a loss, or the norm of a gradient, that is no finite number ends a run on all ranks.
 
-The rank that sees it writes down where, and the weights that it holds; so do, when they learn of it,
-the others of its replica.  The process that leads the run finds out from these what happened (see
-autopsy.py).
+The rank that sees it writes down where, and the weights that it holds; so do, when they learn of
+it, the others of its replica.  The process that leads the run finds out from these what happened
+(see autopsy.py).
 """
 
 import json
@@ -71,14 +71,23 @@ def check_loss(value: float, step: int, place: int, index: int) -> None:
         raise NotFiniteError(Found(what, f"{value}", step, (index,)))
 
 
-def check_norm(value: float, step: int, indices: Sequence[int]) -> None:
-    """Raise unless the norm of the gradient of a step is finite.
+def refuse_loss(value: float, step: int, indices: Sequence[int]) -> None:
+    """Raise for the mean loss of a step.
 
     Raises:   NotFiniteError.
     """
-    if not math.isfinite(value):
-        what = f"the norm of the gradient of step {step + 1}"
-        raise NotFiniteError(Found(what, f"{value}", step, tuple(indices)))
+    raise NotFiniteError(Found(f"the loss of step {step + 1}", f"{value}", step, tuple(indices)))
+
+
+def refuse_norm(value: float, step: int, indices: Sequence[int], names: Sequence[str]) -> None:
+    """Raise for the norm of a step's gradient; of the gradients, those of `names` are not finite.
+
+    Raises:   NotFiniteError.
+    """
+    of = f" of {names[0]}" if names else ""
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    what = f"the norm of the gradient{of}{more} in step {step + 1}"
+    raise NotFiniteError(Found(what, f"{value}", step, tuple(indices)))
 
 
 # -- what ranks leave -----------------------------------------------------------------------------
@@ -116,11 +125,12 @@ def leaving(
 
 
 def _tell_first(folder: Path, found: Found, rank: int, ranks: tuple[int, ...]) -> None:
-    """Write down what was found, unless another rank has: of a norm all see the same."""
-    path = folder / "found.json"
-    if not path.exists():
-        content = {**asdict(found), "rank": rank, "ranks": ranks}
-        write_text(path, json.dumps(content))
+    """Write down what was found, unless another rank has done so before, maybe just now."""
+    own = folder / f".found-{rank}"
+    write_text(own, json.dumps({**asdict(found), "rank": rank, "ranks": ranks}))
+    with suppress(FileExistsError):
+        os.link(own, folder / "found.json")
+    own.unlink()
 
 
 def _write(folder: Path, rank: int, tensors: Mapping[str, Tensor]) -> None:

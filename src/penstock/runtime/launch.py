@@ -29,6 +29,7 @@ from penstock.errors import PenstockError, RunError
 from penstock.graph.trace import device_here
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import die_with, let_children_die_with_this
+from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
@@ -272,7 +273,11 @@ def _problem_as_json(problem: BaseException) -> dict[str, Any]:
         "hint": problem.hint if known else "",
         "trace": "" if known else "".join(traceback.format_exception(problem)),
         "follows": isinstance(problem, TransportError),
+        "lingers": isinstance(problem, NotFiniteError),
     }
+
+
+_LINGER_S = 20.0  # for which a number that is not finite lets the other ranks go on
 
 
 def _supervise(
@@ -280,18 +285,19 @@ def _supervise(
 ) -> list[RankResult]:
     """Read what the ranks tell until all are done; raise as soon as one fails or dies."""
     results: dict[int, RankResult] = {}
+    causes: list[tuple[int, dict[str, Any]]] = []
     followers: list[tuple[int, dict[str, Any]]] = []
     open_pipes = dict(enumerate(pipes))
     while open_pipes:
-        wait_s = 1.0 if followers else None
+        wait_s = _LINGER_S if causes else 1.0 if followers else None
         ready = multiprocessing.connection.wait(list(open_pipes.values()), timeout=wait_s)
         if not ready:
-            raise _rank_error(*followers[0])
+            raise _rank_error(*[*causes, *followers][0])
         for rank, pipe in [(r, p) for r, p in open_pipes.items() if p in ready]:
             told = _read(pipe)
             if told is None:
                 del open_pipes[rank]
-                if rank not in results and rank not in dict(followers):
+                if rank not in results and rank not in dict([*causes, *followers]):
                     raise _death(rank, processes[rank])
                 continue
             what, content = told
@@ -301,10 +307,12 @@ def _supervise(
                 results[rank] = from_json(content)
             elif content["follows"]:  # another rank will say what happened
                 followers.append((rank, content))
+            elif content["lingers"]:  # the others write down what they hold
+                causes.append((rank, content))
             else:
                 raise _rank_error(rank, content)
-    if followers:
-        raise _rank_error(*followers[0])
+    if causes or followers:
+        raise _rank_error(*[*causes, *followers][0])
     return [results[rank] for rank in range(len(processes))]
 
 

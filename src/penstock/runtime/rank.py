@@ -4,6 +4,7 @@ A Program is bound once to a flat list of calls (bind.py).  Running a window is 
 `for call in calls: call()`, with the clock read between calls.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
+from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import TensorSpec, Transport
@@ -79,6 +81,12 @@ class Rank:
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._reader = Reader(job, self.device)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Return the ranks of this replica, itself included."""
+        count = self.transport.num_ranks // self.replicas
+        return tuple(range(self.replica * count, (self.replica + 1) * count))
 
     # -- one window --------------------------------------------------------------------------
 
@@ -242,13 +250,23 @@ class Rank:
         step = self.progress.first_step + micro_batch // per_step
         check_loss(loss, step, place, self._index(micro_batch, per_step))
 
-    def check_norm(self, norm: float, step: int) -> None:
-        """Raise unless the norm of the gradient of a step of the window is finite.
+    def check_mean_loss(self, losses: Sequence[Tensor], step: int) -> None:
+        """Raise unless the losses of a step of the window are finite; on a GPU, it waits for them.
 
         Raises:   NotFiniteError.
         """
-        count, number = self.replicas * self.per_step, self.progress.first_step + step
-        check_norm(norm, number, range(number * count, (number + 1) * count))
+        mean, number = float(torch.stack([*losses]).mean()), self.progress.first_step + step
+        if not math.isfinite(mean):
+            count = self.replicas * self.per_step
+            refuse_loss(mean, number, range(number * count, (number + 1) * count))
+
+    def refuse_norm(self, norm: float, step: int, names: Sequence[str]) -> None:
+        """Raise for the norm of the gradient of a step of the run, by which these have a share.
+
+        Raises:   NotFiniteError.
+        """
+        count = self.replicas * self.per_step
+        refuse_norm(norm, step, range(step * count, (step + 1) * count), names)
 
     def seed(self, micro_batch: int, per_step: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -37,9 +38,13 @@ def sum_call(rank: "Rank", reduce: Reduce, own: Own) -> Call:
         case "replicas":
             return _replicas(rank, reduce, own)
         case "norm":
-            return _clip(rank, own, reduce.ranks)
+            clip = _clip(rank, own, reduce.ranks)
+            return lambda: clip(rank.progress.first_step + reduce.step)
         case "validate":
-            return partial(rank.unsettled.append, _validate(rank, own, reduce.ranks))
+            validate = _validate(rank, own, reduce.ranks)
+            return lambda: rank.unsettled.append(
+                partial(validate, rank.progress.first_step + reduce.step)
+            )
 
 
 def _tied(rank: "Rank", reduce: Reduce, own: Own) -> Call:
@@ -95,7 +100,7 @@ def _replicas(rank: "Rank", reduce: Reduce, own: Own) -> Call:
     return call
 
 
-def _validate(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
+def _validate(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[int], None]:
     """Where gradients have to be clipped, take the last update back, clip, and update again.
 
     The weights are then those of an update after the norm, bit for bit.
@@ -103,8 +108,8 @@ def _validate(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
     clip = _clip(rank, own, ranks)
     updated = [rank.weights_of(stage) for stage in own.stages]
 
-    def call() -> None:
-        clips = clip()
+    def call(step: int) -> None:
+        clips = clip(step)
         for weights in updated:
             if clips:
                 weights.update_again()
@@ -113,8 +118,8 @@ def _validate(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Call:
     return call
 
 
-def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[], bool]:
-    """Return what clips, and says whether that changed anything.
+def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[int], bool]:
+    """Return what clips in a step of the run, and says whether that changed anything.
 
     Scale gradients so that the norm over all stages is at most the job's clip_norm.
 
@@ -134,21 +139,28 @@ def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[], bool]:
     order = [number for group in _compat.groups_by_dtype(like) for number in group]
     own_places = [place[node] for _, owned in parts for node in owned]
 
-    def call() -> bool:
+    def call(step: int) -> bool:
         norms = torch.zeros(len(counted), dtype=torch.float64, device=rank.device)
         found = [norm.double() for weights, owned in parts for norm in weights.norms(owned)]
         if found:
             norms[own_places] = torch.stack(found)
         if len(ranks) > 1:
             rank.transport.all_reduce(norms, ranks)
-        coefficient = limit / (_total(norms, order, dtypes) + 1e-6)
+        total = _total(norms, order, dtypes)
+        coefficient = limit / (total + 1e-6)
         clips = not bool(coefficient >= 1.0)
+        if clips and rank.is_guarded and not isfinite(float(total)):
+            rank.refuse_norm(float(total), step, [nodes[counted[k]].name for k in _bad(norms)])
         if clips:
             for weights, _ in parts:
                 weights.scale_gradients(coefficient)
         return clips
 
     return call
+
+
+def _bad(norms: Tensor) -> list[int]:
+    return [number for number, norm in enumerate(norms) if not isfinite(float(norm))]
 
 
 def _counted(rank: "Rank", own: Own) -> Iterator[tuple[int, list[int]]]:
@@ -189,6 +201,8 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     tell = tell_call(rank, step, has_loss=has_loss) if tells else None
 
     def call() -> None:
+        if has_loss and tells and rank.is_guarded and rank.device.type != "cpu":
+            rank.check_mean_loss(progress.losses[step], step)
         if stash is not None:
             weights.keep(stash)
         number, factor = progress.first_step + step, 1.0

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
 from penstock.runtime.control import Board, Control, Do
+from penstock.runtime.finite import forget, leaving
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
@@ -120,6 +122,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     keep_freed_memory()
     _agree(task, transport)
     rank = _rank_of(task, transport, report)
+    rank.is_guarded = True
     programs = {id(program): program for program, _ in task.windows}
     for program in programs.values():
         rank.expect(program)
@@ -131,8 +134,16 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
             weights.load(state.tensors, state.plain)
     if task.checkpoints is not None and rank.rank == 0:
         checkpoint.discard(task.checkpoints)
+        forget(task.checkpoints)
     transport.barrier()
-    watch, once = _Watch(rank, Control(task.board, task.every_s)), _run_once(task)
+    watch = _Watch(rank, Control(task.board, task.every_s))
+    with leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)):
+        _run_windows(task, watch, bound)
+    return watch.result(time.perf_counter())
+
+
+def _run_windows(task: Task, watch: "_Watch", bound: Mapping[int, list[Bound]]) -> None:
+    once = _run_once(task)
     with torch.no_grad():
         for number, (program, first_step) in enumerate(task.windows):
             window = _Window(
@@ -141,8 +152,14 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
             watch.window(bound[id(program)], window)
             if _is_over(task, watch, number):
                 break
-        rank.settle()
-    return watch.result(time.perf_counter())
+        watch.rank.settle()
+
+
+def _held_tensors(rank: Rank) -> Mapping[str, Tensor]:
+    """Return weights and buffers by key, as they are at any moment."""
+    held = (weights.state()[0].items() for weights in rank.weights.values())
+    kinds = "weights/", "buffers/"
+    return {key: value for state in held for key, value in state if key.startswith(kinds)}
 
 
 def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
