@@ -53,7 +53,7 @@ def test_ops_sum_to_the_whole_forward_and_the_whole_backward(monkeypatch) -> Non
 
 def test_update_is_measured_with_clipping_where_the_job_clips(monkeypatch) -> None:
     size = sum(p.numel() * p.element_size() for p in captured("blocks").model.parameters())
-    monkeypatch.setattr(measure, "_timed", lambda call: {"_clip": 2.0}.get(_name(call), 1.0))
+    monkeypatch.setattr(measure, "_timed", lambda call, **_: {"_clip": 2.0}.get(_name(call), 1.0))
     for clip_norm, seconds in ((None, 1.0), (0.5, 3.0)):
         job = replace(JOBS["blocks"], clip_norm=clip_norm)
         found = measure.optimizer_costs(captured("blocks"), job)

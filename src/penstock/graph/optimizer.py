@@ -7,7 +7,8 @@ mean what they mean in a plain loop.  The module keeps its own values: a run len
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -118,14 +119,31 @@ def _built(job: Job, model: nn.Module) -> nn.Module:
         torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
         new = job.model().to(device_here())
     if new is not model:
-        with torch.no_grad():
-            for own, other in (
-                (new.parameters(), model.parameters()),
-                (new.buffers(), model.buffers()),
-            ):
-                for value, wanted in zip(own, other, strict=True):
-                    value.copy_(wanted)
+        for own, other in (
+            (new.parameters(), model.parameters()),
+            (new.buffers(), model.buffers()),
+        ):
+            for value, wanted in zip(own, other, strict=True):
+                value.data = wanted.detach().clone()
     return new
+
+
+@contextmanager
+def stand_ins(model: nn.Module, most: int) -> Generator[dict[str, Tensor]]:
+    """Give the parameters zeros in place of their values, of at most `most` in each dimension.
+
+    What it yields are those by name.
+    """
+    parameters = dict(model.named_parameters())
+    before = {name: parameter.data for name, parameter in parameters.items()}
+    for parameter in parameters.values():
+        shape = [min(size, most) for size in parameter.shape]
+        parameter.data = torch.zeros(shape, dtype=parameter.dtype)
+    try:
+        yield {name: parameter.data for name, parameter in parameters.items()}
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = before[name]
 
 
 class Loan:

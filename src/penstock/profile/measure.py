@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.batches import started
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.cut import cut
+from penstock.graph.optimizer import Loan, Whole, stand_ins, whole_optimizer
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, device_here, on_device
 from penstock.heap import give_back, keep_freed_memory
@@ -249,40 +251,50 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
 
     By the names of the fields of Profile.  An update clips before, where the job does.
     """
-    weights = [p.detach().clone() for p in capture.model.parameters() if p.requires_grad]
-    parameters = [torch.nn.Parameter(weight) for weight in weights]
-    gradients = [torch.full_like(p, 1e-4) for p in parameters]
-    size = sum(p.numel() * p.element_size() for p in parameters)
-    sums: Any = [torch.zeros_like(p) for p in parameters]
-    accumulate_s = _timed(lambda: _compat.add_in_place(sums, gradients))
-    optimizer = job.optimizer(parameters)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    update_s = _timed(optimizer.step)
+    known = {n: p for n, p in capture.model.named_parameters() if p.requires_grad}
+    weights = {name: p.detach().clone() for name, p in known.items()}
+    gradients = {name: torch.full_like(p, 1e-4) for name, p in known.items()}
+    size = sum(p.numel() * p.element_size() for p in known.values())
+    sums: Any = [torch.zeros_like(p) for p in known.values()]
+    accumulate_s = _timed(lambda: _compat.add_in_place(sums, list(gradients.values())))
+    whole = whole_optimizer(job, capture.model)
+    seconds, workspace = _updated(whole, weights, gradients)
     if job.clip_norm is not None:
-        update_s += _timed(partial(_clip, gradients))
-    state = sum(
-        value.numel() * value.element_size()
-        for values in optimizer.state.values()
-        for value in values.values()
-        if isinstance(value, Tensor)
-    )
+        seconds += _timed(partial(_clip, list(gradients.values())))
+    state = sum(value.numel() * value.element_size() for value in _state(whole.optimizer))
     flat, other = torch.zeros(2, max(1, size // 4))
     return {
         "accumulate_s_per_byte": accumulate_s / size,
-        "update_s_per_byte": update_s / size,
+        "update_s_per_byte": seconds / size,
         "update_s": 0.0,
         "state_bytes_per_byte": state / size,
-        "update_workspace_per_byte": _peak_bytes(optimizer.step) / size,
+        "update_workspace_per_byte": workspace / size,
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
     }
 
 
+def _updated(
+    whole: Whole, weights: dict[str, Tensor], gradients: dict[str, Tensor]
+) -> tuple[float, int]:
+    """Return seconds of an update of `weights`, and the most bytes that it holds meanwhile."""
+    step, found = whole.optimizer.step, list[int]()
+    inside = partial(Loan(whole, weights).run, gradients)
+    seconds = _timed(step, inside=inside)
+    inside(lambda: found.append(_peak_bytes(step)))
+    return seconds, found[0]
+
+
+def _state(optimizer: Optimizer) -> list[Tensor]:
+    """Return the tensors that an optimizer keeps for its parameters."""
+    return [v for held in optimizer.state.values() for v in held.values() if isinstance(v, Tensor)]
+
+
 def _clip(gradients: list[Tensor]) -> None:
     """Clip as a run does where the norm is beyond the limit."""
-    squares = sum(float(torch.linalg.vector_norm(gradient)) ** 2 for gradient in gradients)  # pyright: ignore
+    norms = torch.stack([norm.double() for norm in _compat.gradient_norms(gradients)])
+    factor = 1.0 / (1.0 + norms.square().sum())
     for gradient in gradients:
-        gradient.mul_(1.0 / (1.0 + squares))
+        gradient.mul_(factor)
 
 
 def optimizer_state(capture: Capture, job: Job) -> float:
@@ -291,17 +303,13 @@ def optimizer_state(capture: Capture, job: Job) -> float:
     A stand-in has at most 64 in each dimension; states of one number are not counted.
     Ignores:  states that grow otherwise than the weights, as Adafactor's rows and columns.
     """
-    wanted = [weight for weight in capture.model.parameters() if weight.requires_grad]
-    shapes = [[min(size, 64) for size in weight.shape] for weight in wanted]
-    rows = zip(wanted, shapes, strict=True)
-    weights = [torch.nn.Parameter(torch.zeros(shape, dtype=one.dtype)) for one, shape in rows]
-    optimizer = job.optimizer(weights)
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    values = (value for states in optimizer.state.values() for value in states.values())
-    held = (v.numel() * v.element_size() for v in values if isinstance(v, Tensor) and v.dim())
-    return sum(held) / max(1, sum(w.numel() * w.element_size() for w in weights))
+    trained = [n for n, p in capture.model.named_parameters() if p.requires_grad]
+    with stand_ins(capture.model, 64) as values:
+        whole = whole_optimizer(job, capture.model)
+        gradients = {name: torch.zeros_like(values[name]) for name in trained}
+        Loan(whole, values).run(gradients, whole.optimizer.step)
+    held = sum(v.numel() * v.element_size() for v in _state(whole.optimizer) if v.dim())
+    return held / max(1, sum(g.numel() * g.element_size() for g in gradients.values()))
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:
@@ -315,12 +323,21 @@ def _peak_bytes(call: Callable[[], Any]) -> int:
     return peak
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _timed(
+    call: Callable[[], Any],
+    *,
+    inside: Callable[[Callable[[], object]], object] = lambda timed: timed(),
+) -> float:
+    """Return the median seconds of `call`; `inside` does what must be done around each."""
     clock, times = _clock(), list[float]()
-    for _ in range(7):
+
+    def timed() -> None:
         start = clock()
         call()
         times.append(clock() - start)
+
+    for _ in range(7):
+        inside(timed)
     return statistics.median(times[2:])
 
 

@@ -112,8 +112,9 @@ def optimizer_text(capture: "Capture", job: "Job") -> str:
 
     And whether it clips.
     """
-    weights = [weight for weight in capture.model.parameters() if weight.requires_grad]
-    optimizer = job.optimizer(weights)
+    from penstock.graph.optimizer import whole_optimizer
+
+    optimizer = whole_optimizer(job, capture.model).optimizer
     settings = {key: value for key, value in optimizer.defaults.items() if key != "lr"}
     name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     clips = "" if job.clip_norm is None else ", clips"
