@@ -93,7 +93,9 @@ def _check(optimizer: object) -> None:
     if isinstance(optimizer, SparseAdam):
         message = f"the job's optimizer is {name}, and gradients are not sparse"
         raise JobError(message, hint="use Adam; it needs no sparse gradients")
-    if isinstance(optimizer, LBFGS) or needed_arguments(optimizer.step):
+    step = _compat.without_scheduler(vars(optimizer)).get("step")
+    needed = needed_arguments(step) if step else needed_arguments(type(optimizer).step)[1:]
+    if isinstance(optimizer, LBFGS) or needed:
         message = f"a step of the job's optimizer, {name}, computes the loss itself by a closure"
         raise JobError(message, hint="use one whose step() needs the gradients only")
 

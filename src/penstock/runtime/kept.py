@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.errors import CheckpointError
+from penstock.runtime.rates import changed_options, options_of
 
 Plain = dict[str, object]
 Tensors = dict[str, Tensor]
@@ -183,15 +184,20 @@ class Own:
     def __init__(self, optimizer: Optimizer, parameters: Parameters, *, is_whole: bool) -> None:
         self.optimizer, self.parameters, self.is_whole = optimizer, parameters, is_whole
         self.first = {place: _digest(value) for place, _, value in self._attributes()}
+        self.options = {place: options_of(one) for place, one in nested(optimizer)[1:]}
 
     def put(self, changed: Iterable[Mapping[str, Any]], tensors: Tensors, plain: Plain) -> None:
         """Add the options `changed` of each group, and the attributes that are not as at first.
 
         Of what cannot be saved the type is noted, so that no run is resumed without it.
         """
-        for number, options in enumerate(changed):
-            for key, value in options.items():
-                self._try(f"optimizer-group/{number}/{key}", value, tensors, plain)
+        groups = {"optimizer": changed}
+        for place, one in nested(self.optimizer)[1:]:
+            groups[place] = changed_options(one, self.options[place])
+        for place, rows in groups.items():
+            for number, options in enumerate(rows):
+                for key, value in options.items():
+                    self._try(f"{_groups(place)}/{number}/{key}", value, tensors, plain)
         for place, _, value in self._attributes():
             if self.first.get(place) != _digest(value):
                 self._try(place, value, tensors, plain)
@@ -210,11 +216,12 @@ class Own:
         Raises:   CheckpointError: something of it could not be saved.
         """
         owners = {_own(place): one for place, one in nested(self.optimizer)}
+        grouped = {_groups(place): one for place, one in nested(self.optimizer)}
         for place in {**tensors, **plain}:
             kind, _, name = place.partition("/")
-            if kind == "optimizer-group" and name.count("/") == 1:
+            if kind in grouped and name.count("/") == 1:
                 number, _, key = name.partition("/")
-                self.optimizer.param_groups[int(number)][key] = _found(place, tensors, plain)
+                grouped[kind].param_groups[int(number)][key] = _found(place, tensors, plain)
             elif kind in owners and "/" not in name:
                 _give(owners[kind], name, _found(place, tensors, plain))
 
@@ -233,6 +240,11 @@ class Own:
 def _own(place: str) -> str:
     """Return where the attributes of the optimizer at a place are kept."""
     return place.replace("optimizer", "optimizer-own", 1)
+
+
+def _groups(place: str) -> str:
+    """Return where the options of the optimizer at a place are kept."""
+    return place.replace("optimizer", "optimizer-group", 1)
 
 
 def _is_parameter(key: object) -> bool:

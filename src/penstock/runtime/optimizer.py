@@ -163,6 +163,15 @@ def undividable(job: Job, capture: Capture) -> str | None:
     return _once("divided", job, capture.model, _reached(capture.graph))
 
 
+def unresumable(job: Job, capture: Capture) -> str | None:
+    """Return what a run that is resumed would do otherwise than an unbroken one; None if nothing.
+
+    It is stopped after every step, and another one goes on from what is kept.
+    Raises:   JobError, CheckpointError: it fails, or what it keeps cannot be saved.
+    """
+    return _once("resumed", job, capture.model, _reached(capture.graph))
+
+
 def _once(what: str, job: Job, model: nn.Module, reached: Sequence[str]) -> str | None:
     """Return the result of a trial, which is made once for a job and a model."""
     key = (job.optimizer, job.scheduler, job.learning_rate)
@@ -272,16 +281,17 @@ class _Trial:
         return self._run(parts, values, range(self.steps))
 
     def resumed(self) -> Found:
-        """Return what the very optimizer does that is stopped halfway, and another one after it."""
-        half = self.steps // 2
-        updates, values = self._on_loan(self._values())
-        before = self._run([updates], values, range(half))
+        """Return what optimizers do of which each makes one step, and then the next goes on."""
+        values, found = self._values(), Found()
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
-        updates.put(tensors, plain)
-        again, values = self._on_loan(values)
-        again.take(tensors, json.loads(json.dumps(plain)))
-        return before + self._run([again], values, range(half, self.steps))
+        for step in range(self.steps):
+            updates, values = self._on_loan(values)
+            updates.take(tensors, json.loads(json.dumps(plain)))
+            found += self._run([updates], values, range(step, step + 1))
+            tensors, plain = {}, {}
+            updates.put(tensors, plain)
+        return found
 
     def words(self, one: Found, other: Found, what: str) -> str:
         """Return where two runs first differ."""

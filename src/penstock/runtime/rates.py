@@ -31,6 +31,12 @@ def options_of(optimizer: Optimizer) -> Options:
     ]
 
 
+def changed_options(optimizer: Optimizer, first: Options) -> Options:
+    """Return the options of every group that are not what they were at first."""
+    rows = zip(options_of(optimizer), first, strict=True)
+    return [{k: v for k, v in now.items() if not same(v, old.get(k, ...))} for now, old in rows]
+
+
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
@@ -67,7 +73,7 @@ class Schedule:
         self._note()
 
     def options(self, step: int) -> Options:
-        """Return the options that differ from those the optimizer was made with, in a step.
+        """Return what the options that the scheduler sets, of each group, are in a step.
 
         Raises:   JobError: the scheduler fails, as one does that is at its end.
         """
@@ -78,7 +84,10 @@ class Schedule:
             _asked(self.scheduler.step, f"fails after step {self.now}")
             self.now += 1
             self._note()
-        return self.kept[step]
+        rows = zip(self.kept[step], self.managed(), self.first, strict=True)
+        return [
+            {key: then.get(key, first.get(key)) for key in managed} for then, managed, first in rows
+        ]
 
     def managed(self) -> list[set[str]]:
         """Return the options of each group that the scheduler has set so far."""
@@ -173,12 +182,6 @@ class Rates:
 
     def changed(self) -> list[Mapping[str, Any]]:
         """Return the options of each group that the optimizer has changed by itself."""
-        rows = zip(options_of(self.optimizer), self.first, self.managed(), strict=True)
-        return [
-            {
-                key: value
-                for key, value in now.items()
-                if key not in managed and (key not in first or not same(value, first[key]))
-            }
-            for now, first, managed in rows
-        ]
+        now = changed_options(self.optimizer, self.first)
+        rows = zip(now, self.managed(), strict=True)
+        return [{k: v for k, v in one.items() if k not in managed} for one, managed in rows]
