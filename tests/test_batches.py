@@ -7,6 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -24,6 +26,7 @@ from torch.utils.data import (
 
 import penstock as ps
 from penstock.batches import Reads, read
+from penstock.batches.reads import in_turn
 from penstock.errors import JobError
 
 pytestmark = pytest.mark.timeout(100)
@@ -118,16 +121,66 @@ def test_workers_read_numbers_in_any_order():
     assert first(read(MADE["drop"](workers=2), reads), 4) == first(read(MADE["drop"](), reads), 4)
 
 
-def test_data_of_a_user_is_begun_wherever_a_number_does_not_follow():
-    starts = []
+class Timed:
+    """Data of its numbers; a clock that goes on with each call and each micro-batch read."""
 
-    def data(start):
-        starts.append(start)
-        return itertools.count(start)
+    def __init__(self, start_s: float, skip_s: float = 0.0) -> None:
+        self.start_s, self.skip_s, self.now_s, self.starts = start_s, skip_s, 0.0, []
 
-    assert list(itertools.islice(read(data, Reads(0, (0, 1, 4), 8)), 6)) == [0, 1, 4, 8, 9, 12]
-    assert starts == [0, 4, 8, 12]
+    def __call__(self, start: int):
+        self.starts.append(start)
+        self.now_s += self.start_s + start * self.skip_s
+        for number in itertools.count(start):
+            self.now_s += 1.0
+            yield number
+
+    def read(self, reads: Reads, count: int) -> list[int]:
+        return list(itertools.islice(in_turn(self, reads, lambda: self.now_s), count))
+
+
+def test_data_that_begins_quickly_anywhere_is_begun_where_a_number_does_not_follow():
+    data = Timed(start_s=0.1)
+    assert data.read(Reads(0, (0, 1), 8), 6) == [0, 1, 8, 9, 16, 17]
+    assert data.starts == [0, 8, 16]
+    assert data.now_s == pytest.approx(6.3)
+
+
+def test_data_that_begins_slowly_is_read_on():
+    data = Timed(start_s=50.0)
+    assert data.read(Reads(4, (0, 1), 8), 6) == [4, 5, 12, 13, 20, 21]
+    assert data.starts == [4]
+
+
+def test_data_that_is_skipped_by_reading_is_not_read_again_and_again():
+    data = Timed(start_s=0.0, skip_s=1.0)
+    found = data.read(Reads(4, (0, 1, 2, 3), 8), 400)
+    assert found[-4:] == [796, 797, 798, 799]
+    assert data.now_s < 2000
+
+
+def test_two_places_are_read_in_turn_by_two_iterators():
+    data = Timed(start_s=50.0)
+    numbers = [0, 4, 1, 5, 2, 6, 3, 7]
+    assert data.read(Reads(0, numbers, 8), 16) == numbers + [8 + number for number in numbers]
+    assert len(data.starts) <= 2
+
+
+@given(
+    st.integers(0, 5),
+    st.lists(st.integers(0, 9), min_size=1, unique=True),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 2.0, 100.0]),
+    st.sampled_from([0.0, 1.0]),
+)
+def test_any_numbers_are_read_as_they_are(first, places, at, start_s, skip_s):
+    reads = Reads(first, places, 10, at % len(places))
+    found = Timed(start_s, skip_s).read(reads, 25)
+    assert found == list(itertools.islice(reads.numbers(), 25))
+
+
+def test_data_that_ends_ends_what_is_read_of_it():
     assert list(read(lambda start: iter(range(start, 3)), Reads.all_from(1))) == [1, 2]
+    assert list(read(lambda start: iter(range(start, 3)), Reads(0, (0,), 2))) == [0, 2]
 
 
 @pytest.mark.parametrize("made", MADE)

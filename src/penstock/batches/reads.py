@@ -1,13 +1,17 @@
 """Reads: the numbers of the micro-batches that somebody reads, and reading them."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.errors import JobError
 from penstock.job import Batch
 
 Data = Callable[[int], Iterator[Batch]]
+_MOST_BEGUN = 2  # iterators at a time: a rank may read in two places in turn, as under chimera
+_END = object()
 
 
 class Reads(NamedTuple):
@@ -43,24 +47,46 @@ class Reads(NamedTuple):
 def read(data: Data, reads: Reads) -> Iterator[Batch]:
     """Return the micro-batches of a job's data of these numbers, in this order.
 
-    Data that has a method `picked` is asked once for all of them; else `data(number)` is called
-    wherever a number does not follow the one before.
+    Data that has a method `picked` is asked once for all of them.  Else `data(number)` is called
+    where a number does not follow one before; or what lies between is read and dropped, if that
+    takes less time than the last such call did.
     """
     picked: Callable[[Reads], Iterator[Batch]] | None = getattr(data, "picked", None)
-    return _in_turn(data, reads) if picked is None else picked(reads)
+    return in_turn(data, reads, time.perf_counter) if picked is None else picked(reads)
 
 
-def _in_turn(data: Data, reads: Reads) -> Iterator[Batch]:
-    source, follows = iter(()), -1
+@dataclass(slots=True)
+class _Begun:
+    """An iterator over the data, and the number of the micro-batch that it gives next."""
+
+    source: Iterator[Batch]
+    number: int
+
+
+def in_turn(data: Data, reads: Reads, clock: Callable[[], float]) -> Iterator[Batch]:
+    """Yield the micro-batches of these numbers by as few calls of `data` as are worth while."""
+    begun: list[_Begun] = []
+    start_s = read_s = 0.0  # the last call with its first micro-batch; one of the others
     for number in reads.numbers():
-        if number != follows:
-            source = started(data, number)
-        follows = number + 1
-        try:
-            batch = next(source)
-        except StopIteration:
+        start = clock()
+        before = [each for each in begun if each.number <= number]
+        near = max(before, key=lambda each: each.number, default=None)
+        between = 0 if near is None else number - near.number
+        if near is None or (between and (between + 1) * read_s > start_s):
+            begun = sorted(
+                (each for each in begun if each is not near), key=lambda each: each.number
+            )
+            near, between = _Begun(started(data, number), number), -1
+            begun = [*begun[1 - _MOST_BEGUN :], near]
+        found = next(itertools.islice(near.source, max(between, 0), None), _END)
+        if found is _END:
             return
-        yield batch
+        near.number = number + 1
+        if between < 0:
+            start_s = clock() - start
+        else:
+            read_s = (clock() - start) / (between + 1)
+        yield found
 
 
 def started(data: Data, start: int) -> Iterator[Batch]:
