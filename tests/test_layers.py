@@ -16,6 +16,7 @@ ROOMS = (
     "units",
     "errors",
     "files",
+    "typed",
     "heap",
     "_compat",
     "job",

@@ -3,7 +3,9 @@
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
+from types import NoneType
 from typing import TypeAlias, cast
 
 from penstock.errors import PenstockError
@@ -45,20 +47,59 @@ def write_text(path: Path | str, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def read_bytes(path: Path | str, error: type[PenstockError], what: str) -> bytes:
+    """Return the content of `path`, which must be a regular file: others may never end.
+
+    Raises:   `error`: no such file, no permission; a folder, a pipe, a device or a socket.
+    """
+    hint = f"check the path of the {what}"
+    try:
+        mode = Path(path).stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+            raise error(f"cannot read {what} {path}: it is {kind}, not a file", hint=hint)
+        return Path(path).read_bytes()
+    except OSError as problem:
+        raise error(f"cannot read {what} {path}: {problem.strerror}", hint=hint) from problem
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+_NAMES: dict[type, str] = {
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    NoneType: "null",
+}
+
+
 def read_json(path: Path | str, error: type[PenstockError], what: str) -> dict[str, Json]:
     """Return the JSON object in `path`; every way in which it can be unreadable is an `error`.
 
     Raises:   `error`: no such file, not UTF-8, not JSON, or not an object.
     """
+    return json_object(read_bytes(path, error, what), error, f"{what} {path}")
+
+
+def json_object(text: bytes | str, error: type[PenstockError], place: str) -> dict[str, Json]:
+    """Return the JSON object that `text` is.
+
+    Raises:   `error`: not UTF-8, not JSON, or not an object.
+    """
+    hint = "the file is damaged, or another one than it should be; make it again"
     try:
-        content = json.loads(Path(path).read_bytes())
-    except OSError as problem:
-        hint = f"check the path of the {what}"
-        raise error(f"cannot read {what} {path}: {problem.strerror}", hint=hint) from problem
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-        hint = f"the file is damaged or no {what}; make it again"
-        raise error(f"{what} {path} is not readable JSON: {problem}", hint=hint) from problem
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:  # also of numbers with too many digits
+        raise error(f"{place} is not readable JSON: {problem}", hint=hint) from problem
     if not isinstance(content, dict):
-        found = type(content).__name__
-        raise error(f"{what} {path} holds a {found}, not an object", hint=f"is it a {what}?")
+        raise error(f"{place} holds {_NAMES[type(content)]}, not an object", hint=hint)
     return cast("dict[str, Json]", content)

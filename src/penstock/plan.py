@@ -1,7 +1,7 @@
 """Plan: the decisions, who took each of them and why, and what they are expected to give."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -9,9 +9,11 @@ from typing import Literal, NamedTuple, get_args
 from penstock.errors import PlanError
 from penstock.files import Json, read_json, write_text
 from penstock.graph.graph import Graph
+from penstock.typed import MisfitError, typed
 from penstock.units import format_bytes, format_seconds
 
 _MOST_LISTED = 8  # ranks
+_MOST_WORK = 50_000_000  # what a schedule can list: arrays of about 2 GiB
 By = Literal["search", "user", "only choice"]
 Buffers = Literal["exact", "one copy", "per replica"]
 
@@ -79,6 +81,10 @@ class Plan:
         for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
+        work = self.num_stages * self.num_micro_batches, self.num_ranks * self.replicas
+        if max(work) > _MOST_WORK:
+            counts = f"{work[0]} forwards of a pipeline, {work[1]} ranks"
+            raise PlanError(f"{counts}; neither can be above {_MOST_WORK}")
         if len(set(self.hosts)) < len(self.hosts):
             raise PlanError(f"hosts are {', '.join(self.hosts)}; each can stand there once")
         if self.buffers not in get_args(Buffers):
@@ -133,7 +139,7 @@ class Plan:
         """Return the plan whose file holds `text`, as `save` wrote it."""
         content: dict[str, Json] = json.loads(text)
         del content["penstock"]
-        return _from_json(content)
+        return typed(cls, content)
 
     @classmethod
     def load(cls, path: Path | str) -> "Plan":
@@ -147,11 +153,10 @@ class Plan:
         for beside in ("front", "tally"):  # what else was found, where it was printed
             content.pop(beside, None)
         try:
-            return _from_json(content)
-        except (PlanError, KeyError, TypeError, ValueError) as problem:
-            found = problem.message if isinstance(problem, PlanError) else repr(problem)
+            return typed(cls, content)
+        except (PlanError, MisfitError) as problem:
             hint = "make it again with `penstock plan`"
-            raise PlanError(f"plan {path} is damaged: {found}", hint=hint) from problem
+            raise PlanError(f"plan {path} is damaged: {problem}", hint=hint) from problem
 
 
 def check_fits(plan: Plan, graph: Graph) -> None:
@@ -214,47 +219,3 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
 
 def _plain(prediction: Prediction) -> dict[str, Json]:
     return {**prediction._asdict(), "peak_bytes": list(prediction.peak_bytes)}
-
-
-def _from_json(content: dict[str, Json]) -> Plan:
-    fields = json.loads(json.dumps({"buffers": "exact", **content}))  # older files do not say it
-    unknown = fields.keys() - Plan.__dataclass_fields__.keys()
-    if unknown:
-        raise PlanError(f"unknown decisions {sorted(unknown)}")
-    _check_types(fields, _TYPES)
-    for name in ("cuts", "cut_names", "recompute", "hosts"):
-        fields[name] = tuple(fields[name])
-    fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
-    if fields["predicted"] is not None:
-        found = fields["predicted"]
-        _check_types(found, {"step_s": float, "peak_bytes": [int], "usd": float})
-        peak = tuple(found["peak_bytes"])
-        fields["predicted"] = Prediction(found["step_s"], peak, found["usd"])
-    return Plan(**fields)
-
-
-_TYPES: dict[str, type | list[type]] = {
-    "graph": str,
-    "cuts": [int],
-    "cut_names": [str],
-    "schedule": str,
-    "num_micro_batches": int,
-    "num_ranks": int,
-    "replicas": int,
-    "recompute": [bool],
-    "clip": bool,
-    "post_validation": bool,
-    "joined": int,
-    "buffers": str,
-    "hosts": [str],
-}
-
-
-def _check_types(values: Mapping[str, Json], types: Mapping[str, type | list[type]]) -> None:
-    """Raise a TypeError unless each value is of its type, or a list of values that are."""
-    for name, kind in types.items():
-        value = values[name]
-        wanted, items = (kind[0], value) if isinstance(kind, list) else (kind, [value])
-        fits = (float, int) if wanted is float else (wanted,)
-        if not isinstance(items, list) or any(type(item) not in fits for item in items):
-            raise TypeError(f"{name} is {value!r:.60}")

@@ -1,5 +1,7 @@
 """Units: decimal and binary bytes, and numbers as people read them."""
 
+import math
+
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 TFLOP = 10**12
@@ -24,5 +26,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def _three_digits(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
     digits = max(0, 3 - len(str(int(abs(value)))))
     return f"{value:.{digits}f}"

@@ -14,10 +14,12 @@ from penstock.cluster import toml
 from penstock.cluster.collectives import USUAL, Algorithm, Collective, best
 from penstock.cluster.machine import Machine, detect
 from penstock.errors import ClusterError
-from penstock.files import write_text
+from penstock.files import read_bytes, write_text
 from penstock.units import GB, TFLOP, format_bytes, format_seconds
 
 LEVELS = ("inside", "between", "across")
+_LEAST, _MOST = 1e-9, 1e21  # rates, seconds, bytes: quotients and sums of them stay numbers
+_MOST_RANKS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +163,11 @@ class Cluster:
                     f'host "{host.name}" has devices "{host.device}", which are not described',
                     hint=hint,
                 )
-        object.__setattr__(
-            self, "_ends", tuple(accumulate(host.num_devices for host in self.hosts))
-        )
+        ends = tuple(accumulate(host.num_devices for host in self.hosts))
+        if ends[-1] > _MOST_RANKS:
+            hint = f"describe at most {_MOST_RANKS}"
+            raise ClusterError(f"a cluster of {ends[-1]} devices", hint=hint)
+        object.__setattr__(self, "_ends", ends)
 
     @property
     def num_ranks(self) -> int:
@@ -305,8 +309,9 @@ class Cluster:
         Raises:   ClusterError: no such file, not TOML, a key that is missing or unknown, a value
                   of the wrong type, or numbers that no cluster can have.
         """
+        content = read_bytes(path, ClusterError, "cluster")
         try:
-            document = toml.read(path)
+            document = toml.parse(content)
             toml.check_keys("the file", document, ("device", "host", *LEVELS))
             devices = tuple(
                 toml.record(DeviceKind, *each) for each in toml.tables(document, "device")
@@ -378,13 +383,8 @@ def _check_names(where: str, names: Sequence[str]) -> None:
 def _check(
     where: str, name: str, number: float, *, positive: bool = False, finite: bool = True
 ) -> None:
-    """Raise a ClusterError unless `number` is >= 0 (`positive`: > 0) and, if so wanted, finite."""
-    bad = (
-        math.isnan(number)
-        or number < 0
-        or (positive and number == 0)
-        or (finite and math.isinf(number))
-    )
-    if bad:
-        wanted = f"{'positive' if positive else 'zero or more'}{' and finite' if finite else ''}"
+    """Raise a ClusterError unless `number` is one that times and sizes can be worked out with."""
+    least, most = (_LEAST if positive else 0.0), (_MOST if finite else math.inf)
+    if not least <= number <= most:  # also where it is no number
+        wanted = f"from {least:g} to {most:g}"
         raise ClusterError(f"{where} has {name} = {number}", hint=f"{name} must be {wanted}")

@@ -4,7 +4,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from json import dumps
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from penstock.errors import ClusterError
@@ -19,19 +18,17 @@ class Record(Protocol):
 
 
 Made = TypeVar("Made", bound=Record)
+_MOST = 2**63
 
 
-def read(path: Path | str) -> dict[str, Value]:
-    """Return the document in `path`.
+def parse(content: bytes) -> dict[str, Value]:
+    """Return the document that a file with this content holds.
 
-    Raises:   ClusterError: no such file, not UTF-8, or not TOML.
+    Raises:   ClusterError: not UTF-8, or not TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_bytes().decode())
-    except OSError as problem:
-        hint = "check the path of the cluster"
-        raise ClusterError(f"cannot be read: {problem.strerror}", hint=hint) from problem
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as problem:  # also of numbers with too many digits
         raise ClusterError(
             f"not readable TOML: {problem}", hint="docs/cluster.md shows what it looks like"
         ) from problem
@@ -89,6 +86,8 @@ def record(kind: type[Made], place: str, table: Value) -> Made:
 
 
 def _value(wanted: object, place: str, value: Value) -> object:
+    if type(value) is int and abs(value) >= _MOST:
+        raise ClusterError(f"{place} is {value!r:.40}, not below 2 ** 63")
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(wanted, type) and type(value) is wanted:

@@ -16,6 +16,7 @@ from penstock.estimate.solve import Prior
 from penstock.estimate.terms import Floats, Terms, time_terms
 from penstock.estimate.work import TIME_TERMS
 from penstock.files import Json, read_json, write_text
+from penstock.typed import MisfitError, typed
 
 Quantity: TypeAlias = Literal["time", "memory"]
 Seen: TypeAlias = "dict[str, tuple[float, float] | tuple[str, ...]]"
@@ -177,22 +178,7 @@ def load(path: Path = SHIPPED) -> tuple[Constants, ...]:
     """
     document = read_json(path, EstimateError, "table of constants")
     try:
-        rows = cast("list[dict[str, object]]", document["constants"])
-        return tuple(_constants(row) for row in rows)
-    except (KeyError, TypeError, ValueError) as problem:
-        message = f"{path} is no table of constants: {problem!r}"
+        return typed(tuple[Constants, ...], document.get("constants"))
+    except (MisfitError, EstimateError) as problem:
+        message = f"{path} is no table of constants: {problem}"
         raise EstimateError(message, hint="make it again with bench.scoreboard") from problem
-
-
-def _constants(row: dict[str, object]) -> Constants:
-    seen = cast("dict[str, list[float] | list[str]]", row["seen"])
-    return Constants(
-        cast("Quantity", row["quantity"]),
-        str(row["cluster"]),
-        cast("dict[str, float]", row["values"]),
-        float(cast("float", row["spread"])),
-        float(cast("float", row["error"])),
-        str(row["groups"]),
-        int(cast("int", row["runs"])),
-        {name: cast("tuple[str, ...]", tuple(values)) for name, values in seen.items()},
-    )

@@ -1,12 +1,14 @@
 """Table: a CSV of measured runs, in the layout of any of the sets that are published."""
 
 import csv
+import io
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import EstimateError
 from penstock.estimate.layouts import LAYOUTS, Build, Sample
 from penstock.estimate.row import Row
+from penstock.files import read_bytes
 
 _HINT = "see docs/estimate.md for the columns that are known"
 
@@ -48,12 +50,10 @@ def _sample(row: Row, build: Build) -> Sample | None:
 
 def _cells(path: Path) -> tuple[list[str], list[Row]]:
     """Return the head and the rows of a CSV file."""
+    content = read_bytes(path, EstimateError, "table")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = [line for line in csv.reader(file, strict=True) if any(line)]
-    except OSError as problem:
-        message = f"cannot read {path}: {problem.strerror}"
-        raise EstimateError(message, hint="check the path") from problem
+        file = io.StringIO(content.decode("utf-8-sig"), newline="")
+        lines = [line for line in csv.reader(file, strict=True) if any(line)]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise EstimateError(f"{path} is no CSV: {problem}", hint="give a CSV file") from problem
     if not lines:

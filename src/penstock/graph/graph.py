@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 from penstock.errors import GraphError
 from penstock.files import Json, read_json, write_text
+from penstock.typed import MisfitError, typed
 
 NodeKind = Literal["parameter", "buffer", "input", "scale", "constant", "op"]
 Phase = Literal["F", "B"]
+_MOST = 10**15  # bytes, FLOP, samples: sums of them fit 64 bits
 Effect = Literal["pure", "random", "mutates", "writes"]
 
 
@@ -87,9 +89,20 @@ class Graph:
             if not (0 <= node.storage <= index and -1 <= node.origin < index):
                 places = f"storage {node.storage} and origin {node.origin}"
                 raise GraphError(f"node {index} ({node.name}) has {places}, which come later")
+            sizes = (*node.shape, node.size_bytes, node.flop)
+            if not (min(sizes) >= 0 and max(sizes) < _MOST):
+                raise GraphError(f"node {index} ({node.name}) has a size of {sizes}")
         places = [point.at for point in self.cut_points]
-        if places != sorted(set(places)):
+        if places != sorted(set(places)) or not -1 < min(places, default=0) <= max(
+            places, default=0
+        ) <= len(self.nodes):
             raise GraphError(f"cut points are not in order: {places}")
+        known = (None, *range(len(self.nodes)))
+        lost = [name for name, place in self.gradients.items() if place not in known]
+        if lost:
+            raise GraphError(f"the gradient of {lost[0]} is node {self.gradients[lost[0]]}")
+        if not (min(self.samples, self.tokens) >= 0 and max(self.samples, self.tokens) < _MOST):
+            raise GraphError(f"a micro-batch has {self.samples} samples, {self.tokens} tokens")
 
     @cached_property
     def digest(self) -> str:
@@ -159,26 +172,20 @@ class Graph:
             raise GraphError(f"{path} is JSON, but no graph", hint="trace the job again")
         try:
             return cls._from_json(content)
-        except (GraphError, KeyError, TypeError, ValueError) as problem:
+        except (GraphError, MisfitError) as problem:
             hint = "trace the job again"
             raise GraphError(f"graph {path} is damaged: {problem}", hint=hint) from problem
 
     @classmethod
-    def _from_json(cls, content: dict[str, Json]) -> "Graph":
-        rows: Any = json.loads(json.dumps(content))  # plain lists and dicts, freshly typed
-        columns: list[str] = rows["columns"]
-        named = [dict(zip(columns, row, strict=True)) for row in rows["nodes"]]
-        for node in named:
-            node["inputs"], node["shape"] = tuple(node["inputs"]), tuple(node["shape"])
-        return cls(
-            key=tuple(rows["key"]),
-            nodes=tuple(Node(**node) for node in named),
-            loss=rows["loss"],
-            gradients=rows["gradients"],
-            cut_points=tuple(CutPoint(**point) for point in rows["cut_points"]),
-            samples=rows["samples"],
-            tokens=rows["tokens"],
-        )
+    def _from_json(cls, content: Mapping[str, Json]) -> "Graph":
+        columns = typed(tuple[str, ...], content.get("columns"))
+        rows = typed(tuple[list[Any], ...], content.get("nodes"))
+        wrong = [at for at, row in enumerate(rows) if len(row) != len(columns)]
+        if wrong:
+            raise MisfitError(rows[wrong[0]], f"a row of {len(columns)}", f"nodes[{wrong[0]}]")
+        rest = {key: value for key, value in content.items() if key not in ("penstock", "columns")}
+        nodes = [dict(zip(columns, row, strict=True)) for row in rows]
+        return typed(cls, {**rest, "nodes": nodes})
 
 
 def with_cut_points(graph: Graph, cut_points: tuple[CutPoint, ...]) -> Graph:

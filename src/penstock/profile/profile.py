@@ -1,14 +1,15 @@
 """Profile: seconds and bytes per op on one kind of device, measured or estimated."""
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from penstock.errors import ProfileError
 from penstock.files import Json, read_json, write_text
+from penstock.typed import MisfitError, typed
 
+_MOST = 1e15  # seconds or bytes: sums of them stay numbers
 How = Literal["measured", "estimated"]
 _NUMBERS = (
     "op_s",
@@ -65,9 +66,11 @@ class Profile:
         for name in _NUMBERS:
             value: float | tuple[float, ...] = getattr(self, name)
             row = value if isinstance(value, tuple) else (value,)
-            wrong = [number for number in row if not 0 <= number < math.inf]
+            wrong = [number for number in row if not 0 <= number < _MOST]
             if wrong:
-                raise ProfileError(f"{name} holds {wrong[0]}; it must be 0 or more")
+                raise ProfileError(
+                    f"{name} holds {wrong[0]}; it must be 0 or more, below {_MOST:g}"
+                )
 
     @property
     def micro_batch_s(self) -> float:
@@ -104,12 +107,9 @@ class Profile:
         """
         if not isinstance(content, dict) or content.get("penstock") != "profile":
             raise ProfileError(f"{path} is JSON, but no profile", hint="measure again")
-        fields = json.loads(json.dumps(content))
-        del fields["penstock"]
+        fields = {name: value for name, value in content.items() if name != "penstock"}
         try:
-            for name in ("op_s", "workspace_bytes"):
-                fields[name] = tuple(fields[name])
-            return cls(**fields)
-        except (KeyError, TypeError, ProfileError) as problem:
+            return typed(cls, fields)
+        except (ProfileError, MisfitError) as problem:
             hint = "delete it; it will be measured again"
             raise ProfileError(f"profile {path} is damaged: {problem}", hint=hint) from problem

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import ReportError, TimelineError
-from penstock.files import Json
+from penstock.files import Json, json_object, read_bytes
 from penstock.plan import Plan
 from penstock.timeline import (
     Breakdown,
@@ -21,6 +21,7 @@ from penstock.timeline import (
 
 RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"
 DAMAGED = "the file is damaged; run again, or take the file away and resume"
+_MOST_S = 1e15
 OWN_KEYS = (
     "val_loss",
     "step_s_predicted",
@@ -119,8 +120,8 @@ def inputs_of(
         steps=steps_of(metrics),
         val_loss=reader.number("val_loss"),
         step_s=Pair(
-            _first(reader.number("step_s_predicted"), lengths_s[0], plan_s),
-            _first(reader.number("step_s_measured"), lengths_s[1]),
+            _first(reader.seconds("step_s_predicted"), lengths_s[0], plan_s),
+            _first(reader.seconds("step_s_measured"), lengths_s[1]),
         ),
         peak_bytes=(
             reader.sizes("peak_bytes_predicted") or peaks[0] or plan_bytes,
@@ -180,7 +181,8 @@ def read(folder: Path) -> Inputs:
     measured = Timeline.load(folder / "measured.trace.json")
     metrics_path, summary_path = folder / "metrics.jsonl", folder / "summary.json"
     lines = list(_lines(metrics_path))
-    summary = _object(_content(summary_path), f"{summary_path}")
+    content = _content(summary_path, "summary")
+    summary = json_object(content, ReportError, f"summary {summary_path}")
     try:
         return inputs_of(plan, (predicted, measured), lines, summary, folder.resolve().name)
     except ReportError as problem:
@@ -188,26 +190,17 @@ def read(folder: Path) -> Inputs:
 
 
 def _lines(path: Path) -> Iterable[Mapping[str, Json]]:
-    for at, line in enumerate(_content(path).splitlines()):
+    for at, line in enumerate(_content(path, "metrics").splitlines()):
         if line.strip():
-            yield _object(line, f"line {at + 1} of {path}")
+            yield json_object(line, ReportError, f"line {at + 1} of {path}")
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, what: str) -> bytes:
+    """Return what is in a file of a run; without it the run has not ended."""
     try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise ReportError(f"cannot read {path}: {problem.strerror}", hint=RESUME) from problem
-
-
-def _object(content: bytes, place: str) -> Mapping[str, Json]:
-    try:
-        value: Json = json.loads(content)
-    except (ValueError, RecursionError) as problem:
-        raise ReportError(f"{place} is not readable JSON: {problem}", hint=DAMAGED) from problem
-    if not isinstance(value, dict):
-        raise ReportError(f"{place} holds a {type(value).__name__}, no object", hint=DAMAGED)
-    return value
+        return read_bytes(path, ReportError, what)
+    except ReportError as problem:
+        raise ReportError(problem.message, hint=RESUME) from problem
 
 
 class _Reader(NamedTuple):
@@ -219,6 +212,13 @@ class _Reader(NamedTuple):
     def number(self, key: str) -> float | None:
         value = self.values.get(key)
         return None if value is None else self._float(key, value)
+
+    def seconds(self, key: str) -> float | None:
+        """Return a time with which one can reckon."""
+        value = self.number(key)
+        if value is not None and not 0 <= value < _MOST_S:
+            raise self._wrong(key, self.values.get(key), "no time")
+        return value
 
     def needed(self, key: str) -> float:
         if key not in self.values:
@@ -240,10 +240,12 @@ class _Reader(NamedTuple):
     def _float(self, key: str, value: Json) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, value)
-        return math.copysign(math.inf, value) if abs(value) > 1e300 else float(value)
+        if abs(value) > 1e300:  # a whole number may be beyond any float
+            return math.inf if value > 0 else -math.inf
+        return float(value)
 
-    def _wrong(self, key: str, value: Json) -> ReportError:
-        return ReportError(f'"{key}" of {self.place} is {value!r:.60}, no number', hint=DAMAGED)
+    def _wrong(self, key: str, value: Json, what: str = "no number") -> ReportError:
+        return ReportError(f'"{key}" of {self.place} is {value!r:.60}, {what}', hint=DAMAGED)
 
 
 def _first(*values: float | None) -> float | None:

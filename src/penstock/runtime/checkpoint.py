@@ -152,14 +152,16 @@ def load(folder: Path) -> Checkpoint:
     """
     content = read_json(folder / "state.json", CheckpointError, "checkpoint")
     step, parts, plain = content.get("step"), content.get("parts"), content.get("plain")
-    if not (isinstance(step, int) and isinstance(parts, list) and isinstance(plain, dict)):
+    if type(step) is not int or not isinstance(parts, list) or not isinstance(plain, dict):
         message = f"{folder / 'state.json'} says nothing of step, parts or plain values"
         raise CheckpointError(message, hint=_to_older(folder))
     tensors: dict[str, Tensor] = {}
     for part in (folder / str(name) for name in parts):
         try:
+            if part.exists() and not part.is_file():  # a pipe never ends
+                raise IsADirectoryError("no regular file")
             tensors |= load_file(part)
-        except (SafetensorError, OSError) as problem:
+        except (SafetensorError, OSError, ValueError) as problem:
             message = f"checkpoint file {part} is missing or damaged: {problem}"
             raise CheckpointError(message, hint=_to_older(folder)) from problem
     return Checkpoint(step, tensors, plain)

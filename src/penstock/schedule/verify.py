@@ -11,6 +11,7 @@ from penstock.schedule.play import BACKWARD, UPDATE, WEIGHTS, Columns, Ints, Ran
 _F, _B, _I, _W = (1 << code for code in range(4))  # bits of the kinds seen
 _OUT_OF_RANGE, _DOUBLED, _ELSEWHERE = 1, 2, 3
 _MOST_LINES = 8
+_MOST_TALLIED = 10**6  # without having so many actions
 
 
 def check_complete(orders: Orders, sizes: tuple[int, int, int]) -> Ranks:
@@ -21,6 +22,9 @@ def check_complete(orders: Orders, sizes: tuple[int, int, int]) -> Ranks:
     Raises:   ScheduleError: an action is missing, doubled, out of range, or on another rank than
               the others of its stage and micro-batch.
     """
+    if sizes[0] * sizes[1] > max(len(orders.kinds), _MOST_TALLIED):
+        work = f"{sizes[0]} stages x {sizes[1]} micro-batches"
+        raise ScheduleError(f"{len(orders.kinds)} actions for {work}", hint="list every action")
     ranks, seen, wrong, index = _tally(columns_of(orders), sizes)
     if wrong == _OUT_OF_RANGE:
         raise _out_of_range(orders, index, sizes)

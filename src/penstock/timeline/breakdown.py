@@ -18,9 +18,9 @@ down in the same way, so that predicted and measured seconds stand beside each o
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from penstock.errors import TimelineError
 from penstock.files import Json
 from penstock.timeline.spans import LANES, SPAN_KINDS
 from penstock.timeline.timeline import Timeline, num_steps, step_s
+from penstock.typed import MisfitError, typed
 
 Part: TypeAlias = Literal[
     "data",
@@ -150,27 +151,12 @@ def breakdown_from_json(content: Json) -> Breakdown:
 
     Raises:   TimelineError: not what it writes.
     """
+    if not isinstance(content, dict) or content.get("parts") != list(PARTS):
+        raise TimelineError(f"no breakdown in the parts {', '.join(PARTS)}")
     try:
-        fields = cast("Mapping[str, list[list[float]]]", content)
-        if fields["parts"] != list(PARTS):
-            raise TimelineError(f"a breakdown has the parts {fields['parts']!r:.80}")
-        steps = cast("int", fields["num_steps"])
-        if type(steps) is not int:
-            raise TimelineError(f"a breakdown of {steps!r:.40} steps")
-        rows = tuple(tuple(map(_number, row)) for row in fields["seconds"])
-        walls = tuple(map(_number, fields["wall_s"]))
-        links = (tuple(map(_number, row)) for row in fields["links"])
-        return Breakdown(
-            steps, walls, rows, tuple(LinkUse(int(a), int(b), *s) for a, b, *s in links)
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as problem:
-        raise TimelineError(f"no breakdown: {problem!r:.80}") from problem
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r:.40} is no number")
-    return float(value)
+        return typed(Breakdown, {key: v for key, v in content.items() if key != "parts"})
+    except MisfitError as problem:
+        raise TimelineError(f"no breakdown: {problem}") from problem
 
 
 # -- of a timeline --------------------------------------------------------------------------------

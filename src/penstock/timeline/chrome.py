@@ -24,6 +24,8 @@ from penstock.timeline.spans import (
 )
 
 SCHEMA = "penstock timeline 1"
+_MOST_S = 10**15
+_SLACK = 1e-9  # of the differences of floats
 _EXACT = Context(prec=2000)  # no sum or difference of two floats' texts needs more digits
 _LANE_OF: dict[str, Lane] = {lane: lane for lane in LANES}
 _KIND_OF: dict[str, SpanKind] = {kind: kind for kind in SPAN_KINDS}
@@ -137,6 +139,13 @@ class _Reader:
             raise self.wrong("a number")
         return Decimal(self.value)
 
+    def seconds(self, power: int = 0) -> Decimal:
+        """Return a time, 10 ** `power` seconds being one, as decimal seconds."""
+        found = self.decimal().scaleb(power, _EXACT)
+        if not abs(found) < _MOST_S:
+            raise self.wrong("a time with which one can reckon")
+        return found
+
     def text(self) -> str:
         if not isinstance(self.value, str):
             raise self.wrong("a text")
@@ -160,9 +169,7 @@ def _parts(document: _Reader) -> Parts:
                 spans.append(_span(event))
             case "C":
                 size_bytes = event["args"]["bytes"].integer()
-                memory.append(
-                    Held(_rank(event["pid"]), _seconds(event["ts"].decimal()), size_bytes)
-                )
+                memory.append(Held(_rank(event["pid"]), float(event["ts"].seconds(-6)), size_bytes))
             case _:  # names of lanes, and whatever a tool has added
                 pass
     meta = about["meta"].value
@@ -170,9 +177,13 @@ def _parts(document: _Reader) -> Parts:
         raise about["meta"].wrong("an object")
     pairs = tuple((key, about["meta"][key].text()) for key in meta)
     totals = about["totals"]
-    busy_s = tuple(float(item.decimal()) for item in totals["busy_s"].items())
+    busy_s = tuple(float(item.seconds()) for item in totals["busy_s"].items())
     peak_bytes = tuple(item.integer() for item in totals["peak_bytes"].items())
-    summed = Totals(float(totals["step_s"].decimal()), busy_s, peak_bytes)
+    summed = Totals(float(totals["step_s"].seconds()), busy_s, peak_bytes)
+    first = min((span.start_s for span in spans), default=0.0)
+    longest_s = max((span.end_s for span in spans), default=0.0) - first
+    if summed.step_s < longest_s * (1 - _SLACK):
+        raise totals["step_s"].wrong(f"the {longest_s:g} s of its spans, or more")
     return Parts(_rank(about["num_ranks"]), Spans.of(spans), MemoryCurve.of(memory), pairs, summed)
 
 
@@ -183,10 +194,10 @@ def _span(event: _Reader) -> Span:
         raise event["cat"].wrong(f"one of {' '.join(LANES)}")
     if kind is None:
         raise args["kind"].wrong(f"one of {' '.join(SPAN_KINDS)}")
-    start_us = event["ts"].decimal()
-    end_us = _EXACT.add(start_us, event["dur"].decimal())
+    start_s = event["ts"].seconds(-6)
+    end_s = _EXACT.add(start_s, event["dur"].seconds(-6))
     where = _rank(args["stage"]), _rank(args["micro_batch"])
-    return Span(_rank(event["pid"]), lane, kind, *where, _seconds(start_us), _seconds(end_us))
+    return Span(_rank(event["pid"]), lane, kind, *where, float(start_s), float(end_s))
 
 
 def _rank(number: _Reader) -> int:
@@ -194,7 +205,3 @@ def _rank(number: _Reader) -> int:
     if abs(number.integer()) >= 2**31:
         raise number.wrong("a whole number of at most 32 bits")
     return number.integer()
-
-
-def _seconds(microseconds: Decimal) -> float:
-    return float(microseconds.scaleb(-6, _EXACT))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import TimelineError
-from penstock.files import write_text
+from penstock.files import read_bytes, write_text
 from penstock.timeline.chrome import Parts, from_text, to_text
 from penstock.timeline.spans import (
     LANES,
@@ -98,13 +98,7 @@ class Timeline:
 
         Raises:   TimelineError: no such file, damaged, or not written by `save`.
         """
-        try:
-            content = Path(path).read_bytes()
-        except OSError as problem:
-            hint = "check the path of the timeline"
-            raise TimelineError(
-                f"cannot read timeline {path}: {problem.strerror}", hint=hint
-            ) from problem
+        content = read_bytes(path, TimelineError, "timeline")
         try:
             return cls(*from_text(content))
         except TimelineError as problem:
