@@ -4,10 +4,12 @@ import itertools
 import os
 import random
 import re
+import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.errors import JobError
+from penstock.errors import JobError, RunError
 from penstock.job import Job
 from penstock.training.impure import Impurity, describe, impurities
 from tests.graph.zoo import JOBS
@@ -214,7 +216,64 @@ class Hook:
         return gradient / self.calls
 
 
+def goes_through_pairs(net: Net, x: Tensor) -> Tensor:
+    rate, _ = next(net.pairs)
+    return x * rate
+
+
+CALLS: ContextVar[int] = ContextVar("CALLS", default=0)
+
+
+def counts_in_a_context(net: Net, x: Tensor) -> Tensor:
+    CALLS.set(CALLS.get() + 1)
+    return x if CALLS.get() < 1000 else 2 * x
+
+
+def counts_in_a_thread(net: Net, x: Tensor) -> Tensor:
+    HERE.calls += 1
+    return x if HERE.calls < 1000 else 2 * x
+
+
+HERE = threading.local()
+HERE.calls = 0
+
+
+def goes_on_in_a_generator(net: Net, x: Tensor) -> Tensor:
+    return x * next(net.falling)
+
+
+def falling() -> Iterator[float]:
+    rate = 1.0
+    while True:
+        yield max(rate, 0.5)
+        rate *= 0.9
+
+
+@lru_cache
+def drawn_once(length: int) -> float:
+    return random.random() * length
+
+
+def draws_once(net: Net, x: Tensor) -> Tensor:
+    return x * drawn_once(x.shape[1])
+
+
+def asks_for_an_address(net: Net, x: Tensor) -> Tensor:
+    return x if x.data_ptr() else 2 * x
+
+
+def registers_what_is_saved(net: Net, x: Tensor) -> Tensor:
+    if not hasattr(net, "mask"):
+        net.register_buffer("mask", torch.ones(4, D).tril())
+    return x * net.mask
+
+
 FOUND = [
+    (goes_through_pairs, 1, lambda: {"pairs": zip([1.0] * 99, [0] * 99, strict=True)}, "pairs"),
+    (counts_in_a_context, 1, dict, r"CALLS.*\(2, then 3\)"),
+    (counts_in_a_thread, 2, dict, r"HERE\.calls"),
+    (goes_on_in_a_generator, 1, lambda: {"falling": falling()}, "model.falling.rate"),
+    (asks_for_an_address, 1, dict, "the address of a tensor"),
     (counts_to_a_threshold, 2, lambda: {"calls": 0}, r"model\.calls.* \(2, then 3\)"),
     (anneals, 2, lambda: {"beta": 1.0}, r"model\.beta.*\(0\.98"),
     (drops_layers, 1, dict, "random numbers of Python or numpy"),
@@ -248,6 +307,16 @@ def test_impurity_is_found_with_its_line_where_a_model(then, number, state, what
     assert found, then.__name__
     assert line(then, number) in [one.where for one in found]
     assert re.search(what, describe(found))
+
+
+def test_random_number_that_is_drawn_once_and_kept_is_found_with_its_function() -> None:
+    (found,) = impurities(job(draws_once))
+    assert found.where == line(drawn_once.__wrapped__, 0)
+
+
+def test_buffer_that_forward_registers_and_a_checkpoint_holds_is_found() -> None:
+    (found,) = impurities(job(registers_what_is_saved))
+    assert found.where == "model.mask"
 
 
 def test_state_of_a_backward_pass_is_found_with_its_line() -> None:
@@ -331,6 +400,32 @@ def test_what_an_optimizer_does_to_the_model_after_a_step_is_found() -> None:
     assert found[0].what == "model.level"
 
 
+def test_loss_that_reads_the_rate_of_the_optimizer_is_found() -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer(parameters) -> torch.optim.Optimizer:
+        made.append(sgd(parameters))
+        return made[-1]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return square(model, x) * made[-1].param_groups[0]["lr"]
+
+    rate = lambda step: 1 / (1 + step)  # noqa: E731
+    examined = Job(lambda: nn.Linear(D, D), loss, data, optimizer, learning_rate=rate)
+    assert impurities(examined)[0].where == line(loss, 1)
+
+
+def test_batch_whose_plain_values_change_is_found() -> None:
+    def numbered(start: int) -> Iterator[dict[str, object]]:
+        for index, x in zip(itertools.count(start), data(start), strict=False):
+            yield {"x": x, "number": index, "unit": "m"}
+
+    loss = lambda model, batch: square(model, batch["x"]) * (1 + batch["number"])  # noqa: E731
+    (found,) = impurities(job(loss=loss, data=numbered))
+    assert (found.what, found.where) == ("the batch", "data")
+    assert "0 in the first micro-batch, then 2" in found.why
+
+
 def test_loss_that_keeps_state_in_a_closure_is_found() -> None:
     calls = 0
 
@@ -371,6 +466,15 @@ def only_counts(net: Net, x: Tensor) -> Tensor:
     net.average = net.total / net.calls
     if net.calls % 100 == 0:
         print(net.average)
+    return x
+
+
+AVERAGE: list[float] = []
+
+
+def tells_an_average(net: Net, x: Tensor) -> Tensor:
+    now = float(x.detach().mean())
+    AVERAGE[:] = [now if not AVERAGE else 0.9 * AVERAGE[0] + 0.1 * now]
     return x
 
 
@@ -425,10 +529,18 @@ def draws_by_torch(net: Net, x: Tensor) -> Tensor:
     return F.dropout(x, 0.3) + torch.randn_like(x) * torch.rand(())
 
 
+def frozen_teacher(net: Net, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        net.teacher.weight.mul_(0.9).add_(net.linear.weight, alpha=0.1)
+    return x - net.teacher(x).detach()
+
+
 @pytest.mark.parametrize(
     ("then", "state"),
     [
+        (frozen_teacher, lambda: {"teacher": nn.Linear(D, D).requires_grad_(False)}),
         (only_counts, lambda: {"calls": 0, "total": 0.0, "history": [], "average": 0.0}),
+        (tells_an_average, dict),
         (keeps_what_it_made, dict),
         (fills_a_mask_once, lambda: {"mask": None}),
         (registers_a_mask_once, dict),
@@ -502,7 +614,7 @@ def test_loss_that_ends_its_process_is_told() -> None:
     def dies(model: nn.Module, x: Tensor) -> Tensor:
         os._exit(3)
 
-    with pytest.raises(JobError, match=r"ended its process \(3\)"):
+    with pytest.raises(RunError, match="left with 3"):
         impurities(job(loss=dies))
 
 

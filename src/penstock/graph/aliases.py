@@ -59,6 +59,14 @@ def refuse_read(model: nn.Module, constants: Iterable[Tensor], written: Collecti
             raise GraphError(message, hint=f"read {name.split()[1]} itself, or train with --eager")
 
 
+def refuse_generators(constants: Iterable[object]) -> None:
+    """Raise if the step draws from a generator that Python holds: it would go on on each rank."""
+    for constant in constants:
+        if isinstance(constant, torch.Generator):
+            message = "the model draws random numbers from a torch.Generator of its own"
+            raise GraphError(message, hint="draw without `generator=`: the job's seed decides")
+
+
 def _changing(model: nn.Module, written: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or name in written:

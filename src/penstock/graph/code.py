@@ -7,6 +7,7 @@ same numbers however the step is cut, repeated or ordered.
 """
 
 import operator
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,8 @@ class _Writer:
         node = self.capture.fx_nodes[op]
         if node.target is operator.getitem:
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
-        target = self._name(f"op_{node.target}".replace(".", "_"), callable_of(node.target))
+        name = re.sub(r"\W", "_", f"op_{node.target}")  # also "<built-in function add>", of sizes
+        target = self._name(name, callable_of(node.target))
         args = list(node.args)
         repeats = self.segment.kind != "F" and self.capture.graph.nodes[op].effect == "mutates"
         if repeats and node.target in HIDDEN_MUTATIONS:

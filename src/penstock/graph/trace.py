@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,7 +19,12 @@ from torch import Tensor, fx, nn
 from penstock import _compat
 from penstock.batches import started
 from penstock.errors import GraphError, JobError, PenstockError
-from penstock.graph.aliases import refuse_read, refuse_shared, refuse_written
+from penstock.graph.aliases import (
+    refuse_generators,
+    refuse_read,
+    refuse_shared,
+    refuse_written,
+)
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
 from penstock.graph.contents import own, rebuilt
 from penstock.graph.cut_points import find_cut_points, written_buffers
@@ -189,6 +194,7 @@ class _Step:
         with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
             traced = functional_trace(step, self.tensors, kinds)
         capture = self._as_capture(traced)
+        refuse_generators(capture.constants.values())
         plain.refuse_replaced(capture.constants.values())
         written = {capture.graph.nodes[i].name for i in written_buffers(capture.graph)}
         refuse_written(self.model, written)
@@ -325,15 +331,37 @@ class _ModulePaths:
             handle.remove()
 
 
+_MEMBERS = {"_buffers", "_modules"}  # of a module; what a trace adds there is taken out again
+_TORCHS = set(vars(nn.Module())) - _MEMBERS - {"training"}
+
+
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return (value, copy of what it holds, if it is a container) of each attribute by name."""
+    own = ((name, value) for name, value in vars(module).items() if name not in _TORCHS)
+    kinds = (dict, list, set)
+    return {name: (v, v.copy() if type(v) in kinds else None) for name, v in own}
+
+
+def _put_back(value: Any, inside: Any) -> None:
+    """Give a container what it held before the trace; what it holds still stays where it is."""
+    if isinstance(value, dict):
+        held = cast("dict[Any, Any]", value)
+        for key in held.keys() - inside.keys():
+            del held[key]
+        held.update(inside)
+    elif type(value) is list:
+        value[:] = inside
+    else:
+        value.intersection_update(inside)
+        value.update(inside)
+
+
 class _PlainTensors:
-    """Notes the tensors that modules hold as plain attributes, and puts them back at the end."""
+    """Notes what modules hold as plain attributes, and puts it back: a trace leaves fakes."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.held = [
-            (path, module, name, value)
-            for path, module in _compat.named_modules(model)
-            for name, value in vars(module).items()
-            if isinstance(value, Tensor)
+        self.before = [
+            (path, module, _attributes(module)) for path, module in _compat.named_modules(model)
         ]
         self.replaced: list[tuple[str, Tensor]] = []
 
@@ -341,10 +369,17 @@ class _PlainTensors:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        for path, module, name, value in self.held:
-            if vars(module).get(name) is not value:
-                self.replaced.append((f"{path}.{name}".lstrip("."), value))
-                vars(module)[name] = value
+        for path, module, before in self.before:
+            now = vars(module)
+            for name in now.keys() - before.keys() - _TORCHS:
+                del now[name]
+            for name, (value, inside) in before.items():
+                if isinstance(value, Tensor) and now.get(name) is not value:
+                    self.replaced.append((f"{path}.{name}".lstrip("."), value))
+                if name not in _MEMBERS:
+                    now[name] = value
+                if inside is not None:
+                    _put_back(value, inside)
 
     def refuse_replaced(self, constants: Iterable[Tensor]) -> None:
         """Raise if the step reads one of the `constants` and the model then replaced it."""

@@ -26,6 +26,7 @@ import penstock
 Line = tuple[str, int]
 
 _TELLERS = ("tqdm", "rich", "wandb", "tensorboard", "tensorboardX", "matplotlib", "_pytest")
+_LOOP = str(Path(__file__).parent / "impure.py")  # which runs the job's code
 _STDLIB = sysconfig.get_path("stdlib")
 _THEIRS = (
     *(str(Path(module.__file__ or "").parent) for module in (torch, np, penstock)),
@@ -57,8 +58,8 @@ def is_ours(file: str) -> bool:
 
 
 def line_of(frame: FrameType | None) -> Line | None:
-    """Return the line of the job's code that is being run, seen from `frame`."""
-    while frame is not None:
+    """Return the line of the job's code that is being run, seen from `frame`; None in backward."""
+    while frame is not None and frame.f_code.co_filename != _LOOP:
         if is_ours(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
@@ -113,6 +114,9 @@ class Asked:
                 self.found[what, line] = _WHY[what]
         elif isinstance(getattr(called, "__self__", None), torch.Tensor):
             self.escapes |= called.__name__ in ("numpy", "tolist", "__array__", "item")
+            line = _asking(frame, ()) if called.__name__ == "data_ptr" else None
+            if line is not None:
+                self.found["the address of a tensor", line] = "asked for here; each run has others"
 
     def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not self.reads_files:

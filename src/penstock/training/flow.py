@@ -54,6 +54,7 @@ class Recorded:
 
     generators:      lines at which an op draws from a generator of its own.
     data_dependent:  an op or a size may depend on the values of the batch.
+    writes_weights:  forward changes a parameter, as a teacher's.
     """
 
     results: dict[str, Token] = field(default_factory=dict[str, Token])
@@ -61,6 +62,7 @@ class Recorded:
     asked: list[Token] = field(default_factory=list[Token])
     generators: list[Line | None] = field(default_factory=list["Line | None"])
     data_dependent: bool = False
+    writes_weights: bool = False
 
     def is_one_function_with(self, other: "Recorded") -> bool:
         """Return whether both compute the same from weights and batch."""
@@ -110,6 +112,10 @@ class Flow(_compat.DispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+        for name, parameter in self.model.named_parameters():
+            if self._held(parameter).made:
+                self.now.writes_weights = True
+                self.now.results[f"parameter {name}"] = self.token(parameter)
         present = dict(self.model.named_buffers())
         for name in self.buffers:
             self.now.results[f"buffer {name}"] = (
@@ -267,18 +273,18 @@ def first_difference(
 ) -> tuple[Line | None, str]:
     """Return the line of the first op by which `found` differs from `expected`, and how."""
     names = {op.name for op in expected.ops}
-    for at, op in enumerate(found.ops):
-        if op.name in names or _adds_up(op, words):
-            continue
-        place = sum(1 for o in found.ops[:at] if (o.line, o.target) == (op.line, op.target))
+    others = [op for op in found.ops if op.name not in names and not _adds_up(op, words)]
+    for op in sorted(others, key=lambda op: op.line is None):  # stable: the first with a line
+        place = found.ops.index(op)
+        before = sum(1 for o in found.ops[:place] if (o.line, o.target) == (op.line, op.target))
         alike = [o for o in expected.ops if (o.line, o.target) == (op.line, op.target)]
-        if place < len(alike):
-            return op.line, f"{_short(op)} of {_apart(op.tokens, alike[place].tokens, words)}"
+        if before < len(alike):
+            return op.line, f"{_short(op)} of {_apart(op.tokens, alike[before].tokens, words)}"
         return op.line, f"{_short(op)} was not there before"
     names = {op.name for op in found.ops}
-    for op in expected.ops:
-        if op.name not in names and not _adds_up(op, words):
-            return op.line, f"{_short(op)} is there no more"
+    gone = [op for op in expected.ops if op.name not in names and not _adds_up(op, words)]
+    for op in sorted(gone, key=lambda op: op.line is None):
+        return op.line, f"{_short(op)} is there no more"
     return None, "other ops reach the loss"
 
 

@@ -10,6 +10,7 @@ What tensors hold is left to `flow`: they are read by ops.
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeArgument=false
 
+import contextvars
 import ctypes
 import dis
 import enum
@@ -23,6 +24,7 @@ import re
 import sys
 import threading
 import types
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -119,8 +121,6 @@ class _Walk:
         for name, value in vars(module).items():
             if name not in _OF_MODULES:
                 self.put(f"{path}.{name}", name, value)
-        names = [*module._parameters, *module._buffers, *module._modules]  # pyright: ignore
-        self.values[Place(f"the members of {path}", path)] = tuple(names)
         self.class_of(type(module))
 
     def function(self, function: FunctionType) -> None:
@@ -177,7 +177,7 @@ class _Walk:
             self.values[place] = value.__qualname__
             self.seen.discard(id(value))
             self.class_of(value)
-        elif (parts := _callable_parts(value)) is not None:
+        elif (parts := _parts(value)) is not None:
             for at, part in enumerate(parts):
                 self.put(f"{place.where}.{at}" if at else place.where, place.name, part)
         elif isinstance(value, FunctionType):
@@ -280,11 +280,6 @@ def _state(value: Any) -> object:
         return repr(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return repr(value.get_state(legacy=False))
-    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
-        try:
-            return repr(value.__reduce__())[:_LONG]
-        except TypeError:  # a file, a zip of what cannot be copied
-            return type(value).__qualname__
     return None
 
 
@@ -295,13 +290,29 @@ def _attributes(value: Any) -> list[tuple[str, object]]:
     return [*names.items(), *found]
 
 
-def _callable_parts(value: Any) -> tuple[object, ...] | None:
-    """Return what a method, a partial call or a weak reference stands for; None for another."""
+def _parts(value: Any) -> tuple[object, ...] | None:
+    """Return what a value of Python's own holds that has no attributes; None for another."""
     if isinstance(value, MethodType):
         return value.__self__, value.__func__
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
-    return (value(),) if isinstance(value, weakref.ref) else None
+    if isinstance(value, contextvars.ContextVar):
+        return (value.get(None),)
+    if isinstance(value, ctypes._SimpleCData):  # pyright: ignore[reportPrivateUsage]
+        return (value.value,)
+    return (value(),) if isinstance(value, weakref.ref) else _parts_of_iterator(value)
+
+
+def _parts_of_iterator(value: Any) -> tuple[object, ...] | None:
+    """Return what an iterator of Python's own goes over, and how far it has come."""
+    if not isinstance(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that of itertools is to go
+        try:
+            return tuple(value.__reduce__()[1:])
+        except TypeError:  # it goes over something that cannot be copied
+            return None
 
 
 def _slots(kind: type) -> tuple[str, ...]:

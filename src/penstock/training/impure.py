@@ -9,29 +9,29 @@ asked   code asks for the time, for chance that no seed gives, for a file
 """
 
 import gc
-import json
-import multiprocessing
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import partial
 from io import StringIO
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock.batches import started
 from penstock.errors import JobError, PenstockError
+from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten
 from penstock.graph.functional import where
 from penstock.graph.trace import build, loss_of, on_device
 from penstock.job import Job
+from penstock.runtime.child import Beat, in_a_fork
 from penstock.runtime.optimizer import eager_updates
 from penstock.training.asked import Asked, global_chance, line_of, position, watching
 from penstock.training.flow import Flow, Recorded, first_difference
@@ -39,6 +39,7 @@ from penstock.training.held import Values, functions_of, held
 from penstock.training.reads import names_written, read_at, written_at
 
 Line = tuple[str, int]
+_PATIENCE_S = 600.0  # with a micro-batch
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,16 +64,18 @@ def impurities(job: Job) -> tuple[Impurity, ...]:
     GPU, which a fork could not use, they run in this process.
     Ignores:  what changes only after many steps and by nothing that runs in these.
     Raises:   JobError: the model, the loss or the optimizer fails; the message names the line.
+              RunError: they end their process, or it does nothing for ten minutes.
     """
     if torch.cuda.is_available():
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
-            return _examined(job)
+            return _examined(job, lambda: None)
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
             torch.set_rng_state(before[2])
-    return _in_a_copy(job)
+    found = in_a_fork(partial(_told, job), _PATIENCE_S)
+    return tuple(Impurity(**row) for row in found)
 
 
 def describe(found: Sequence[Impurity]) -> str:
@@ -86,45 +89,17 @@ def describe(found: Sequence[Impurity]) -> str:
 # -- in a copy of this process --------------------------------------------------------------------
 
 
-def _in_a_copy(job: Job) -> tuple[Impurity, ...]:
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(job, theirs))
-    process.start()
-    theirs.close()
-    try:
-        answer = json.loads(ours.recv_bytes())
-    except EOFError:
-        process.join()
-        message = f"computing the loss ended its process ({process.exitcode})"
-        raise JobError(message, hint="does it run without Penstock?") from None
-    finally:
-        if process.is_alive():
-            process.join(timeout=1)
-            process.kill()
-        process.join()
-        ours.close()
-    if "error" in answer:
-        raise JobError(answer["error"], hint=answer["hint"])
-    return tuple(Impurity(**row) for row in answer["found"])
-
-
-def _tell(job: Job, pipe: Connection) -> None:
-    torch.set_num_threads(1)
+def _told(job: Job, beat: Beat) -> list[dict[str, str]]:
     gc.disable()  # all lives to the end, and going through it takes longer than the ops
     quiet = StringIO()  # what the job prints, it prints again when it trains
-    try:
-        with redirect_stdout(quiet), redirect_stderr(quiet):
-            answer: object = {"found": [asdict(one) for one in _examined(job)]}
-    except PenstockError as problem:
-        answer = {"error": problem.message, "hint": problem.hint}
-    pipe.send_bytes(json.dumps(answer).encode())
-    pipe.close()
+    with redirect_stdout(quiet), redirect_stderr(quiet):
+        return [asdict(one) for one in _examined(job, beat)]
 
 
-def _examined(job: Job) -> tuple[Impurity, ...]:
+def _examined(job: Job, beat: Beat) -> tuple[Impurity, ...]:
     try:
-        seen = _Loop(job).run()
+        with torch.compiler.set_stance("force_eager"):  # what is compiled computes the same
+            seen = _Loop(job, beat).run()
     except PenstockError:
         raise
     except Exception as problem:  # whatever the job's code raises
@@ -139,8 +114,8 @@ def _examined(job: Job) -> tuple[Impurity, ...]:
 class _Loop:
     """Some steps of the plain loop, looked at from all sides."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.asked = job, Asked()
+    def __init__(self, job: Job, beat: Beat) -> None:
+        self.job, self.beat, self.asked = job, beat, Asked()
         self.asked.watch_files()
         self.model, batch = build(job)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
@@ -150,7 +125,8 @@ class _Loop:
         self.flow = Flow(self.model, line_of)
         self.recorded: list[Recorded] = []
         self.losses: list[tuple[object, ...]] = []
-        self.shapes: list[object] = []
+        self.leaves: list[list[str]] = []
+        self.members = _members(self.model)
         self.drawn = False
 
     def run(self) -> list[Impurity]:
@@ -159,9 +135,10 @@ class _Loop:
         functions = functions_of(self.asked.codes)
         look: Callable[[], Values] = lambda: held(self.model, functions, self.asked.codes)  # noqa: E731
         states = [look()]
-        self._between()
+        self._update(0)
         states += self._step(look)
-        found = [*self._changed(states), *self._set_elsewhere()]
+        self._update(1)
+        found = [*self._changed([*states, look()]), *self._set_elsewhere(), *self._of_batches()]
         found += self._by_chance() if self.drawn else []
         found += self._of_machine()
         flows = list(self._of_flow())
@@ -209,7 +186,8 @@ class _Loop:
         self.asked.reads_files = False
         self.drawn |= global_chance() != before
         self.recorded.append(recorded)
-        self.shapes.append([_shape(leaf) for leaf in leaves])
+        self.leaves.append([_key(leaf) for leaf in leaves])
+        self.beat()
         self.losses.append((float(loss.detach()), *self._sums(1 + (len(self.recorded) + 1) % 2)))
 
     def _sums(self, times: int) -> Iterator[int]:
@@ -220,13 +198,13 @@ class _Loop:
                 bits = (grad / times).double().view(torch.int64)
                 yield int(bits.sum())
 
-    def _between(self) -> None:
-        """Do what the plain loop does between two steps."""
+    def _update(self, step: int) -> None:
+        """Do what the plain loop does at the end of a step."""
         named = self.model.named_parameters()
         given = {name: p.grad for name, p in named if p.requires_grad and p.grad is not None}
         if self.updates is not None:
             with self.asked.listening(to_others=True):
-                self.updates.step(0, given)
+                self.updates.step(step, given)
         for parameter in self.model.parameters():
             parameter.grad = None
 
@@ -260,6 +238,18 @@ class _Loop:
                     name, _text(reads), f"read here; set at {_text(line)} as the loop goes on"
                 )
 
+    def _of_batches(self) -> Iterator[Impurity]:
+        """Yield how micro-batches and the members of the model are others than at first."""
+        for one, two in zip(self.leaves[0], self.leaves[-1], strict=False):
+            if one != two:
+                why = f"{one} in the first micro-batch, then {two}: a traced step takes only those"
+                yield Impurity("the batch", "data", why)
+                return
+        for name in sorted(_members(self.model) ^ self.members):
+            yield Impurity(
+                name, f"model.{name}", "registered or removed while the loss is computed"
+            )
+
     def _by_chance(self) -> Iterator[Impurity]:
         """Yield the lines that draw from the generators of Python or numpy."""
         lines: list[Line] = []
@@ -269,8 +259,16 @@ class _Loop:
         what = "random numbers of Python or numpy"
         for line in dict.fromkeys(lines):
             yield Impurity(what, _text(line), why)
-        if not lines:
-            yield Impurity(what, "the loss", why)
+        if not lines:  # drawn once, and kept
+            yield Impurity(what, _text(self._draws()), why)
+
+    def _draws(self) -> Line | None:
+        """Return the line of a function that ran and names a generator that all share."""
+        for function in functions_of(self.asked.codes):
+            code, known = function.__code__, function.__globals__
+            if any(known.get(name) in (random, np, np.random) for name in code.co_names):
+                return code.co_filename, code.co_firstlineno
+        return None
 
     def _of_machine(self) -> Iterator[Impurity]:
         for (what, line), why in self.asked.found.items():
@@ -284,7 +282,7 @@ class _Loop:
         """Yield where a micro-batch is computed otherwise than before."""
         pairs = [(0, 1), (2, 3)]
         depends = self.asked.escapes or any(one.data_dependent for one in self.recorded)
-        if not depends and self.shapes[1] == self.shapes[2]:
+        if not depends and self.leaves[1] == self.leaves[2]:
             pairs.append((1, 2))
         for before, after in pairs:
             one, two = self.recorded[before], self.recorded[after]
@@ -302,12 +300,20 @@ class _Loop:
             )
 
     def _is_exact(self) -> bool:
-        """Return whether equal ops give equal bits."""
-        return all(p.device.type == "cpu" for p in self.model.parameters())
+        """Return whether equal ops on equal values give equal bits."""
+        is_cpu = all(p.device.type == "cpu" for p in self.model.parameters())
+        return is_cpu and not any(one.writes_weights for one in self.recorded)
 
 
-def _shape(leaf: object) -> object:
-    return tuple(leaf.shape) if isinstance(leaf, Tensor) else repr(leaf)
+def _key(leaf: object) -> str:
+    """Return what a traced step would hold a leaf of the batch to."""
+    known = isinstance(leaf, (Tensor, *PLAIN))
+    return str(leaf_key(leaf)) if known else type(leaf).__qualname__
+
+
+def _members(model: nn.Module) -> set[str]:
+    """Return the names of all that a checkpoint holds of a model."""
+    return set(model.state_dict(keep_vars=True))
 
 
 def _text(line: Line | None) -> str:

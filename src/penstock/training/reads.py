@@ -124,10 +124,23 @@ def _kept_name(target: ast.expr) -> str | None:
             return _kept_name(inner)
         case ast.Attribute(attr=name):
             return name
-        case ast.Name(id=name) if name in _outer_names(_function(target)):
+        case ast.Name(id=name) if _is_outer(target, name):
             return name
         case _:
             return None
+
+
+def _is_outer(node: ast.AST, name: str) -> bool:
+    """Return whether a name at `node` is a global or of an enclosing function."""
+    function = _function(node)
+    if function is None or name in _outer_names(function):
+        return True
+    own = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)]
+    return name not in (*own, *(n.arg for n in ast.walk(function) if isinstance(n, ast.arg)))
+
+
+def _is_store(node: ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
 
 
 def _outer_names(function: ast.AST | None) -> set[str]:
