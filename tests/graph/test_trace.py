@@ -230,6 +230,43 @@ def test_step_equals_eager_where_a_model(forward) -> None:
     assert_equals_eager(job_that(forward))
 
 
+def sums_as_many_columns_as_the_data_says(model: Model, x: Tensor) -> Tensor:
+    return x + x[:, : int(x.detach().abs().sum()) % 4 + 1].sum(1, keepdim=True)
+
+
+def test_arithmetic_on_sizes_that_depend_on_data_is_run() -> None:
+    assert_equals_eager(job_that(sums_as_many_columns_as_the_data_says))
+
+
+def fills_all_that_a_module_has(model: Model, x: Tensor) -> Tensor:
+    model.note, model._cache = x, x
+    model.seen.append(x)
+    model.by_name["x"] = x
+    model.register_buffer("mask", torch.ones(D), persistent=False)
+    model.eval()
+    return x * model.mask
+
+
+def test_trace_leaves_the_attributes_of_the_model_as_they_were() -> None:
+    def model() -> Model:
+        made = Model(fills_all_that_a_module_has)
+        made.seen, made.by_name = [], {"y": 1}
+        return made
+
+    traced = capture(job_of(model, vectors)).model
+    assert traced.note is None
+    assert not hasattr(traced, "_cache")
+    assert (traced.seen, traced.by_name) == ([], {"y": 1})
+    assert [name for name, _ in traced.named_buffers()] == ["state"]
+    assert traced.training
+
+
+def test_generator_of_the_model_itself_is_refused() -> None:
+    draw = lambda model, x: x + torch.rand(D, generator=torch.Generator().manual_seed(0))  # noqa: E731
+    with pytest.raises(GraphError, match=r"from a torch\.Generator of its own"):
+        trace(job_that(draw))
+
+
 def test_module_hook_that_changes_gradients_is_traced() -> None:
     def model() -> nn.Module:
         blocks = Blocks(2)
