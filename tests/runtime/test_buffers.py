@@ -102,6 +102,27 @@ def test_linear_buffers_are_found_with_their_coefficient(name):
     assert law.why == ""
 
 
+def test_what_is_overwritten_before_it_is_read_is_the_newest():
+    def rule(module: nn.Module, y: Tensor) -> Tensor:
+        put(module, y.mean(0))
+        return module.b.mean()
+
+    assert law_of(rule, FLOATS) == BufferLaw(0.0)
+
+
+def test_buffers_that_one_op_writes_do_not_depend_on_each_other():
+    def rule(module: nn.Module, y: Tensor) -> None:
+        torch._foreach_mul_([module.b, module.other], [0.5, 0.25])
+        torch._foreach_add_([module.b, module.other], [y.mean(0), y[0]])
+
+    def make() -> nn.Module:
+        model = Writes(rule, FLOATS)
+        model.register_buffer("other", FLOATS.clone())
+        return model
+
+    assert buffer_laws(job_of(make)) == {"b": BufferLaw(0.5), "other": BufferLaw(0.25)}
+
+
 def maximum(m: nn.Module, y: Tensor) -> None:
     put(m, torch.maximum(m.b, y.amax(0)))
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,11 +13,14 @@ from torch import Tensor
 from penstock.errors import PlanError
 from penstock.graph.cut import cut
 from penstock.program.lower import lower_schedule
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.buffers import BufferLaw, Laws
 from penstock.runtime.carried import Carried, Carry, carries_of
+from penstock.runtime.transport import Transport
 from penstock.runtime.transport.threads import thread_transports
+from penstock.runtime.worker import Task
 from penstock.schedule import Schedule, chimera, one_f_one_b
-from tests.parity.models import captured, job_of
+from tests.parity.models import captured, job_of, plan_of
 
 COEFFICIENTS = (0.0, 0.25, 0.9, 1.0, 1.0, 0.0)
 FIRST = torch.tensor(3.0), torch.tensor([1.0, -2.0]), torch.tensor(5.0)
@@ -66,12 +69,15 @@ class Copies:
                 copy.after(number)
 
     def join(self, number: int) -> None:
-        pairs = zip(self.carried, self.ends, strict=True)
-        threads = [threading.Thread(target=c.join, args=(number, end)) for c, end in pairs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        def one(carried: Carried, end: Transport) -> None:
+            try:
+                carried.join(number, end)
+            except Exception as problem:
+                end.abort(str(problem))
+                raise
+
+        with ThreadPoolExecutor(len(self.ends)) as pool:
+            list(pool.map(one, self.carried, self.ends))
 
 
 @settings(max_examples=40)
@@ -184,3 +190,13 @@ def test_a_buffer_without_a_law_is_refused_by_name(law, why):
         "and stage 0 takes them on several ranks"
     )
     assert "one replica" in caught.value.hint
+
+
+def test_ranks_that_sum_parts_are_known_beforehand_also_without_any_other_sum():
+    made = captured("batch_norm", torch.float64)
+    plan = plan_of(made.graph, "forward_only", 2, 2, replicas=2)
+    job, stages = job_of("batch_norm", torch.float64), stages_of(plan, made.graph)
+    windows = ((lower_plan(plan, made.graph), 0),)
+    task = Task(made, stages, job, windows, 2, laws=laws_of_norms())
+    assert task.groups == [(0, 1, 2, 3), (0, 2), (1, 3)]
+    assert Task(made, stages, job, windows, 2, function_of=lambda *_: None).carries == {}
