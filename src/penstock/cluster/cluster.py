@@ -68,12 +68,16 @@ class DeviceKind:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine with some devices of one kind, named by `device`."""
+    """A machine with some devices of one kind, named by `device`.
+
+    `cores`: where devices are CPU cores that ranks share, how many there are; 0: each has its own.
+    """
 
     name: str
     device: str
     num_devices: int
     region: str = "here"
+    cores: int = 0
 
     def __post_init__(self) -> None:
         _check_names(f'host "{self.name}"', (self.name, self.device, self.region))
@@ -81,6 +85,9 @@ class Host:
             raise ClusterError(
                 f'host "{self.name}" has {self.num_devices} devices', hint="a host has at least one"
             )
+        if self.cores < 0:
+            hint = "give their number, or 0 where each device has its own"
+            raise ClusterError(f'host "{self.name}" has {self.cores} cores', hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +338,8 @@ class Cluster:
         """Return this machine as one host: a rank per accelerator, or per core without any.
 
         `ranks` says otherwise how many share the machine; each is a device with its part of the
-        cores and the memory.  Cores and memory are what this process may use; accelerators are
-        found only when the caller has imported torch.
+        memory, and of the cores where there are enough for all to have one.  Cores and memory are
+        what this process may use; accelerators are found only when the caller has imported torch.
         FLOP/s, memory bandwidth and the link are round guesses (CPU: 30 GFLOP/s in float32 and
         10 GB/s a core, messages through shared memory), to be replaced by measuring.
         Raises:   ClusterError: `ranks` is less than 1, or more than the accelerators there are.
@@ -356,14 +363,15 @@ def _here(machine: Machine, ranks: int | None) -> Cluster:
         )
         link = Link(latency_s=10e-6, bytes_per_s=20.0 * GB, overhead_s=10e-6)
     else:
-        cores = machine.cores / count
+        cores = max(1.0, machine.cores / count)  # with fewer, ranks share them: Host.cores
         device = DeviceKind(
             "cpu", machine.memory_bytes // count, (("float32", 30 * GB * cores),), 10.0 * GB * cores
         )
         link = Link(
             latency_s=20e-6, bytes_per_s=10.0 * GB, overhead_s=10e-6, copy_bytes_per_s=15.0 * GB
         )
-    return Cluster((device,), (Host(machine.name, device.name, count),), link)
+    own = 0 if found else machine.cores
+    return Cluster((device,), (Host(machine.name, device.name, count, cores=own),), link)
 
 
 def _describe(kind: DeviceKind) -> str:

@@ -64,7 +64,9 @@ def survey(transport: Transport, seat: Seat) -> Survey:
     seats = [Seat(*row) for row in _told(transport, seat)]
     homes = homes_of(seats)
     own = next(len(home) for home in homes if transport.rank in home)
-    kinds = _told(transport, asdict(Cluster.here(own).devices[0]))
+    here = Cluster.here(own)
+    kinds = _told(transport, asdict(here.devices[0]))
+    cores = _told(transport, here.hosts[0].cores)
     compared: list[Compared] = []
     for hosts in combinations(range(len(homes)), 2):
         first, second = (homes[host][0] for host in hosts)
@@ -75,7 +77,7 @@ def survey(transport: Transport, seat: Seat) -> Survey:
         for level, pair in pairs_of(homes, seats, compared)
     )
     links = {level: found.link for level, found in probes}
-    cluster = cluster_of(homes, seats, [_kind(told) for told in kinds], links)
+    cluster = cluster_of(homes, seats, [_kind(told) for told in kinds], links, cores)
     return Survey(cluster, tuple(compared), probes)
 
 
@@ -140,8 +142,12 @@ def cluster_of(
     seats: Sequence[Seat],
     kinds: Sequence[DeviceKind],
     links: dict[str, Link],
+    cores: Sequence[int] = (),
 ) -> Cluster:
-    """Return the cluster; names that several hosts or unlike devices have get a number."""
+    """Return the cluster; names that several hosts or unlike devices have get a number.
+
+    cores:  that the ranks of a host share, by rank; empty: each has its own.
+    """
     devices: dict[DeviceKind, DeviceKind] = {}
     hosts: list[Host] = []
     for home in homes:
@@ -150,7 +156,8 @@ def cluster_of(
             taken = [device.name for device in devices.values()]
             devices[kind] = replace(kind, name=_free(kind.name, taken))
         name = _free(seat.name, [host.name for host in hosts])
-        hosts.append(Host(name, devices[kind].name, len(home), seat.region))
+        own = cores[home[0]] if cores else 0
+        hosts.append(Host(name, devices[kind].name, len(home), seat.region, own))
     return Cluster(tuple(devices.values()), tuple(hosts), **links)
 
 

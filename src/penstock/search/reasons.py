@@ -10,6 +10,7 @@ from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
 from penstock.search.shapes import Wish
+from penstock.simulate.sharing import crowded
 from penstock.units import format_bytes, format_seconds
 
 
@@ -39,6 +40,7 @@ def reasons(
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (
         Decision("ranks", str(plan.total_ranks), by(wish.ranks), ranks),
+        *_cores(judge, plan),
         *_hosts(best, field, judge),
         Decision("replicas", str(plan.replicas), by(wish.replicas), replicas),
         Decision("stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), stages),
@@ -48,6 +50,18 @@ def reasons(
         Decision("recompute", _yes_no(plan), by(wish.recompute), again),
         _rests_on(judge),
     )
+
+
+def _cores(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
+    """Return that ranks share cores, where a host has fewer."""
+    cluster = judge.cluster_of(plan.hosts)
+    words: list[str] = []
+    for number, cores in crowded(plan.total_ranks, cluster).items():
+        host = cluster.hosts[number]
+        ranks = sum(rank < plan.total_ranks for rank in cluster.ranks_on(host))
+        words.append(f"{ranks} ranks share {cores} of {host.name}")
+    why = "while more of them compute than there are cores, each has its part of one"
+    return (Decision("cores", ", ".join(words), "only choice", why),) if words else ()
 
 
 def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:

@@ -15,6 +15,8 @@ later.  Inside a host every pair of ranks has a lane for each direction; between
 takes two lanes in turn, the cards of the sender's and of the receiver's host (`Cluster.lanes`),
 each in the order in which messages come to it.
 
+Where a host has fewer cores than ranks, these have a part of a core each (sharing.py).
+
 While messages of a rank are on a link with a slowdown, its computes run 1 + slowdown times longer.
 Counted are the messages that it sends, one after another as if they had one lane of their own.
 
@@ -42,6 +44,7 @@ from penstock.simulate import kernel
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds, among, holds_of, job_of, offsets_of
 from penstock.simulate.recorded import Recorded
+from penstock.simulate.sharing import alone_s, crowded, shared_s
 from penstock.timeline import LANES, SPAN_KINDS, Lane, MemoryCurve, Spans, Timeline, Totals
 
 META = (("clock", "simulated"),)
@@ -72,11 +75,16 @@ def simulate(
               ProgramError: a rank waits for ever, which a program that passed its checks does not.
     """
     job = job_of(program, seconds, cluster, capacity=capacity, spans=spans)
-    while kernel.run(job) == kernel.FULL:
-        agenda = job.agenda
-        heap_s, heap = (np.concatenate([each, each]) for each in (agenda.heap_s, agenda.heap))
-        job = job._replace(agenda=agenda._replace(heap_s=heap_s, heap=heap))
-    _check_end(program, job)
+    few = crowded(program.num_ranks, cluster)
+    if few and cluster is not None and isinstance(seconds, Costs):
+
+        def begun_and_over_s(taken_s: kernel.Floats) -> kernel.Floats:
+            again = job_of(program, seconds, cluster, capacity=capacity, spans=True)
+            return _run(program, _with(again, taken_s)).record.work_s
+
+        own_s = alone_s(program, seconds.action_s, job.durations.device)
+        job = _with(job, shared_s(program, cluster, few, own_s, begun_and_over_s))
+    job = _run(program, job)
     curve, peak_bytes = MemoryCurve.of(), [0] * program.num_ranks
     if memory is not None:
         holds = holds_of(program, memory, curve=spans)
@@ -86,6 +94,21 @@ def simulate(
     totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), tuple(peak_bytes))
     kept = _spans(program, job) if spans else Spans.of([])
     return Timeline(program.num_ranks, kept, curve, META, totals)
+
+
+def _with(job: kernel.Job, taken_s: kernel.Floats) -> kernel.Job:
+    """Return a job in which every compute and update takes the seconds of its own."""
+    return job._replace(durations=job.durations._replace(listed_s=taken_s))
+
+
+def _run(program: Program, job: kernel.Job) -> kernel.Job:
+    """Run to the end."""
+    while kernel.run(job) == kernel.FULL:
+        agenda = job.agenda
+        heap_s, heap = (np.concatenate([each, each]) for each in (agenda.heap_s, agenda.heap))
+        job = job._replace(agenda=agenda._replace(heap_s=heap_s, heap=heap))
+    _check_end(program, job)
+    return job
 
 
 def _check_end(program: Program, job: kernel.Job) -> None:
