@@ -61,7 +61,7 @@ def buffer_laws(job: Job, capture: Capture | None = None) -> dict[str, BufferLaw
 
     capture:  the traced step, if there is one: without writes there, nothing is run.
     Frozen parameters that forward writes, as a teacher's, count as buffers.  It costs at most
-    four micro-batches, forward and backward, of the uncut model in this process.
+    four micro-batches of the uncut model in this process, two of them without a backward.
 
     Raises:   JobError: the model or the loss raises, or there is no data.
     """
@@ -185,12 +185,16 @@ class _Probe:
             raise JobError(message, hint="does it run without Penstock?") from problem
 
     def _run(self, at: int, values: Mapping[str, Tensor], flow: Flow | None = None) -> _Step:
-        """Run micro-batch `at` with `values` in the buffers, the others as they were first."""
+        """Run micro-batch `at` with `values` in the buffers, the others as they were first.
+
+        The second one without its backward: of the gradients the first one tells.
+        """
         self.kept.put(values)
         self.model.zero_grad(set_to_none=True)
         with SeededRandom(micro_batch_seed(self.job.seed, at)), flow or nullcontext():
             loss = loss_of(self.job, self.model, self.batches[at])
-            loss.backward()  # pyright: ignore[reportUnknownMemberType]
+            if at == 0:
+                loss.backward()  # pyright: ignore[reportUnknownMemberType]
         outputs = {"the loss": loss.detach()}
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
