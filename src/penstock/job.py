@@ -43,12 +43,15 @@ class Parameters(list["nn.Parameter"]):
         return list(zip(self._names, self, strict=True))
 
 
+ROW = ("step", "loss", "seconds", "samples_per_second", "tokens_per_second")  # of metrics.jsonl
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What one training run needs to know about the model, and nothing about the machines.
 
     model          builds the module; it may be called on the meta device
-    loss           the mean loss of one micro-batch, a scalar
+    loss           the mean loss of one micro-batch, a scalar; or a pair of it and figures by name
     data           micro-batches from index `start` on, all of the same shapes; equal indices must
                    give equal micro-batches, or a resumed run differs from an unbroken one
     optimizer      the optimizer of the model's parameters, all of them; those that belong to a
@@ -57,6 +60,7 @@ class Job:
     num_steps      optimizer steps
     clip_norm      greatest norm of the whole model's gradient; None: no clipping
     validation     the micro-batches that val_loss is the mean of
+    validate_every steps after which that is found, besides at the end; the best is kept
     learning_rate  step -> factor on the optimizer's own rate
     scheduler      optimizer -> scheduler of torch's kind, stepped once after every update; instead
                    of learning_rate
@@ -71,7 +75,7 @@ class Job:
     """
 
     model: "Callable[[], nn.Module]"
-    loss: "Callable[[nn.Module, Batch], Tensor]"
+    loss: "Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Mapping[str, Tensor | float]]]"
     data: Callable[[int], Iterator[Batch]]
     optimizer: "Callable[[Parameters], Optimizer]"
     _: KW_ONLY
@@ -79,6 +83,7 @@ class Job:
     num_steps: int = 100
     clip_norm: float | None = None
     validation: Callable[[], Iterable[Batch]] | None = None
+    validate_every: int | None = None
     learning_rate: Callable[[int], float] | None = None
     scheduler: "Callable[[Optimizer], LRScheduler] | None" = None
     facts: Callable[[], Mapping[str, float]] | None = None
@@ -96,6 +101,7 @@ class Job:
         _check_whole("micro_batches", self.micro_batches, at_least=1)
         _check_whole("num_steps", self.num_steps, at_least=1)
         _check_whole("seed", self.seed, at_least=0)
+        _check_validate_every(self.validate_every, self.validation)
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
         _check_buffers(self.buffers)
@@ -132,6 +138,15 @@ def _check_whole(name: str, value: object, *, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         message = f"Job.{name} is {_short(value)}, not a whole number of {at_least} or more"
         raise JobError(message, hint=f"set {name} to {at_least} or more")
+
+
+def _check_validate_every(value: object, validation: object) -> None:
+    if value is None:
+        return
+    _check_whole("validate_every", value, at_least=1)
+    if validation is None:
+        message = f"Job.validate_every is {value}, and Job.validation is None"
+        raise JobError(message, hint=_HINTS["validation"])
 
 
 def _check_clip_norm(value: object) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +32,17 @@ def finished(
     predicted = choice.plan.predicted if choice else None
     measured = outcome.breakdown
     expected = view.expected(folder / "predicted.trace.json", measured)
-    found = None if measured is None else bottleneck(measured, expected)
+    why = None if measured is None else bottleneck(measured, expected)
     last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
+    validations = [step.validated for step in outcome.steps if step.validated is not None]
+    final = validations[-1] if job.validate_every else _validated(job, outcome, choice)
+    found = {name: value for name, value in final.items() if name != "val_seconds"}
     summary: dict[str, object] = {
-        "val_loss": _validated(job, outcome, choice),
+        "val_loss": None,
+        **found,
+        **_best(folder, validations),
         "train_loss": last,
+        **_train_figures(outcome),
         "steps": num_steps,
         "step_s_predicted": predicted.step_s if predicted else None,
         "step_s_measured": outcome.step_s,
@@ -44,7 +51,7 @@ def finished(
         "cap_bytes": _caps(folder / "cluster.toml", choice),
         "live_versions": list(outcome.live_versions),
         "breakdown": measured.to_json() if measured else None,
-        "bottleneck": found.to_json() if found else None,
+        "bottleneck": why.to_json() if why else None,
         **(dict(job.facts()) if job.facts else {}),
     }
     strict = face.finite(json.loads(json.dumps(summary)))
@@ -52,7 +59,7 @@ def finished(
     report_of(folder).save(folder / "report.html")
     view.show_outcome(outcome, choice.plan if choice else None)
     if measured is not None:
-        face.say(f"\n{parts_table(measured, expected)}\n{found}\n")
+        face.say(f"\n{parts_table(measured, expected)}\n{why}\n")
     face.say(f"written to {folder}: open {folder / 'report.html'}")
     return summary
 
@@ -94,26 +101,39 @@ def _caps(place: Path, choice: Choice | None) -> list[int] | None:
     return [cluster.device_of(rank).memory_bytes for rank in ranks]
 
 
-def _validated(job: Job, outcome: "Outcome", choice: Choice | None) -> float | None:
-    """Return the mean loss over the validation micro-batches, in evaluation mode."""
+def _train_figures(outcome: "Outcome") -> dict[str, float]:
+    """Return the means of the figures beside the loss over the last steps."""
+    last = outcome.steps[-10:]
+    names = last[-1].figures if last else ()
+    return {f"train_{name}": statistics.fmean(s.figures[name] for s in last) for name in names}
+
+
+def _best(folder: Path, validations: Sequence[Mapping[str, float]]) -> dict[str, float | int]:
+    """Return the step of the best checkpoint, its loss, and what validating took in all."""
+    from penstock.runtime.checkpoint import best
+
+    known = best(folder / "checkpoints")
+    if not validations or known is None:
+        return {}
+    seconds = sum(each["val_seconds"] for each in validations)
+    return {"best_step": known[0], "best_val_loss": known[1], "validation_s": seconds}
+
+
+def _validated(job: Job, outcome: "Outcome", choice: Choice | None) -> Mapping[str, float]:
+    """Return the mean loss and figures over the validation micro-batches, in evaluation mode."""
     import torch
 
-    from penstock.graph.trace import build, loss_of, on_device
+    from penstock.graph.trace import build_model
     from penstock.runtime.eager import load_model
+    from penstock.runtime.validate import validated
 
     if job.validation is None:
-        return None
-    model = choice.captured.model if choice else build(job)[0]
+        return {}
+    model = choice.captured.model if choice else build_model(job)
     load_model(model, outcome.weights)
-    batches = list(job.validation())
-    was_training = model.training
-    model.eval()
     torch.set_num_threads(os.cpu_count() or 1)
-    losses: list[float] = []
-    with torch.no_grad(), face.progress("validating") as update:
-        for number, batch in enumerate(batches, 1):
-            losses.append(float(loss_of(job, model, on_device(batch))))
-            update(number, len(batches))
-    torch.set_num_threads(1)
-    model.train(was_training)
-    return statistics.fmean(losses) if losses else None
+    try:
+        with face.progress("validating") as update:
+            return validated(job, model, update)
+    finally:
+        torch.set_num_threads(1)

@@ -11,11 +11,11 @@ import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli import face
 from penstock.cli.choose import Choice, There, for_plan, trace_job
@@ -94,6 +94,7 @@ def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
         plan_rank=_plan_rank(cluster, plan, rank),
         steps=(first_step, session.num_steps),
         micro_batches=plan.replicas * plan.num_micro_batches,
+        awaits=session.awaits,
     )
     board = StoreBoard(under(notices.store, "board"))
     return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
@@ -219,6 +220,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     plan_rank: int,
     steps: tuple[int, int],
     micro_batches: int,
+    awaits: Callable[[int], bool] = lambda step: False,
     groups: "Groups" = (),
 ) -> "list[RankResult]":
     """Run rank `plan_rank` of the plan; return all results on torchrun's rank 0, elsewhere none."""
@@ -228,15 +230,16 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     told = threading.Lock()
 
     def tell(result: "StepResult") -> None:
-        if result.loss is not None:
+        if result.loss is not None or result.validated is not None:
             with told:
                 place = store.add(f"penstock/told/{result.step}", 1)
-            row = [result.step, result.loss, result.seconds, result.micro_batches]
-            store.set(f"penstock/step/{result.step}/{place}", json.dumps(row))
+            store.set(f"penstock/step/{result.step}/{place}", json.dumps(asdict(result)))
 
     ended = threading.Event()
-    of_all = store.clone(), steps, micro_batches, report
-    listener = threading.Thread(target=_listen, args=(*of_all, ended), daemon=True)
+    whole = _Whole(steps, micro_batches, awaits)
+    listener = threading.Thread(
+        target=_listen, args=(store.clone(), whole, report, ended), daemon=True
+    )
     if rank == 0:
         listener.start()
     own = run_torchrun(work, under(store, "run"), tell, groups=groups, rank=plan_rank)
@@ -250,25 +253,33 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     return sorted(results, key=lambda result: result.rank)
 
 
-def _listen(
-    store: Any, steps: tuple[int, int], micro_batches: int, report: "Report", ended: threading.Event
-) -> None:
+class _Whole(NamedTuple):
+    """The steps that are reported, how many micro-batches each has, whether it is validated."""
+
+    steps: tuple[int, int]
+    micro_batches: int
+    awaits: Callable[[int], bool]
+
+
+def _listen(store: Any, whole: _Whole, report: "Report", ended: threading.Event) -> None:
     """Pass the reports of every step on, in order, until they are of all its micro-batches.
 
     ended:    the last report is in the store: no more steps than those are made.
     """
     from penstock.runtime.rank import StepResult
 
-    for step in range(*steps):
+    for step in range(*whole.steps):
         place = told = 0
-        while told < micro_batches:
+        awaits = whole.awaits(step)
+        while told < whole.micro_batches or awaits:
             place += 1
             key = f"penstock/step/{step}/{place}"
             if not _comes(store, key, ended):
                 return
-            result = StepResult(*json.loads(store.get(key)))
+            result = StepResult(**json.loads(store.get(key)))
             store.delete_key(key)
             told += result.micro_batches
+            awaits = awaits and result.validated is None
             report(result)
 
 

@@ -298,7 +298,8 @@ class Session:
         from penstock.runtime.worker import Task
 
         plan, captured = choice.plan, choice.captured
-        drained = self.every.window_steps(plan.predicted.step_s if plan.predicted else None)
+        drained = [self.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
+        drained += [self.job.validate_every] if self.job.validate_every else []
         windows = windows_of(captured.graph, plan, range(first_step, self.num_steps), drained)
         return Task(
             capture=captured,
@@ -308,6 +309,7 @@ class Session:
             replicas=plan.replicas,
             checkpoints=self.folder / "checkpoints",
             checkpoint_every=self.every.steps,
+            validate_every=self.job.validate_every or 0,
             every_s=self.every.seconds,
             board=board,
             resume=checkpoint,
@@ -339,7 +341,7 @@ class Session:
                 for writer in self.job.writers:
                     writer(row)
 
-            steps = Steps(micro_batches, done)
+            steps = Steps(micro_batches, done, self.awaits)
             try:
                 results = launch(work, ranks, steps.add)
             except KeyboardInterrupt:
@@ -348,12 +350,18 @@ class Session:
             except RunError as problem:
                 job = choice.job if choice else self.job
                 raise explained(self.folder, job, problem) from problem.__cause__
+            steps.flush()
         newest = latest(self.folder / "checkpoints")
         assert newest is not None, "a run ends with a checkpoint"
         last = load(newest)
         if last.step < self.num_steps:
             return None
         return outcome_of(results, steps, last.tensors)
+
+    def awaits(self, step: int) -> bool:
+        """Return whether a validation is told of a step, if it is run at all and not stopped at."""
+        every = self.job.validate_every
+        return every is not None and ((step + 1) % every == 0 or step + 1 == self.num_steps)
 
     def _tell_newest(self) -> None:
         from penstock.runtime.checkpoint import latest
@@ -375,6 +383,7 @@ class Session:
                 self.folder / "checkpoints",
                 self.every.steps,
                 checkpoint,
+                validate_every=self.job.validate_every or 0,
                 every_s=self.every.seconds,
                 board=board,
             )
@@ -415,7 +424,9 @@ def _row(step: "StepResult", samples: int, tokens: int) -> dict[str, float | int
     return {
         "step": step.step + 1,
         "loss": step.loss,
+        **step.figures,
         "seconds": step.seconds,
         "samples_per_second": samples / step.seconds if samples else None,
         "tokens_per_second": tokens / step.seconds if tokens else None,
+        **(step.validated or {}),
     }

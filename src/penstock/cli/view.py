@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock.cli import face
+from penstock.job import ROW
 from penstock.plan import Plan
 from penstock.timeline import Breakdown, Timeline, breakdown_of
 from penstock.units import format_bytes, format_seconds
@@ -68,7 +69,10 @@ def _words(row: Row, predicted_s: float | None) -> str:
     samples = f"{speed[1]:,.1f} samples/s" if speed[1] else ""
     rate = f"{speed[0]:,.0f} tokens/s" if speed[0] else samples
     predicted = f" (predicted {format_seconds(predicted_s)})" if predicted_s else ""
-    return f"loss {row['loss']:.4f}  {rate}  {format_seconds(row['seconds'] or 0.0)}{predicted}"
+    others = [name for name in row if name not in ROW and name != "val_seconds"]
+    shown = ((name.replace("_", " "), row[name]) for name in ("loss", *others))
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in shown if value is not None)
+    return f"{figures}  {rate}  {format_seconds(row['seconds'] or 0.0)}{predicted}"
 
 
 def show_outcome(outcome: "Outcome", plan: Plan | None) -> None:

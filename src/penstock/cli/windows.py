@@ -52,11 +52,11 @@ def parse_every(text: str) -> Every:
     raise PlanError(message, hint="write 500 (steps), 30s, 10m or 2h")
 
 
-def windows_of(graph: Graph, plan: Plan, steps: range, every: int) -> Windows:
+def windows_of(graph: Graph, plan: Plan, steps: range, every: Sequence[int]) -> Windows:
     """Return the windows that make up `steps`, those that are left.
 
-    A synchronous program is one step.  An asynchronous one drains only after multiples of
-    `every` steps, and once at the start, after a few steps that are watched for their memory.
+    A synchronous program is one step.  An asynchronous one drains only after multiples of each of
+    `every`, and once at the start, after a few steps that are watched for their memory.
     """
     if not is_asynchronous(plan):
         program = lower_plan(plan, graph)
@@ -65,7 +65,7 @@ def windows_of(graph: Graph, plan: Plan, steps: range, every: int) -> Windows:
     windows = _warm_up(graph, plan, steps)
     start = step = steps.start + len(windows)
     while step < steps.stop:
-        until = min(steps.stop, (step // every + 1) * every)
+        until = min(steps.stop, *((step // each + 1) * each for each in every))
         length = min(FIRST_WINDOW, until - step) if step == start else until - step
         if length not in made:
             made[length] = lower_plan(plan, graph, num_steps=length)

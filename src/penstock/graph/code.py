@@ -77,8 +77,8 @@ def _outputs(segment: Segment, capture: Capture) -> tuple[int, ...]:
     inputs = set(segment.inputs)
     kept = (v for v in segment.keeps if v not in inputs)
     gradients = (v for _, v in segment.gradients)
-    loss = (v for v in segment.ops if v == capture.graph.loss)
-    return tuple(dict.fromkeys((*sent, *kept, *gradients, *loss)))
+    told = (v for v in segment.ops if v in capture.graph.told)
+    return tuple(dict.fromkeys((*sent, *kept, *gradients, *told)))
 
 
 class _Writer:

@@ -122,10 +122,10 @@ class _Demands:
         )
 
     def _want_effects(self) -> None:
-        """Ask for the loss and for every change of a buffer."""
-        loss = self.owners.graph.loss
+        """Ask for the loss, the figures beside it, and for every change of a buffer."""
+        told = self.owners.graph.told
         for i, node in enumerate(self.nodes):
-            if i == loss or node.effect in ("writes", "mutates"):
+            if i in told or node.effect in ("writes", "mutates"):
                 self.forward_wanted[self.owners.stage_of[i]].add(i)
 
     def _need(self, wanted: Iterable[int], stage: int, phase: Phase) -> _Need:

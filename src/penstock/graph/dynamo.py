@@ -14,15 +14,16 @@ from torch import Tensor, fx, nn
 from penstock import _compat
 from penstock.errors import GraphError
 
-Forward = Callable[[Mapping[str, Tensor], Sequence[Any]], Tensor]
+Forward = Callable[[Mapping[str, Tensor], Sequence[Any]], tuple[Tensor, Sequence[Tensor]]]
 
 
 def forward_by_dynamo(
-    loss: Callable[[], Tensor], model: nn.Module, leaves: Sequence[Any]
+    loss: Callable[[], Any], model: nn.Module, leaves: Sequence[Any], *, num_figures: int = 0
 ) -> Forward:
     """Return the forward pass as a function of (parameters and buffers by name, batch leaves).
 
-    `loss` computes the loss of the batch whose leaves are `leaves`.
+    `loss` computes the loss of the batch whose leaves are `leaves`; with so many figures, a pair of
+    it and of a tensor that holds them.
     Raises:   GraphError: Dynamo would break the graph, or it reads a tensor from elsewhere, or
               it may put a new tensor in a buffer's place.
     """
@@ -37,10 +38,12 @@ def forward_by_dynamo(
     _refuse_replaced_buffers(module, model)
     paths = {path for path, _ in _compat.named_modules(model)}
 
-    def forward(given: Mapping[str, Tensor], batch: Sequence[Any]) -> Tensor:
+    def forward(
+        given: Mapping[str, Tensor], batch: Sequence[Any]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
         values = [given[names[id(i)]] if id(i) in names else batch[places[id(i)]] for i in inputs]
-        (result, *_) = _Annotated(module, paths).run(*values)
-        return result
+        (result, *others) = _Annotated(module, paths).run(*values)
+        return result, others[0].unbind() if num_figures else ()
 
     return forward
 

@@ -37,7 +37,7 @@ class UntraceableError(GraphError):
 def functional_trace(
     step: Callable[..., Any], tensors: Sequence[Tensor], kinds: Sequence[NodeKind]
 ) -> fx.GraphModule:
-    """Return the ops that `step` runs on `tensors`; its result is [loss, *gradients].
+    """Return the ops that `step` runs on `tensors`; its result is [loss, *gradients, *figures].
 
     kinds:    of each tensor.
     Raises:   UntraceableError: the model cannot run on fake tensors.
@@ -69,13 +69,14 @@ def backward_ops(graph: fx.Graph) -> set[fx.Node]:
     """Return the ops of the backward pass.
 
     They come after the loss; autograd's engine ran them, or they read what it made, or they
-    lead to nothing but such (what a checkpointed block computes again).
+    lead to nothing but such (what a checkpointed block computes again).  What leads to a figure
+    beside the loss does not.
     """
-    loss = loss_and_gradients(graph)[0]
+    loss = results_of(graph)[0]
     nodes: list[fx.Node] = list(graph.nodes)
     after_loss = nodes[nodes.index(loss) + 1 :] if loss.op == "call_function" else nodes
     found = {[node for node in nodes if node.op == "placeholder"][-1]}  # the gradients' scale
-    to_buffers = _read_for_writes(after_loss)
+    to_buffers = _needed_beside(after_loss)
     for node in after_loss:
         if node.op == "call_function" and (_is_backward(node, found) or node not in to_buffers):
             found.add(node)
@@ -88,17 +89,17 @@ def _is_backward(node: fx.Node, known: set[fx.Node]) -> bool:
     return bool(custom(node).get("backward")) or not known.isdisjoint(node.all_input_nodes)
 
 
-def _read_for_writes(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that write into buffers, and those that they need."""
+def _needed_beside(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that write into buffers or are figures, and those that they need."""
     found: set[fx.Node] = set()
     for node in reversed(nodes):
-        if node.target == aten.copy_.default or node in found:
+        if node.target == aten.copy_.default or custom(node).get("figure") or node in found:
             found |= {node, *node.all_input_nodes}
     return found
 
 
-def loss_and_gradients(graph: fx.Graph) -> list[Any]:
-    """Return what the step returns: the loss, then a gradient or None for each parameter."""
+def results_of(graph: fx.Graph) -> list[Any]:
+    """Return what the step returns: the loss, a gradient or None for each parameter, figures."""
     result: Any = graph.output_node().args[0]
     return list(result)
 

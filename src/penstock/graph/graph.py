@@ -9,7 +9,7 @@ forward op whose autograd node issued it; that is all that is needed to cut the 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +70,7 @@ class Graph:
     key:        what the step was traced for, as text lines; a batch must fit it.
     loss:       node of the loss.
     gradients:  node of each trainable parameter's gradient; None if the loss ignores it.
+    figures:    (name, node) of the numbers that the job's loss gives beside it.
     """
 
     key: tuple[str, ...]
@@ -79,6 +80,7 @@ class Graph:
     cut_points: tuple[CutPoint, ...]
     samples: int
     tokens: int
+    figures: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss < len(self.nodes):
@@ -108,8 +110,14 @@ class Graph:
     def digest(self) -> str:
         """Return a short hash of the nodes and the key: equal on every rank for the same job."""
         rows = [(n.kind, n.target, n.inputs, n.shape, n.dtype, n.origin) for n in self.nodes]
-        text = json.dumps([self.key, rows, self.loss, sorted(self.gradients.items())])
+        figures = [self.figures] if self.figures else []
+        text = json.dumps([self.key, rows, self.loss, sorted(self.gradients.items()), *figures])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def told(self) -> frozenset[int]:
+        """Return the nodes that a step tells of: the loss and the figures."""
+        return frozenset((self.loss, *(node for _, node in self.figures)))
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -155,6 +163,7 @@ class Graph:
             "cut_points": [asdict(point) for point in self.cut_points],
             "samples": self.samples,
             "tokens": self.tokens,
+            **({"figures": [list(figure) for figure in self.figures]} if self.figures else {}),
         }
 
     def save(self, path: Path | str) -> None:

@@ -27,15 +27,15 @@ def segment_memory(
     """Return (peak, change) of the bytes held while `segment` runs, against those before.
 
     What arrives counts from the start.  Values in `takes` die at their last use, others of
-    `inputs` stay; `keeps` outlive the segment; what is sent, a gradient or the loss lives to its
-    end.  `workspace_bytes` of each node of the graph are held only while it runs.
+    `inputs` stay; `keeps` outlive the segment; what is sent, a gradient, the loss or a figure
+    lives to its end.  `workspace_bytes` of each node of the graph are held only while it runs.
 
     received:  all values that messages bring to the segment's stage, forward or backward.
     Ignores:   what an allocator rounds up; gaps in a value that was written into a slice.
     """
     owner = _Owner(graph, received)
-    loss = {graph.loss} & set(segment.ops)
-    handed = {v for _, values in segment.sends for v in values} | loss
+    told = graph.told & set(segment.ops)
+    handed = {v for _, values in segment.sends for v in values} | told
     handed |= {v for _, v in segment.gradients}
     stay = set(segment.keeps) | (set(segment.inputs) - set(segment.takes))
     lasting = owner.of_all(stay | handed)

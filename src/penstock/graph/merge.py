@@ -17,7 +17,7 @@ from penstock.batches import Reads, read, started
 from penstock.errors import GraphError
 from penstock.graph.contents import flatten, rebuilt
 from penstock.graph.graph import Graph
-from penstock.graph.trace import build, loss_of, on_device
+from penstock.graph.trace import build, loss_and_figures, on_device
 from penstock.job import Job
 
 _TOLERANCE = 1e-4  # of gradients, relative; sums are made in another order
@@ -96,12 +96,15 @@ def merges(job: Job, graph: Graph, count: int) -> bool:
 
 
 def _gradient(job: Job, count: int) -> list[Tensor | None]:
-    """Return the mean gradient of the first `count` micro-batches."""
+    """Return the mean gradient of the first `count` micro-batches, and the means of the figures."""
     model, _ = build(job)
+    totals: dict[str, Tensor] = {}
     for batch in itertools.islice(started(job.data, 0), count):
-        loss = loss_of(job, model, on_device(batch)) / count
-        loss.backward()  # pyright: ignore[reportUnknownMemberType]
-    return [p.grad for p in model.parameters()]
+        loss, figures = loss_and_figures(job, model, on_device(batch))
+        (loss / count).backward()  # pyright: ignore[reportUnknownMemberType]
+        for name, value in figures.items():
+            totals[name] = totals.get(name, torch.tensor(0.0)) + value.detach().double() / count
+    return [*(p.grad for p in model.parameters()), *totals.values()]
 
 
 def _close(a: Tensor | None, b: Tensor | None) -> bool:

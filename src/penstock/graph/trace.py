@@ -32,12 +32,12 @@ from penstock.graph.dynamo import Forward, forward_by_dynamo
 from penstock.graph.functional import (
     UntraceableError,
     functional_trace,
-    loss_and_gradients,
+    results_of,
     where,
 )
 from penstock.graph.graph import Graph, NodeKind, with_cut_points
 from penstock.graph.rows import Placeholder, rows_of
-from penstock.job import Job
+from penstock.job import ROW, Job
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,23 +87,24 @@ def capture(job: Job) -> Capture:
     try:
         return step.capture(step.forward)
     except UntraceableError as first:
-        _run_eagerly(job)
+        step.figures = _run_eagerly(job)
         try:
-            loss = lambda: step.forward({}, step.leaves)  # noqa: E731
-            return step.capture(forward_by_dynamo(loss, model, step.leaves))
+            return step.capture(step.by_dynamo(model))
         except GraphError:
             raise first from None
 
 
-def _run_eagerly(job: Job) -> None:
+def _run_eagerly(job: Job) -> tuple[str, ...]:
     """Compute the loss of the first batch without tracing: what fails here is the job's own fault.
+
+    Return the names of its figures.
 
     Raises:   JobError: the model or the loss raises; the message names the line.
     """
     model, batch = build(job)
     try:
         with torch.no_grad():
-            loss_of(job, model, batch)
+            return tuple(loss_and_figures(job, model, batch)[1])
     except PenstockError:
         raise
     except Exception as problem:  # whatever the job's code raises
@@ -148,6 +149,7 @@ class _Step:
         self.job, self.model, self.key = job, model, key_of(batch)
         self.leaves: list[Any] = self.key.leaves_of(batch)
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        self.figures: tuple[str, ...] = ()  # known once the loss has been computed
         self.trainable = [name for name, value in parameters.items() if value.requires_grad]
         self.state_names = [*parameters, *buffers]
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
@@ -170,10 +172,25 @@ class _Step:
             found[i] = with_strides(leaf, leaf.stride()) if again else leaf
         return list(found.values())
 
-    def forward(self, _: Mapping[str, Tensor], leaves: Sequence[Any]) -> Tensor:
-        """Return the loss as the job computes it."""
+    def forward(
+        self, _: Mapping[str, Tensor], leaves: Sequence[Any]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the loss as the job computes it, and the figures beside it."""
         batch = rebuilt(leaves, self.key.spec)
-        return loss_of(self.job, self.model, batch)
+        loss, figures = loss_and_figures(self.job, self.model, batch)
+        self.figures = tuple(figures)
+        return loss, tuple(figures.values())
+
+    def by_dynamo(self, model: nn.Module) -> Forward:
+        """Return what computes loss and figures as Dynamo sees them: the figures in one tensor."""
+
+        def computed() -> Any:
+            batch = rebuilt(self.leaves, self.key.spec)
+            loss, figures = loss_and_figures(self.job, self.model, batch)
+            values = [value.detach().double() for value in figures.values()]
+            return (loss, torch.stack(values)) if values else loss
+
+        return forward_by_dynamo(computed, model, self.leaves, num_figures=len(self.figures))
 
     def capture(self, forward: Forward) -> Capture:
         """Return the trace of this step; `forward` computes the loss from weights and leaves."""
@@ -184,11 +201,13 @@ class _Step:
             for i, leaf in zip(self.at, flat[len(self.state_names) : -1], strict=True):
                 leaves[i] = leaf
             with _compat.reparametrize(self.model, state), _compat.tracing_backward():
-                loss = forward(state, leaves)
+                loss, found = forward(state, leaves)
+                with _compat.annotate({"figure": True}):
+                    figures = [value.detach().to(torch.float64, copy=True) for value in found]
                 wanted = [state[name] for name in self.trainable]
                 grads = torch.autograd.grad(loss, wanted, flat[-1].to(loss), allow_unused=True)
                 _write_replaced_buffers(self.model, state)  # autograd has read the old ones
-            return [loss.detach(), *grads]
+            return [loss.detach(), *grads, *figures]
 
         kinds: list[NodeKind] = [placeholder.kind for placeholder in self.placeholders]
         with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
@@ -205,7 +224,8 @@ class _Step:
         fx_nodes = [node for node in traced.graph.nodes if node.op != "output"]
         index = {node: i for i, node in enumerate(fx_nodes)}
         nodes = rows_of(traced.graph, self.placeholders)
-        loss, *gradients = loss_and_gradients(traced.graph)
+        loss, *others = results_of(traced.graph)
+        gradients, figures = others[: len(self.trainable)], others[len(self.trainable) :]
         places = [None if gradient is None else index[gradient] for gradient in gradients]
         samples, tokens = count(self.leaves)
         graph = Graph(
@@ -216,6 +236,7 @@ class _Step:
             cut_points=(),
             samples=samples,
             tokens=tokens,
+            figures=tuple(zip(self.figures, map(index.__getitem__, figures), strict=True)),
         )
         inputs = [i for i, node in enumerate(nodes) if node.kind == "input"]
         held = {i: node.target for node, i in index.items() if node.op == "get_attr"}
@@ -267,12 +288,41 @@ def _write_replaced_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> No
 
 
 def loss_of(job: Job, model: nn.Module, batch: Any) -> Tensor:
-    """Return the job's loss under its autocast.
+    """Return the job's loss under its autocast, without the figures beside it.
 
-    Raises:   JobError: it is no scalar tensor that depends on a trainable parameter.
+    Raises:   as `loss_and_figures`.
+    """
+    return loss_and_figures(job, model, batch)[0]
+
+
+def loss_and_figures(job: Job, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return the job's loss under its autocast, and the figures that it gives beside it, by name.
+
+    Raises:   JobError: it is no scalar tensor that depends on a trainable parameter; a figure is
+              no number, or has a name that is none.
     """
     with autocast(job, model):
-        loss: Any = job.loss(model, batch)
+        told: Any = job.loss(model, batch)
+    pair = cast("tuple[Any, ...]", told if isinstance(told, tuple) else ())
+    if len(pair) == 2 and isinstance(pair[1], Mapping):
+        given = cast("Mapping[Any, Any]", pair[1])
+        return _loss(pair[0]), {name: _figure(name, value) for name, value in given.items()}
+    return _loss(told), {}
+
+
+def _figure(name: object, value: Any) -> Tensor:
+    if not isinstance(name, str) or not name or name in ROW or name.startswith(("val_", "train_")):
+        known = f"not {', '.join(ROW)}, nor what begins with val_ or train_"
+        raise JobError(f"the loss gives a figure named {name!r}", hint=f"give it a name, {known}")
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.reshape(())
+    if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+        return torch.tensor(value)
+    found = f"{tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise JobError(f"the figure {name} of the loss is {found}, not one number", hint="take a mean")
+
+
+def _loss(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise JobError(f"the job's loss is {found}, not one number", hint="return a mean")

@@ -291,6 +291,8 @@ class _Binder:
         loss = self.rank.capture.graph.loss
         if kind == "F" and loss in place:
             consumers.append(self._note_loss(micro_batch, place[loss]))
+            figures = [place[node] for _, node in self.rank.capture.graph.figures]
+            consumers += [self._note_figures(micro_batch, figures)] if figures else []
         if kind in ("B", "W"):
             consumers.append(lambda results: frame.clear())
         return tuple(consumers)
@@ -336,6 +338,11 @@ class _Binder:
             losses[step].append(loss)
 
         return note
+
+    def _note_figures(self, micro_batch: int, places: Sequence[int]) -> Consumer:
+        noted, pick = self.rank.progress.figures, _picker(places)
+        step = micro_batch // self.per_step
+        return lambda results: noted[step].append(torch.stack(pick(results)))
 
     # -- messages ----------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Calls: one call of a rank's flat list, and what a rank tells of a finished step."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,12 +38,16 @@ class StepResult:
 
     loss:           mean over some micro-batches of the step; None where no loss is made.
     micro_batches:  over how many.
+    figures:        that the loss gives beside it, averaged as the loss is.
+    validated:      "val_loss" and "val_" figures of the weights after the step, where one was due.
     """
 
     step: int
     loss: float | None
     seconds: float
     micro_batches: int = 1
+    figures: Mapping[str, float] = field(default_factory=dict[str, float])
+    validated: Mapping[str, float] | None = None
 
 
 @dataclass(slots=True)
@@ -51,8 +55,10 @@ class Progress:
     """Where a rank stands in its window.
 
     losses:  of the micro-batches of each step of the window that is not finished.
+    figures: the same, each with all figures of a micro-batch.
     """
 
     first_step: int = 0
     last_update_s: float = 0.0
     losses: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    figures: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))

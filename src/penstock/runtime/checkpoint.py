@@ -107,7 +107,7 @@ def _flush(path: Path) -> None:
 
 def discard(checkpoints: Path) -> None:
     """Remove what an interrupted run left half-written or half-removed."""
-    for hidden in checkpoints.glob(".step-*"):
+    for hidden in (*checkpoints.glob(".step-*"), *checkpoints.glob(".best-*")):
         shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -126,6 +126,47 @@ def keep_newest(checkpoints: Path, count: int = 2) -> None:
     """Remove all but the newest `count` checkpoints."""
     for old in _complete(checkpoints)[:-count]:
         _remove(old)
+
+
+def keep_best(checkpoints: Path, step: int, value: float) -> None:
+    """Keep the checkpoint after `step` steps as the best one, if no value before was less.
+
+    Its files are the same ones under other names, so it costs no room while both are there.
+    Raises:   CheckpointError: the folder cannot be written.
+    """
+    known = best(checkpoints)
+    if known is not None and known[1] <= value:
+        return
+    new, folder = checkpoints / ".best-new", checkpoints / "best"
+    with _writing(folder):
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(folder_of(checkpoints, step), new, copy_function=_link)
+        write_text(new / "best.json", json.dumps({"step": step, "val_loss": value}))
+        if folder.exists():
+            _remove(folder)
+        new.rename(folder)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def best(checkpoints: Path) -> tuple[int, float] | None:
+    """Return after how many steps the best checkpoint was, and its validation loss.
+
+    Raises:   CheckpointError: its note is damaged.
+    """
+    path = checkpoints / "best" / "best.json"
+    if not path.exists():
+        return None
+    told = read_json(path, CheckpointError, "note of the best checkpoint")
+    step, value = told.get("step"), told.get("val_loss")
+    if not isinstance(step, int) or not isinstance(value, int | float):
+        raise CheckpointError(f"{path} names no step or loss", hint=f"delete {path.parent}")
+    return step, float(value)
 
 
 def _complete(checkpoints: Path) -> list[Path]:

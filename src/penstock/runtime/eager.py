@@ -10,20 +10,20 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.batches import Reads
 from penstock.errors import JobError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.trace import build_model, device_here, loss_of
+from penstock.graph.trace import build_model, device_here, loss_and_figures
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
@@ -37,8 +37,9 @@ from penstock.runtime.meter import Meter
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Order, Reader
 from penstock.runtime.transport import Transport
-from penstock.runtime.weights import fitting
-from penstock.runtime.worker import RankResult, Report, State, is_due, save
+from penstock.runtime.validate import validate
+from penstock.runtime.weights import load_model as load_model
+from penstock.runtime.worker import RankResult, Report, State, is_due, is_validated, save
 from penstock.timeline import LANES, Span
 
 
@@ -56,6 +57,7 @@ class EagerTask:
     checkpoint_every: int = 0
     resume: Path | None = None
     laws: Laws | None = None
+    validate_every: int = 0
     every_s: float | None = None
     board: Board | None = None
 
@@ -109,23 +111,29 @@ def _run_steps(
         else:
             meter.window(rank.calls, rank.marks, 1)
         report(done)
-        if _is_over(task, rank, meter, step + 1):
+        if _is_over(task, rank, meter, report, step + 1):
             break
     return spans, seconds
 
 
-def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, step: int) -> bool:
+def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, step: int) -> bool:
     """Write the checkpoint that is due after `step` steps; return whether it was the last one."""
     is_last = step == task.first_step + task.num_steps
     do: Do = "go" if is_last else rank.control.after(step - task.first_step)
     is_over = is_last or do == "stop"
     if task.checkpoints is None:
         return is_over
-    if is_over or do == "save" or is_due(step, task.checkpoint_every):
+    validates = do != "stop" and is_validated(step, task.validate_every, is_last=is_last)
+    if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
         with meter.checkpoint(is_last=is_over):
             rank.join_buffers(step)
             state = rank.state() if rank.rank == 0 else None
             save(task.checkpoints, step, rank.transport, state)
+            if validates:
+                own = task.job, rank.transport, task.checkpoints, step
+                found = validate(*own, lambda: rank.model)
+                if found is not None:
+                    report(StepResult(step - 1, None, 0.0, 0, validated=found))
         rank.control.saved()
     return is_over
 
@@ -149,6 +157,7 @@ class EagerRank:
         self.now = self.next_index = 0  # the step that is under way, and the next micro-batch
         self.batch: Any = None
         self.losses: list[float] = []
+        self.figures: defaultdict[str, list[float]] = defaultdict(list)
         self.is_guarded = False  # whether a loss or norm that is not finite ends the run
         self.calls, self.marks = self._bind(), list[float]()
         if task.resume is not None:
@@ -164,6 +173,7 @@ class EagerRank:
         """Return the mean loss of this rank's micro-batches; `marks` are then those of the step."""
         self.now, self.next_index = step, step * self.job.micro_batches + self.rank * self.share
         self.losses = []
+        self.figures.clear()
         if self.written is not None:
             self.written.begin(step * self.job.micro_batches)
         self.model.zero_grad()
@@ -176,7 +186,8 @@ class EagerRank:
     def result(self, step: int) -> StepResult:
         """Run one step; return what this rank knows of it."""
         loss = self.step(step)
-        return StepResult(step, loss, self.marks[-1] - self.marks[0], self.share)
+        figures = {name: sum(values) / len(values) for name, values in self.figures.items()}
+        return StepResult(step, loss, self.marks[-1] - self.marks[0], self.share, figures)
 
     def spans(self) -> tuple[Span, ...]:
         """Return the spans of the last step, in seconds from its start."""
@@ -205,7 +216,7 @@ class EagerRank:
         if self.written is not None:
             self.written.before(self.next_index)
         with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
-            loss = loss_of(self.job, self.model, self.batch)
+            loss, figures = loss_and_figures(self.job, self.model, self.batch)
             if self.is_guarded:
                 place = self.next_index - self.now * self.job.micro_batches
                 check_loss(float(loss.detach()), self.now, place, self.next_index)
@@ -213,6 +224,8 @@ class EagerRank:
         if self.written is not None:
             self.written.after(self.next_index)
         self.losses.append(float(loss.detach()))
+        for name, value in figures.items():
+            self.figures[name].append(float(value.detach()))
         self.next_index += 1
 
     def _reduce(self) -> None:
@@ -296,15 +309,3 @@ class EagerRank:
         Optimizers(self.job, self.model, self.parameters).may_resume()
         load_model(self.model, state.tensors)
         self.updates.take(state.tensors, state.plain)
-
-
-def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy "weights/NAME" and "buffers/NAME" into a module.
-
-    Raises:   CheckpointError: one is missing or has another shape.
-    """
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.copy_(fitting(tensors, f"weights/{name}", value))
-        for name, value in model.named_buffers():
-            value.copy_(fitting(tensors, f"buffers/{name}", value))

@@ -6,7 +6,7 @@ run(program, ..., launcher=run_processes)       forked processes of this host
 
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,28 +102,58 @@ class Steps:
     """Collects what ranks report of steps; one is done when the losses of all `micro_batches` are.
 
     micro_batches:  of a step, over all replicas.
+    awaits:         whether a step is done only when its validation is told too.
     """
 
-    def __init__(self, micro_batches: int, done: Report | None = None) -> None:
-        self.micro_batches, self.done = micro_batches, done
+    def __init__(
+        self,
+        micro_batches: int,
+        done: Report | None = None,
+        awaits: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        self.micro_batches, self.done, self.awaits = micro_batches, done, awaits
         self.waiting: dict[int, list[StepResult]] = {}
         self.finished: list[StepResult] = []
 
     def add(self, result: StepResult) -> None:
-        """Take one rank's report; only those with a loss count."""
-        if result.loss is None:
+        """Take one rank's report; only those with a loss, or of a validation, count."""
+        if result.loss is None and result.validated is None:
             return
         told = self.waiting.setdefault(result.step, [])
         told.append(result)
-        counts = [r.micro_batches for r in told]
-        if sum(counts) == self.micro_batches:
-            loss = statistics.fmean([r.loss for r in told if r.loss is not None], counts)
-            seconds = max(r.seconds for r in told)
-            whole = StepResult(result.step, loss, seconds, self.micro_batches)
-            del self.waiting[result.step]
-            self.finished.append(whole)
-            if self.done is not None:
-                self.done(whole)
+        if self.is_run(result.step) and (
+            not self.awaits(result.step) or any(r.validated is not None for r in told)
+        ):
+            self._finish(result.step)
+
+    def is_run(self, step: int) -> bool:
+        """Return whether the losses of a step that is not done are all there."""
+        told = [r for r in self.waiting[step] if r.loss is not None]
+        return sum(r.micro_batches for r in told) == self.micro_batches
+
+    def flush(self) -> None:
+        """Take as done what waits for a validation that will not come: the run was stopped."""
+        for step in sorted(filter(self.is_run, list(self.waiting))):
+            self._finish(step)
+
+    def _finish(self, step: int) -> None:
+        told = self.waiting.pop(step)
+        parts = [r for r in told if r.loss is not None]
+        counts = [r.micro_batches for r in parts]
+        whole = StepResult(
+            step,
+            statistics.fmean([r.loss for r in parts if r.loss is not None], counts),
+            max(r.seconds for r in parts),
+            self.micro_batches,
+            {
+                name: statistics.fmean([r.figures[name] for r in parts], counts)
+                for name in parts[0].figures
+            },
+            next((r.validated for r in told if r.validated is not None), None),
+        )
+        self.finished.append(whole)
+        if self.done is not None:
+            self.done(whole)
 
 
 def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Tensor]) -> Outcome:

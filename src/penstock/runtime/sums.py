@@ -218,12 +218,17 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
 def tell_call(rank: "Rank", step: int, *, has_loss: bool) -> Call:
     """Return the call that reports a step of the window as finished."""
     progress = rank.progress
+    names = [name for name, _ in rank.capture.graph.figures]
 
     def tell() -> None:
         now = time.perf_counter()
         parts = [part.double().reshape(()) for part in progress.losses.pop(step, ())]
         loss = float(torch.stack(parts).mean()) if has_loss and parts else None
+        rows = progress.figures.pop(step, ())
+        means = torch.stack([*rows]).mean(0).unbind() if rows else ()
+        figures = dict(zip(names, map(float, means), strict=False))
         seconds, progress.last_update_s = now - progress.last_update_s, now
-        rank.report(StepResult(progress.first_step + step, loss, seconds, len(parts)))
+        number = progress.first_step + step
+        rank.report(StepResult(number, loss, seconds, len(parts), figures))
 
     return tell

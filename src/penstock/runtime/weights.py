@@ -356,6 +356,18 @@ def _count(shape: Sequence[int]) -> int:
     return count
 
 
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy "weights/NAME" and "buffers/NAME" into a module.
+
+    Raises:   CheckpointError: one is missing or has another shape.
+    """
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(fitting(tensors, f"weights/{name}", value))
+        for name, value in model.named_buffers():
+            value.copy_(fitting(tensors, f"buffers/{name}", value))
+
+
 def fitting(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     """Return the tensor of that name.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock import _compat
 from penstock._compat import MemoryEvent
@@ -35,6 +35,8 @@ from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import host_key
+from penstock.runtime.validate import validate
+from penstock.runtime.weights import load_model
 from penstock.timeline import Held, Span, Spent
 
 Report = Callable[[StepResult], None]
@@ -50,6 +52,7 @@ class Task:
     windows:           (program, first step) in order.
     checkpoints:       folder for checkpoints, or None; one at the end of every window that ends
                        at a multiple of `checkpoint_every` steps, and at the end of all.
+    validate_every:    steps after which a checkpoint is due and validated; 0: never.
     every_s:           seconds after which a checkpoint is due besides.
     board:             where ranks agree on that, and are asked to stop after a checkpoint.
     resume:            checkpoint to start from.
@@ -69,6 +72,7 @@ class Task:
     replicas: int = 1
     checkpoints: Path | None = None
     checkpoint_every: int = 0
+    validate_every: int = 0
     every_s: float | None = None
     board: Board | None = None
     resume: Path | None = None
@@ -211,12 +215,33 @@ def _is_over(task: Task, watch: "_Watch", number: int) -> bool:
     is_over = is_last or do == "stop"
     if task.checkpoints is None:
         return is_over
-    if is_over or do == "save" or is_due(step, task.checkpoint_every):
+    validates = do != "stop" and is_validated(step, task.validate_every, is_last=is_last)
+    if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
         with watch.meter.checkpoint(is_last=is_over):
             rank.settle()
             save(task.checkpoints, step, rank.transport, state_of(rank, step))
+            if validates:
+                _validate(task, rank, task.checkpoints, step)
         watch.control.saved()
     return is_over
+
+
+def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
+    """Validate what was just saved, and tell of it; the module is not what trains."""
+
+    def model() -> nn.Module:
+        kept = checkpoint.load(checkpoint.folder_of(checkpoints, step))
+        load_model(task.capture.model, kept.tensors)
+        return task.capture.model
+
+    found = validate(task.job, rank.transport, checkpoints, step, model)
+    if found is not None:
+        rank.report(StepResult(step - 1, None, 0.0, 0, validated=found))
+
+
+def is_validated(step: int, every: int, *, is_last: bool) -> bool:
+    """Return whether the weights after `step` steps are validated: every so often, and the last."""
+    return is_due(step, every) or (every > 0 and is_last)
 
 
 def is_due(step: int, every: int) -> bool:
