@@ -106,13 +106,14 @@ def run(own: Job, folder: Path, *, schedule="one_f_one_b", stages=2, replicas=1,
         windows,
         replicas,
         checkpoints=folder,
+        checkpoint_every=2,  # which adds up what replicas wrote into buffers
         validate_every=own.validate_every or 0,
     )
     return _results(own, folder, partial(work, task), plan.total_ranks, launcher)
 
 
 def run_eagerly(own: Job, folder: Path, ranks: int = 2):
-    task = EagerTask(own, 0, STEPS, folder, validate_every=own.validate_every or 0)
+    task = EagerTask(own, 0, STEPS, folder, 2, validate_every=own.validate_every or 0)
     return _results(own, folder, partial(work_eagerly, task), ranks, run_processes)
 
 
@@ -138,9 +139,8 @@ def plain(
             told = own.loss(model, batch)
             value, figures = told if isinstance(told, tuple) else (told, {})
             (value / own.micro_batches).backward()
-            seen.append(
-                {"loss": float(value.detach()), **{k: float(v) for k, v in figures.items()}}
-            )
+            given = {"loss": value, **figures}
+            seen.append({name: float(torch.as_tensor(v).detach()) for name, v in given.items()})
         optimizer.step()
         rows.append({name: statistics.fmean(row[name] for row in seen) for name in seen[0]})
         if own.validate_every and (step + 1) % own.validate_every == 0:
@@ -303,5 +303,5 @@ def test_validation_puts_modes_and_buffers_and_random_states_back() -> None:
 def test_validate_every_without_validation_is_refused() -> None:
     with pytest.raises(JobError, match=r"Job.validate_every is 2, and Job.validation is None"):
         job(validate_every=2)
-    with pytest.raises(JobError, match="Job.validate_every is 0, not a whole number of 1 or more"):
+    with pytest.raises(JobError, match=r"Job.validate_every is 0, not a whole number of 1 or more"):
         job(**{**VALIDATED, "validate_every": 0})
