@@ -104,6 +104,34 @@ def test_a_loss_that_is_not_finite_fails_the_run(call: Call, tmp_path: Path) -> 
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002"]
 
 
+def test_figures_and_validations_are_in_rows_summary_report_and_progress(
+    call: Call, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    done = call("train", f"{JOBS}:figured", "--out", out, *TWO, "--json")
+    assert done.code == 0, done.err
+    told = rows(out)
+    assert [row["step"] for row in told if "val_loss" in row] == [2, 4, 5]
+    assert all(row["size"] > 0 for row in told)
+    assert [row["gap"] is None for row in told] == [False, True, False, False, False]
+    summary = json.loads(done.out)
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["val_loss"] == told[-1]["val_loss"]
+    assert summary["val_size"] == told[-1]["val_size"]
+    assert summary["train_size"] == pytest.approx(sum(row["size"] for row in told) / 5)
+    best = min((row for row in told if "val_loss" in row), key=lambda row: row["val_loss"])
+    assert (summary["best_step"], summary["best_val_loss"]) == (best["step"], best["val_loss"])
+    assert summary["validation_s"] == pytest.approx(sum(row.get("val_seconds", 0) for row in told))
+    assert (
+        json.loads((out / "checkpoints" / "best" / "state.json").read_text())["step"]
+        == (best["step"])
+    )
+    assert f"val loss {told[-1]['val_loss']:.4f}" in done.err
+    assert f"size {told[-1]['size']:.4f}" in done.err
+    page = (out / "report.html").read_text()
+    assert "<title>validation</title>" in page
+
+
 # -- how often ------------------------------------------------------------------------------------
 
 

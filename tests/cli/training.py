@@ -181,3 +181,17 @@ def _spoilt(start: int) -> Iterator[dict[str, Tensor]]:
 def not_finite() -> ps.Job:
     """A job that takes a root of a negative number in its third step."""
     return replace(small(), loss=_rooted, data=_spoilt)
+
+
+def _figured(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    return mlp.loss(module, batch), {"size": batch["x"].abs().mean(), "gap": 1 / batch["x"].sum()}
+
+
+def figured() -> ps.Job:
+    """A job with figures beside the loss, of which one is no number, validated on the way."""
+
+    def data(start: int) -> Iterator[dict[str, Tensor]]:
+        for index, batch in zip(count(start), mlp.data(start), strict=False):
+            yield {**batch, "x": 0 * batch["x"]} if index == 5 else batch
+
+    return replace(small(), loss=_figured, data=data, validate_every=2)

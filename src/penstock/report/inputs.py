@@ -42,6 +42,7 @@ class Step(NamedTuple):
     seconds: float
     samples_per_second: float | None
     tokens_per_second: float | None
+    val_loss: float | None = None
 
 
 class Pair(NamedTuple):
@@ -158,6 +159,7 @@ def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[Step, ...]:
             reader.needed("seconds"),
             reader.number("samples_per_second"),
             reader.number("tokens_per_second"),
+            reader.number("val_loss"),
         )
     return tuple(steps[at] for at in sorted(steps))
 

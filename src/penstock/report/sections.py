@@ -201,11 +201,21 @@ def _no_numbers(inputs: Inputs) -> Iterator[Markup]:
 def _loss(inputs: Inputs) -> Markup:
     xs = np.array([float(step.step) for step in inputs.steps])
     curve = Curve("loss", "measured", xs, np.array([step.loss for step in inputs.steps]))
+    curves = [curve, *_validations(inputs)]
     levels = [Level(plain_words(name), "given", value) for name, value in inputs.nats]
     if inputs.val_loss is not None:
         levels.append(Level("validation", "validation", inputs.val_loss))
-    picture = chart("Loss of every step", [curve], levels, x=Axis("step", PLAIN), y=Axis("", PLAIN))
+    picture = chart("Loss of every step", curves, levels, x=Axis("step", PLAIN), y=Axis("", PLAIN))
     return tag("figure", tag("figcaption", "Loss by step"), picture)
+
+
+def _validations(inputs: Inputs) -> Iterator[Curve]:
+    """Yield the curve of the losses of validations, where there were any on the way."""
+    told = [(float(step.step), step.val_loss) for step in inputs.steps]
+    found = [(step, loss) for step, loss in told if loss is not None]
+    if found:
+        xs, ys = np.array(found).T
+        yield Curve("validation", "validation", xs, ys)
 
 
 def _step_seconds(inputs: Inputs) -> Markup:
