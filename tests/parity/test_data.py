@@ -151,6 +151,25 @@ def test_eager_ranks_read_what_a_plain_loop_reads(tmp_path):
     assert_trained(checkpoint.load(checkpoint.latest(tmp_path)).tensors, plain())
 
 
+def test_one_eager_rank_is_the_plain_loop_also_where_its_loss_writes_into_a_dataset(tmp_path):
+    """Which it does again in the next epoch."""
+
+    def rows() -> Data:
+        held = [*itertools.islice(fresh(0), MICRO_BATCHES)]
+        return lambda start: itertools.islice(itertools.cycle(held), start, None)
+
+    def doubling(model: nn.Module, batch: Pair) -> torch.Tensor:
+        batch.x.mul_(2)
+        return loss(model, batch)
+
+    told = Steps(MICRO_BATCHES)
+    task = EagerTask(job_of(rows(), doubling), 0, STEPS, tmp_path)
+    run_processes(partial(work_eagerly, task), 1, told.add)
+    scaled = (Pair(p.x * 2 ** (1 + k // MICRO_BATCHES), p.y) for k, p in enumerate(rows()(0)))
+    found = checkpoint.load(checkpoint.latest(tmp_path)).tensors
+    assert_trained(found, plain(lambda start: scaled))
+
+
 def test_first_batch_is_traced_before_it_is_filled_again():
     captured = capture(job_of(one_buffer_of_everybody))
     assert captured.graph.samples == SAMPLES

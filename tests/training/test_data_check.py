@@ -19,6 +19,7 @@ from transformers import BatchEncoding
 
 import penstock as ps
 from penstock.errors import JobError
+from penstock.graph.trace import capture
 from penstock.training import data_check
 from penstock.training.data_check import DataFound, check_data
 
@@ -244,6 +245,34 @@ def test_views_of_what_stays_as_it_is_are_not_taken_for_it():
     assert not found(GOOD["a batch for each number"]).reuses_memory
 
 
+def masking(model, batch):
+    batch[:, 0] = 0
+    return model(batch).mean()
+
+
+def reading(model, batch):
+    batch = batch.clone()
+    return masking(model, batch)
+
+
+def test_loss_that_writes_into_what_the_data_yields_again_is_found():
+    views = replace(job_of(GOOD["a batch for each number"]), loss=masking)
+    for writes in (None, True):
+        problem = check_data(views, per_step=4, writes_batch=writes).problem
+        assert "the loss writes into the micro-batch" in problem
+        assert "clone()" in problem
+    assert capture(views).writes_batch
+    assert not capture(replace(views, loss=reading)).writes_batch
+    for fine in (
+        replace(views, loss=reading),
+        replace(views, data=pure),
+        replace(views, data=buffers(1, lambda: torch.empty(2, 3))),
+    ):
+        assert check_data(fine, per_step=4).problem is None
+    assert check_data(views, per_step=4, writes_batch=False).problem is None
+    assert check_data(replace(views, data=pure), per_step=4, writes_batch=True).problem is None
+
+
 # -- what it does to others ----------------------------------------------------------------------
 
 
@@ -277,14 +306,14 @@ def test_about_three_steps_are_read():
             read.append(index)
             yield at(index)
 
-    seen = data_check._look(job_of(data), 8, 0, lambda: None)
+    seen = data_check._look(job_of(data), 8, 0, False, lambda: None)
     assert (seen.again, seen.begun, seen.drawn) == (None, None, [])
     assert len(read) <= 24
 
 
 def test_slow_data_is_read_less(monkeypatch):
     monkeypatch.setattr(data_check, "_BUDGET_S", 0.0)
-    seen = data_check._look(job_of(pure), 8, 0, lambda: None)
+    seen = data_check._look(job_of(pure), 8, 0, False, lambda: None)
     assert len(seen.digests) == 2
     assert "begins where" in found(no_numbers).problem
 

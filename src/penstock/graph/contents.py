@@ -75,6 +75,11 @@ def own(batch: Any, device: torch.device) -> Any:
     return mapped(batch, change)
 
 
+def seen(batch: Any, device: torch.device) -> Any:
+    """Return the batch on `device`, copied only where that needs it."""
+    return mapped(batch, lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf)
+
+
 def owned(leaf: Tensor, device: torch.device) -> Tensor:
     """Return a copy of `leaf` on `device` that nobody else writes into.
 

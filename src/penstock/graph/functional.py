@@ -58,7 +58,7 @@ def functional_trace(
         raise
     except Exception as problem:  # whatever the user's model raises under tracing
         raise UntraceableError(where(problem)) from problem
-    _drop_writes_into_the_batch(traced.graph, kinds)
+    traced.meta["writes_batch"] = _drop_writes_into_the_batch(traced.graph, kinds)
     traced.graph.eliminate_dead_code()
     _drop_identities(traced.graph)
     _guard_buffers(traced.graph, mode)
@@ -172,13 +172,18 @@ def where(problem: Exception, head: str = "the model cannot be traced") -> str:
 # -- after the second pass ----------------------------------------------------------------------
 
 
-def _drop_writes_into_the_batch(graph: fx.Graph, kinds: Sequence[NodeKind]) -> None:
-    """Remove copies into leaves of the batch: nobody reads them after the step."""
+def _drop_writes_into_the_batch(graph: fx.Graph, kinds: Sequence[NodeKind]) -> bool:
+    """Remove copies into leaves of the batch, which nobody reads after the step.
+
+    Return whether there were any.
+    """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     batch = {n for n, kind in zip(placeholders, kinds, strict=True) if kind == "input"}
-    for node in list(graph.nodes):
-        if node.target == aten.copy_.default and node.args[0] in batch:
-            graph.erase_node(node)
+    nodes: list[fx.Node] = list(graph.nodes)
+    copies = [n for n in nodes if n.target == aten.copy_.default and n.args[0] in batch]
+    for node in copies:
+        graph.erase_node(node)
+    return bool(copies)
 
 
 def _drop_identities(graph: fx.Graph) -> None:

@@ -49,6 +49,7 @@ class Capture:
     constants:  tensors that the model holds outside its parameters and buffers.
     model:      the module, with its initial weights.
     batch:      what a batch must be to fit.
+    writes_batch:  whether the loss writes into the batch; a run does it in a copy.
     """
 
     graph: Graph
@@ -57,6 +58,7 @@ class Capture:
     constants: dict[int, Tensor]
     model: nn.Module
     batch: BatchKey
+    writes_batch: bool = False
 
     def leaves(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits the graph.
@@ -247,6 +249,7 @@ class _Step:
             constants={i: getattr(traced, str(name)) for i, name in held.items()},
             model=self.model,
             batch=self.key,
+            writes_batch=bool(traced.meta["writes_batch"]),
         )
 
     def _key(self) -> tuple[str, ...]:

@@ -151,7 +151,8 @@ class EagerRank:
             raise JobError("the model has no trainable parameter", hint="unfreeze some")
         self.updates = eager_updates(task.job, self.model)
         self.share = task.job.micro_batches // transport.num_ranks
-        self.reader = Reader(task.job, device_here())
+        is_plain = len(self.everyone) == 1  # then it is the plain loop, to the batch's memory
+        self.reader = Reader(task.job, device_here(), copies=not is_plain)
         per_step, first = task.job.micro_batches, self.rank * self.share
         self.order = Order(list(range(first, first + self.share)), per_step, per_step)
         self.now = self.next_index = 0  # the step that is under way, and the next micro-batch

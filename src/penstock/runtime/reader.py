@@ -1,7 +1,8 @@
 """Reader: one rank's place in the job's data, and the order in which it reads.
 
 What is read is copied before anything else is: data may fill one buffer again and again, and a
-rank holds several micro-batches at a time.
+rank holds several micro-batches at a time.  A plain loop in one process copies nothing: what its
+loss writes into the memory of a dataset stays there.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import torch
 from penstock.batches import Reads, read
 from penstock.errors import RunError
 from penstock.graph.code import GENERATOR
-from penstock.graph.contents import own
+from penstock.graph.contents import own, seen
 from penstock.job import Job
 
 T = TypeVar("T")
@@ -32,15 +33,19 @@ class Order(NamedTuple):
 
 
 class Reader:
-    """Reads the job's data in an order, and begins it anew where another number is asked for."""
+    """Reads the job's data in an order, and begins it anew where another number is asked for.
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    copies:  whether what is read is kept beyond the next read.
+    """
+
+    def __init__(self, job: Job, device: torch.device, *, copies: bool = True) -> None:
         self.job, self.device = job, device
+        self._take = own if copies else seen
         self._batches: Iterator[Any] = iter(())
         self._numbers: Iterator[int] = iter(())
 
     def read(self, reads: Reads, fitting: Callable[[Any], T]) -> T:
-        """Return `fitting(batch)` of the next micro-batch of `reads`, with memory of its own.
+        """Return `fitting(batch)` of the next micro-batch of `reads`.
 
         Raises:   RunError: the data ended.  What `fitting` raises.
         """
@@ -50,6 +55,6 @@ class Reader:
                 self._batches, self._numbers = read(self.job.data, reads), reads.numbers()
                 next(self._numbers)
             for batch in self._batches:
-                return own(fitting(batch), self.device)
+                return self._take(fitting(batch), self.device)
         hint = "let `data` go on for ever, or train fewer steps"
         raise RunError(f"the job's data ended at micro-batch {number}", hint=hint)

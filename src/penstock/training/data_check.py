@@ -15,16 +15,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.batches import started
 from penstock.batches.how import own_random
 from penstock.errors import JobError, PenstockError
+from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten
 from penstock.graph.functional import where
+from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.child import Beat, SilentError, can_fork, in_a_fork
 from penstock.runtime.digest import digest_of
@@ -58,25 +62,28 @@ class DataFound:
     reuses_memory: bool = False
 
 
-def check_data(job: Job, *, per_step: int, first: int = 0) -> DataFound:
+def check_data(
+    job: Job, *, per_step: int, first: int = 0, writes_batch: bool | None = None
+) -> DataFound:
     """Return what is found by reading a few micro-batches from number `first` on.
 
-    per_step:  micro-batches of a step, over all replicas.
+    per_step:      micro-batches of a step, over all replicas.
+    writes_batch:  whether the loss writes into the batch, as a trace of it knows; None: it is
+                   computed once, where the data yields the same memory again.
 
     Reads about three steps, or what a few seconds allow.  Data that ends is no problem here.
     Raises:   JobError: the data raises; the message names the line.
     """
+    look = partial(_look, job, per_step, first, writes_batch)
     with own_random():
         start = time.perf_counter()
         here = _digests(job, first, 1) or [""]
         limit_s = max(_PATIENCE_S, _PATIENCE * (time.perf_counter() - start))
         if not can_fork():
-            seen = _look(job, per_step, first, _deaf)
+            seen = look(_deaf)
             return DataFound(_words(seen, first, ()), seen.reuses_memory)
         try:
-            seen = _Seen(
-                **in_a_fork(lambda beat: asdict(_look(job, per_step, first, beat)), limit_s)
-            )
+            seen = _Seen(**in_a_fork(lambda beat: asdict(look(beat)), limit_s))
             there = in_a_fork(lambda beat: _begun(job, first, seen.starts[-1:], beat), limit_s)
         except SilentError as problem:
             what = f"in this process micro-batch {first} was read, but {problem.message}"
@@ -97,6 +104,7 @@ class _Seen:
     starts:   offsets at which iterators were begun, as far as was looked.
     begun:    digest of what the last of these began with, if it was another; "" for nothing.
     drawn:    whose generators are drawn from without being seeded.
+    written:  whether the loss writes into memory that the data yields again.
     """
 
     digests: list[str]
@@ -105,9 +113,10 @@ class _Seen:
     starts: list[int]
     begun: str | None
     drawn: list[str]
+    written: bool
 
 
-def _look(job: Job, per_step: int, first: int, beat: Beat) -> _Seen:
+def _look(job: Job, per_step: int, first: int, writes_batch: bool | None, beat: Beat) -> _Seen:
     left = max(1, job.num_steps * per_step - first)
     count = min(max(_LEAST, per_step + 2), _MOST, left)
     digests, reuses = _in_a_row(job, first, count, beat)
@@ -122,7 +131,28 @@ def _look(job: Job, per_step: int, first: int, beat: Beat) -> _Seen:
             begun = found
             break
     drawn = _drawn_from(job, first, digests[:2], beat)
-    return _Seen(digests, reuses, again, starts, begun, drawn)
+    written = writes_batch is not False and not reuses and _is_written(job, first, writes_batch)
+    return _Seen(digests, reuses, again, starts, begun, drawn, written)
+
+
+def _is_written(job: Job, first: int, writes_batch: bool | None) -> bool:
+    """Return whether the loss changes what the data yields for the same number afterwards."""
+    one, two = (next(started(job.data, first), None) for _ in range(2))  # both at a time
+    if _memory(one).isdisjoint(_memory(two)):
+        return False
+    if writes_batch:
+        return True
+    batch, model = on_device(one), build_model(job)
+    before = digest_of(flatten(batch)[0])
+    with torch.no_grad(), SeededRandom(micro_batch_seed(job.seed, first)):
+        loss_of(job, model, batch)
+    return digest_of(flatten(batch)[0]) != before
+
+
+def _memory(batch: Any) -> set[int]:
+    """Return where the tensors of a batch lie."""
+    leaves = [leaf for leaf in flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.numel()]
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.layout == torch.strided}
 
 
 def _in_a_row(job: Job, first: int, count: int, beat: Beat) -> tuple[list[str], bool]:
@@ -212,6 +242,9 @@ def _words(seen: _Seen, first: int, there: Sequence[str]) -> str | None:
         what = f"`data` draws from {whose}, which the number of a micro-batch does not seed"
         return f"{what}: use ps.batches(dataset, batch_size), or {ways} for micro-batch k"
     found = _again(seen, first, there) or _apart(seen, first) or _elsewhere(seen, first, there)
+    if not found and seen.written:
+        what = "the loss writes into the micro-batch, whose memory `data` yields again"
+        return f"{what}, so the next epoch has other samples: let the loss write into a clone()"
     return f"{found}; {_MEND}" if found else None
 
 
