@@ -400,6 +400,27 @@ def test_what_an_optimizer_does_to_the_model_after_a_step_is_found() -> None:
     assert found[0].what == "model.level"
 
 
+def test_layer_that_learns_only_from_some_step_on_is_found() -> None:
+    made: list[nn.Module] = []
+
+    def model() -> nn.Module:
+        made.append(nn.Linear(D, D))
+        return made[-1]
+
+    def rate(step: int) -> float:
+        made[-1].bias.requires_grad_(step >= 30)
+        return 1.0
+
+    def frozen() -> nn.Module:
+        net = model()
+        net.bias.requires_grad_(False)
+        return net
+
+    (found,) = impurities(Job(frozen, square, data, sgd, learning_rate=rate))
+    assert (found.what, found.where) == ("requires_grad of bias", "learning_rate")
+    assert impurities(Job(frozen, square, data, sgd, learning_rate=rate, num_steps=30)) == ()
+
+
 def test_loss_that_reads_the_rate_of_the_optimizer_is_found() -> None:
     made: list[torch.optim.Optimizer] = []
 
@@ -591,6 +612,15 @@ def test_nothing_of_the_job_or_of_the_generators_has_moved() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
+
+
+def test_data_that_fills_one_buffer_again_is_no_finding() -> None:
+    def refilled(start: int) -> Iterator[Tensor]:
+        buffer = torch.empty(4, D)
+        for x in data(start):
+            yield buffer.copy_(x)
+
+    assert impurities(job(data=refilled)) == ()
 
 
 def test_what_the_job_prints_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:

@@ -217,7 +217,8 @@ class _Walk:
 
     def _object(self, place: Place, value: Any) -> None:
         state = _state(value)
-        self.values[place] = type(value).__qualname__ if state is None else state
+        kind = type(value).__qualname__
+        self.values[place] = kind if state is None else ("the state of", kind, state)
         for name, one in _attributes(value):
             self.put(f"{place.where}.{name}", name, one)
         self.class_of(type(value))

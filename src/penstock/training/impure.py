@@ -11,7 +11,8 @@ asked   code asks for the time, for chance that no seed gives, for a file
 import gc
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock import _compat
 from penstock.batches import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import PLAIN, leaf_key
@@ -40,6 +42,8 @@ from penstock.training.reads import names_written, read_at, written_at
 
 Line = tuple[str, int]
 _PATIENCE_S = 600.0  # with a micro-batch
+_MOST_STEPS, _EVERY = 10_000, 100  # later steps whose rate is asked for; looked at all so many
+_RATES_S = 0.5  # for all of them
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -138,7 +142,10 @@ class _Loop:
         self._update(0)
         states += self._step(look)
         self._update(1)
-        found = [*self._changed([*states, look()]), *self._set_elsewhere(), *self._of_batches()]
+        states.append(look())
+        frozen = list(self._later_steps())
+        found = [*self._changed([*states, look()]), *frozen, *self._of_batches()]
+        found += self._set_elsewhere({one.where for one in found})
         found += self._by_chance() if self.drawn else []
         found += self._of_machine()
         flows = list(self._of_flow())
@@ -149,7 +156,7 @@ class _Loop:
     def _step(self, look: Callable[[], Values] | None = None) -> list[Values]:
         """Compute one micro-batch twice, from equal buffers; look at what is held after each."""
         states: list[Values] = []
-        batch = self._next()
+        batch = on_device(self._next())  # a copy: its memory may be filled again
         buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
         for again in range(2):
             if again:
@@ -229,7 +236,25 @@ class _Loop:
             why = f"read here, and it changes between micro-batches{change}{by}"
             yield Impurity(_shown(place), _text(reads), why)
 
-    def _set_elsewhere(self) -> Iterator[Impurity]:
+    def _later_steps(self) -> Iterator[Impurity]:
+        """Ask for the rates of later steps; yield what these functions freeze or let learn."""
+        if self.job.learning_rate is None:
+            return
+        before, until = _flags(self.model), time.process_time() + _RATES_S
+        with self.asked.listening(to_others=True):
+            for step in range(2, min(self.job.num_steps, _MOST_STEPS)):
+                self.job.learning_rate(step)
+                if time.process_time() > until:
+                    return
+                if (step & (step - 1)) and step % _EVERY and step + 1 < self.job.num_steps:
+                    continue
+                for name, flag in _flags(self.model).items():
+                    if before.get(name) != flag:
+                        why = f"{before.get(name)}, and {flag} from step {step} on or before"
+                        yield Impurity(name, "learning_rate", why)
+                        return
+
+    def _set_elsewhere(self, known: Collection[str]) -> Iterator[Impurity]:
         """Yield what the data, the learning rate or the optimizer sets, and the loss reads."""
         for name, line in names_written(self.asked.elsewhere - self.asked.codes).items():
             reads = read_at(name, self.asked.codes)
@@ -303,6 +328,12 @@ class _Loop:
         """Return whether equal ops on equal values give equal bits."""
         is_cpu = all(p.device.type == "cpu" for p in self.model.parameters())
         return is_cpu and not any(one.writes_weights for one in self.recorded)
+
+
+def _flags(model: nn.Module) -> dict[str, bool]:
+    """Return which parameters learn, and which modules are in training mode."""
+    flags = {f"requires_grad of {n}": p.requires_grad for n, p in model.named_parameters()}
+    return flags | {f"training of {n}": m.training for n, m in _compat.named_modules(model)}
 
 
 def _key(leaf: object) -> str:
