@@ -66,7 +66,8 @@ def _values(found: Found) -> dict[str, Tensor]:
         if isinstance(value, bool | int | float):
             values[key] = torch.tensor(float(value), dtype=torch.float64)
     values |= {f"loss/{step}": torch.tensor(x).double() for step, x in enumerate(found.losses)}
-    return {key: value for key, value in values.items() if not key.startswith("version-")}
+    others = ("version-", "optimizer-", "optimizer.")  # what is of no single parameter, or inside
+    return {key: value for key, value in values.items() if not key.startswith(others)}
 
 
 def _kind(key: str) -> str:

@@ -5,11 +5,15 @@ so that groups by index, name or identity, closures over the module and attribut
 mean what they mean in a plain loop.  The module keeps its own values: a run lends it others.
 """
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -50,15 +54,15 @@ class Whole:
 def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> Whole:
     """Return the job's optimizer of all parameters of `model`.
 
-    One that may look at the model itself is made again of a module that is built right before, with
-    the same values: a function that keeps the last module it has built then finds this one.
+    A function that may look at the model itself is called again for a module that is built right
+    before, with the same values: one that keeps the last module it has built then finds this one.
     is_new:   says that `model` is the last that was built.
 
     Raises:   JobError: it is none, cannot run here, or holds parameters that it was not given.
     """
     with _alone:
         whole = _made(job, model)
-        if not is_new and (_foreign(whole) or not whole.is_plain):
+        if not is_new and (_foreign(whole) or not whole.is_plain or not _is_alike(job, model)):
             whole = _made(job, _built(job, model))
     if foreign := _foreign(whole):
         what = "parameter that is" if foreign == 1 else "parameters that are"
@@ -66,6 +70,81 @@ def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> Whol
         hint = "make it of those: optimizer=lambda parameters: AdamW(parameters); see docs/job.md"
         raise JobError(message, hint=hint)
     return whole
+
+
+_alike: WeakKeyDictionary[nn.Module, list[tuple[object, bool]]] = WeakKeyDictionary()
+
+
+def _is_alike(job: Job, model: nn.Module) -> bool:
+    """Return whether groups are the same for a module that is, or is not, the last that was built.
+
+    Of a function that refers to nothing that holds a module this is known.
+    """
+    if is_closed(job.optimizer):
+        return True
+    known = _alike.setdefault(model, [])
+    for function, is_alike in known:
+        if function is job.optimizer:
+            return is_alike
+    newest = _made(job, _built(job, model))
+    known.append((job.optimizer, _groups(newest) == _groups(_made(job, model))))
+    return known[-1][1]
+
+
+def _groups(whole: Whole) -> list[tuple[list[str | None], str]]:
+    """Return names and options of every group."""
+    names = {id(p): name for name, p in whole.parameters.items()}
+    return [
+        (
+            [names.get(id(p)) for p in group["params"]],
+            repr({k: v for k, v in group.items() if k != "params"}),
+        )
+        for group in whole.optimizer.param_groups
+    ]
+
+
+_CLOSED = {"builtins", "functools", "itertools", "math", "operator", "re", "torch", "transformers"}
+
+
+def is_closed(value: object, seen: tuple[object, ...] = ()) -> bool:
+    """Return whether a function, and all that it refers to, holds nothing that could be a module.
+
+    That is numbers, text, classes, and what torch and the like offer.
+    """
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return True
+    if isinstance(value, tuple | frozenset):
+        return all(is_closed(one, seen) for one in list[object](value))  # pyright: ignore
+    if isinstance(value, functools.partial):
+        return all(is_closed(one, seen) for one in _parts(value))
+    home = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+    if str(home).partition(".")[0] in _CLOSED or any(value is one for one in seen):
+        return isinstance(value, ModuleType | type | BuiltinFunctionType | FunctionType)
+    if not isinstance(value, FunctionType):
+        return False
+    held = [_contents(cell) for cell in value.__closure__ or ()]
+    held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    held += [
+        value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__
+    ]
+    return all(is_closed(one, (*seen, value)) for one in held)
+
+
+def _parts(partial: Any) -> list[object]:
+    return [partial.func, *partial.args, *partial.keywords.values()]
+
+
+def _contents(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return None
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a piece of code, or one inside it, refers to."""
+    inside = (one for one in code.co_consts if isinstance(one, CodeType))
+    return {*code.co_names}.union(*map(_names, inside))
 
 
 def _made(job: Job, model: nn.Module) -> Whole:
@@ -152,9 +231,11 @@ class Loan:
     """Lends other tensors to the module of a whole optimizer for the time of a step.
 
     Values by name, of parameters or buffers; those of parameters are what a step changes.
+    stays:   whether the module keeps them after a step: nobody else looks at it.
     """
 
-    def __init__(self, whole: Whole, values: Mapping[str, Tensor]) -> None:
+    def __init__(self, whole: Whole, values: Mapping[str, Tensor], *, stays: bool = False) -> None:
+        self.stays = stays
         known: dict[str, Tensor] = {**dict(whole.model.named_buffers()), **whole.parameters}
         self.names = [name for name in known if name in values]
         self.rows = [(known[name], values[name], values[name].data_ptr()) for name in self.names]
@@ -177,7 +258,8 @@ class Loan:
             finally:
                 for (tensor, _, _), old in zip(self.rows, before, strict=True):
                     tensor.grad = None
-                    tensor.data = old
+                    if not self.stays:
+                        tensor.data = old
 
 
 def take_over(names: Sequence[str], rows: Sequence[tuple[Tensor, Tensor, int]]) -> None:

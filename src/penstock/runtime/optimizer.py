@@ -56,7 +56,8 @@ class Optimizers:
         if whole.is_plain or set(live) != trainable:
             return self._divided(whole, live)
         values = {**{name: p.detach() for name, p in live.items()}, **others}
-        return Updates(self.job, whole, self.schedule, whole.parameters, Loan(whole, values))
+        loan = Loan(whole, values, stays=whole.model is not self.model)
+        return Updates(self.job, whole, self.schedule, whole.parameters, loan)
 
     def _divided(self, whole: Whole, live: Mapping[str, nn.Parameter]) -> "Updates":
         if not whole.is_plain:
