@@ -102,6 +102,16 @@ def test_linear_buffers_are_found_with_their_coefficient(name):
     assert law.why == ""
 
 
+def test_a_figure_beside_the_loss_may_not_depend_on_a_part():
+    make = lambda: Writes(lambda m, y: put(m, m.b + 1), COUNT)  # noqa: E731
+
+    def loss(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return model(x).square().mean(), {"seen": model.b.double()}
+
+    (law,) = buffer_laws(replace(job_of(make), loss=loss)).values()
+    assert law.why == "the figure seen depends on it"
+
+
 def test_what_is_overwritten_before_it_is_read_is_the_newest():
     def rule(module: nn.Module, y: Tensor) -> Tensor:
         put(module, y.mean(0))

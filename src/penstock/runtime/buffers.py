@@ -25,7 +25,7 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.cut_points import written_buffers
 from penstock.graph.functional import where
 from penstock.graph.graph import Graph
-from penstock.graph.trace import Capture, build_model, loss_of, on_device
+from penstock.graph.trace import Capture, build_model, loss_and_figures, on_device
 from penstock.job import Job
 from penstock.plan import Decision, Plan
 from penstock.runtime.flow import Flow
@@ -139,7 +139,7 @@ class _Kept:
 
 
 class _Step(NamedTuple):
-    """What one micro-batch gave: the loss and each gradient, and what is kept after it."""
+    """What one micro-batch gave: loss, figures and gradients, and what is kept after it."""
 
     outputs: Mapping[str, Tensor]
     kept: Mapping[str, Tensor]
@@ -192,10 +192,11 @@ class _Probe:
         self.kept.put(values)
         self.model.zero_grad(set_to_none=True)
         with SeededRandom(micro_batch_seed(self.job.seed, at)), flow or nullcontext():
-            loss = loss_of(self.job, self.model, self.batches[at])
+            loss, figures = loss_and_figures(self.job, self.model, self.batches[at])
             if at == 0:
                 loss.backward()  # pyright: ignore[reportUnknownMemberType]
         outputs = {"the loss": loss.detach()}
+        outputs |= {f"the figure {name}": value.detach() for name, value in figures.items()}
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 outputs[f"the gradient of {name}"] = parameter.grad
