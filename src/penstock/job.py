@@ -337,7 +337,7 @@ def _failed(problem: BaseException, where: str) -> JobError:
     if isinstance(problem, SyntaxError) and problem.filename:
         where, found = f"{problem.filename}:{problem.lineno}", problem.msg
     else:
-        lines = [f"{at.filename}:{at.lineno}" for at in _frames(problem) if _is_users(at.filename)]
+        lines = [f"{at.filename}:{at.lineno}" for at in _frames(problem) if is_users(at.filename)]
         where, found = (lines or [where])[-1], str(problem)
     if isinstance(problem, PenstockError):
         return JobError(f"{where}: {problem.message}", hint=problem.hint)
@@ -353,7 +353,7 @@ def _frames(problem: BaseException) -> traceback.StackSummary:
     return traceback.extract_tb(problem.__traceback__)
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
     """Return whether a file is neither Python's nor installed nor Penstock's."""
     others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
     return "site-packages" not in filename and not filename.startswith(others)

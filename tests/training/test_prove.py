@@ -49,7 +49,7 @@ def test_processes_prove_the_same_and_the_plain_loop_has_one_of_its_own():
     plan = plan_of(captured("tied", EXACT).graph, "zb_h1", 2, 4, replicas=2, clip=True)
     case = case_of("tied", plan, clip_norm=0.01)
     before = [value.clone() for value in case.captured.model.parameters()]
-    proof = prove(case, (2, 7), launcher=run_processes, beside=run_processes)
+    proof = prove(case, (2, 7), launcher=run_processes)
     assert (proof.problem, proof.steps) == ("", (2, 7))
     assert {d.what for d in proof.differences} >= {"copies", "gradients", "update"}
     assert max(d.value for d in proof.differences) < 1e-11

@@ -75,7 +75,7 @@ def _checked(job: Job, given: Plan | None, cuts: _Cuts, steps: int) -> dict[str,
     numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
     with face.busy("running the plain steps and the planned ones"):
         planned = Planned(job, captured, chosen)
-        proof = prove(planned, numbers, launcher=launcher, beside=launcher)
+        proof = prove(planned, numbers, launcher=launcher)
     return _told(chosen, proof)
 
 

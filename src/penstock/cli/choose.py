@@ -127,15 +127,31 @@ def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]"
     return joined, captured
 
 
-def searched(job: Job, wish: Wish, folder: Path, captured: "Capture", there: There) -> Choice:
+def searched(
+    job: Job,
+    wish: Wish,
+    folder: Path,
+    captured: "Capture",
+    there: There,
+    decisions: Sequence[Decision] = (),
+) -> Choice:
     """Return the best plan that the search finds for the machines there, saved in `folder`.
 
+    decisions:  that were taken before, with which `wish` goes.
     Raises:   PlanError: nothing fits the wish or the memory.
     """
     cluster = there.cluster or machines(None, wish.ranks)
     choice, profiles, _ = best(job, wish, captured, cluster, profile=there.profile)
+    choice = choice._replace(plan=decided(choice.plan, decisions))
     save(folder, choice.captured, choice.plan, profiles, cluster)
     return choice
+
+
+def decided(plan: Plan, decisions: Sequence[Decision]) -> Plan:
+    """Return `plan` with `decisions` in place of its own about the same things."""
+    names = {decision.what for decision in decisions}
+    others = (each for each in plan.decisions if each.what not in names)
+    return replace(plan, decisions=(*others, *decisions))
 
 
 def best(  # noqa: PLR0913 - what there is, and how to search

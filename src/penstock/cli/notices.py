@@ -37,6 +37,10 @@ class Notices:
             time.sleep(_LOOK_S)
         return self.store.get(key).decode()
 
+    def is_told(self, key: str) -> bool:
+        """Return whether something was told under `key`."""
+        return self.store.check([key])
+
     def meet(self, name: str) -> None:
         """Return when all ranks have come here.
 

@@ -3,20 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import face, prepare, saved
-from penstock.cli.choose import Rest, best
+from penstock.cli.choose import Rest, best, decided
+from penstock.cli.settle import Care, bounded, examined
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
-from penstock.job import load_job
-from penstock.plan import Plan, Prediction
+from penstock.job import Job, load_job
+from penstock.plan import Decision, Plan, Prediction
 from penstock.schedule import find
 from penstock.search import Candidate, Objective, Wish
 from penstock.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
 
 _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
@@ -53,17 +57,25 @@ def plan(  # noqa: PLR0913 - the flags of a command
     wish = Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=schedule)
     with face.only_results():
         loaded = load_job(job)
-        captured = prepare.traced(loaded)
+        captured, wish, decisions = _examined(loaded, job, wish)
         _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks)
         found, profiles, rest = best(
             loaded, wish, captured, there, objective=aim, limit_s=limit, with_front=True
         )
+        chosen = decided(found.plan, decisions)
     if out is not None:
-        saved.save_plan(out, found.plan, saved.Basis(found.captured.graph, profiles, there))
-    _show(found.plan, rest, as_json=as_json)
+        saved.save_plan(out, chosen, saved.Basis(found.captured.graph, profiles, there))
+    _show(chosen, rest, as_json=as_json)
     if out is not None:
         face.say(f"wrote {out}")
+
+
+def _examined(job: Job, text: str, wish: Wish) -> "tuple[Capture, Wish, tuple[Decision, ...]]":
+    """Return the step, what the job leaves of `wish`, and the decisions that follow."""
+    found = examined(job, text, Care(strict=True))
+    captured = prepare.traced(job)
+    return captured, *bounded(job, captured, found, wish)
 
 
 def _show(plan: Plan, rest: Rest, *, as_json: bool) -> None:

@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 
 
 def finished(
-    folder: Path, job: Job, num_steps: int, outcome: "Outcome", choice: Choice | None
+    folder: Path,
+    job: Job,
+    num_steps: int,
+    outcome: "Outcome",
+    choice: Choice | None,
+    checked: str,
 ) -> dict[str, object]:
     """Write timeline, summary and report of a run into `folder`; return the summary.
 
-    choice:  the plan that it followed, None for eager modules.
+    choice:   the plan that it followed, None for eager modules.
+    checked:  how it was held against the plain loop.
     """
     outcome.timeline.save(folder / "measured.trace.json")
     predicted = choice.plan.predicted if choice else None
@@ -44,6 +50,7 @@ def finished(
         "train_loss": last,
         **_train_figures(outcome),
         "steps": num_steps,
+        "checked": checked,
         "step_s_predicted": predicted.step_s if predicted else None,
         "step_s_measured": outcome.step_s,
         "peak_bytes_predicted": list(predicted.peak_bytes) if predicted else None,

@@ -8,8 +8,9 @@ results), and it them (the plan), goes through the store that torchrun's rendezv
 import itertools
 import json
 import platform
+import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from penstock.runtime.launch import Groups, Work
     from penstock.runtime.rank import StepResult
     from penstock.runtime.worker import RankResult, Report
+    from penstock.training.examine import Examined
 
-_PLAN = "penstock/plan"
+_START, _PLAN = "penstock/start", "penstock/plan"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
+_PROVE, _PROVED = "penstock/prove", "penstock/proved"  # the steps to prove, if any; what differs
 _LISTEN = timedelta(seconds=1)  # how long rank 0 waits for a report before it looks up
 _ENOUGH = "enough"  # in place of how many micro-batches are joined in the step to measure
 
@@ -70,7 +73,10 @@ def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
     from penstock.runtime.launch import on_one_host, under
 
     rank, world = notices.rank, notices.num_ranks
+    session.care = session.care._replace(strict=True)  # what no plan can train is not started so
     first_step, checkpoint = session.start()
+    _check_start(notices, first_step, session.folder)
+    found = session.examine() if rank == 0 else None
     if session.given_plan is not None:
         _check_ranks(Plan.load(session.given_plan), world)
     captured = _traced(session.job)
@@ -79,8 +85,8 @@ def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
         cluster = _surveyed(notices.store)
-    if rank == 0:
-        choice = _led(session, notices, cluster, captured, checkpoint)
+    if found is not None:
+        choice = _led(session, notices, cluster, captured, checkpoint, found)
     else:
         _serve(notices, session.job, captured, cluster)
         plan = Plan.from_text(notices.take(_PLAN))
@@ -92,12 +98,67 @@ def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
         _launch,
         notices=notices,
         plan_rank=_plan_rank(cluster, plan, rank),
-        steps=(first_step, session.num_steps),
         micro_batches=plan.replicas * plan.num_micro_batches,
-        awaits=session.awaits,
     )
+    _prove(session, notices, choice, first_step, checkpoint, launch)
+    steps = range(first_step, session.num_steps)
+    launch = partial(launch, steps=steps, awaits=session.awaits)
     board = StoreBoard(under(notices.store, "board"))
     return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
+
+
+def _check_start(notices: "Notices", first_step: int, folder: Path) -> None:
+    """Raise unless this rank begins with the step of rank 0: all see one folder."""
+    if notices.rank == 0:
+        notices.put(_START, str(first_step))
+    elif (told := int(notices.take(_START))) != first_step:
+        message = f"rank 0 goes on after step {told}; {folder} as seen here, after {first_step}"
+        raise PlanError(message, hint="give an --out that all hosts see")
+
+
+def _prove(
+    session: "Session",
+    notices: "Notices",
+    choice: Choice,
+    first_step: int,
+    checkpoint: Path | None,
+    launch: "Callable[..., list[RankResult]]",
+) -> None:
+    """Compare the plan's first steps with the plain loop, which rank 0 runs; every rank calls it.
+
+    Raises:   RunError: they differ.
+    """
+    from penstock.cli.settle import proved
+    from penstock.training.judge import Case
+    from penstock.training.proof import Proof
+    from penstock.training.prove import Planned, apart_judged, case_of, run_planned
+
+    planned = Planned(session.job, choice.captured, choice.plan)
+    folder = session.folder / ".proof"  # seen by the ranks of all hosts
+
+    def run(steps: tuple[int, ...]) -> Case:
+        case = case_of(planned, steps, checkpoint)
+        told = case.steps if case.late is None else range(case.late.program.num_steps)
+        run_planned(planned, case, folder, partial(launch, steps=told, name="proof"))
+        return case
+
+    def prove(steps: tuple[int, ...]) -> Proof:
+        notices.put(_PROVE, json.dumps(steps))
+        try:
+            return apart_judged(run(steps), folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    if notices.rank == 0:
+        steps = range(first_step, session.num_steps)
+        session.checked = proved(planned, steps, session.care, prove).words
+        if not notices.is_told(_PROVE):  # it was proved before
+            notices.put(_PROVE, "[]")
+        notices.put(_PROVED, "")
+        return
+    if steps := tuple(json.loads(notices.take(_PROVE))):
+        run(steps)
+    notices.take(_PROVED)
 
 
 def _check_ranks(plan: Plan, world: int) -> None:
@@ -146,12 +207,13 @@ def _led(
     cluster: Cluster | None,
     captured: "Capture",
     checkpoint: Path | None,
+    found: "Examined",
 ) -> Choice:
     """Return what rank 0 chooses, told to all."""
     numbers = itertools.count()
     session.there = There(cluster, partial(_profiled, notices, numbers, session.job))
     session.set_aside()
-    choice = session.choose(captured, checkpoint)
+    choice = session.choose(captured, checkpoint, found)
     notices.put(_PLAN, json.dumps(choice.plan.to_json()))
     notices.put(_ASK.format(next(numbers)), _ENOUGH)
     return choice
@@ -218,12 +280,16 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     *,
     notices: "Notices",
     plan_rank: int,
-    steps: tuple[int, int],
     micro_batches: int,
+    steps: Sequence[int],
+    name: str = "run",
     awaits: Callable[[int], bool] = lambda step: False,
     groups: "Groups" = (),
 ) -> "list[RankResult]":
-    """Run rank `plan_rank` of the plan; return all results on torchrun's rank 0, elsewhere none."""
+    """Run rank `plan_rank` of the plan; return all results on torchrun's rank 0, elsewhere none.
+
+    steps, name:  the numbers of the steps that are told, and under which name in the store.
+    """
     from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
     rank, store = notices.rank, notices.store
@@ -232,23 +298,22 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     def tell(result: "StepResult") -> None:
         if result.loss is not None or result.validated is not None:
             with told:
-                place = store.add(f"penstock/told/{result.step}", 1)
-            store.set(f"penstock/step/{result.step}/{place}", json.dumps(asdict(result)))
+                place = store.add(f"penstock/{name}/told/{result.step}", 1)
+            store.set(f"penstock/{name}/step/{result.step}/{place}", json.dumps(asdict(result)))
 
     ended = threading.Event()
-    whole = _Whole(steps, micro_batches, awaits)
-    listener = threading.Thread(
-        target=_listen, args=(store.clone(), whole, report, ended), daemon=True
-    )
+    whole, there = _Whole(steps, micro_batches, awaits), under(store.clone(), f"penstock/{name}")
+    listening = partial(_listen, there, whole, report, ended)
+    listener = threading.Thread(target=listening, daemon=True)
     if rank == 0:
         listener.start()
-    own = run_torchrun(work, under(store, "run"), tell, groups=groups, rank=plan_rank)
+    own = run_torchrun(work, under(store, name), tell, groups=groups, rank=plan_rank)
     if rank != 0:
-        store.set(f"penstock/result/{rank}", json.dumps(as_json(own)))
+        store.set(f"penstock/{name}/result/{rank}", json.dumps(as_json(own)))
         return []
     ended.set()
     listener.join()
-    others = (notices.take(f"penstock/result/{other}") for other in range(1, num_ranks))
+    others = (notices.take(f"penstock/{name}/result/{other}") for other in range(1, num_ranks))
     results = [own, *(from_json(json.loads(text)) for text in others)]
     return sorted(results, key=lambda result: result.rank)
 
@@ -256,7 +321,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
 class _Whole(NamedTuple):
     """The steps that are reported, how many micro-batches each has, whether it is validated."""
 
-    steps: tuple[int, int]
+    steps: Sequence[int]
     micro_batches: int
     awaits: Callable[[int], bool]
 
@@ -268,12 +333,12 @@ def _listen(store: Any, whole: _Whole, report: "Report", ended: threading.Event)
     """
     from penstock.runtime.rank import StepResult
 
-    for step in range(*whole.steps):
+    for step in whole.steps:
         place = told = 0
         awaits = whole.awaits(step)
         while told < whole.micro_batches or awaits:
             place += 1
-            key = f"penstock/step/{step}/{place}"
+            key = f"step/{step}/{place}"
             if not _comes(store, key, ended):
                 return
             result = StepResult(**json.loads(store.get(key)))

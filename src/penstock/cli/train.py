@@ -16,10 +16,11 @@ from penstock.cli.face import Stopped
 from penstock.cli.lock import locked
 from penstock.cli.prepare import started_on
 from penstock.cli.results import explained, finished, resumption
+from penstock.cli.settle import Care, Checked, bounded, examined, proved, proved_eager
 from penstock.cli.stop import stopping
 from penstock.cli.windows import EVERY, Every, parse_every
 from penstock.cluster import Cluster
-from penstock.errors import GraphError, PlanError, RunError
+from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job, load_job
 from penstock.plan import Plan
@@ -65,9 +66,18 @@ def train(  # noqa: PLR0913 - the command's flags
     checkpoint_every: Annotated[
         str | None, typer.Option(help="500 (steps), 30s, 10m or 2h.", show_default="100")
     ] = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Without a plan: plain data parallelism.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Hold it against the plain loop first.")
+    ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse what no plan can train, or what differs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Train a job: trace, measure, search for a plan, run it and report.
+    """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
 
     Example: penstock train examples/gpt.py --out runs/gpt
     """
@@ -82,6 +92,8 @@ def train(  # noqa: PLR0913 - the command's flags
     make = partial(
         _session, job, out, steps, wish, plan=plan, resume=resume, cluster=cluster, every=every
     )
+    care = Care(check=check, strict=strict, eager=eager)
+    make = partial(make, care=care)
     with face.only_results():
         summary = train_under_torchrun(make) if under_torchrun() else _train_here(make())
     if summary is not None and as_json:
@@ -105,8 +117,13 @@ def _session(  # noqa: PLR0913 - the flags of the command
     resume: bool,
     cluster: Path | None,
     every: Every,
+    care: Care,
 ) -> "Session":
     """Return what was asked for; what is wrong with it is told before anything is traced."""
+    if care.eager and (plan or wish.schedule or wish.stages):
+        raise PlanError(
+            "--eager trains without a plan", hint="leave out --plan, --schedule, --stages"
+        )
     if wish.schedule is not None:
         find(wish.schedule)
     _check_places(out, plan)
@@ -114,7 +131,7 @@ def _session(  # noqa: PLR0913 - the flags of the command
     loaded = load_job(job)
     folder = out or Path("runs") / _name(job)
     count = steps or loaded.num_steps
-    return Session(loaded, job, folder, count, wish, plan, resume, there, every)
+    return Session(loaded, job, folder, count, wish, plan, resume, there, every, care)
 
 
 def _check_places(out: Path | None, plan: Path | None) -> None:
@@ -143,6 +160,8 @@ class Session:
     resume: bool
     there: There
     every: Every = EVERY
+    care: Care = Care()  # noqa: RUF009 - a frozen record
+    checked: str = ""
 
     # -- the phases -------------------------------------------------------------------------------
 
@@ -151,15 +170,53 @@ class Session:
         from penstock.runtime.launch import local_launcher
 
         first_step, checkpoint = self.start()
+        found = self.examine()
         self.set_aside()
-        captured = self.trace()
+        captured = None if self.care.eager or found.one_process else self.trace()
+        if found.failed:
+            raise JobError(found.failed, hint="does it run without Penstock?")
         if captured is None:
-            return self._train_eagerly(first_step, checkpoint)
-        choice = self.choose(captured, checkpoint)
+            return self._train_eagerly(first_step, checkpoint, found)
+        choice = self.choose(captured, checkpoint, found)
         launch = local_launcher(choice.plan.total_ranks)
+        if self.prove(choice, first_step, checkpoint, launch, found).problem:
+            return self._train_eagerly(first_step, checkpoint, found)
         summary = self.train(choice, first_step, checkpoint, launch)
         assert summary is not None
         return summary
+
+    def examine(self) -> "Examined":
+        """Return what the job is found to be.
+
+        Raises:   JobError: only the plain loop trains it, and something else was asked for.
+        """
+        return examined(self.job, self.text, self.care._replace(strict=self._is_strict()))
+
+    def _is_strict(self) -> bool:
+        """Return whether there is to be a plan or nothing."""
+        asked = self.given_plan, self.wish.schedule, self.wish.stages, self.there.cluster
+        return self.care.strict or any(each is not None for each in asked)
+
+    def prove(
+        self,
+        choice: Choice,
+        first_step: int,
+        checkpoint: Path | None,
+        launch: "Launch",
+        found: "Examined",
+    ) -> Checked:
+        """Return how the plan's first steps compare with the plain loop's.
+
+        Raises:   RunError: they differ, and there is to be a plan or nothing.
+        """
+        from penstock.training.prove import Planned, prove
+
+        planned = Planned(self.job, choice.captured, choice.plan, found.laws)
+        care = self.care._replace(strict=self._is_strict())
+        run = partial(prove, planned, resume=checkpoint, launcher=launch)
+        checked = proved(planned, range(first_step, self.num_steps), care, run)
+        self.checked = checked.words
+        return checked
 
     def start(self) -> tuple[int, Path | None]:
         """Return the first step and the checkpoint to start from.
@@ -204,8 +261,7 @@ class Session:
         try:
             captured = trace_job(self.job)
         except GraphError as problem:
-            asked = self.given_plan, self.wish.schedule, self.wish.stages, self.there.cluster
-            if any(each is not None for each in asked):
+            if self._is_strict():
                 raise
             face.say(problem.message)
             face.say("training it as eager modules under plain data parallelism instead")
@@ -213,13 +269,14 @@ class Session:
         face.say(str(captured.graph))
         return captured
 
-    def choose(self, captured: "Capture", checkpoint: Path | None) -> Choice:
+    def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
+        wish, decisions = bounded(self.job, captured, found, self.wish)
         choice = self._kept(captured) if checkpoint is not None else None
         if self.given_plan is not None:
             choice = given(self.job, self.given_plan, self.folder, captured, self.there)
         elif choice is None:
-            choice = searched(self.job, self.wish, self.folder, captured, self.there)
+            choice = searched(self.job, wish, self.folder, captured, self.there, decisions)
         face.say(str(choice.plan))
         return choice
 
@@ -284,7 +341,7 @@ class Session:
             outcome = self._run(run, ranks, choice, first_step, launch)
             if outcome is None:
                 raise Stopped(board.asked(), self._resumption())
-        return finished(self.folder, self.job, self.num_steps, outcome, choice)
+        return finished(self.folder, self.job, self.num_steps, outcome, choice, self.checked)
 
     def _resumption(self) -> str:
         steps = self.num_steps if self.num_steps != self.job.num_steps else None
@@ -370,11 +427,15 @@ class Session:
         every = f"none is written before {self.every}"
         face.say(f"--resume goes on from {newest}" if newest else f"no checkpoint: {every}")
 
-    def _train_eagerly(self, first_step: int, checkpoint: Path | None) -> dict[str, object]:
-        from penstock.runtime.eager import EagerTask, replicas_of, work_eagerly
+    def _train_eagerly(
+        self, first_step: int, checkpoint: Path | None, found: "Examined"
+    ) -> dict[str, object]:
+        from penstock.runtime.eager import EagerTask, work_eagerly
         from penstock.runtime.launch import run_processes
 
-        ranks = replicas_of(self.job, self.wish.ranks or Cluster.here().num_ranks)
+        most = self.wish.ranks or Cluster.here().num_ranks
+        steps = range(first_step, self.num_steps)
+        ranks, self.checked = proved_eager(self.job, found, most, steps, checkpoint, self.care)
         with stopping(None) as board:
             task = EagerTask(
                 self.job,
@@ -383,6 +444,7 @@ class Session:
                 self.folder / "checkpoints",
                 self.every.steps,
                 checkpoint,
+                laws=found.laws,
                 validate_every=self.job.validate_every or 0,
                 every_s=self.every.seconds,
                 board=board,
@@ -395,13 +457,14 @@ class Session:
             outcome = self._run(run, ranks, None, first_step, run_processes)
             if outcome is None:
                 raise Stopped(board.asked(), self._resumption())
-        return finished(self.folder, self.job, self.num_steps, outcome, None)
+        return finished(self.folder, self.job, self.num_steps, outcome, None, self.checked)
 
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
     from penstock.runtime.launch import Work
     from penstock.runtime.worker import RankResult, Task
+    from penstock.training.examine import Examined
 
     Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
 

@@ -95,7 +95,7 @@ def expected(path: Path, measured: Breakdown | None) -> Breakdown | None:
 
 def words_of(summary: Mapping[str, object]) -> str:
     """Return what the run and the job report, a line each; the tables above have the rest."""
-    left_out = ("steps", "step_s_", "peak_bytes", "cap_bytes", "live_versions")
+    left_out = ("steps", "checked", "step_s_", "peak_bytes", "cap_bytes", "live_versions")
     left_out += ("breakdown", "bottleneck")
     shown = ((k, v) for k, v in summary.items() if v is not None and not k.startswith(left_out))
     rows = [(k.replace("_", " "), v) for k, v in shown]

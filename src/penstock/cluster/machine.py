@@ -33,12 +33,21 @@ def detect(cgroup: Path = CGROUP) -> Machine:
     return Machine(platform.node() or "here", cores, memory_bytes, _accelerators())
 
 
+def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> int:
+    """Return the bytes that a new process could have, a container's limit included."""
+    free = detect(cgroup).memory_bytes
+    for line in _lines(meminfo):
+        if line.startswith("MemAvailable:"):
+            free = min(free, 1024 * int(line.split()[1]))
+    limit, used = _words(cgroup / "memory.max"), _words(cgroup / "memory.current")
+    if len(limit) == len(used) == 1 and limit[0].isdecimal():
+        free = min(free, int(limit[0]) - int(used[0]))
+    return max(0, free)
+
+
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the processor's name as it tells it, or else its architecture."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
+    lines = _lines(cpuinfo)
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine() or "cpu"
 
@@ -47,6 +56,13 @@ def _cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _words(path: Path) -> list[str]:

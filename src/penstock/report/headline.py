@@ -20,7 +20,7 @@ from penstock.report.words import (
 from penstock.timeline import bubble_fraction
 
 NO_PREDICTION = (
-    "This run has no predicted timeline, only what was measured: a model that cannot be traced runs"
+    "This run has no predicted timeline, only what was measured: a job that no plan can train runs"
     " eagerly, and nothing of it is simulated."
 )
 
@@ -67,6 +67,8 @@ def _fullest(inputs: Inputs) -> tuple[int, int, int | None, int | None] | None:
 def headline(inputs: Inputs) -> Iterator[Markup]:
     """Yield the headline figures and what a reader must know before believing them."""
     yield tag("dl", *_cards(inputs), class_="cards")
+    if inputs.checked is not None:
+        yield tag("p", f"Held against the plain loop: {inputs.checked}.", class_="note")
     if inputs.predicted is None:
         yield tag("p", NO_PREDICTION, class_="note")
     if inputs.measured is None:

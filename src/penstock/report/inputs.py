@@ -24,6 +24,7 @@ DAMAGED = "the file is damaged; run again, or take the file away and resume"
 _MOST_S = 1e15
 OWN_KEYS = (
     "val_loss",
+    "checked",
     "step_s_predicted",
     "step_s_measured",
     "peak_bytes_predicted",
@@ -56,7 +57,8 @@ class Pair(NamedTuple):
 class Inputs:
     """All that a page shows; a part that is not there is None or empty.
 
-    peak_bytes and cap_bytes are per rank; facts are what the job reports, by name.
+    peak_bytes and cap_bytes are per rank; facts are what the job reports, by name; checked is
+    how the run was held against the plain loop.
     """
 
     title: str
@@ -70,6 +72,7 @@ class Inputs:
     cap_bytes: tuple[int, ...]
     facts: tuple[tuple[str, float | str], ...]
     breakdown: Breakdown | None = None
+    checked: str | None = None
 
     @property
     def clocks(self) -> tuple[tuple[str, Timeline], ...]:
@@ -131,6 +134,7 @@ def inputs_of(
         cap_bytes=reader.sizes("cap_bytes", ranks),
         facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in OWN_KEYS})),
         breakdown=_breakdown(summary.get("breakdown")),
+        checked=reader.text("checked"),
     )
 
 
@@ -220,6 +224,12 @@ class _Reader(NamedTuple):
         value = self.number(key)
         if value is not None and not 0 <= value < _MOST_S:
             raise self._wrong(key, self.values.get(key), "no time")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(key, value, "no text")
         return value
 
     def needed(self, key: str) -> float:

@@ -1,5 +1,7 @@
 """Digest: what was read, told in few bytes, so that ranks can be compared with the plain loop."""
 
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
@@ -11,15 +13,21 @@ from penstock.runtime.digest import digest_of as digest_of
 
 
 class Reads:
-    """The micro-batches that a process has read: (number in the run, digest), in order."""
+    """The micro-batches that each rank of a process reads: (number in the run, digest), in order.
+
+    A rank is a thread of its own.
+    """
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, str]] = []
+        self._rows: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+
+    def add(self, number: int, digest: str) -> None:
+        """Note what the rank that calls has read."""
+        self._rows[threading.get_ident()].append((number, digest))
 
     def taken(self) -> list[tuple[int, str]]:
-        """Return what was read since this was asked last."""
-        taken, self.rows = self.rows, []
-        return taken
+        """Return what the rank that calls has read since it asked last."""
+        return self._rows.pop(threading.get_ident(), [])
 
 
 def recorded(data: Data, reads: Reads) -> Data:
@@ -38,5 +46,5 @@ class _Recorded:
 
     def picked(self, reads: Numbers) -> Iterator[Any]:
         for number, batch in zip(reads.numbers(), read(self.data, reads), strict=False):
-            self.noted.rows.append((number, digest_of(flatten(batch)[0])))
+            self.noted.add(number, digest_of(flatten(batch)[0]))
             yield batch

@@ -7,7 +7,6 @@ the gradients of one step are compared, and an update from the very same gradien
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,20 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import CheckpointError
-from penstock.files import read_json, write_text
+from penstock.files import read_json
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
 from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
-from penstock.runtime.launch import Launcher
 from penstock.runtime.sequential import sequential
-from penstock.runtime.transport import Transport
-from penstock.runtime.worker import RankResult, Report
 from penstock.training.compare import Difference, compared, compared_gradients, compared_updates
 from penstock.training.digest import Reads, recorded
 from penstock.training.plain import Plain
-from penstock.training.proof import Proof, proof_from_json, proof_of
+from penstock.training.proof import Proof, proof_of
 
 INFINITY = float("inf")
 
@@ -61,25 +57,17 @@ class Case:
     model: nn.Module | None = None
 
 
-def judged(case: Case, folder: Path, launcher: Launcher) -> Proof:
+def judged(case: Case, folder: Path) -> Proof:
     """Return what comparing `folder`, where a run left its steps, with the plain loop finds.
 
-    The plain loop runs where `launcher` puts it: it calls the job's functions, which may change
-    what they like there.
-    Raises:   RunError: it fails.
+    It calls the job's functions, which may change what they like in this process.
+    Raises:   RunError: the data ended.  JobError, CheckpointError: as in a run.
     """
-    launcher(partial(_judge, case, folder), 1, lambda step: None)
-    return proof_from_json(read_json(folder / "proof.json", CheckpointError, "proof"))
-
-
-def _judge(case: Case, folder: Path, transport: Transport, report: Report) -> RankResult:
     start = time.perf_counter()
     with _Untouched(case.model):
         rows = list(_steps(case, folder) if case.late is None else _window(case.late, case, folder))
     seconds = time.perf_counter() - start
-    proof = proof_of(case.job, case.steps, rows, tuple(_left_out(case)), seconds)
-    write_text(folder / "proof.json", proof.to_text())
-    return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
+    return proof_of(case.job, case.steps, rows, tuple(_left_out(case)), seconds)
 
 
 class _Untouched:

@@ -28,7 +28,7 @@ State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values 
 
 
 class PlainStep(NamedTuple):
-    """A step before its update: the mean loss, the gradients that the optimizer is given."""
+    """A step before its update: the mean loss, the gradients (until the update), the buffers."""
 
     loss: float
     gradients: dict[str, Tensor]
@@ -66,7 +66,7 @@ class Plain:
             losses.append(loss.detach().double().reshape(()))
         if backward and self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
-        given = {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
+        given = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         return PlainStep(float(torch.stack(losses).mean()), given, self.buffers())
 
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:

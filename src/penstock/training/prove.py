@@ -18,14 +18,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from penstock.cluster.machine import free_bytes
 from penstock.files import write_text
+from penstock.graph.cut import cut
 from penstock.graph.merge import merged
-from penstock.graph.trace import Capture
+from penstock.graph.trace import Capture, device_here
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of, trains
 from penstock.runtime import checkpoint
-from penstock.runtime.buffers import buffer_laws, check_chosen
+from penstock.runtime.buffers import Laws, buffer_laws, check_chosen
+from penstock.runtime.child import apart
 from penstock.runtime.eager import EagerRank, EagerTask
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import Rank
@@ -35,9 +38,11 @@ from penstock.runtime.weights import StageWeights
 from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
 from penstock.training.digest import Reads, digest_of, recorded
 from penstock.training.judge import Case, Late, judged
-from penstock.training.proof import Proof
+from penstock.training.proof import Proof, proof_from_json
+from penstock.units import format_bytes
 
 WINDOW = 4  # steps of an asynchronous schedule
+COPIES = 6  # of the weights that the plain loop holds
 APART = 5  # steps between two that are proved: other batches, rates and random states
 
 
@@ -45,12 +50,14 @@ APART = 5  # steps between two that are proved: other batches, rates and random 
 class Planned:
     """A plan and what it is of.
 
-    job:  the author's, no micro-batches joined.
+    job:   the author's, no micro-batches joined.
+    laws:  of the buffers that forward writes; found by trying where they are needed and None.
     """
 
     job: Job
     captured: Capture
     plan: Plan
+    laws: Laws | None = None
 
 
 def steps_to_prove(first: int, until: int, count: int = 2) -> tuple[int, ...]:
@@ -65,17 +72,16 @@ def prove(
     *,
     resume: Path | None = None,
     launcher: Launcher = run_threads,
-    beside: Launcher = run_threads,
 ) -> Proof:
     """Return how the planned steps differ from the plain ones.
 
-    launcher:  runs the ranks of the plan; beside: runs the plain loop, as its only rank.
+    launcher:  runs the ranks of the plan; the plain loop has a process of its own.
     Raises:    RunError: a rank failed, or the plain loop did.
     """
     case = case_of(planned, steps, resume)
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         run_planned(planned, case, Path(name), launcher)
-        return judged(case, Path(name), beside)
+        return apart_judged(case, Path(name))
 
 
 def prove_eager(
@@ -84,21 +90,49 @@ def prove_eager(
     steps: tuple[int, ...],
     *,
     resume: Path | None = None,
+    laws: Laws | None = None,
     launcher: Launcher = run_threads,
 ) -> Proof:
     """Return how steps of eager replicas differ from those of the plain loop.
+
+    laws:      of the buffers that forward writes; found by trying where they are not given.
 
     Raises:    as `prove`.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder, reads = Path(name), Reads()
-        laws = buffer_laws(job) if ranks > 1 and job.buffers == "exact" else {}
+        if laws is None:
+            laws = buffer_laws(job) if ranks > 1 and job.buffers == "exact" else {}
         watched = replace(job, data=recorded(job.data, reads))
         task = EagerTask(watched, 0, 1, resume=resume, laws=laws)
         told = Steps(job.micro_batches)
         launcher(partial(_work_eagerly, task, steps, reads, folder), ranks, told.add)
         _write_losses(folder, told)
-        return judged(Case(job, steps, resume), folder, launcher)
+        return apart_judged(Case(job, steps, resume), folder)
+
+
+def apart_judged(case: Case, folder: Path) -> Proof:
+    """Return what `judged` finds, in a process of its own.
+
+    Raises:   as `judged`; RunError: the process died.
+    """
+    return proof_from_json(apart(lambda: judged(case, folder).to_json()))
+
+
+def lacks_memory(captured: Capture) -> str:
+    """Return why the plain loop cannot be run beside the ranks; empty if there is room for it.
+
+    It holds weights, gradients, two moments of each and two copies to compare, and what one
+    micro-batch keeps for its backward.
+    """
+    weights = sum(p.numel() * p.element_size() for p in captured.model.parameters())
+    (stage,) = cut(captured.graph, (), (False,)).stages
+    needed = COPIES * weights + stage.forward.peak_bytes + stage.backward.peak_bytes
+    device = device_here()
+    free = free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if needed <= free:
+        return ""
+    return f"the plain loop needs {format_bytes(needed)} of which {format_bytes(free)} are free"
 
 
 def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None) -> Case:
@@ -136,6 +170,7 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
         tuple((program, step) for step in case.steps),
         plan.replicas,
         resume=case.resume,
+        laws=planned.laws,
     )
     reads.taken()  # what finding out about buffers has read
     told = Steps(plan.num_micro_batches * plan.replicas)

@@ -1,0 +1,161 @@
+"""Settle: what a job is found to be, and the proof of what was chosen, before a run begins."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.cli import face
+from penstock.errors import JobError, RunError
+from penstock.files import Json
+from penstock.job import Job
+from penstock.plan import Decision, Plan
+from penstock.search import Wish
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
+    from penstock.training.examine import Examined
+    from penstock.training.proof import Proof
+    from penstock.training.prove import Planned
+
+NO_CHECK = "left out (--no-check)"
+
+
+class Care(NamedTuple):
+    """What the user wants of a job that cannot be trained by a plan as its author wrote it.
+
+    check:   whether it is examined and proved at all.
+    strict:  whether it is refused then; else it is trained as what is right.
+    eager:   whether it is trained without a plan in any case.
+    """
+
+    check: bool = True
+    strict: bool = False
+    eager: bool = False
+
+
+def examined(job: Job, text: str, care: Care) -> "Examined":
+    """Return what the job is found to be; what was found before is not asked again.
+
+    text:     how the job was named.
+    Raises:   JobError: it can be trained only by the plain loop, and that is not wanted.
+    """
+    from penstock.training.examine import examine, examined_from_json
+    from penstock.training.store import keep, kept, key_of
+
+    key = key_of(job, text, f"checked: {care.check}")
+    before = kept(key, "examined")
+    if before is not None:
+        found = examined_from_json(before)
+    else:
+        with face.busy("examining the job"):
+            found = examine(job, check=care.check)
+        if not found.failed:
+            keep(key, "examined", found.to_json())
+    if found.one_process:
+        if care.strict:
+            hint = "mend that, or leave --strict out: then the plain loop trains it, in one process"
+            raise JobError(f"a plan would train another thing: {found.one_process}", hint=hint)
+        face.say(f"a plan would train another thing: {found.one_process}")
+    return found
+
+
+def bounded(
+    job: Job, captured: "Capture", found: "Examined", wish: Wish
+) -> tuple[Wish, tuple[Decision, ...]]:
+    """Return what the job leaves of `wish`, and the decisions that follow.
+
+    Raises:   JobError: the job cannot be trained as wished, or its optimizer not at all.
+    """
+    from penstock.training import examine
+    from penstock.training.store import keep, kept, key_of
+
+    key = key_of(job, captured.graph.digest)
+    before = kept(key, "optimizer")
+    if before is None:
+        with face.busy("examining the optimizer"):
+            before = dict[str, Json](whole=examine.examine_optimizer(job, captured))
+        keep(key, "optimizer", before)
+    return examine.bounded(job, found, str(before["whole"]), wish)
+
+
+class Checked(NamedTuple):
+    """How a run was held against the plain loop, in words; and what differs, if anything does."""
+
+    words: str
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def proved(
+    planned: "Planned", steps: range, care: Care, prove: "Callable[[tuple[int, ...]], Proof]"
+) -> Checked:
+    """Return what comparing a plan with the plain loop finds at two of `steps`, or found before.
+
+    prove:    compares the steps of these numbers; called at most once.
+    Raises:   RunError: they differ, and that is not wanted.
+    """
+    from penstock.training.proof import proof_from_json
+    from penstock.training.prove import lacks_memory, steps_to_prove
+    from penstock.training.store import keep, kept, key_of
+
+    if not care.check:
+        return Checked(NO_CHECK)
+    key = key_of(planned.job, planned.captured.graph.digest, _decisions_of(planned.plan))
+    before = kept(key, "proof")
+    if before is not None:
+        return _told(f"{proof_from_json(before)}, as was found before")
+    if short := lacks_memory(planned.captured):
+        return _told(f"left out: {short}")
+    with face.busy("comparing two steps with the plain loop"):
+        proof = prove(steps_to_prove(steps.start, steps.stop))
+    if not proof.problem:
+        keep(key, "proof", proof.to_json())
+        return _told(str(proof))
+    message = f"this plan would train another thing: {proof}"
+    if care.strict:
+        raise RunError(message, hint="`penstock train` without --plan, --schedule and --strict")
+    face.say(message)
+    return Checked(message, proof.problem)
+
+
+def proved_eager(
+    job: Job, found: "Examined", most: int, steps: range, resume: Path | None, care: Care
+) -> tuple[int, str]:
+    """Return on how many ranks the job is trained eagerly, and how that was checked.
+
+    On one it is the plain loop itself.
+    """
+    from penstock.runtime.eager import replicas_of
+    from penstock.runtime.launch import run_processes
+    from penstock.training.prove import prove_eager, steps_to_prove
+
+    if found.one_process:
+        return 1, f"one process, the plain loop itself: {found.one_process}"
+    ranks = replicas_of(job, most, found.laws)
+    if ranks == 1 or not care.check:
+        return ranks, "one process, the plain loop itself" if ranks == 1 else NO_CHECK
+    with face.busy("comparing two steps with the plain loop"):
+        numbers = steps_to_prove(steps.start, steps.stop)
+        proof = prove_eager(
+            job, ranks, numbers, resume=resume, laws=found.laws, launcher=run_processes
+        )
+    if not proof.problem:
+        return ranks, str(_told(str(proof)))
+    message = f"{ranks} replicas would train another thing: {proof}"
+    if care.strict:
+        raise RunError(message, hint="leave out --strict, and one process trains it")
+    face.say(message)
+    return 1, f"one process, the plain loop itself: {message}"
+
+
+def _told(words: str) -> Checked:
+    face.say(words)
+    return Checked(words)
+
+
+def _decisions_of(plan: Plan) -> str:
+    """Return all that a plan decides, as text, without reasons and predictions."""
+    return repr(replace(plan, decisions=(), predicted=None))

@@ -1,0 +1,107 @@
+"""Examine: what a job is made of, asked by running its own functions eagerly, without a plan.
+
+What is found bounds what may be planned (docs/decisions/0007).  It is asked in a process of its
+own: a counter in the job's code that is moved by asking is where it was when the run begins.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.errors import JobError, PenstockError
+from penstock.files import Json
+from penstock.graph.trace import Capture
+from penstock.job import Job
+from penstock.plan import Decision
+from penstock.runtime.buffers import BufferLaw, buffer_laws, wish_for
+from penstock.runtime.child import apart
+from penstock.runtime.optimizer import undividable
+from penstock.search import Wish
+from penstock.training.data_check import check_data
+from penstock.training.impure import describe, impurities
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a job was found to be.
+
+    one_process:  why only the plain loop itself trains it rightly; empty if plans do.
+    laws:         of each buffer that forward writes.
+    failed:       what the job raised when it was asked; whoever calls it next will hear it too.
+    """
+
+    one_process: str = ""
+    laws: Mapping[str, BufferLaw] = field(default_factory=dict[str, BufferLaw])
+    failed: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as JSON values."""
+        laws = {name: [law.coefficient, law.why] for name, law in self.laws.items()}
+        names = "one_process", "failed", "seconds"
+        content = {**{name: getattr(self, name) for name in names}, "laws": laws}
+        return json.loads(json.dumps(content))
+
+
+def examined_from_json(content: Mapping[str, Any]) -> Examined:
+    """Return what `to_json` gave."""
+    laws = {name: BufferLaw(*row) for name, row in content["laws"].items()}
+    names = "one_process", "failed", "seconds"
+    return Examined(laws=laws, **{name: content[name] for name in names})
+
+
+def examine(job: Job, *, check: bool = True) -> Examined:
+    """Return what `job` is found to be, by a process of its own.
+
+    check:    whether to look for what a trace would lose, too.
+    Raises:   RunError: the process died.
+    """
+    return examined_from_json(apart(lambda: _examined(job, check=check).to_json()))
+
+
+def examine_optimizer(job: Job, captured: Capture) -> str:
+    """Return why the optimizer has to stay whole; empty if stages can have parts of it.
+
+    Raises:   JobError: it is none that could be used.
+    """
+    return apart(lambda: undividable(job, captured) or "")
+
+
+def bounded(job: Job, found: Examined, whole: str, wish: Wish) -> tuple[Wish, tuple[Decision, ...]]:
+    """Return what is left of `wish` for a job, and the decisions that leave no more.
+
+    whole:    why the optimizer has to stay whole; empty if it need not.
+    Raises:   JobError: the job cannot be trained as wished.
+    """
+    wish, about_buffers = wish_for(job, found.laws, wish)
+    decisions = [] if about_buffers is None else [about_buffers]
+    if whole:
+        if wish.stages not in (None, 1):
+            hint = "leave --stages out, or mend the optimizer"
+            message = f"the optimizer cannot be divided into {wish.stages} stages: {whole}"
+            raise JobError(message, hint=hint)
+        wish = replace(wish, stages=1)
+        decisions.append(Decision("optimizer", "whole on each replica", "only choice", whole))
+        decisions.append(Decision("stages", "1", "only choice", "the optimizer stays whole"))
+    return wish, tuple(decisions)
+
+
+def _examined(job: Job, *, check: bool) -> Examined:
+    start = time.perf_counter()
+    try:
+        found = _asked(job, check=check)
+    except PenstockError as problem:
+        found = Examined(failed=problem.message)
+    except Exception as problem:  # noqa: BLE001 - the job's own code may raise anything
+        found = Examined(failed=f"{type(problem).__name__}: {problem}")
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def _asked(job: Job, *, check: bool) -> Examined:
+    if check and (problem := check_data(job, per_step=job.micro_batches).problem):
+        return Examined(one_process=problem)
+    if check and (impure := impurities(job)):
+        return Examined(one_process=describe(impure))
+    return Examined(laws=buffer_laws(job))

@@ -1,0 +1,92 @@
+"""Store: what was examined and proved before, found again by all that it was made from.
+
+The key covers the source of every file that is neither Python's nor installed, Penstock's own
+source, versions, the job's numbers, and what the caller adds (graph, plan).  A folder that cannot
+be used costs the time of proving again, never the run.
+"""
+
+import hashlib
+import json
+import logging
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from penstock.cluster.machine import cpu_name
+from penstock.errors import CheckpointError
+from penstock.files import Json, read_json, write_text
+from penstock.job import Job, is_users
+from penstock.profile.store import default_folder
+
+log = logging.getLogger(__name__)
+
+
+def key_of(job: Job, *more: str) -> str | None:
+    """Return what tells this job, on this machine, from every other; None where it cannot be told.
+
+    Ignores:  what the job reads from elsewhere: data files, the environment, the network.
+    """
+    main = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) is None:  # typed by hand: its source is nowhere
+        return None
+    digest = hashlib.sha256()
+    numbers = (f"{f.name}={getattr(job, f.name)!r}" for f in fields(job) if _is_plain(job, f.name))
+    made_by = (torch.__version__, platform.python_version(), cpu_name())
+    for text in (*more, *numbers, *made_by):
+        digest.update(f"{text}\n".encode())
+    for path in sorted(set(_sources())):
+        digest.update(path.encode())
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _is_plain(job: Job, name: str) -> bool:
+    return isinstance(getattr(job, name), str | int | float | bool | None)
+
+
+def _sources() -> Iterator[str]:
+    """Yield the files that the user's code, and Penstock's, were loaded from."""
+    yield from map(str, Path(__file__).parent.parent.rglob("*.py"))
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if (
+            isinstance(file, str)
+            and file.endswith(".py")
+            and is_users(file)
+            and Path(file).exists()
+        ):
+            yield file
+
+
+def kept(key: str | None, what: str) -> dict[str, Json] | None:
+    """Return what `keep` wrote under `key`; None where there is none."""
+    path = _path(key, what)
+    if path is None or not path.is_file():
+        return None
+    try:
+        return read_json(path, CheckpointError, what)
+    except CheckpointError as problem:
+        log.warning("what was kept cannot be used, so it is made again: %s", problem)
+        return None
+
+
+def keep(key: str | None, what: str, content: dict[str, Json]) -> None:
+    """Write `content` where `kept` looks; where that fails, only warn."""
+    path = _path(key, what)
+    if path is None:
+        return
+    try:
+        write_text(path, json.dumps(content, indent=2) + "\n")
+    except OSError as problem:
+        log.warning("%s is not kept for the next time: %s", what, problem)
+
+
+def _path(key: str | None, what: str) -> Path | None:
+    profiles = default_folder()
+    if profiles is None or key is None:
+        return None
+    return profiles.with_name("proofs") / f"{key}-{what}.json"

@@ -1,0 +1,121 @@
+"""penstock train: what a plan would train to other weights is trained as its author's loop does."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from penstock.job import Job, load_job
+from penstock.runtime import checkpoint
+from tests.cli.conftest import Call
+
+ODD = f"{Path(__file__).parent / 'odd.py'}"
+SMALL = f"{Path(__file__).parent / 'training.py'}:small"
+
+
+def plain(job: Job) -> dict[str, Tensor]:
+    """Return the weights of the author's loop, written out."""
+    torch.manual_seed(job.seed)
+    model = job.model()
+    optimizer, batches = job.optimizer(model.parameters()), job.data(0)
+    for _ in range(job.num_steps):
+        optimizer.zero_grad()
+        for _ in range(job.micro_batches):
+            (job.loss(model, next(batches)) / job.micro_batches).backward()
+        clip_grad_norm_(model.parameters(), job.clip_norm)
+        optimizer.step()
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: value.detach() for name, value in named}
+
+
+def trained(folder: Path) -> dict[str, Tensor]:
+    newest = checkpoint.latest(folder / "checkpoints")
+    assert newest is not None
+    tensors = checkpoint.load(newest).tensors
+    named = ((k.partition("/"), v) for k, v in tensors.items())
+    return {name: v for (kind, _, name), v in named if kind in ("weights", "buffers")}
+
+
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("ignores_start", "micro-batch"), ("anneals", "calls"), ("drops", "random")],
+)
+def test_one_process_trains_what_no_plan_can(
+    call: Call, tmp_path: Path, name: str, said: str
+) -> None:
+    done = call("train", f"{ODD}:{name}", "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    assert "a plan would train another thing" in done.err
+    assert said in done.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert said in summary["checked"]
+    assert len(summary["peak_bytes_measured"]) == 1
+    if name != "drops":
+        assert_near(trained(tmp_path / "run"), plain(load_job(f"{ODD}:{name}")))
+
+
+@pytest.mark.parametrize("name", ["ignores_start", "anneals"])
+@pytest.mark.parametrize("flags", [("--strict",), ("--schedule", "gpipe")])
+def test_it_is_refused_where_that_is_not_wanted(
+    call: Call, tmp_path: Path, name: str, flags: tuple[str, ...]
+) -> None:
+    done = call("train", f"{ODD}:{name}", "--out", str(tmp_path / "run"), *flags)
+    message, _ = done.refusal(2)
+    assert "a plan would train another thing" in message
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [
+        ("looks_across", lambda plan: len(plan["cuts"]) == 0),
+        ("reads_its_buffer", lambda plan: plan["replicas"] == 1),
+    ],
+)
+def test_plans_are_bounded_by_what_was_found(
+    call: Call, tmp_path: Path, name: str, holds: Callable[[dict], bool]
+) -> None:
+    done = call("train", f"{ODD}:{name}", "--ranks", "2", "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    assert holds(json.loads((tmp_path / "run" / "plan.json").read_text()))
+    assert_near(trained(tmp_path / "run"), plain(load_job(f"{ODD}:{name}")))
+    assert "equal to the plain loop" in done.err
+
+
+def test_proof_is_told_and_found_again(call: Call, tmp_path: Path) -> None:
+    first = call("train", SMALL, "--out", str(tmp_path / "run"))
+    assert "equal to the plain loop at step 1 and 5" in first.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["checked"].startswith("equal to the plain loop at step 1 and 5: data equal")
+    assert "Held against the plain loop" in (tmp_path / "run" / "report.html").read_text()
+    plan = str(tmp_path / "run" / "plan.json")
+    second = call("train", SMALL, "--plan", plan, "--out", str(tmp_path / "again"))
+    assert "as was found before" in second.err
+
+
+def test_what_is_not_checked_is_said(call: Call, tmp_path: Path) -> None:
+    done = call("train", f"{ODD}:anneals", "--no-check", "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["checked"] == "left out (--no-check)"
+    assert "left out (--no-check)" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_eager_needs_no_plan(call: Call, tmp_path: Path) -> None:
+    done = call("train", SMALL, "--eager", "--ranks", "2", "--out", str(tmp_path / "run"))
+    assert done.code == 0, done.err
+    assert not (tmp_path / "run" / "plan.json").exists()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "equal to the plain loop" in summary["checked"]
+    assert len(summary["peak_bytes_measured"]) == 2
+    assert_near(trained(tmp_path / "run"), plain(load_job(SMALL)))
