@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from torch.utils.data import (
 
 import penstock as ps
 from penstock.batches import Reads, read
+from penstock.batches.how import Last
 from penstock.batches.reads import in_turn
 from penstock.errors import JobError
 
@@ -256,6 +258,20 @@ def test_left_over_samples_are_dropped_padded_or_wrapped():
         assert numbers(stream(3), 2) == found(last)[3:]
         even = ps.batches(Counting(6), 3, shuffle=False, last=last)
         assert numbers(even(0), 5) == found(last, 6)
+
+
+@pytest.mark.parametrize(
+    ("last", "length", "count"),
+    [("drop", 7, 2), ("pad", 7, 3), ("wrap", 7, 2), *((last, 6, 2) for last in get_args(Last))],
+)
+def test_length_is_that_of_an_epoch(last, length, count):
+    assert len(ps.batches(Drawing(length), 3, last=last)) == count
+
+
+def test_dataset_is_not_shown_with_the_data_and_not_compared():
+    one, other = (ps.batches(torch.arange(10**6), 3) for _ in range(2))
+    assert len(repr(one)) < 200
+    assert one != other
 
 
 def test_wrapped_epochs_have_every_sample_once():

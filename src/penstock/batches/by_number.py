@@ -15,11 +15,11 @@ from penstock.job import Batch
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Map:
     """Micro-batches of a dataset that gives its samples by number."""
 
-    dataset: Any
+    dataset: Any = field(repr=False)
     how: How
     shuffle: bool
     length: int = field(init=False)
@@ -32,6 +32,11 @@ class Map:
             raise JobError(f"{named(self.dataset)} has no length", hint=hint) from problem
         object.__setattr__(self, "length", length)
         check_length(self.dataset, length, self.how.batch_size)
+
+    def __len__(self) -> int:
+        """Return how many micro-batches an epoch has; of those that wrap, the whole ones."""
+        whole, rest = divmod(self.length, self.how.batch_size)
+        return whole + (self.how.last == "pad" and rest > 0)
 
     def __call__(self, start: int) -> Iterator[Batch]:
         return self.picked(Reads.all_from(start))
@@ -57,8 +62,7 @@ class Map:
         if self.how.last == "wrap":
             places = [divmod(place, n) for place in range(number * size, (number + 1) * size)]
         else:
-            whole = -(-n // size) if self.how.last == "pad" else n // size
-            epoch, at = divmod(number, whole)
+            epoch, at = divmod(number, len(self))
             places = [(epoch, place % n) for place in range(at * size, (at + 1) * size)]
         if not self.shuffle:
             return [place for _, place in places]

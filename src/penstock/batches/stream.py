@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
@@ -15,11 +15,11 @@ from penstock.job import Batch
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stream:
     """Micro-batches of a dataset that can only be gone through, again in every epoch."""
 
-    dataset: Any
+    dataset: Any = field(repr=False)
     how: How
 
     def __post_init__(self) -> None:
