@@ -150,7 +150,7 @@ def keeps_a_part_of_a_buffer_that_nobody_writes(net: Net) -> None:
 
 def freezes_and_keeps(net: Net) -> None:
     net.a.weight.requires_grad_(False)
-    net.kept = net.a.weight
+    net.kept = net.a.weight.data
 
 
 @pytest.mark.parametrize(

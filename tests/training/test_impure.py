@@ -324,6 +324,15 @@ def test_state_of_a_backward_pass_is_found_with_its_line() -> None:
     assert (found.what, found.where) == ("Doubled.calls", line(Doubled.backward, 3))
 
 
+def test_parameter_that_learns_by_turns_is_found() -> None:
+    def by_turns(net: Net, x: Tensor) -> Tensor:
+        net.linear.bias.requires_grad_(not net.linear.bias.requires_grad)
+        return x
+
+    (found,) = impurities(job(by_turns))
+    assert (found.what, found.where) == ("what is computed", "the loss")  # in backward: no line
+
+
 def test_state_of_a_hook_is_found_with_its_line() -> None:
     found = impurities(job(hooks_with_state, state=lambda: {"hook": Hook()}))
     assert (found[0].what, found[0].where) == ("model.hook.calls", line(Hook.__call__, 2))
@@ -445,6 +454,16 @@ def test_batch_whose_plain_values_change_is_found() -> None:
     (found,) = impurities(job(loss=loss, data=numbered))
     assert (found.what, found.where) == ("the batch", "data")
     assert "0 in the first micro-batch, then 2" in found.why
+
+
+def test_figure_beside_the_loss_that_follows_a_counter_is_found() -> None:
+    calls = itertools.count()
+
+    def loss(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return square(model, x), {"seen": torch.tensor(float(next(calls)))}
+
+    found = impurities(job(loss=loss))
+    assert {one.where for one in found} == {line(loss, 1)}
 
 
 def test_loss_that_keeps_state_in_a_closure_is_found() -> None:

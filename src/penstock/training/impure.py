@@ -31,7 +31,7 @@ from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten
 from penstock.graph.functional import where
-from penstock.graph.trace import build, loss_of, on_device
+from penstock.graph.trace import build, loss_and_figures, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
 from penstock.runtime.optimizer import eager_updates
@@ -187,8 +187,9 @@ class _Loop:
             torch.autograd.set_multithreading_enabled(False),
             self.asked.listening(),
         ):
-            loss = loss_of(self.job, self.model, batch)
-            recorded.results["loss"] = self.flow.token(loss)
+            loss, figures = loss_and_figures(self.job, self.model, batch)
+            for name, value in [("loss", loss), *figures.items()]:
+                recorded.results[f"result {name}"] = self.flow.token(value)
             (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
         self.asked.reads_files = False
         self.drawn |= global_chance() != before
