@@ -37,7 +37,8 @@ class Proof:
             return self.problem
         steps = " and ".join(str(step + 1) for step in self.steps)
         groups = ", ".join(map(str, self.differences))
-        return f"equal to the plain loop at step {steps}: {groups}"
+        rest = f"; not compared: {'; '.join(self.left_out)}" if self.left_out else ""
+        return f"equal to the plain loop at step {steps}: {groups}{rest}"
 
     def to_json(self) -> dict[str, Json]:
         """Return the proof as JSON values; what is infinitely far apart is null."""
