@@ -201,6 +201,15 @@ def test_a_folder_is_exported_to_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
+def test_the_best_checkpoint_is_the_one_that_a_run_kept_as_such(tmp_path):
+    place = write(tmp_path, best := Tied(), 3)
+    place.rename(place.with_name("best"))
+    write(tmp_path, Tied(), 9)
+    fresh = Tied()
+    assert ps.load_weights(fresh, tmp_path, "best") == 3
+    assert torch.equal(fresh.embed.weight, best.embed.weight)
+
+
 # -- what is refused -----------------------------------------------------------------------------
 
 
