@@ -1,6 +1,7 @@
 # make train   sets up what is missing, then trains the byte-level GPT of examples/gpt.py
 # make test    sets up what is missing, then runs the tests
 # make check   the same, after format, lint and types; what CI runs
+# make soak    tests of properties with new random examples, up to 2,000 each
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ STAMP := $(VENV)/.complete
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: setup train test check format lint types clean
+.PHONY: setup train test soak check format lint types clean
 
 setup: $(STAMP)
 
@@ -25,6 +26,9 @@ train: setup
 
 test: setup
 	$(VENV)/bin/python -m pytest
+
+soak: setup
+	$(VENV)/bin/python -m pytest --hypothesis-profile soak --timeout 3600 tests/schedule tests/search tests/simulate tests/cluster tests/cli/test_damaged.py
 
 check: lint types test
 

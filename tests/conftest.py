@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# `pytest --hypothesis-profile default` looks for new counterexamples instead.
+# `pytest --hypothesis-profile default` looks for new counterexamples instead, `make soak` for many.
 settings.register_profile("penstock", derandomize=True, deadline=None)
+settings.register_profile("soak", max_examples=2000, deadline=None)
 settings.load_profile("penstock")
 
 # A shell starts what stands before its `&` so that Ctrl-C is ignored, by the children too.

@@ -4,11 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from penstock.search.choices.knapsack import cheapest, relaxed, total
 
 ROWS = 7
+seeds = st.integers(0, 10**6)
 
 
 def problem(seed):
@@ -30,7 +33,7 @@ def brute_force(cost, size, room):
     return costs[sizes <= room].min(initial=np.inf)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@given(seeds)
 def test_cheapest_equals_brute_force(seed):
     cost, size, room = problem(seed)
     expected = brute_force(cost, size, room)
@@ -45,8 +48,7 @@ def test_cheapest_equals_brute_force(seed):
         assert not_below.bound == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("seed", range(60))
-@pytest.mark.parametrize("most", [2, 8])
+@given(seeds, st.sampled_from([2, 8]))
 def test_bound_holds_where_choices_were_dropped(seed, most):
     cost, size, room = problem(seed)
     expected = brute_force(cost, size, room)
@@ -57,7 +59,7 @@ def test_bound_holds_where_choices_were_dropped(seed, most):
         assert total(size, found.choice) <= room
 
 
-@pytest.mark.parametrize("seed", range(40))
+@given(seeds)
 def test_relaxed_bound_and_price_are_those_of_linear_programming(seed):
     cost, size, room = problem(seed)
     found = relaxed(cost, size, room)
