@@ -153,6 +153,27 @@ def test_what_is_changed_and_not_saved_is_named(tmp_path):
     assert kept.steps
 
 
+def adds(weights):
+    """Takes its last parameters in after two steps."""
+    late, made = list(weights)[-6:], SGD(list(weights)[:-6], lr=0.1, momentum=0.9)
+
+    def add(*_: object) -> None:
+        if float(made.state[made.param_groups[0]["params"][0]].setdefault("count", 0)) == 1:
+            made.add_param_group({"params": late})
+        made.state[made.param_groups[0]["params"][0]]["count"] += 1
+
+    made.register_step_post_hook(add)
+    return made
+
+
+def test_groups_may_be_added_later_and_are_not_resumed(tmp_path):
+    job = job_of(adds)
+    found = train(run_of(job, 1), tmp_path / "whole", (1,) * STEPS).weights
+    assert differing(found, plain_loop(job).weights) == []
+    with pytest.raises(RunError, match="params, a group added later, has changed and was not"):
+        resumed(job, 1, tmp_path)
+
+
 def test_the_state_of_another_optimizer_is_refused(tmp_path):
     """It used to fail in its first step, without what it would have made itself."""
     train(run_of(job_of(APART["hooked"]), 2), tmp_path / "part", (1,))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from penstock.errors import JobError, RunError
 from penstock.runtime.launch import run_processes, run_threads
@@ -166,6 +167,36 @@ def test_an_optimizer_that_remembers_in_the_job_is_told():
 
     with pytest.raises(JobError, match=r"remembers something outside itself: first\.weight"):
         undividable(job_of(Remembers), net())
+
+
+@pytest.mark.parametrize("steps", [3, 7])
+def test_a_schedule_that_ends_is_no_reason(steps):
+    def ending(weights) -> Optimizer:
+        made = SGD(weights, lr=0.1, momentum=0.9)
+        schedule = OneCycleLR(made, 0.1, total_steps=steps)
+
+        def after(*_: object) -> None:
+            schedule.step()
+
+        made.register_step_post_hook(after)
+        return made
+
+    assert undividable(job_of(ending), net()) is not None  # and the whole does not fail
+    job = job_of(Custom, scheduler=lambda optimizer: LinearEnds(optimizer, steps))
+    assert undividable(job, net()) is None
+
+
+class LinearEnds(LRScheduler):
+    def __init__(self, optimizer: Optimizer, steps: int) -> None:
+        self.steps = steps
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        if self.last_epoch >= self.steps:
+            raise ValueError("it is at its end")
+        return [
+            group["initial_lr"] / (1 + self.last_epoch) for group in self.optimizer.param_groups
+        ]
 
 
 def test_a_step_that_fails_is_told_with_its_line(tmp_path):

@@ -184,6 +184,7 @@ class Own:
     def __init__(self, optimizer: Optimizer, parameters: Parameters, *, is_whole: bool) -> None:
         self.optimizer, self.parameters, self.is_whole = optimizer, parameters, is_whole
         self.first = {place: _digest(value) for place, _, value in self._attributes()}
+        self.counts = {place: len(one.param_groups) for place, one in nested(optimizer)}
         self.options = {place: options_of(one) for place, one in nested(optimizer)[1:]}
 
     def put(self, changed: Iterable[Mapping[str, Any]], tensors: Tensors, plain: Plain) -> None:
@@ -194,6 +195,9 @@ class Own:
         groups = {"optimizer": changed}
         for place, one in nested(self.optimizer)[1:]:
             groups[place] = changed_options(one, self.options[place])
+        for place, one in nested(self.optimizer):
+            for number in range(self.counts.get(place, 0), len(one.param_groups)):
+                plain[f"{_groups(place)}/{number}/params"] = {"lost": "group added later"}
         for place, rows in groups.items():
             for number, options in enumerate(rows):
                 for key, value in options.items():

@@ -195,7 +195,7 @@ def _try_divided(trial: "_Trial") -> str | None:
     whole, plain = trial.whole(), trial.plainly()
     if whole != plain:
         what = trial.words(whole, plain, "is another one when it is made a second time")
-        hint = "let what it remembers be made where the optimizer is made, and nowhere else"
+        hint = "let what it remembers, and what it draws by, be made where the optimizer is made"
         raise JobError(f"the job's optimizer remembers something outside itself: {what}", hint=hint)
     try:
         parts = trial.divided()
@@ -254,20 +254,23 @@ class _Trial:
             for step in range(self.steps):
                 for name, gradient in self.gradients(step).items():
                     whole.parameters[name].grad = gradient
-                if self.job.learning_rate is not None:
-                    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                        group["lr"] = rate * float(self.job.learning_rate(step))
                 try:
+                    if scheduler is not None and step > 0:
+                        scheduler.step()
+                    self._rate(optimizer, rates, step)
                     with torch.enable_grad(), SeededRandom(micro_batch_seed(self._seed, step)):
                         optimizer.step()
                 except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
                     found.append(self._failure(step, problem))
                     break
-                if scheduler is not None:
-                    scheduler.step()
                 weights = {name: p.detach() for name, p in whole.parameters.items()}
                 found.append(_digests(weights, [(optimizer, whole.parameters)]))
         return found
+
+    def _rate(self, optimizer: Optimizer, rates: list[Any], step: int) -> None:
+        if self.job.learning_rate is not None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=False):
+                group["lr"] = rate * float(self.job.learning_rate(step))
 
     def divided(self) -> Found:
         """Return what an optimizer for each parameter does."""
@@ -334,8 +337,11 @@ class _Trial:
         return found
 
     def _failure(self, step: int, problem: Exception) -> dict[str, bytes]:
-        """Return what stands for a step that fails: it may, where a gradient is not finite."""
-        if step < self.steps - 1:
+        """Return what stands for a step that fails.
+
+        It may after some steps, as at the end of a schedule, and where a gradient is not finite.
+        """
+        if step < _FEW - 1:
             if isinstance(problem, PenstockError):
                 raise problem
             message = where(problem, "a step of the job's optimizer fails")

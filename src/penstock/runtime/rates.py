@@ -32,8 +32,8 @@ def options_of(optimizer: Optimizer) -> Options:
 
 
 def changed_options(optimizer: Optimizer, first: Options) -> Options:
-    """Return the options of every group that are not what they were at first."""
-    rows = zip(options_of(optimizer), first, strict=True)
+    """Return the options that are not what they were at first, of every group that there was."""
+    rows = zip(options_of(optimizer), first, strict=False)
     return [{k: v for k, v in now.items() if not same(v, old.get(k, ...))} for now, old in rows]
 
 
@@ -153,7 +153,7 @@ class Rates:
                     group["lr"] = options.get("lr", group["lr"]) * factor
         elif self.rate is not None:
             factor *= float(self.rate(step))
-            for group, first in zip(groups, self.first, strict=True):
+            for group, first in zip(groups, self.first, strict=False):  # more may be added later
                 group["lr"] = first["lr"] * factor
         elif factor != 1.0:
             return self._scaled(factor)
