@@ -11,7 +11,9 @@ import random
 import re
 import shutil
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ from penstock.cli import main
 
 STEPS = 10
 LIMIT_S = 300.0
+_BROKEN = 99  # the exit code of work that raised
 _EAGER_WORDS = ("eager",)
 _UNCLEAN = re.compile(r"(error|failed): ([A-Z]\w*(Error|Exception)\b)")
 
@@ -154,17 +157,18 @@ class Bench:
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - the process's own, to its end
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
         random.seed()
         np.random.seed()
-        code = 99
+        code = _BROKEN
         try:
             code = work()
         finally:
-            if code == 99:
-                import traceback
-
+            if code == _BROKEN:
                 traceback.print_exc()
+            sys.stdout.flush()
             os._exit(code)
 
 

@@ -6,6 +6,7 @@ import math
 import torch
 from small import deep, pairs, squares
 from torch.optim import lr_scheduler
+from transformers import get_linear_schedule_with_warmup
 
 import penstock as ps
 
@@ -113,3 +114,71 @@ def groups_that_are_added_later() -> ps.Job:
         return made
 
     return _job(optimizer)
+
+
+def _scheduled(scheduler, optimizer=None) -> ps.Job:
+    return _job(optimizer, scheduler=scheduler)
+
+
+def cosine_of_torch() -> ps.Job:
+    """torch's cosine as Job.scheduler."""
+    return _scheduled(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10))
+
+
+def linear_of_transformers() -> ps.Job:
+    """The linear schedule with warm-up of transformers."""
+    return _scheduled(lambda optimizer: get_linear_schedule_with_warmup(optimizer, 3, 12))
+
+
+def one_cycle_of_torch() -> ps.Job:
+    """OneCycleLR, which moves rate and momentum."""
+    return _scheduled(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=12))
+
+
+def schedules_in_sequence() -> ps.Job:
+    """A warm-up, then steps, as SequentialLR, on two groups by name."""
+
+    def optimizer(weights):
+        rows = list(weights.named())
+        biases = {"params": [p for n, p in rows if n.endswith("bias")], "lr": 0.02}
+        return torch.optim.SGD([biases, {"params": [p for n, p in rows if n.endswith("t")]}], 0.2)
+
+    def scheduler(optimizer):
+        parts = [
+            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+            lr_scheduler.StepLR(optimizer, 2, 0.5),
+        ]
+        return lr_scheduler.SequentialLR(optimizer, parts, [4])
+
+    return _scheduled(scheduler, optimizer)
+
+
+def rates_by_a_function_for_each_group() -> ps.Job:
+    """LambdaLR with a function for each of two groups."""
+
+    def optimizer(weights):
+        weights = list(weights)
+        return torch.optim.SGD([{"params": weights[:3]}, {"params": weights[3:]}], lr=0.2)
+
+    return _scheduled(
+        lambda made: lr_scheduler.LambdaLR(made, [lambda t: 0.8**t, lambda t: 1 / (1 + t)]),
+        optimizer,
+    )
+
+
+def plateau() -> ps.Job:
+    """ReduceLROnPlateau wants a metric, which no such loop gives it."""
+    return _scheduled(lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer))
+
+
+class _Inverse(lr_scheduler.LRScheduler):
+    """A scheduler of one's own, that looks at the state of the optimizer."""
+
+    def get_lr(self):
+        norms = [s["momentum_buffer"].norm().item() for s in self.optimizer.state.values()]
+        return [base / (1 + sum(norms)) for base in self.base_lrs]
+
+
+def scheduler_that_reads_the_optimizer() -> ps.Job:
+    """A scheduler whose rate is a function of all the momentum there is."""
+    return _scheduled(_Inverse)
