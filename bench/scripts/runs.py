@@ -2,6 +2,7 @@
 
 Processes are forked from one that has only imported what both need, so that a run takes two
 seconds instead of eight; they are as fresh as a new interpreter in all that a script can see.
+Links are measured once for each schedule that is asked for, and then given by --cluster.
 """
 
 import itertools
@@ -122,7 +123,13 @@ class Bench:
     def _train(self, script: Script, plan: str, out: Path) -> Ran:
         arguments = ["train", f"{script.path}:{script.name}", "--steps", str(STEPS)]
         arguments += ["--out", str(out), *PLANS[plan]]
-        return self._forked(lambda: main(arguments))
+        machines = self.folder / f"machines-{plan}.toml".replace(" ", "-")
+        if "--schedule" in arguments and machines.exists():
+            arguments += ["--cluster", str(machines)]
+        ran = self._forked(lambda: main(arguments))
+        if ran.code == 0 and not machines.exists() and (out / "cluster.toml").exists():
+            shutil.copy(out / "cluster.toml", machines)
+        return ran
 
     def _loop(self, script: Script, delay: int) -> Found | str:
         """Return what the plain loop gives, or why it fails."""

@@ -18,8 +18,8 @@ def _job(model, loss=squares, data=pairs, **options) -> ps.Job:
 
 def _convolutional(**options) -> nn.Sequential:
     return nn.Sequential(
-        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4, **options), nn.SiLU()),
-        *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, **options), nn.SiLU()),
+        *(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4, **options), nn.SiLU()),
+        *(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4, **options), nn.SiLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4)),
     )
 

@@ -334,7 +334,8 @@ def dropout_that_the_loss_raises() -> ps.Job:
 class _PseudoLabels(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.rest = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), deep(3)
+        self.first, self.rest = nn.Linear(WIDTH, WIDTH, bias=False), deep(3)
+        self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x):
         return self.rest(F.dropout(self.norm(self.first(x)), 0.2, self.training))
