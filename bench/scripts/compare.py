@@ -15,6 +15,7 @@ from bench.scripts.oracle import Found
 ROUNDING = 1e-5  # of the largest element; ten steps of float32 in another order
 ROUNDING_BFLOAT16 = 2e-2  # two of its units: a sum in another order may round a factor away
 SMALL = 0.1  # beside the largest of its kind: some gradients are nothing but rounding
+COMPARED = ("weights/", "buffers/", "optimizer/", "loss/")  # checkpoints hold more, to resume by
 NOTHING = 1e-9  # where the loop has no more than this anywhere, what it does has no scale
 SCALE_OF_NOTHING = 1e-2
 
@@ -66,8 +67,7 @@ def _values(found: Found) -> dict[str, Tensor]:
         if isinstance(value, bool | int | float):
             values[key] = torch.tensor(float(value), dtype=torch.float64)
     values |= {f"loss/{step}": torch.tensor(x).double() for step, x in enumerate(found.losses)}
-    others = ("version-", "optimizer-", "optimizer.")  # what is of no single parameter, or inside
-    return {key: value for key, value in values.items() if not key.startswith(others)}
+    return {key: value for key, value in values.items() if key.startswith(COMPARED)}
 
 
 def _kind(key: str) -> str:
