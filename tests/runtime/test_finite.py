@@ -141,6 +141,17 @@ def test_a_parameter_that_an_update_made_so_names_itself(way: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_no_checkpoint_is_written_of_weights_that_the_last_update_spoilt(
+    way: str, tmp_path: Path
+) -> None:
+    error = WAYS[way](job(learning_rate=lambda step: 1.0 if step < 3 else math.nan), tmp_path)
+    first, cause = error.message.splitlines()
+    assert re.fullmatch(r"parameter \S+, after the update of step 4, is nan on rank \d", first)
+    assert " is not finite since the update of step 4: " in cause
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_norm_that_is_not_finite_names_parameter_and_line(way: str, tmp_path: Path) -> None:
     error = WAYS[way](job(1.0, loss=norm_loss, clip_norm=1.0, data=data_of_zero(6)), tmp_path)
     first, cause = error.message.splitlines()

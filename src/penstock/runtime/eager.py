@@ -32,7 +32,14 @@ from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carried, in_order
 from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.digest import digest_of
-from penstock.runtime.finite import all_finite, check_loss, forget, leaving, refuse_norm
+from penstock.runtime.finite import (
+    all_finite,
+    check_loss,
+    check_weights,
+    forget,
+    leaving,
+    refuse_norm,
+)
 from penstock.runtime.meter import Meter
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Order, Reader
@@ -127,6 +134,7 @@ def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, s
     if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
         with meter.checkpoint(is_last=is_over):
             rank.join_buffers(step)
+            check_weights(rank.parameters, step)
             state = rank.state() if rank.rank == 0 else None
             save(task.checkpoints, step, rank.transport, state)
             if validates:

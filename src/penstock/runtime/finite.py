@@ -90,6 +90,17 @@ def refuse_norm(value: float, step: int, indices: Sequence[int], names: Sequence
     raise NotFiniteError(Found(what, f"{value}", step, tuple(indices)))
 
 
+def check_weights(weights: Mapping[str, Tensor], step: int) -> None:
+    """Raise if a weight is nan after `step` steps: no checkpoint is written of such.
+
+    Raises:   NotFiniteError.
+    """
+    for name, value in weights.items():
+        if bool(value.isnan().any()):
+            found = Found(f"parameter {name}, after the update of step {step},", "nan", step, ())
+            raise NotFiniteError(found)
+
+
 # -- what ranks leave -----------------------------------------------------------------------------
 
 

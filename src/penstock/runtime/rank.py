@@ -133,6 +133,11 @@ class Rank:
             mark(clock())
         return marks
 
+    def live(self) -> dict[str, Tensor]:
+        """Return the weights that are trained here, by name."""
+        held = self.weights.values()
+        return {w.names[node]: value for w in held for node, value in w.live.items()}
+
     def settle(self) -> None:
         """Validate the last update, where it was made before the norm of the gradient was known.
 

@@ -30,7 +30,7 @@ from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
 from penstock.runtime.control import Board, Control, Do
-from penstock.runtime.finite import forget, leaving
+from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
@@ -219,6 +219,7 @@ def _is_over(task: Task, watch: "_Watch", number: int) -> bool:
     if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
         with watch.meter.checkpoint(is_last=is_over):
             rank.settle()
+            check_weights(rank.live(), step)
             save(task.checkpoints, step, rank.transport, state_of(rank, step))
             if validates:
                 _validate(task, rank, task.checkpoints, step)
