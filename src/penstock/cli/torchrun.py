@@ -10,10 +10,10 @@ import json
 import platform
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _START, _PLAN = "penstock/start", "penstock/plan"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
 _PROVE, _PROVED = "penstock/prove", "penstock/proved"  # the steps to prove, if any; what differs
-_LISTEN = timedelta(seconds=1)  # how long rank 0 waits for a report before it looks up
+_LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
 _ENOUGH = "enough"  # in place of how many micro-batches are joined in the step to measure
 
 
@@ -307,12 +307,15 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     listener = threading.Thread(target=listening, daemon=True)
     if rank == 0:
         listener.start()
-    own = run_torchrun(work, under(store, name), tell, groups=groups, rank=plan_rank)
+    try:
+        own = run_torchrun(work, under(store, name), tell, groups=groups, rank=plan_rank)
+    finally:
+        ended.set()
+        if rank == 0:  # no thread is to be in the store when the interpreter ends
+            listener.join()
     if rank != 0:
         store.set(f"penstock/{name}/result/{rank}", json.dumps(as_json(own)))
         return []
-    ended.set()
-    listener.join()
     others = (notices.take(f"penstock/{name}/result/{other}") for other in range(1, num_ranks))
     results = [own, *(from_json(json.loads(text)) for text in others)]
     return sorted(results, key=lambda result: result.rank)
@@ -350,14 +353,9 @@ def _listen(store: Any, whole: _Whole, report: "Report", ended: threading.Event)
 
 def _comes(store: Any, key: str, ended: threading.Event) -> bool:
     """Return when a key is there; False if it will not come."""
-    from torch.distributed import DistStoreError
+    while not store.check([key]):
+        if ended.is_set():
+            return store.check([key])  # it may have come before the end
+        time.sleep(_LISTEN_S)
+    return True
 
-    while True:
-        is_last_look = ended.is_set()
-        try:
-            store.wait([key], _LISTEN)
-        except DistStoreError:
-            if is_last_look:
-                return False
-        else:
-            return True
