@@ -39,16 +39,8 @@ def finished(
     measured = outcome.breakdown
     expected = view.expected(folder / "predicted.trace.json", measured)
     why = None if measured is None else bottleneck(measured, expected)
-    last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
-    validations = [step.validated for step in outcome.steps if step.validated is not None]
-    final = validations[-1] if job.validate_every else _validated(job, outcome, choice)
-    found = {name: value for name, value in final.items() if name != "val_seconds"}
     summary: dict[str, object] = {
-        "val_loss": None,
-        **found,
-        **_best(folder, validations),
-        "train_loss": last,
-        **_train_figures(outcome),
+        **_losses(folder, job, outcome, choice),
         "steps": num_steps,
         "checked": checked,
         "step_s_predicted": predicted.step_s if predicted else None,
@@ -69,6 +61,22 @@ def finished(
         face.say(f"\n{parts_table(measured, expected)}\n{why}\n")
     face.say(f"written to {folder}: open {folder / 'report.html'}")
     return summary
+
+
+def _losses(
+    folder: Path, job: Job, outcome: "Outcome", choice: Choice | None
+) -> dict[str, float | int | None]:
+    """Return losses and figures, of validation and of the last steps."""
+    last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
+    validations = [step.validated for step in outcome.steps if step.validated is not None]
+    final = validations[-1] if job.validate_every else _validated(job, outcome, choice)
+    return {
+        "val_loss": None,
+        **{name: value for name, value in final.items() if name != "val_seconds"},
+        **_best(folder, validations),
+        "train_loss": last,
+        **_train_figures(outcome),
+    }
 
 
 def explained(folder: Path, job: Job, problem: RunError) -> RunError:

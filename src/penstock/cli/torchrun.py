@@ -293,14 +293,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
     rank, store = notices.rank, notices.store
-    told = threading.Lock()
-
-    def tell(result: "StepResult") -> None:
-        if result.loss is not None or result.validated is not None:
-            with told:
-                place = store.add(f"penstock/{name}/told/{result.step}", 1)
-            store.set(f"penstock/{name}/step/{result.step}/{place}", json.dumps(asdict(result)))
-
+    tell = _telling(store, name)
     ended = threading.Event()
     whole, there = _Whole(steps, micro_batches, awaits), under(store.clone(), f"penstock/{name}")
     listening = partial(_listen, there, whole, report, ended)
@@ -319,6 +312,18 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     others = (notices.take(f"penstock/{name}/result/{other}") for other in range(1, num_ranks))
     results = [own, *(from_json(json.loads(text)) for text in others)]
     return sorted(results, key=lambda result: result.rank)
+
+
+def _telling(store: Any, name: str) -> "Report":
+    told = threading.Lock()
+
+    def tell(result: "StepResult") -> None:
+        if result.loss is not None or result.validated is not None:
+            with told:
+                place = store.add(f"penstock/{name}/told/{result.step}", 1)
+            store.set(f"penstock/{name}/step/{result.step}/{place}", json.dumps(asdict(result)))
+
+    return tell
 
 
 class _Whole(NamedTuple):
@@ -358,4 +363,3 @@ def _comes(store: Any, key: str, ended: threading.Event) -> bool:
             return store.check([key])  # it may have come before the end
         time.sleep(_LISTEN_S)
     return True
-
