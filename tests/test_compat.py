@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import penstock
 from penstock import _compat
@@ -315,3 +316,51 @@ def private_names(path: Path) -> list[str]:
 def test_no_other_file_of_a_room_uses_a_private_name_of_torch(room: str) -> None:
     files = sorted((Path(penstock.__file__).parent / room).glob("*.py"))
     assert [name for file in files for name in private_names(file)] == []
+
+
+def test_gradient_norms_are_those_that_clipping_takes() -> None:
+    gradients = [torch.randn(3, 5), torch.randn(7).bfloat16()]
+    expected = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    found = _compat.gradient_norms(gradients)
+    assert [norm.dtype for norm in found] == [torch.float32, torch.bfloat16]
+    assert all(map(torch.equal, found, expected))
+    assert _compat.gradient_norms([]) == []
+
+
+def test_groups_by_dtype_hold_every_place_once_and_in_order() -> None:
+    kinds = (torch.float32, torch.bfloat16, torch.float32, torch.float64)
+    groups = _compat.groups_by_dtype([torch.zeros(2, dtype=kind) for kind in kinds])
+    assert sorted(groups) == [[0, 2], [1], [3]]
+    assert _compat.groups_by_dtype([]) == []
+
+
+def test_hooks_of_one_optimizer_and_of_all_are_seen() -> None:
+    made = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert not _compat.has_step_hooks(made)
+    made.register_step_post_hook(lambda *_: None).remove()
+    assert not _compat.has_step_hooks(made)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    assert _compat.has_step_hooks(made)
+    handle.remove()
+    made.register_step_pre_hook(lambda *_: None)
+    assert _compat.has_step_hooks(made)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "Adafactor", "Muon", "RAdam"])
+def test_torchs_optimizers_have_no_attributes_of_their_own(name: str) -> None:
+    made = getattr(torch.optim, name)([nn.Parameter(torch.zeros(2, 2))], lr=0.1)
+    assert _compat.added_attributes(made) == {}
+    made.count = 3
+    assert _compat.added_attributes(made) == {"count": 3}
+
+
+def test_step_that_a_scheduler_patches_is_left_out_and_warns_of_no_order() -> None:
+    made = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
+    assert "step" in vars(made)
+    assert "step" not in _compat.without_scheduler(vars(made))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _compat.without_order_warning(made)
+        schedule.step()
+    assert made.param_groups[0]["lr"] == 0.05

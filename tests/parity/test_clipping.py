@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from penstock.errors import RunError
 from penstock.graph.cut import cut
 from penstock.graph.trace import capture
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.weights import StageWeights
 from tests.parity import optimizing
-from tests.parity.optimizing import WIDTH, job_of, plain_loop, run_of
+from tests.parity.optimizing import WIDTH, Custom, job_of, plain_loop, run_of
 from tests.parity.training import differing, train
 
 LONG = 60
@@ -83,6 +85,20 @@ def test_of_several_dtypes_tied_weights_and_after_the_update(model, schedule, op
     run = run_of(job(model, 0.1), stages, schedule, **options)
     found = train(run, tmp_path, (1,) * optimizing.STEPS).weights
     assert differing(found, plain_loop(run.job).weights) == []
+
+
+def test_an_update_that_is_taken_back_may_have_changed_the_gradients(tmp_path):
+    """As that of SGD with nesterov does, which adds its momentum to them."""
+    nesterov = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+    run = run_of(job_of(nesterov, Deep, clip_norm=0.1), 2, "zb_h2", post_validation=True)
+    found = train(run, tmp_path, (1,) * optimizing.STEPS).weights
+    assert differing(found, plain_loop(run.job).weights) == []
+
+
+def test_an_update_that_nobody_can_take_back_is_refused(tmp_path):
+    run = run_of(job_of(Custom, clip_norm=0.1), 2, "zb_h2", post_validation=True)
+    with pytest.raises(RunError, match=r"updates of the job.s optimizer, Custom .* taken back"):
+        train(run, tmp_path)
 
 
 def test_in_processes(tmp_path):
