@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import random
 import select
 import signal
 import subprocess
@@ -118,6 +119,18 @@ def stumbles() -> None:
 
 def dies() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_ranks_go_on_with_the_random_numbers_of_python_where_their_parent_is():
+    random.seed(3)
+    expected = random.random()
+    random.seed(3)
+
+    def work(transport, report) -> RankResult:
+        return replace(result(transport.rank), typical_s=random.random())
+
+    found = run_processes(work, 2, lambda step: None)
+    assert [each.typical_s for each in found] == [expected, expected]
 
 
 # -- what a rank raises --------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import random
 import signal
 import sys
 import threading
@@ -161,8 +162,9 @@ def run_processes(
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     stores = os.memfd_create("penstock store"), os.memfd_create("penstock watch")
     join = partial(_host_transport, num_ranks=num_ranks, stores=stores, groups=groups)
+    here = os.getpid(), random.getstate()
     processes = [
-        context.Process(target=_child, args=(work, rank, join, pipes, os.getpid()), daemon=True)
+        context.Process(target=_child, args=(work, rank, join, pipes, here), daemon=True)
         for rank in range(num_ranks)
     ]
     try:
@@ -186,9 +188,14 @@ def run_processes(
 
 
 def _child(
-    work: Work, rank: int, join: Callable[[int], Transport], pipes: Pipes, parent: int
+    work: Work,
+    rank: int,
+    join: Callable[[int], Transport],
+    pipes: Pipes,
+    parent: tuple[int, tuple[Any, ...]],
 ) -> None:
-    die_with(parent)
+    die_with(parent[0])
+    random.setstate(parent[1])  # Python seeds it anew in a fork, as numpy and torch do not
     let_children_die_with_this()
     multiprocessing.current_process().daemon = False  # of the parent; it may have children itself
     _leave_signals_to_the_parent()
