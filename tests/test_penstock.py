@@ -163,6 +163,24 @@ def test_run_trains_the_jobs_steps_and_is_reported_with_its_losses(
     assert len(alone.html) < len(page.html)
 
 
+def test_run_refuses_what_the_plan_would_not_train() -> None:
+    from penstock.plan import plan_by_hand
+    from tests.cli import odd
+
+    for job, said in (
+        (odd.anneals(), "calls"),
+        (odd.ignores_start(), "micro-batch"),
+        (odd.looks_across(), "the job's optimizer cannot be divided"),
+    ):
+        graph = ps.trace(job)
+        plan = plan_by_hand(graph, [1], "one_f_one_b", num_micro_batches=4, clip=True)
+        program = ps.lower(plan, graph)
+        with pytest.raises(ps.PenstockError, match=said):
+            ps.run(program, job, num_steps=2)
+    unseen = ps.lower(plan_by_hand(graph, [], "one_f_one_b", num_micro_batches=4, clip=True), graph)
+    assert ps.run(unseen, job, num_steps=1, launcher=run_threads, check=False).steps
+
+
 def test_run_of_another_job_is_refused(graph: ps.Graph, plan: ps.Plan) -> None:
     with pytest.raises(GraphError, match="the job traces to graph"):
         ps.run(ps.lower(plan, graph), mlp.wider())

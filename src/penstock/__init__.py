@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from penstock.program.of_plan import lower
     from penstock.program.program import Program
     from penstock.report.of_run import report
-    from penstock.runtime.run_job import run
     from penstock.schedule import SCHEDULES, Schedule
     from penstock.search.best import search
     from penstock.simulate.of_program import simulate
     from penstock.timeline import Timeline
     from penstock.training.export import load_weights
+    from penstock.training.run import run
     from penstock.writers import tensorboard, wandb
 
     __version__: str
@@ -87,7 +87,7 @@ _PLACES = {
     "lower": "program.of_plan",
     "measure": "profile.of_graph",
     "report": "report.of_run",
-    "run": "runtime.run_job",
+    "run": "training.run",
     "search": "search.best",
     "simulate": "simulate.of_program",
     "tensorboard": "writers",

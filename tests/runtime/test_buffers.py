@@ -15,8 +15,8 @@ from penstock.program.of_plan import lower
 from penstock.runtime import buffers
 from penstock.runtime.buffers import BufferLaw, buffer_laws, check_chosen, wish_for
 from penstock.runtime.launch import run_threads
-from penstock.runtime.run_job import run
 from penstock.search import Wish
+from penstock.training.run import run
 
 WIDTH = 5
 

@@ -15,13 +15,13 @@ from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of
 from penstock.program.of_plan import lower
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes
-from penstock.runtime.run_job import run
 from penstock.runtime.worker import Task, work
 from penstock.schedule import weight_copies
 from penstock.search import evaluate
 from penstock.simulate.price import as_run, held_of
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
+from penstock.training.run import run
 from tests.parity.models import captured, job_of, plan_of
 
 FLOAT = torch.float32

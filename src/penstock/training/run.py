@@ -1,5 +1,6 @@
-"""Run a job by a program that was lowered from a plan."""
+"""Run a job by a program that was lowered from a plan: examined and proved, unless told not to."""
 
+from penstock.errors import JobError, RunError
 from penstock.graph.traced import capture_of
 from penstock.job import Job
 from penstock.program.of_plan import origin_of
@@ -8,6 +9,11 @@ from penstock.runtime.buffers import check_chosen
 from penstock.runtime.launch import Launcher, run_processes
 from penstock.runtime.run import Outcome
 from penstock.runtime.run import run as run_stages
+from penstock.training.examine import examine
+from penstock.training.prove import Planned, lacks_memory, steps_to_prove
+from penstock.training.prove import prove as prove_planned
+
+_MEND = "mend that; `check=False` runs it without a look"
 
 
 def run(
@@ -16,16 +22,33 @@ def run(
     *,
     num_steps: int | None = None,
     launcher: Launcher = run_processes,
+    check: bool = True,
 ) -> Outcome:
     """Train `num_steps` steps (default: the job's) and return timeline, losses and weights.
 
     Every rank is a process of this host; `launcher=run_threads` makes it a thread of this process.
+    check:    whether the job is examined first, and two steps are held against the plain loop.
     Raises:   ProgramError: the program was not lowered from a plan.
               PlanError: a buffer that forward writes cannot be what plan and job say.
               GraphError: the job traces to another graph.  RunError: a rank failed.
+              JobError, RunError: the plan would train another thing than the plain loop.
     """
     origin = origin_of(program)
     check_chosen(origin.plan, job, origin.graph)
     captured, _ = capture_of(origin.graph, job)
     steps = job.num_steps if num_steps is None else num_steps
+    if check:
+        _check(Planned(job, captured, origin.plan), steps, launcher)
     return run_stages(program, captured, origin.stages, job, num_steps=steps, launcher=launcher)
+
+
+def _check(planned: Planned, num_steps: int, launcher: Launcher) -> None:
+    found = examine(planned.job)
+    if found.one_process or found.failed:
+        message = found.failed or f"a plan would train another thing: {found.one_process}"
+        raise JobError(message, hint=_MEND)
+    if lacks_memory(planned.captured):
+        return
+    proof = prove_planned(planned, steps_to_prove(0, num_steps), launcher=launcher)
+    if proof.problem:
+        raise RunError(f"this plan would train another thing: {proof}", hint=_MEND)
