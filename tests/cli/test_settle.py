@@ -64,6 +64,13 @@ def test_one_process_trains_what_no_plan_can(
         assert_near(trained(tmp_path / "run"), plain(load_job(f"{ODD}:{name}")))
 
 
+def test_what_only_one_process_can_read_goes_on_where_it_was(call: Call, tmp_path: Path) -> None:
+    job, folder = f"{ODD}:ignores_start", str(tmp_path / "run")
+    assert call("train", job, "--steps", "3", "--out", folder).code == 0
+    assert call("train", job, "--resume", "--out", folder).code == 0
+    assert_near(trained(tmp_path / "run"), plain(load_job(job)))
+
+
 @pytest.mark.parametrize("name", ["ignores_start", "anneals"])
 @pytest.mark.parametrize("flags", [("--strict",), ("--schedule", "gpipe")])
 def test_it_is_refused_where_that_is_not_wanted(

@@ -1,10 +1,12 @@
 """Settle: what a job is found to be, and the proof of what was chosen, before a run begins."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.batches import started
 from penstock.cli import face
 from penstock.errors import JobError, RunError
 from penstock.files import Json
@@ -159,3 +161,15 @@ def _told(words: str) -> Checked:
 def _decisions_of(plan: Plan) -> str:
     """Return all that a plan decides, as text, without reasons and predictions."""
     return repr(replace(plan, decisions=(), predicted=None))
+
+
+def read_in_order(job: Job) -> Job:
+    """Return `job` with data that is read from its beginning, wherever a run goes on.
+
+    Where a micro-batch is no function of its number, only reading them all tells which one it is.
+    """
+
+    def data(start: int) -> Iterator[object]:
+        return itertools.islice(started(job.data, 0), start, None)
+
+    return replace(job, data=data)

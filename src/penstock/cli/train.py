@@ -16,7 +16,15 @@ from penstock.cli.face import Stopped
 from penstock.cli.lock import locked
 from penstock.cli.prepare import started_on
 from penstock.cli.results import explained, finished, resumption
-from penstock.cli.settle import Care, Checked, bounded, examined, proved, proved_eager
+from penstock.cli.settle import (
+    Care,
+    Checked,
+    bounded,
+    examined,
+    proved,
+    proved_eager,
+    read_in_order,
+)
 from penstock.cli.stop import stopping
 from penstock.cli.windows import EVERY, Every, parse_every
 from penstock.cluster import Cluster
@@ -47,7 +55,7 @@ FILES = (
 )
 
 
-def train(  # noqa: PLR0913 - the command's flags
+def train(  # long: the flags of the command  # noqa: PLR0913
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Train by this plan.")] = None,
     schedule: Annotated[str | None, typer.Option(help="See `penstock schedule`.")] = None,
@@ -436,9 +444,10 @@ class Session:
         most = self.wish.ranks or Cluster.here().num_ranks
         steps = range(first_step, self.num_steps)
         ranks, self.checked = proved_eager(self.job, found, most, steps, checkpoint, self.care)
+        job = read_in_order(self.job) if found.one_process else self.job
         with stopping(None) as board:
             task = EagerTask(
-                self.job,
+                job,
                 first_step,
                 self.num_steps - first_step,
                 self.folder / "checkpoints",
