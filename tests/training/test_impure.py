@@ -1,7 +1,9 @@
 """What a trace would freeze is found with its line; what it would not is left alone."""
 
 import itertools
+import multiprocessing
 import os
+import queue
 import random
 import re
 import threading
@@ -268,7 +270,32 @@ def registers_what_is_saved(net: Net, x: Tensor) -> Tensor:
     return x * net.mask
 
 
+def counts_under_a_computed_name(net: Net, x: Tensor) -> Tensor:
+    for k in range(1):
+        setattr(net, f"n{k}", getattr(net, f"n{k}") + 1)
+    return x if getattr(net, f"n{k}") < 1000 else 2 * x
+
+
+def fills_a_queue(net: Net, x: Tensor) -> Tensor:
+    net.waiting.put(1)
+    return x if net.waiting.qsize() < 1000 else 2 * x
+
+
+def counts_on_its_weight(net: Net, x: Tensor) -> Tensor:
+    net.linear.weight.calls = getattr(net.linear.weight, "calls", 0) + 1
+    return x if net.linear.weight.calls < 1000 else 2 * x
+
+
+def counts_for_all_processes(net: Net, x: Tensor) -> Tensor:
+    net.shared.value += 1
+    return x if net.shared.value < 1000 else 2 * x
+
+
 FOUND = [
+    (counts_under_a_computed_name, 2, lambda: {"n0": 0}, r"model\.n0.*\(2, then 3\)"),
+    (fills_a_queue, 2, lambda: {"waiting": queue.Queue()}, r"model\.waiting\.queue"),
+    (counts_on_its_weight, 2, dict, r"linear\.weight\.calls"),
+    (counts_for_all_processes, 2, lambda: {"shared": multiprocessing.Value("i")}, "model.shared"),
     (goes_through_pairs, 1, lambda: {"pairs": zip([1.0] * 99, [0] * 99, strict=True)}, "pairs"),
     (counts_in_a_context, 1, dict, r"CALLS.*\(2, then 3\)"),
     (counts_in_a_thread, 2, dict, r"HERE\.calls"),
@@ -388,6 +415,28 @@ def test_what_the_data_will_set_for_the_loss_is_found() -> None:
     (found,) = impurities(job(loss=hard, data=data_that_becomes_hard))
     assert (found.what, found.where) == ("SETTINGS", line(hard, 1))
     assert line(data_that_becomes_hard, 3) in found.why
+
+
+class Epochs:
+    """Data that says which epoch it is in."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches, self.epoch = batches, 0
+
+    def __call__(self, start: int) -> Iterator[Tensor]:
+        for index, x in zip(itertools.count(start), data(start), strict=False):
+            self.epoch = index // self.batches
+            yield x
+
+
+@pytest.mark.parametrize("batches", [10, 10_000])
+def test_epoch_that_the_data_counts_and_the_loss_reads_is_found(batches: int) -> None:
+    epochs = Epochs(batches)
+    loss = lambda model, x: square(model, x) * (1 + epochs.epoch)  # noqa: E731
+    found = impurities(job(loss=loss, data=epochs))
+    assert found[0].where == line(loss, 0)
+    assert line(Epochs.__call__, 2) in found[0].why
+    assert impurities(job(data=Epochs(batches))) == ()
 
 
 def test_what_an_optimizer_does_to_the_model_after_a_step_is_found() -> None:

@@ -363,6 +363,8 @@ class _ModulePaths:
 
     def __enter__(self) -> None:
         for path, module in _compat.named_modules(self.model):
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # it takes no hooks
             self.handles.append(module.register_forward_pre_hook(self._enter(path)))
             self.handles.append(module.register_forward_hook(self._leave, always_call=True))
 

@@ -80,7 +80,7 @@ class Asked:
         self.reads_files = False
         self.into = self.codes
         self.elsewhere: set[CodeType] = set()
-        self.files: list[tuple[str, Line]] = []
+        self.selves: list[tuple[CodeType, object]] = []  # whose methods ran elsewhere
 
     @contextmanager
     def listening(self, *, to_others: bool = False) -> Generator[None]:
@@ -98,8 +98,11 @@ class Asked:
         sys.addaudithook(self._audited)
 
     def _other(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and is_ours(frame.f_code.co_filename):
-            self.into.add(frame.f_code)
+        code = frame.f_code
+        if event == "call" and code not in self.into and is_ours(code.co_filename):
+            self.into.add(code)
+            if code.co_argcount and (own := frame.f_locals.get(code.co_varnames[0])) is not None:
+                self.selves.append((code, own))
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "call":

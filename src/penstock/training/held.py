@@ -28,7 +28,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -66,10 +66,14 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is kept: "model.count", and the name by which code reads it: "count"."""
+    """Where a value is kept: "model.count", and the name by which code reads it: "count".
+
+    holder:  the name of what has it, if code of others may read it for the job's: a queue.
+    """
 
     where: str
     name: str
+    holder: str = ""
 
 
 Values = Mapping[Place, object]
@@ -83,15 +87,18 @@ def functions_of(codes: Collection[CodeType]) -> list[FunctionType]:
 
 def held(
     model: nn.Module, functions: Iterable[FunctionType], codes: Collection[CodeType]
-) -> Values:
-    """Return every value that Python keeps there, as something that can be compared."""
+) -> tuple[Values, Collection[int]]:
+    """Return every value that Python keeps there, as something that can be compared.
+
+    Also the `id` of all objects that were met.
+    """
     walk = _Walk(codes)
     for path, module in _compat.named_modules(model):
         walk.module(f"model.{path}".rstrip("."), module)
     for function in functions:
         walk.function(function)
     walk.go()
-    return walk.values
+    return walk.values, walk.seen
 
 
 class _Walk:
@@ -109,8 +116,8 @@ class _Walk:
             place, value = self.todo.popleft()
             self.visit(place, value)
 
-    def put(self, where: str, name: str, value: object) -> None:
-        self.todo.append((Place(where, name), value))
+    def put(self, where: str, name: str, value: object, holder: str = "") -> None:
+        self.todo.append((Place(where, name, holder), value))
 
     # -- roots ------------------------------------------------------------------------------------
 
@@ -121,6 +128,9 @@ class _Walk:
         for name, value in vars(module).items():
             if name not in _OF_MODULES:
                 self.put(f"{path}.{name}", name, value)
+        for name, value in [*module._parameters.items(), *module._buffers.items()]:  # pyright: ignore
+            for attribute, one in vars(value).items() if value is not None else ():
+                self.put(f"{path}.{name}.{attribute}", attribute, one)
         self.class_of(type(module))
 
     def function(self, function: FunctionType) -> None:
@@ -147,8 +157,7 @@ class _Walk:
     def class_of(self, kind: type) -> None:
         """Note the attributes of a class of the job, and of those that it comes from."""
         for owner in kind.__mro__:
-            file = getattr(_module_of(owner), "__file__", None)
-            if file is None or not is_ours(file) or self._again(owner):
+            if not _is_class_of_job(owner) or self._again(owner):
                 continue
             for name, value in list(vars(owner).items()):
                 if not name.startswith("__") and not _is_code(value):
@@ -179,7 +188,9 @@ class _Walk:
             self.class_of(value)
         elif (parts := _parts(value)) is not None:
             for at, part in enumerate(parts):
-                self.put(f"{place.where}.{at}" if at else place.where, place.name, part)
+                self.put(
+                    f"{place.where}.{at}" if at else place.where, place.name, part, place.holder
+                )
         elif isinstance(value, FunctionType):
             self.values[place] = value.__code__
             if value.__code__ in self.codes:
@@ -190,15 +201,15 @@ class _Walk:
 
     def _items(self, place: Place, value: dict[Any, Any]) -> None:
         rows = list(dict.items(value))
-        self.values[Place(f"the keys of {place.where}", place.name)] = (
+        self.values[replace(place, where=f"the keys of {place.where}")] = (
             tuple(_key(key) for key, _ in rows) if len(rows) <= _LONG else len(rows)
         )
         for key, one in rows[:_LONG]:
             shown = repr(key) if isinstance(key, str | int | float) else type(key).__qualname__
-            self.put(f"{place.where}[{shown}]"[:200], place.name, one)
+            self.put(f"{place.where}[{shown}]"[:200], place.name, one, place.holder)
 
     def _elements(self, place: Place, value: Collection[Any]) -> None:
-        self.values[Place(f"the length of {place.where}", place.name)] = len(value)
+        self.values[replace(place, where=f"the length of {place.where}")] = len(value)
         if isinstance(value, set | frozenset):
             tokens = [_plain(one) for one in value]
             self.values[place] = frozenset(token for token in tokens if token is not None)
@@ -207,7 +218,7 @@ class _Walk:
             self.values[place] = _whole(value)
             return
         for at, one in enumerate(value):
-            self.put(f"{place.where}[{at}]", place.name, one)
+            self.put(f"{place.where}[{at}]", place.name, one, place.holder)
 
     def _generator(self, place: Place, value: "GeneratorType[Any, Any, Any]") -> None:
         frame = value.gi_frame
@@ -219,8 +230,9 @@ class _Walk:
         state = _state(value)
         kind = type(value).__qualname__
         self.values[place] = kind if state is None else ("the state of", kind, state)
+        holder = "" if _is_class_of_job(type(value)) else place.holder or place.name
         for name, one in _attributes(value):
-            self.put(f"{place.where}.{name}", name, one)
+            self.put(f"{place.where}.{name}", name, one, holder)
         self.class_of(type(value))
 
     def _again(self, value: object) -> bool:
@@ -326,6 +338,11 @@ def _is_code(value: object) -> bool:
     return isinstance(value, FunctionType | staticmethod | classmethod | property | type) or (
         hasattr(type(value), "__get__") and not isinstance(value, MethodType)
     )
+
+
+def _is_class_of_job(kind: type) -> bool:
+    file = getattr(_module_of(kind), "__file__", None)
+    return file is not None and is_ours(file)
 
 
 def _module_of(kind: type) -> ModuleType | None:

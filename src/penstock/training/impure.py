@@ -38,12 +38,13 @@ from penstock.runtime.optimizer import eager_updates
 from penstock.training.asked import Asked, global_chance, line_of, position, watching
 from penstock.training.flow import Flow, Recorded, first_difference
 from penstock.training.held import Values, functions_of, held
-from penstock.training.reads import names_written, read_at, written_at
+from penstock.training.reads import names_written, read_at, read_by_any_name_at, written_at
 
 Line = tuple[str, int]
 _PATIENCE_S = 600.0  # with a micro-batch
 _MOST_STEPS, _EVERY = 10_000, 100  # later steps whose rate is asked for; looked at all so many
 _RATES_S = 0.5  # for all of them
+_MOST_READ, _READING_S = 32, 0.2  # later batches that are read, and for how long
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -131,19 +132,25 @@ class _Loop:
         self.losses: list[tuple[object, ...]] = []
         self.leaves: list[list[str]] = []
         self.members = _members(self.model)
+        self.reached: Collection[int] = ()  # the `id` of what the loss can reach
         self.drawn = False
 
     def run(self) -> list[Impurity]:
         """Return all findings, those with a name first."""
         self._step()
         functions = functions_of(self.asked.codes)
-        look: Callable[[], Values] = lambda: held(self.model, functions, self.asked.codes)  # noqa: E731
+
+        def look() -> Values:
+            values, self.reached = held(self.model, functions, self.asked.codes)
+            return values
+
         states = [look()]
         self._update(0)
         states += self._step(look)
         self._update(1)
         states.append(look())
         frozen = list(self._later_steps())
+        self._read_on()
         found = [*self._changed([*states, look()]), *frozen, *self._of_batches()]
         found += self._set_elsewhere({one.where for one in found})
         found += self._by_chance() if self.drawn else []
@@ -206,6 +213,14 @@ class _Loop:
                 bits = (grad / times).double().view(torch.int64)
                 yield int(bits.sum())
 
+    def _read_on(self) -> None:
+        """Read further batches, for a while: something may change with the epoch."""
+        until = time.process_time() + _READING_S
+        for _ in range(_MOST_READ):
+            self._next()
+            if time.process_time() > until:
+                return
+
     def _update(self, step: int) -> None:
         """Do what the plain loop does at the end of a step."""
         named = self.model.named_parameters()
@@ -221,14 +236,15 @@ class _Loop:
     def _changed(self, states: Sequence[Values]) -> Iterator[Impurity]:
         """Yield what changes in Python and is read."""
         first, *later = states
-        names: dict[str, tuple[str, object, object]] = {}
+        names: dict[tuple[str, str], tuple[str, object, object]] = {}
         for state in later:
             for place, value in state.items():
                 if place not in first or first[place] != value:
-                    names.setdefault(place.name, (place.where, first.get(place), value))
+                    key = place.name, place.holder
+                    names.setdefault(key, (place.where, first.get(place), value))
             first = state
-        for name, (place, before, after) in names.items():
-            reads = read_at(name, self.asked.codes)
+        for (name, holder), (place, before, after) in names.items():
+            reads = self._read(name, holder, place)
             if reads is None:
                 continue
             writes = written_at(name, self.asked.codes | self.asked.elsewhere)
@@ -236,6 +252,14 @@ class _Loop:
             change = _change(before, after)
             why = f"read here, and it changes between micro-batches{change}{by}"
             yield Impurity(_shown(place), _text(reads), why)
+
+    def _read(self, name: str, holder: str, place: str) -> Line | None:
+        """Return the line that reads it by its name, its holder's, or one that is computed."""
+        codes = self.asked.codes
+        reads = read_at(name, codes) or (read_at(holder, codes) if holder else None)
+        if reads is not None or not place.endswith(f".{name}"):
+            return reads
+        return read_by_any_name_at(c for c in codes if "-packages" not in c.co_filename)
 
     def _later_steps(self) -> Iterator[Impurity]:
         """Ask for the rates of later steps; yield what these functions freeze or let learn."""
@@ -257,7 +281,9 @@ class _Loop:
 
     def _set_elsewhere(self, known: Collection[str]) -> Iterator[Impurity]:
         """Yield what the data, the learning rate or the optimizer sets, and the loss reads."""
-        for name, line in names_written(self.asked.elsewhere - self.asked.codes).items():
+        methods = [code for code, own in self.asked.selves if id(own) in self.reached]
+        codes = self.asked.elsewhere - self.asked.codes
+        for name, line in names_written(codes, methods).items():
             reads = read_at(name, self.asked.codes)
             if reads is not None:
                 yield Impurity(

@@ -14,7 +14,7 @@ Line = tuple[str, int]
 
 # Methods that change their object, where nobody takes what they return.
 _CHANGES = frozenset(
-    """append appendleft extend extendleft insert add update clear pop popleft remove discard
+    """put append appendleft extend extendleft insert add update clear pop popleft remove discard
     setdefault record observe reset""".split()  # noqa: SIM905 - a list of them is longer
 )
 # Calls that only tell.
@@ -30,6 +30,19 @@ def read_at(name: str, codes: Iterable[CodeType]) -> Line | None:
     return _Reader(tuple(codes)).read_at(name, frozenset())
 
 
+def read_by_any_name_at(codes: Iterable[CodeType]) -> Line | None:
+    """Return the first line that reads an attribute whose name is computed: getattr(x, f"n{k}")."""
+    for code in codes:
+        for node in _nodes(code) if "getattr" in code.co_names else ():
+            match node:
+                case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
+                    if not isinstance(name, ast.Constant):
+                        return code.co_filename, node.lineno
+                case _:
+                    pass
+    return None
+
+
 def written_at(name: str, codes: Iterable[CodeType]) -> Line | None:
     """Return the first line that sets or changes variable or attribute `name`."""
     for code in codes:
@@ -39,18 +52,23 @@ def written_at(name: str, codes: Iterable[CodeType]) -> Line | None:
     return None
 
 
-def names_written(codes: Iterable[CodeType]) -> dict[str, Line]:
-    """Return what functions set beyond their own variables: globals, and what these hold."""
+def names_written(codes: Iterable[CodeType], methods: Collection[CodeType]) -> dict[str, Line]:
+    """Return what functions set beyond their own variables: globals, and what these hold.
+
+    methods:  those of which attributes of the first argument count as well.
+    """
     found: dict[str, Line] = {}
     for code in codes:
-        beyond = {*code.co_freevars, *code.co_names}
+        own = code.co_varnames[1:] if code in methods else code.co_varnames
+        beyond = {*code.co_freevars, *code.co_names, *code.co_varnames[:1]} - {*own}
         for node in _nodes(code):
             if not isinstance(node, ast.Name | ast.Attribute) or not _writes(node):
                 continue
             root: ast.AST = node
             while isinstance(root, ast.Attribute | ast.Subscript):
                 root = root.value
-            if isinstance(root, ast.Name) and root.id in beyond - {*code.co_varnames}:
+            is_self = isinstance(node, ast.Name) and node.id in code.co_varnames[:1]
+            if isinstance(root, ast.Name) and root.id in beyond and not is_self:
                 name = node.attr if isinstance(node, ast.Attribute) else node.id
                 found.setdefault(name, (code.co_filename, node.lineno))
     return found
@@ -163,6 +181,8 @@ def _writes(node: ast.AST) -> bool:
         node, above = above, _parent(above)
     if not isinstance(above, ast.Attribute) or above.value is not node:
         return False
+    if not isinstance(above.ctx, ast.Load):  # x.name = 1
+        return True
     call = _parent(above)
     if not isinstance(call, ast.Call) or call.func is not above or above.attr not in _CHANGES:
         return False
