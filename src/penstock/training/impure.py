@@ -285,10 +285,9 @@ class _Loop:
         codes = self.asked.elsewhere - self.asked.codes
         for name, line in names_written(codes, methods).items():
             reads = read_at(name, self.asked.codes)
-            if reads is not None:
-                yield Impurity(
-                    name, _text(reads), f"read here; set at {_text(line)} as the loop goes on"
-                )
+            if reads is not None and _text(reads) not in known:
+                why = f"read here; set at {_text(line)} as the loop goes on"
+                yield Impurity(name, _text(reads), why)
 
     def _of_batches(self) -> Iterator[Impurity]:
         """Yield how micro-batches and the members of the model are others than at first."""
