@@ -62,6 +62,10 @@ def looks_across() -> ps.Job:
     return replace(small(), optimizer=lambda weights: Normed(weights, lr=1e-2))
 
 
+def divides() -> ps.Job:
+    return replace(small(), optimizer=lambda weights: torch.optim.SGD(weights, lr=1e-2))
+
+
 class Kept(nn.Module):
     """A module whose output depends on a buffer that it writes."""
 

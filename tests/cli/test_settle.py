@@ -110,6 +110,14 @@ def test_proof_is_told_and_found_again(call: Call, tmp_path: Path) -> None:
     assert "as was found before" in second.err
 
 
+def test_two_jobs_of_one_file_are_not_taken_for_each_other(call: Call, tmp_path: Path) -> None:
+    """They have the same model and numbers; only what an optimizer does tells them apart."""
+    wish = "--stages", "2", "--schedule", "one_f_one_b"
+    assert call("train", f"{ODD}:divides", "--out", str(tmp_path / "a"), *wish).code == 0
+    done = call("train", f"{ODD}:looks_across", "--out", str(tmp_path / "b"), *wish)
+    assert "the optimizer cannot be divided into 2 stages" in done.refusal(2)[0]
+
+
 def test_what_is_not_checked_is_said(call: Call, tmp_path: Path) -> None:
     done = call("train", f"{ODD}:anneals", "--no-check", "--out", str(tmp_path / "run"))
     assert done.code == 0, done.err

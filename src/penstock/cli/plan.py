@@ -75,7 +75,7 @@ def _examined(job: Job, text: str, wish: Wish) -> "tuple[Capture, Wish, tuple[De
     """Return the step, what the job leaves of `wish`, and the decisions that follow."""
     found = examined(job, text, Care(strict=True))
     captured = prepare.traced(job)
-    return captured, *bounded(job, captured, found, wish)
+    return captured, *bounded(job, text, captured, found, wish)
 
 
 def _show(plan: Plan, rest: Rest, *, as_json: bool) -> None:

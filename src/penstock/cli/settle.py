@@ -63,16 +63,17 @@ def examined(job: Job, text: str, care: Care) -> "Examined":
 
 
 def bounded(
-    job: Job, captured: "Capture", found: "Examined", wish: Wish
+    job: Job, text: str, captured: "Capture", found: "Examined", wish: Wish
 ) -> tuple[Wish, tuple[Decision, ...]]:
     """Return what the job leaves of `wish`, and the decisions that follow.
 
+    text:     how the job was named.
     Raises:   JobError: the job cannot be trained as wished, or its optimizer not at all.
     """
     from penstock.training import examine
     from penstock.training.store import keep, kept, key_of
 
-    key = key_of(job, captured.graph.digest)
+    key = key_of(job, text, captured.graph.digest)
     before = kept(key, "optimizer")
     if before is None:
         with face.busy("examining the optimizer"):
@@ -92,10 +93,15 @@ class Checked(NamedTuple):
 
 
 def proved(
-    planned: "Planned", steps: range, care: Care, prove: "Callable[[tuple[int, ...]], Proof]"
+    planned: "Planned",
+    text: str,
+    steps: range,
+    care: Care,
+    prove: "Callable[[tuple[int, ...]], Proof]",
 ) -> Checked:
     """Return what comparing a plan with the plain loop finds at two of `steps`, or found before.
 
+    text:     how the job was named.
     prove:    compares the steps of these numbers; called at most once.
     Raises:   RunError: they differ, and that is not wanted.
     """
@@ -105,7 +111,8 @@ def proved(
 
     if not care.check:
         return Checked(NO_CHECK)
-    key = key_of(planned.job, planned.captured.graph.digest, _decisions_of(planned.plan))
+    graph = planned.captured.graph.digest
+    key = key_of(planned.job, text, graph, _decisions_of(planned.plan))
     before = kept(key, "proof")
     if before is not None:
         return _told(f"{proof_from_json(before)}, as was found before")

@@ -151,7 +151,7 @@ def _prove(
 
     if notices.rank == 0:
         steps = range(first_step, session.num_steps)
-        session.checked = proved(planned, steps, session.care, prove).words
+        session.checked = proved(planned, session.text, steps, session.care, prove).words
         if not notices.is_told(_PROVE):  # it was proved before
             notices.put(_PROVE, "[]")
         notices.put(_PROVED, "")

@@ -222,7 +222,7 @@ class Session:
         planned = Planned(self.job, choice.captured, choice.plan, found.laws)
         care = self.care._replace(strict=self._is_strict())
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
-        checked = proved(planned, range(first_step, self.num_steps), care, run)
+        checked = proved(planned, self.text, range(first_step, self.num_steps), care, run)
         self.checked = checked.words
         return checked
 
@@ -279,7 +279,7 @@ class Session:
 
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
-        wish, decisions = bounded(self.job, captured, found, self.wish)
+        wish, decisions = bounded(self.job, self.text, captured, found, self.wish)
         choice = self._kept(captured) if checkpoint is not None else None
         if self.given_plan is not None:
             choice = given(self.job, self.given_plan, self.folder, captured, self.there)

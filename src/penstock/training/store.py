@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 def key_of(job: Job, *more: str) -> str | None:
     """Return what tells this job, on this machine, from every other; None where it cannot be told.
 
+    more:     what its source and numbers do not tell: which of a file's jobs it is, graph, plan.
+
     Ignores:  what the job reads from elsewhere: data files, the environment, the network.
     """
     main = sys.modules.get("__main__")
