@@ -1,8 +1,8 @@
 """The plain loop that a script means, written apart from the product.
 
 Nothing of Penstock is used but what the job's own file uses, and the public definition of what
-random ops draw (`SeededRandom`, `micro_batch_seed`): dropout is the one thing that Penstock
-defines where a plain loop would leave it to the order of calls.
+random ops draw (`SeededRandom`, `micro_batch_seed`): what torch's own generator gives in the model
+and in the optimizer is the one thing that it defines, and a loop leaves to the order of calls.
 """
 
 import importlib.util
@@ -17,6 +17,8 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from penstock.graph.code import SeededRandom, micro_batch_seed
+
+UPDATES = 0x6A09E667  # added to the job's seed for what an optimizer draws
 
 State = dict[str, Tensor]
 
@@ -34,7 +36,7 @@ class DataEndedError(Exception):
 
 
 class Weights(list[nn.Parameter]):
-    """What the optimizer is given: the trainable parameters, which also know their names."""
+    """What the optimizer is given: what model.parameters() gives; they also know their names."""
 
     names: list[str]
 
@@ -67,7 +69,7 @@ def plain_loop(job: Any, steps: int, *, delay: int = 0) -> Found:
     """
     torch.manual_seed(job.seed)
     model = job.model()
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = dict(model.named_parameters())
     weights = Weights(named.values())
     weights.names = list(named)
     optimizer = job.optimizer(weights)
@@ -89,7 +91,8 @@ def plain_loop(job: Any, steps: int, *, delay: int = 0) -> Found:
         if job.learning_rate is not None:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * job.learning_rate(step)
-        optimizer.step()
+        with SeededRandom(micro_batch_seed(job.seed + UPDATES, step)):
+            optimizer.step()
         optimizer.zero_grad()
         if scheduler is not None:
             scheduler.step()
