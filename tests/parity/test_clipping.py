@@ -12,8 +12,9 @@ from torch.nn.utils import clip_grad_norm_
 from penstock.errors import RunError
 from penstock.graph.cut import cut
 from penstock.graph.trace import capture
-from penstock.runtime.launch import run_processes, run_threads
+from penstock.runtime.launch import run_processes
 from penstock.runtime.weights import StageWeights
+from penstock.training.prove import Planned, prove
 from tests.parity import optimizing
 from tests.parity.optimizing import WIDTH, Custom, job_of, plain_loop, run_of
 from tests.parity.training import differing, train
@@ -116,15 +117,17 @@ def test_replicas_clip_alike(norm, tmp_path):
         assert torch.allclose(several.weights[key], value, atol=2e-4), key
 
 
-def test_a_gradient_that_is_no_number_reaches_every_parameter(tmp_path):
-    """As it does with torch's."""
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_gradient_that_is_no_number_reaches_every_parameter(is_whole):
+    """As it does with torch's; a run would end before it."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return optimizing.loss(model, x) * torch.full((), float("nan"))
 
-    bad = replace(job_of(sgd, Deep, clip_norm=1.0), loss=loss)
-    found = train(run_of(bad, 2), tmp_path, launcher=run_threads).weights
-    assert all(value.isnan().all() for key, value in found.items() if key.startswith("weights/"))
+    run = run_of(replace(job_of(sgd, Deep, clip_norm=1.0), loss=loss), 1 if is_whole else 2)
+    proof = prove(Planned(run.job, run.captured, run.plan))
+    assert proof.problem == ""
+    assert {"gradients", "update"} <= {row.what for row in proof.differences if row.bitwise}
 
 
 class Permuted(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.batches import Reads
 from penstock.errors import RunError
 from penstock.graph.cut import cut
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -102,12 +103,18 @@ def test_replicas_read_different_micro_batches():
     read: dict[int, list[int]] = {rank: [] for rank in range(3)}
 
     def work(transport, report):
-        def counted(start):
-            for index, batch in enumerate(plain.data(start), start):
-                read[transport.rank].append(index)
-                yield batch
+        class Counted:
+            """Data that is asked for the numbers that its rank reads, and for no others."""
 
-        rank = Rank(made, stages, replace(plain, data=counted), transport, 3)
+            def __call__(self, start):
+                return self.picked(Reads.all_from(start))
+
+            def picked(self, reads):
+                for index in reads.numbers():
+                    read[transport.rank].append(index)
+                    yield next(plain.data(index))
+
+        rank = Rank(made, stages, replace(plain, data=Counted()), transport, 3)
         calls = rank.bind(program)
         with torch.no_grad():
             for step in range(2):

@@ -290,12 +290,12 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("schedule", "seconds"),
     [
-        ("gpipe", {"data": 2, "F": 2, "B": 2, "optimizer": 2}),
-        ("zb_h1", {"data": 2, "F": 2, "I": 2, "W": 2, "optimizer": 2}),
+        ("gpipe", {"data": 6, "F": 2, "B": 2, "optimizer": 2}),
+        ("zb_h1", {"data": 6, "F": 2, "I": 2, "W": 2, "optimizer": 2}),
     ],
 )
 def test_each_call_counts_for_its_part(schedule, seconds, monkeypatch, tmp_path):
-    """A call is a second, and one more for the update, which looks at the clock itself."""
+    """A call is a second, and more where it looks at the clock itself: reading twice, an update."""
     ticking(monkeypatch)
     found, _ = run_case(Case(schedule, 1, windows=4), checkpoints=tmp_path, checkpoint_every=2)
     assert found.num_steps == 3  # the first one is warm-up
@@ -339,6 +339,6 @@ def test_eager_run_is_broken_down_too(tmp_path):
 
 def test_rank_that_cannot_tell_leaves_no_breakdown(monkeypatch):
     """The clock of a thread that only queues work says nothing of it."""
-    monkeypatch.setattr(worker, "_tells", lambda rank: False)
+    monkeypatch.setattr(worker._Watch, "_spent", lambda *_: None)
     with pytest.raises(AssertionError, match="None"):
         run_case(Case("gpipe", 1))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.batches import started
 from penstock.cli import face
 from penstock.errors import JobError, RunError
 from penstock.files import Json
@@ -175,6 +174,8 @@ def read_in_order(job: Job) -> Job:
 
     Where a micro-batch is no function of its number, only reading them all tells which one it is.
     """
+
+    from penstock.batches import started
 
     def data(start: int) -> Iterator[object]:
         return itertools.islice(started(job.data, 0), start, None)
