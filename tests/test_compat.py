@@ -123,6 +123,17 @@ def test_reparametrized_module_computes_with_other_tensors_also_where_they_are_t
     assert model["a"].weight is model["b"].weight is before
 
 
+def test_a_backward_pass_is_told_from_all_else() -> None:
+    seen: list[bool] = []
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda gradient: seen.append(_compat.in_backward()))
+    loss = x * 2
+    assert not _compat.in_backward()
+    loss.backward()
+    assert seen == [True]
+    assert not _compat.in_backward()
+
+
 @pytest.mark.parametrize("times", [2, 3])
 def test_module_under_several_names_has_its_own_tensors_again(times: int) -> None:
     layer = nn.BatchNorm1d(2)

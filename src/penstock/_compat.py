@@ -49,6 +49,7 @@ __all__ = [
     "groups_by_dtype",
     "has_gradient_hook",
     "has_step_hooks",
+    "in_backward",
     "is_fake",
     "make_fx",
     "memory_mark",
@@ -129,6 +130,11 @@ def _grouped_mm_of_any_dtype() -> Generator[None]:
 def tracing_backward() -> AbstractContextManager[None]:
     """Mark the ops of the backward pass, with the sequence number of the op they belong to."""
     return torch.compiler._patch_engine_backward()
+
+
+def in_backward() -> bool:
+    """Return whether this thread is in a backward pass, or in what one calls."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def reparametrize(module: nn.Module, tensors: dict[str, Tensor]) -> AbstractContextManager[None]:

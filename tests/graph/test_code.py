@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from penstock.graph.code import SeededRandom, callable_of, function_of, micro_batch_seed, reseed
 from penstock.graph.cut import cut
@@ -52,6 +53,34 @@ def test_seeded_eager_code_draws_the_same_whatever_was_drawn_before() -> None:
         first = torch.rand(5)
     with SeededRandom(3):
         assert torch.equal(torch.rand(5), first)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_draws_the_same_again(reentrant: bool) -> None:
+    def gradients(again: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(20, 20), nn.Dropout()) for _ in range(3)]
+        y = torch.ones(4, 20, requires_grad=True)
+        with SeededRandom(5):
+            for layer in layers:
+                y = checkpoint(layer, y, use_reentrant=reentrant) if again else layer(y)
+            F.dropout(y).sum().backward()
+        return [layer[0].weight.grad for layer in layers]
+
+    assert all(map(torch.equal, gradients(again=True), gradients(again=False)))
+
+
+def test_seeding_torch_in_forward_changes_nothing_of_the_numbers() -> None:
+    def masks(seeds: bool) -> list[Tensor]:
+        found = []
+        with SeededRandom(5):
+            for _ in range(2):
+                if seeds:
+                    torch.manual_seed(0)
+                found.append(F.dropout(torch.ones(50)))
+        return found
+
+    assert all(map(torch.equal, masks(seeds=True), masks(seeds=False)))
 
 
 @pytest.mark.parametrize(

@@ -185,11 +185,17 @@ def reseed(seed: int, ordinal: int) -> None:
 
 
 class SeededRandom(_compat.DispatchMode):
-    """Eager code under this mode draws what the traced step draws for that micro-batch."""
+    """Eager code under this mode draws what the traced step draws for that micro-batch.
+
+    Random ops are numbered as they come.  In a backward pass, one that finds torch's generator in
+    the state that an op of the forward pass found has that op's number: `torch.utils.checkpoint`
+    puts the state back before it computes again, and must draw the same again.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.seed, self.count = seed, 0
+        self.numbers: dict[bytes, int] = {}  # of each op, by the generator's state before it
 
     def __torch_dispatch__(
         self,
@@ -200,10 +206,18 @@ class SeededRandom(_compat.DispatchMode):
     ) -> Tensor:
         if not _compat.draws_random(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
-        reseed(self.seed, self.count)
-        self.count += 1
-        if not _compat.schema_of(func).is_mutable or args[0].is_contiguous():
-            return func(*args, **(kwargs or {}))
-        # A traced op draws into a new tensor; one drawn in place goes by the order in memory.
-        new = args[0].contiguous() if func in _DRAWN_IN_ORDER else args[0].clone()
-        return args[0].copy_(func(new, *args[1:], **(kwargs or {})))
+        before, number = torch.default_generator.get_state().numpy().tobytes(), self.count
+        if _compat.in_backward():
+            number = self.numbers.get(before, number)
+        self.numbers.setdefault(before, number)
+        self.count = max(self.count, number + 1)
+        reseed(self.seed, number)
+        return _drawn(func, args, kwargs or {})
+
+
+def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    if not _compat.schema_of(func).is_mutable or args[0].is_contiguous():
+        return func(*args, **kwargs)
+    # A traced op draws into a new tensor; one drawn in place goes by the order in memory.
+    new = args[0].contiguous() if func in _DRAWN_IN_ORDER else args[0].clone()
+    return args[0].copy_(func(new, *args[1:], **kwargs))
