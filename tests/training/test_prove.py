@@ -156,6 +156,19 @@ def test_digests_tell_dtype_shape_and_every_byte():
     assert digest.digest_of([x.view(2, 3).T]) == digest.digest_of([x.view(2, 3).T.contiguous()])
 
 
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "double_buffered"])
+def test_joined_micro_batches_are_those_of_the_plain_loop(schedule):
+    from penstock.graph.merge import merged
+    from penstock.graph.trace import capture
+
+    job = job_of("gpt", EXACT, micro_batches=4)
+    made = capture(merged(job, 2))
+    plan = replace(plan_of(made.graph, schedule, 2, 2), joined=2)
+    proof = prove(Planned(job, made, plan))
+    assert proof.problem == ""
+    assert proof.differences[0].what == "data"
+
+
 def test_steps_are_apart_and_within_the_run():
     assert steps_to_prove(0, 100) == (0, 5)
     assert steps_to_prove(7, 10) == (7, 9)

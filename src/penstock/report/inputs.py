@@ -222,7 +222,7 @@ class _Reader(NamedTuple):
     def seconds(self, key: str) -> float | None:
         """Return a time with which one can reckon."""
         value = self.number(key)
-        if value is not None and not 0 <= value < _MOST_S:
+        if value is not None and not 0 <= value <= _MOST_S:
             raise self._wrong(key, self.values.get(key), "no time")
         return value
 

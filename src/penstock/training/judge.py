@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from penstock.errors import CheckpointError
 from penstock.files import read_json
 from penstock.graph.graph import Graph
+from penstock.graph.merge import merged
 from penstock.graph.stages import Stages
 from penstock.job import Job
 from penstock.program.program import Program
@@ -35,7 +36,7 @@ class Late(NamedTuple):
     program: Program
     stages: Stages
     graph: Graph
-    planned: Job
+    joined: int  # of the author's micro-batches that make one of the program's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +116,8 @@ def _steps(case: Case, folder: Path) -> Iterator[Difference]:
 def _window(late: Late, case: Case, folder: Path) -> Iterator[Difference]:
     """Yield the differences of a window of an asynchronous run."""
     program, reads = late.program, Reads()
-    job = replace(late.planned, data=recorded(late.planned.data, reads))
+    watched = replace(case.job, data=recorded(case.job.data, reads))
+    job = merged(watched, late.joined)
     expected = sequential(job, program, program.num_steps, late.stages, late.graph)
     found = _found(folder, case.steps[0])
     yield _data_difference(found, reads.taken())

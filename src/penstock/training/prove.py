@@ -151,7 +151,7 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
     job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)
-    late = Late(program, stages, graph, merged(job, plan.joined))
+    late = Late(program, stages, graph, plan.joined)
     return Case(job, (0,), late=late, model=captured.model)
 
 
