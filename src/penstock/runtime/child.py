@@ -75,7 +75,9 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
         raise SilentError(f"a forked process was not heard of for {limit_s:.0f} s")
     except EOFError:
         child.join()
-        raise RunError(f"a forked process has left with {child.exitcode}") from None
+        code = child.exitcode or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"has left with {code}"
+        raise RunError(f"a forked process {how}") from None
     finally:
         child.kill()
         child.join()
