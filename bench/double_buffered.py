@@ -204,7 +204,9 @@ def window_s(world: World, schedule: Schedule, *, copies: bool) -> float:
         for kind, seconds in (("F", one.forward_s), ("B", one.backward_s), ("U", update_s)):
             costs[KINDS.index(kind), stage] = seconds  # type: ignore[arg-type]
     program = lower_schedule(schedule, edges=edges)
-    cluster = replace(Cluster.here(count), inside=world.cluster.inside)
+    there = Cluster.here(count)  # ...but a core for each rank
+    hosts = tuple(replace(host, cores=0) for host in there.hosts)
+    cluster = replace(there, hosts=hosts, inside=world.cluster.inside)
     return step_s(simulate(program, Costs(costs), cluster, spans=False))
 
 
