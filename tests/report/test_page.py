@@ -247,12 +247,13 @@ anything = st.recursive(
     max_leaves=5,
 )
 sizes = st.lists(st.integers(0, 2**63), max_size=3)
+seconds = st.floats(0, 1e15) | st.none()
 summaries = st.fixed_dictionaries(
     {},
     optional={
         "val_loss": number,
-        "step_s_predicted": number,
-        "step_s_measured": number,
+        "step_s_predicted": seconds,
+        "step_s_measured": seconds,
         "peak_bytes_predicted": sizes,
         "peak_bytes_measured": sizes,
         "cap_bytes": sizes | st.none() | st.integers(0, 2**50),

@@ -44,7 +44,7 @@ def test_its_errors_are_raised_here():
 
 
 def test_its_death_is_told():
-    with pytest.raises(RunError, match="left with -9"):
+    with pytest.raises(RunError, match="killed by signal 9"):
         in_a_fork(lambda beat: os.kill(os.getpid(), signal.SIGKILL), 30)
 
 
