@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.errors import CheckpointError, GraphError, RunError
-from penstock.graph.trace import capture
+from penstock.errors import CheckpointError, GraphError, JobError, RunError
+from penstock.graph.trace import build_model, capture
 from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
 from penstock.runtime.launch import run_processes
 from penstock.runtime.run import Steps
+from penstock.training.prove import prove_eager
 from tests.parity import models
 from tests.parity.models import OPTIMIZERS, TOKENS, VOCABULARY, WIDTH, Trained, job_of, plain_loop
 from tests.parity.training import difference, differing
@@ -86,6 +87,22 @@ def test_parameters_that_no_rank_uses_stay_as_they_were(ranks, tmp_path):
     assert torch.equal(trained.weights["weights/unused.weight"], first.unused.weight)
     assert torch.equal(trained.weights["weights/head.bias"], first.head.bias)
     assert not torch.equal(trained.weights["weights/head.weight"], first.head.weight)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_of_some_rows_only_are_summed(ranks, tmp_path):
+    def sparse():
+        model = Choosing().double()
+        model.embedding.sparse = True
+        return model
+
+    job = replace(choosing("sgd"), model=sparse)
+    trained = train(job, tmp_path, ranks)
+    expected = plain_loop(job, STEPS, MICRO_BATCHES)
+    assert difference(trained.weights, expected.weights) < 1e-12
+    proof = prove_eager(job, ranks, (0, 3))
+    assert proof.problem == ""
+    assert max(d.value for d in proof.differences) < 1e-12
 
 
 class Teaching(nn.Module):
@@ -182,6 +199,11 @@ def test_a_model_without_trainable_parameters_is_refused(tmp_path):
     job = replace(choosing(), model=lambda: Choosing().requires_grad_(False))
     with pytest.raises(RunError, match="the model has no trainable parameter"):
         train(job, tmp_path, 1)
+
+
+def test_a_layer_that_has_no_shape_yet_is_refused():
+    with pytest.raises(JobError, match=r"parameter 0\.weight of the job's model has no shape yet"):
+        build_model(replace(choosing(), model=lambda: nn.Sequential(nn.LazyLinear(WIDTH))))
 
 
 def test_an_optimizer_that_is_none_is_refused(tmp_path):

@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -477,6 +478,36 @@ def test_layer_that_learns_only_from_some_step_on_is_found() -> None:
     (found,) = impurities(Job(frozen, square, data, sgd, learning_rate=rate))
     assert (found.what, found.where) == ("requires_grad of bias", "learning_rate")
     assert impurities(Job(frozen, square, data, sgd, learning_rate=rate, num_steps=30)) == ()
+
+
+@pytest.mark.parametrize("by", ["hook", "scheduler"])
+def test_layer_that_an_update_freezes_is_found(by: str) -> None:
+    made: list[nn.Module] = []
+    updates = itertools.count(1)
+
+    def model() -> nn.Module:
+        made.append(nn.Linear(D, D))
+        return made[-1]
+
+    def freezes(*_: object) -> None:
+        made[-1].bias.requires_grad_(next(updates) < 5)
+
+    def optimizer(parameters) -> torch.optim.Optimizer:
+        one = sgd(parameters)
+        if by == "hook":
+            one.register_step_post_hook(freezes)
+        return one
+
+    def scheduler(one: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.LambdaLR(one, lambda step: freezes() or 1.0)
+
+    examined = Job(
+        *(model, square, data, optimizer), scheduler=scheduler if by == "scheduler" else None
+    )
+    (found,) = impurities(examined)
+    assert (found.what, found.where) == ("requires_grad of bias", "optimizer")
+    updates = itertools.count(1)
+    assert not impurities(replace(examined, num_steps=3))
 
 
 def test_loss_that_reads_the_rate_of_the_optimizer_is_found() -> None:

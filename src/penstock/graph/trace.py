@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from penstock import _compat
 from penstock.batches import started
@@ -124,9 +125,18 @@ def build(job: Job) -> tuple[nn.Module, Any]:
 
 
 def build_model(job: Job) -> nn.Module:
-    """Return the model with its initial weights (from the job's seed); no data is read."""
+    """Return the model with its initial weights (from the job's seed); no data is read.
+
+    Raises:   JobError: a parameter has no shape before a batch has come.
+    """
     torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
-    return job.model().to(device_here())
+    model = job.model().to(device_here())
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            message = f"parameter {name} of the job's model has no shape yet: its layer is lazy"
+            hint = "run one batch through the model in `model()`, or give the layer its sizes"
+            raise JobError(message, hint=hint)
+    return model
 
 
 def device_here() -> torch.device:

@@ -57,9 +57,8 @@ def write_part(
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{rank}.safetensors"
-        save_file(
-            {key: value.detach().contiguous().clone() for key, value in tensors.items()}, path
-        )
+        dense = {key: value.detach().to_dense() for key, value in tensors.items()}
+        save_file({key: value.contiguous().clone() for key, value in dense.items()}, path)
         _flush(path)
         write_text(folder / f"rank-{rank}.json", json.dumps(dict(plain)))
 

@@ -247,6 +247,8 @@ class EagerRank:
             if any(by_rank):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+                elif parameter.grad.layout != torch.strided:  # the same sum, row by row
+                    parameter.grad = parameter.grad.to_dense()
                 self.transport.all_reduce(parameter.grad, self.everyone)
 
     def _update(self) -> None:

@@ -42,6 +42,7 @@ from penstock.training.reads import names_written, read_at, read_by_any_name_at,
 
 Line = tuple[str, int]
 _PATIENCE_S = 600.0  # with a micro-batch
+_MOST_UPDATES, _UPDATES_S = 100, 0.2  # made with the last gradients
 _MOST_STEPS, _EVERY = 10_000, 100  # later steps whose rate is asked for; looked at all so many
 _RATES_S = 0.5  # for all of them
 _MOST_READ, _READING_S = 32, 0.2  # later batches that are read, and for how long
@@ -125,6 +126,7 @@ class _Loop:
         self.model, batch = build(job)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.updates = eager_updates(job, self.model) if trainable else None
+        self.gradients: dict[str, Tensor] = {}
         self.data = started(job.data, 0)
         self.batch: Any = batch
         self.flow = Flow(self.model, line_of)
@@ -149,7 +151,7 @@ class _Loop:
         states += self._step(look)
         self._update(1)
         states.append(look())
-        frozen = list(self._later_steps())
+        frozen = list(self._later_updates()) or list(self._later_steps())
         self._read_on()
         found = [*self._changed([*states, look()]), *frozen, *self._of_batches()]
         found += self._set_elsewhere({one.where for one in found})
@@ -225,6 +227,7 @@ class _Loop:
         """Do what the plain loop does at the end of a step."""
         named = self.model.named_parameters()
         given = {name: p.grad for name, p in named if p.requires_grad and p.grad is not None}
+        self.gradients = given
         if self.updates is not None:
             with self.asked.listening(to_others=True):
                 self.updates.step(step, given)
@@ -260,6 +263,29 @@ class _Loop:
         if reads is not None or not place.endswith(f".{name}"):
             return reads
         return read_by_any_name_at(c for c in codes if "-packages" not in c.co_filename)
+
+    def _later_updates(self) -> Iterator[Impurity]:
+        """Make further updates with the last gradients; yield what they freeze or let learn.
+
+        A plain optimizer of torch, without hooks or a scheduler, changes nothing but weights.
+        """
+        if self.updates is None or (self.updates.is_plain and self.job.scheduler is None):
+            return
+        before, until = _flags(self.model), time.process_time() + _UPDATES_S
+        for step in range(2, min(self.job.num_steps, _MOST_UPDATES)):
+            for name, parameter in self.model.named_parameters():
+                parameter.grad = self.gradients.get(name)
+            try:
+                self._update(step)
+            except JobError:  # it does not take the same gradients for ever
+                return
+            after = _flags(self.model)
+            changed = [name for name in before if before[name] != after.get(name)]
+            if changed:
+                why = f"{before[changed[0]]}, and {after.get(changed[0])} from step {step + 1} on"
+                yield Impurity(changed[0], "optimizer", why)
+            if changed or time.process_time() > until:
+                return
 
     def _later_steps(self) -> Iterator[Impurity]:
         """Ask for the rates of later steps; yield what these functions freeze or let learn."""

@@ -66,7 +66,7 @@ class Plain:
             losses.append(loss.detach().double().reshape(()))
         if backward and self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
-        given = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+        given = {n: p.grad.to_dense() for n, p in self.parameters.items() if p.grad is not None}
         return PlainStep(float(torch.stack(losses).mean()), given, self.buffers())
 
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
