@@ -20,6 +20,7 @@ import math
 import os
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,11 +33,11 @@ from scipy.optimize import least_squares
 
 from bench.machine import machine
 from bench.measure import in_ranks
-from penstock.cluster import Algorithm, Cluster, DeviceKind, Host, Link
+from penstock.cluster import Algorithm, Cluster, Collective, DeviceKind, Host, Link, way_of
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
-from penstock.units import GB, KiB, MiB, format_bytes, format_seconds
+from penstock.units import GB, GiB, KiB, MiB, format_bytes, format_seconds
 
 Row = dict[str, Any]
 Figures = dict[tuple[str, int, int], float]  # seconds by transport, ranks and bytes
@@ -45,6 +46,35 @@ ALGORITHMS: dict[str, Algorithm] = {"shared_memory": "direct", "gloo": "ring"}
 SIZES = (KiB, 8 * KiB, 64 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB)
 FITTED = (8 * KiB, 4 * MiB)  # bytes
 ROUND_BYTES = 4 * MiB  # a round of sums of one size adds about so much, in 1 to 20 sums
+
+
+def crossovers(
+    cluster: Cluster,
+    what: Collective,
+    ranks: Sequence[int],
+    *,
+    among: Sequence[Algorithm],
+    limit_bytes: int = GiB,
+) -> list[tuple[int, Algorithm]]:
+    """Return from which size in bytes on which algorithm is the fastest, from 1 byte to the limit.
+
+    Sizes in steps of an eighth are looked at, and bisected to the byte where the fastest changes.
+    """
+    ways = {name: way_of(cluster, what, name, ranks) for name in among}
+
+    def fastest(size_bytes: int) -> Algorithm:
+        seconds = {name: way.seconds(size_bytes) for name, way in ways.items()}
+        least_s = min(seconds.values()) * (1 + 1e-9)  # sums in another order
+        return next(name for name in among if seconds[name] <= least_s)
+
+    at, found = 1, [(1, fastest(1))]
+    while at < limit_bytes:
+        upper = min(limit_bytes, at + max(1, at // 8))
+        if fastest(upper) != found[-1][1]:
+            upper = bisect_left(range(upper), True, at, key=lambda s: fastest(s) != found[-1][1])
+            found.append((upper, fastest(upper)))
+        at = upper
+    return found
 
 
 def measure(num_ranks: int, rounds: int, rank: int, folder: Path) -> list[list[Any]]:

@@ -6,8 +6,7 @@ gpt3 1024      GPT-3 175B on 1,024 A100: every tensor, pipe and data degree, mic
                interleaving, recompute, sharding and sequence parallel; the best simulated
 mixed          OPT-350M on 32 A100 and 96 V100 in two zones, 100 Gb/s between them
 mixed slow     the same with 10 Gb/s
-levels         98 layers on 8 hosts of 8 devices, the slowest stage as fast as it can be
-flat           the same layers on 64 alike devices, and 200 layers on 1,024
+flat           98 layers on 64 alike devices, and 200 layers on 1,024
 
 seconds        best of some runs, wall time; `cpu_s` the least CPU time.  What the first run
                compiles or reads from the disk is not counted
@@ -25,11 +24,10 @@ from bench.machine import machine
 from penstock.estimate import MODELS, Constants, Transformer, load
 from penstock.estimate.device import find_device
 from penstock.estimate.transformer import gpt
-from penstock.search.layers.levels import Level, partition_levels
-from penstock.search.layers.partition import Chain, Kind, Partition, partition
 from penstock.search.transformer.configurations import configurations
 from penstock.search.transformer.found import Found, Pool
 from penstock.search.transformer.mixed import mixed_configurations
+from penstock.search.transformer.partition import Chain, Kind, Partition, partition
 from penstock.units import GiB
 
 Row = dict[str, object]
@@ -63,7 +61,6 @@ def rows_of(*, quick: bool) -> list[Row]:
             return mixed(scale=scale, between_bytes_per_s=gbit_s * 1e9 / 8)
 
         rows.append(_row(name, search, runs, peer=("Sailor", 0.80, 1.0)))
-    rows.append(_row("levels", lambda: levels(98), runs, peer=("PipeDream", 5.5, 0.1)))
     flat = _row("flat 98 x 64", lambda: on_one_link(98, 64), runs, peer=("PipeDream", 9.0, None))
     rows.append(flat)
     if not quick:
@@ -142,12 +139,6 @@ def layers(count: int, model: Transformer = GPT3) -> tuple[Chain, tuple[float, .
     seconds = (s * h * 1e-9, *(block_s,) * blocks, 6 * s * h * v / A100_FLOP_PER_S)
     weights = (2.0 * h * v, *(24.0 * h * h,) * blocks, 2.0 * h * v)
     return Chain(weights, (2.0 * s * h,) * count), seconds
-
-
-def levels(count: int) -> Partition:
-    """Return the best stages on 8 hosts of 8 devices."""
-    chain, seconds = layers(count)
-    return partition_levels(chain, seconds, (Level(8, 300e9), Level(8, 25e9)))
 
 
 def on_one_link(count: int, devices: int) -> Partition:

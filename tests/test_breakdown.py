@@ -29,13 +29,13 @@ from penstock.timeline import (
     breakdown_of,
     breakdown_of_ranks,
     busy_s,
-    kind_s,
     parts_table,
     spent_from_json,
     step_s,
 )
 from penstock.timeline.bottleneck import CAUSE, FLAG
 from penstock.timeline.breakdown import WORK, covered_s
+from tests.kinds import kind_s
 
 PIPELINES = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", "interleaved", "double_buffered")
 seconds = st.just(0.0) | st.floats(1e-6, 1e3)

@@ -21,14 +21,13 @@ from penstock.timeline import (
     Spans,
     Timeline,
     Totals,
-    align,
     bubble_fraction,
     busy_s,
     draw,
-    kind_s,
     peak_bytes,
     step_s,
 )
+from tests.kinds import kind_s
 
 times = st.floats(-1e12, 1e12, allow_nan=False)
 small = st.integers(-1, 2**31 - 1)
@@ -315,38 +314,6 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path):
     (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TimelineError, match="not readable JSON"):
         Timeline.load(tmp_path / "t.json")
-
-
-def test_aligned_timelines_are_shifted_by_their_offsets_and_begin_at_zero():
-    first = Timeline.of(
-        2, [Span(0, "compute", "F", 0, 0, 10, 11)], [Held(0, 10, 3)], meta=(("a", "1"),)
-    )
-    second = Timeline.of(
-        2, [Span(1, "compute", "F", 1, 0, 4, 5)], [Held(1, 4, 4)], meta=(("a", "2"), ("b", "3"))
-    )
-    spans = [Span(0, "compute", "F", 0, 0, 0, 1), Span(1, "compute", "F", 1, 0, 1.5, 2.5)]
-    whole = Timeline.of(2, spans, [Held(0, 0, 3), Held(1, 1.5, 4)], meta=(("a", "1"), ("b", "3")))
-    assert align([first, second], [-10.0, -2.5]) == whole
-
-
-@given(st.lists(timelines(num_ranks=3), min_size=1, max_size=3), st.floats(-9, 9))
-def test_align_keeps_every_span_and_the_order_of_starts(parts: list[Timeline], offset_s: float):
-    whole = align(parts, [offset_s] * len(parts))
-    assert len(whole.spans) == sum(len(part.spans) for part in parts)
-    assert peak_bytes(whole) == tuple(
-        max(peaks) for peaks in zip(*map(peak_bytes, parts), strict=True)
-    )
-    if len(whole.spans) and not len(whole.memory):
-        assert whole.spans.starts_s.min() == 0.0
-
-
-def test_align_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="2 timelines, 1 offsets"):
-        align([two_ranks(), two_ranks()], [0.0])
-    with pytest.raises(ValueError, match="0 timelines"):
-        align([], [])
-    with pytest.raises(TimelineError, match="of 2 and of 3 ranks"):
-        align([two_ranks(), Timeline.of(3, [])], [0.0, 0.0])
 
 
 def test_examples_of_the_page_are_what_runs():

@@ -21,7 +21,6 @@ def test_rows_have_their_keys_and_the_seconds_of_peers(rows):
     assert all(row.keys() >= KEYS for row in rows.values())
     peers = {case: row["peer_seconds"] for case, row in rows.items()}
     assert peers["mixed"] == peers["mixed slow"] == 0.80
-    assert peers["levels"] == 5.5
     assert peers["flat 98 x 64"] == 9.0
     # 11.7 million configurations, 127 a second
     assert peers["gpt3 1024"] == pytest.approx(11.7e6 / 127, rel=1e-5)
@@ -46,28 +45,7 @@ def test_whole_space_of_gpt3_is_searched():
 
 def test_aims_are_reached_in_processor_time():
     """With room: a loaded machine is slower, also in processor time."""
-    for work, aim_s in ((lambda: search.gpt3(1024), 5.0), (lambda: search.levels(98), 0.1)):
-        work()
-        cpu_s = min(search._timed(work)[1] for _ in range(3))
-        assert cpu_s < aim_s
-
-
-def test_stages_of_levels_are_all_layers_on_all_devices():
-    found = search.levels(98)
-    assert [stage.first for stage in found.stages[1:]] == [s.end for s in found.stages[:-1]]
-    assert (found.stages[0].first, found.stages[-1].end) == (0, 98)
-    assert sum(stage.replicas for stage in found.stages) == 64
-    # no partition of 98 layers on 64 devices is below the mean
-    _, seconds = search.layers(98)
-    assert found.value_s >= sum(seconds) / 64
-
-
-def test_one_link_as_fast_as_the_one_inside_is_no_slower_than_levels():
-    chain, seconds = search.layers(20)
-    one = search.partition(chain, (search.Kind(16, seconds),), 300e9)
-    inside, between = search.Level(4, 300e9), search.Level(4, 25e9)
-    levels = search.partition_levels(chain, seconds, (inside, between))
-    assert one.value_s <= levels.value_s
+    assert min(search._timed(lambda: search.gpt3(1024))[1] for _ in range(3)) < 5.0
 
 
 def test_command_prints_a_table_or_json(monkeypatch, rows):

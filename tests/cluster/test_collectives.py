@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.cluster import Cluster, DeviceKind, Host, Link, best, crossovers, way_of
+from bench.collectives import crossovers
+from penstock.cluster import Cluster, DeviceKind, Host, Link, best, way_of
 from penstock.cluster.collectives import ALGORITHMS, USUAL, Algorithm, Collective
 from penstock.errors import ClusterError
 from penstock.units import GB, GiB, KiB, MiB, format_bytes, format_seconds
@@ -367,7 +368,8 @@ def test_unless_told_cluster_takes_the_fastest_of_what_libraries_choose_from():
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(list(ALGORITHMS)), groups())
 def test_crossovers_are_where_the_fastest_changes(what, group):
-    found = crossovers(*(group[0], what, group[1]), limit_bytes=4096)
+    among = ALGORITHMS[what]
+    found = crossovers(*(group[0], what, group[1]), among=among, limit_bytes=4096)
     assert found[0] == (1, best(group[0], what, 1, ranks=group[1]).algorithm)
     for (_, before), (size_bytes, name) in pairwise(found):
         assert before != name

@@ -1,7 +1,5 @@
 """Schedulers of torch's kind set the rates that they set in a plain loop, whatever the plan."""
 
-import math
-
 import pytest
 import torch
 from torch.optim import SGD, AdamW
@@ -21,18 +19,15 @@ from torch.optim.lr_scheduler import (
 )
 
 from penstock.errors import JobError, RunError
-from penstock.graph.trace import build_model
 from penstock.runtime.launch import run_processes
-from penstock.runtime.optimizer import undividable, whole_update
+from penstock.runtime.optimizer import undividable
 from penstock.runtime.rates import Schedule
 from tests.parity.optimizing import (
-    MICRO_BATCHES,
     STEPS,
     Custom,
     assert_as_plain,
     expected_state,
     job_of,
-    loss,
     net,
     plain_loop,
     run_of,
@@ -163,26 +158,3 @@ def test_a_rate_is_a_factor_on_lr_which_must_be_there(tmp_path):
 
     with pytest.raises(RunError, match="a factor on lr, which a group of the optimizer lacks"):
         train(run_of(job_of(Without, learning_rate=lambda step: 1.0), 1), tmp_path)
-
-
-@pytest.mark.parametrize("name", ["cosine", None])
-@pytest.mark.parametrize("kind", [grouped, lambda weights: Custom(weights)])
-def test_one_update_of_the_whole_is_that_of_a_plain_loop(kind, name):
-    """From a state in the middle, given by name."""
-    job = job_of(kind, scheduler=name and SCHEDULERS[name])
-    before, after = plain_loop(job, 3), plain_loop(job, 4)
-    batches = job.data(3 * MICRO_BATCHES)
-    before.model.zero_grad()
-    for _ in range(MICRO_BATCHES):
-        (loss(before.model, next(batches)) / MICRO_BATCHES).backward()
-    gradients = {n: p.grad for n, p in before.model.named_parameters() if p.grad is not None}
-    weights = {n: p.detach() for n, p in before.model.named_parameters()}
-    model = build_model(job)
-    first = {name: value.clone() for name, value in model.state_dict().items()}
-    found, (tensors, _) = whole_update(
-        job, model, 3, weights=weights, gradients=gradients, state=(expected_state(before), {})
-    )
-    assert differing({f"weights/{n}": v for n, v in found.items()}, after.weights) == []
-    assert differing(tensors, expected_state(after)) == []
-    assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
-    assert all(math.isfinite(float(value.sum())) for value in weights.values())

@@ -36,7 +36,6 @@ from penstock.schedule import (
     gpipe,
     interleaved,
     one_f_one_b,
-    zb_h1,
 )
 from tests.program.programs import programs
 
@@ -220,14 +219,10 @@ def test_mapping_ranks_to_a_broken_program_is_refused():
         )
 
 
-def test_program_knows_stages_slots_and_order_of_sums_of_a_rank():
+def test_program_knows_stages_and_slots_of_a_rank():
     program = lower(interleaved(4, 3, num_ranks=2))
     assert [program.stages_of(rank) for rank in (0, 1)] == [(0, 2), (1, 3)]
     assert program.slots(0) == {1: 3, 3: 1, 5: 1}
-    assert lower(zb_h1(2, 3)).accumulation_order(1) == {1: (0, 1, 2)}
-    last_first = ["F0.0", "F0.1", "B0.1", "B0.0", "U0.0"]
-    code = (tuple(parse_instruction(word, {}) for word in last_first),)
-    assert Program(1, 2, code).accumulation_order(0) == {0: (1, 0)}
 
 
 @given(programs())

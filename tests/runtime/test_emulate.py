@@ -1,12 +1,13 @@
 """A rehearsal runs the same instructions and messages, and computes nothing."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.runtime.emulate import emulated
+from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import run
 from penstock.runtime.worker import Task, work
@@ -48,8 +49,9 @@ def test_rehearsal_holds_about_the_bytes_of_the_run():
     program, cut = lower_plan(plan, made.graph), stages_of(plan, made.graph)
     windows = tuple((program, step) for step in range(2))
     task = Task(made, cut, job, windows, memory_window=1)
+    asleep, function_of = sleeping(job, profile_of("tied"))
     peaks = [
         [result.peak_bytes for result in run_processes(partial(work, each), 2, lambda step: None)]
-        for each in (task, emulated(task, profile_of("tied")))
+        for each in (task, replace(task, job=asleep, function_of=function_of))
     ]
     assert peaks[1] == pytest.approx(peaks[0], rel=0.15)

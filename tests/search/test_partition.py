@@ -1,4 +1,4 @@
-"""search.partition and search.levels: equal to trying everything."""
+"""transformer.partition: equal to trying everything."""
 
 import itertools
 import math
@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.search.layers.levels import Level, partition_levels
-from penstock.search.layers.partition import Chain, Kind, partition
+from penstock.search.transformer.partition import Chain, Kind, partition
 
 small = st.integers(0, 9)
 links = st.sampled_from([1, 2, 5, math.inf])
@@ -148,39 +147,6 @@ def test_step_of_longer_chains_equals_brute_force(seed):
     check((chain, [Kind(5, tuple(layers))], [[1.0]]), draw.choice((1, 2, 3)), (1,))
 
 
-@settings(max_examples=40, deadline=None)
-@given(chains(5), st.data(), links, links, st.integers(1, 3), st.integers(1, 2))
-def test_levels_equal_brute_force(chain, data, inside, between, devices, hosts):
-    layer_s = data.draw(st.tuples(*[small] * len(chain)))
-
-    def slowest(first, end, level):
-        """Return the best of layers first .. end - 1 on all units of a level, all ways tried."""
-        if level < 0:
-            return sum(layer_s[first:end])
-        units, link = ((devices, inside), (hosts, between))[level]
-        best = math.inf
-        for cut in compositions(end - first, units):
-            for copies in itertools.product(range(1, units + 1), repeat=len(cut)):
-                if sum(copies) > units:
-                    continue
-                found = 0
-                for (a, b), r in zip(cut, copies, strict=True):
-                    a, b = first + a, first + b
-                    work = Kind(1, (slowest(a, b, level - 1),))
-                    flat = Chain((sum(chain.weight_bytes[a:b]),), (chain.sent_bytes[b - 1],))
-                    out = link if b < end else None
-                    one = stage_s(flat, work, link, (0, 1), r, out=out, m=None)
-                    found = max(found, one)
-                best = min(best, found)
-        return best
-
-    found = partition_levels(chain, layer_s, [Level(devices, inside), Level(hosts, between)])
-    assert found.value_s == pytest.approx(slowest(0, len(chain), 1), rel=1e-9)
-    parts = [(stage.first, stage.end) for stage in found.stages]
-    assert parts in list(compositions(len(chain), len(chain)))
-    assert sum(stage.replicas for stage in found.stages) <= devices * hosts
-
-
 def test_slowest_stage_is_exact_to_the_last_bit():
     """Bisection alone would end near 1/3, not on it."""
     found = partition(Chain((0,), (0,)), [Kind(3, (1.0,))], math.inf)
@@ -212,5 +178,3 @@ def test_layers_that_cannot_be_are_refused():
         Chain((1, 1), (1, -1))
     with pytest.raises(PlanError, match="0 devices"):
         Kind(0, (1,))
-    with pytest.raises(PlanError, match="levels are"):
-        partition_levels(Chain((1,), (1,)), (1,), [])

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.program.instructions import Edge, TiedGroup
 from penstock.program.lower import chain, lower_schedule
-from penstock.program.passes import prefetch
 from penstock.program.program import Code, Compute, Instruction, Program, Reshard, Unshard
 from penstock.schedule import SCHEDULES, Action
 
@@ -35,7 +34,7 @@ def programs(draw: st.DrawFn) -> Program:
         clip=not schedule.has_updates and draw(st.booleans()),
     )
     if not schedule.has_updates and draw(st.booleans()):
-        return prefetch(program.map_ranks(sharded), distance=draw(st.integers(0, 2)))
+        return program.map_ranks(sharded)
     return program
 
 

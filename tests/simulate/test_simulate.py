@@ -36,10 +36,10 @@ from penstock.timeline import (
     bubble_fraction,
     busy_s,
     draw,
-    kind_s,
     peak_bytes,
     step_s,
 )
+from tests.kinds import kind_s
 from tests.simulate.strategies import (
     capacities,
     clusters,

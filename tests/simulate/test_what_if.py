@@ -25,8 +25,9 @@ from penstock.simulate.what_if import (
     usual_changes,
     what_if,
 )
-from penstock.timeline import Timeline, kind_s, step_s
+from penstock.timeline import Timeline, step_s
 from tests.graph.tiny import GRAPH
+from tests.kinds import kind_s
 from tests.simulate.fake_run import Truth, drawn, fake_run, plain
 from tests.simulate.strategies import one_host
 from tests.simulate.test_replay import runs, same_times, seeds

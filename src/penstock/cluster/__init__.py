@@ -8,5 +8,4 @@ from penstock.cluster.collectives import Algorithm as Algorithm
 from penstock.cluster.collectives import Best as Best
 from penstock.cluster.collectives import Collective as Collective
 from penstock.cluster.collectives import best as best
-from penstock.cluster.collectives import crossovers as crossovers
 from penstock.cluster.collectives import way_of as way_of

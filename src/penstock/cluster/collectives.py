@@ -44,7 +44,6 @@ from penstock.cluster.patterns import (
     whole_vectors,
 )
 from penstock.cluster.rounds import Group, Phase, Sent, Way, at_once, group_of, sent
-from penstock.units import GiB
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
@@ -100,41 +99,6 @@ def best(
     Raises:   as `way_of`.
     """
     return _fastest(_ways(cluster, what, ranks, among), size_bytes)
-
-
-def crossovers(
-    cluster: Cluster,
-    what: Collective,
-    ranks: Sequence[int],
-    *,
-    among: Sequence[Algorithm] | None = None,
-    limit_bytes: int = GiB,
-) -> tuple[tuple[int, Algorithm], ...]:
-    """Return from which size in bytes on which algorithm is the fastest, from 1 byte to the limit.
-
-    Sizes in steps of an eighth are looked at, and bisected to the byte where the fastest changes.
-    Ignores:  one that is the fastest only between two steps.
-    Raises:   as `way_of`.
-    """
-    ways = _ways(cluster, what, ranks, among)
-    at, fastest = 1, _fastest(ways, 1).algorithm
-    found: list[tuple[int, Algorithm]] = [(at, fastest)]
-    while at < limit_bytes:
-        upper = min(limit_bytes, at + max(1, at // 8))
-        changed = _fastest(ways, upper).algorithm
-        if changed != fastest:
-            lower, first = at, upper
-            while first - lower > 1:
-                middle = (lower + first) // 2
-                if _fastest(ways, middle).algorithm == fastest:
-                    lower = middle
-                else:
-                    first = middle
-            fastest = _fastest(ways, first).algorithm
-            found.append((first, fastest))
-            upper = first
-        at = upper
-    return tuple(found)
 
 
 def _ways(

@@ -33,7 +33,7 @@ from penstock.program.instructions import Update as Update
 from penstock.program.instructions import check_edges, check_tied
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
-from penstock.schedule.orders import B, F, W
+from penstock.schedule.orders import F
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 
 
@@ -140,20 +140,6 @@ class Program:
             waiting = np.arange(1, len(came) + 1) - np.searchsorted(taken, came)
             most[number, sender] = int(waiting.max())
         return most
-
-    def accumulation_order(self, stage: int) -> dict[int, tuple[int, ...]]:
-        """Return, by rank, the micro-batches in the order in which their gradients are summed.
-
-        A reference that adds in this order gets the same bits.
-        """
-        orders: dict[int, tuple[int, ...]] = {}
-        for rank in range(self.num_ranks):
-            part = self.code.slice_of(rank)
-            own = (self.code.op[part] == COMPUTE) & (self.code.stage[part] == stage)
-            sums = own & ((self.code.kind[part] == B) | (self.code.kind[part] == W))
-            if sums.any():
-                orders[rank] = tuple(self.code.micro_batch[part][sums].tolist())
-        return orders
 
     def map_ranks(self, rewrite: Callable[[Code], Iterable[Instruction]]) -> "Program":
         """Return the program in which the code of every rank is what `rewrite` makes of it.

@@ -12,7 +12,7 @@ The rules are V1-V9 as far as the instructions of today need them:
                     (the sums of a step begin after the stage's update of the step before)
     V9 collectives  come in the same order on all of their members
 
-V5, memory, needs sizes and a cap: memory.py.  All are linear in the length of the program.
+What a rank holds is the simulator's to say.  All are linear in the length of the program.
 """
 
 from itertools import pairwise

@@ -20,18 +20,6 @@ from penstock.graph.stages import Segment
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.profile import Profile
-from penstock.runtime.worker import Task
-
-
-def emulated(task: Task, profile: Profile) -> Task:
-    """Return `task` with every compute and every update replaced by its profiled seconds.
-
-    A segment holds its profiled peak while it sleeps, then its results.  Messages and
-    reductions are real, so are weights and the optimizer's state.
-    Ignores:  that a sleeping rank leaves its core to the others.
-    """
-    job, make = sleeping(task.job, profile)
-    return replace(task, job=job, function_of=make)
 
 
 def sleeping(job: Job, profile: Profile) -> tuple[Job, Callable[[Segment, Capture], Function]]:

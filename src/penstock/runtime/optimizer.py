@@ -110,37 +110,6 @@ def eager_updates(job: Job, model: nn.Module) -> Updates:
     return Updates(job, whole, schedule, whole.parameters, is_whole=True)
 
 
-State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
-
-
-def whole_update(
-    job: Job,
-    model: nn.Module,
-    step: int,
-    *,
-    weights: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
-    state: tuple[Mapping[str, Tensor], Mapping[str, object]] = ({}, {}),
-) -> tuple[dict[str, Tensor], State]:
-    """Return weights and the optimizer's state after the update of one step by a plain loop.
-
-    weights, gradients:  by parameter name, of the whole model; they are not changed.
-    model:               says what the parameters are; its own values stay as they are.
-    state:               what a checkpoint holds before: "optimizer/NAME/KEY" and so on.
-    Raises:              JobError, CheckpointError: as in a run.
-    """
-    whole = whole_optimizer(job, model)
-    schedule = None if job.scheduler is None else Schedule(job, whole.optimizer)
-    values = {name: value.detach().clone() for name, value in weights.items()}
-    updates = Updates(job, whole, schedule, whole.parameters, Loan(whole, values))
-    updates.take(*state)
-    updates.step(step, {name: value.clone() for name, value in gradients.items()})
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, object] = {}
-    updates.put(tensors, plain)
-    return values, ({key: value.clone() for key, value in tensors.items()}, plain)
-
-
 # -- trying an optimizer that is not known --------------------------------------------------------
 
 _trying = threading.Lock()
@@ -162,15 +131,6 @@ def undividable(job: Job, capture: Capture) -> str | None:
     Raises:   JobError: it is none, fails, or a second one does other things than the first.
     """
     return _once("divided", job, capture.model, _reached(capture.graph))
-
-
-def unresumable(job: Job, capture: Capture) -> str | None:
-    """Return what a run that is resumed would do otherwise than an unbroken one; None if nothing.
-
-    It is stopped after every step, and another one goes on from what is kept.
-    Raises:   JobError, CheckpointError: it fails, or what it keeps cannot be saved.
-    """
-    return _once("resumed", job, capture.model, _reached(capture.graph))
 
 
 def _once(what: str, job: Job, model: nn.Module, reached: Sequence[str]) -> str | None:

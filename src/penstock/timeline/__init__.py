@@ -27,10 +27,8 @@ from penstock.timeline.spent import breakdown_of_ranks as breakdown_of_ranks
 from penstock.timeline.spent import spent_from_json as spent_from_json
 from penstock.timeline.svg import svg_of as svg_of
 from penstock.timeline.timeline import Timeline as Timeline
-from penstock.timeline.timeline import align as align
 from penstock.timeline.timeline import bubble_fraction as bubble_fraction
 from penstock.timeline.timeline import busy_s as busy_s
-from penstock.timeline.timeline import kind_s as kind_s
 from penstock.timeline.timeline import num_steps as num_steps
 from penstock.timeline.timeline import peak_bytes as peak_bytes
 from penstock.timeline.timeline import step_s as step_s

@@ -11,7 +11,7 @@ Five lanes per rank:
 The file is Chrome trace-event JSON; Perfetto opens it as it is (docs/timeline.md has the schema).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,15 +21,11 @@ from penstock.errors import TimelineError
 from penstock.files import read_bytes, write_text
 from penstock.timeline.chrome import Parts, from_text, to_text
 from penstock.timeline.spans import (
-    LANES,
     NOT_SUMMED,
-    SPAN_COLUMNS,
     SPAN_KINDS,
     Held,
-    Lane,
     MemoryCurve,
     Span,
-    SpanKind,
     Spans,
     Totals,
 )
@@ -141,54 +137,6 @@ def bubble_fraction(timeline: Timeline) -> float:
     """
     whole_s = timeline.num_ranks * timeline.totals.step_s
     return 1.0 - sum(timeline.totals.busy_s) / whole_s if whole_s > 0 else 0.0
-
-
-def kind_s(timeline: Timeline, kind: SpanKind, *, lane: Lane = "compute") -> tuple[float, ...]:
-    """Return for every rank the seconds that `lane` spent on spans of `kind`."""
-    spans = timeline.spans
-    chosen = (spans.kinds == SPAN_KINDS.index(kind)) & (spans.lanes == LANES.index(lane))
-    seconds = spans.ends_s[chosen] - spans.starts_s[chosen]
-    return tuple(np.bincount(spans.ranks[chosen], seconds, timeline.num_ranks).tolist())
-
-
-def align(timelines: Sequence[Timeline], offsets_s: Sequence[float]) -> Timeline:
-    """Return one timeline of what several measured, each by its own clock; it begins at 0 s.
-
-    `offsets_s[k]` is added to every time of `timelines[k]`: the seconds its clock is behind.
-    Of a meta key that several have, the first one's value stays.
-    Raises:   ValueError: none, or not one offset for each.
-              TimelineError: they disagree on the number of ranks.
-    """
-    if not timelines or len(timelines) != len(offsets_s):
-        raise ValueError(
-            f"{len(timelines)} timelines, {len(offsets_s)} offsets; each of at least one needs one"
-        )
-    counts = {timeline.num_ranks for timeline in timelines}
-    if len(counts) > 1:
-        raise TimelineError(
-            f"timelines of {' and of '.join(map(str, sorted(counts)))} ranks cannot be one"
-        )
-    pairs = list(zip(timelines, offsets_s, strict=True))
-    starts_s = np.concatenate([one.spans.starts_s + offset for one, offset in pairs])
-    ends_s = np.concatenate([one.spans.ends_s + offset for one, offset in pairs])
-    times_s = np.concatenate([one.memory.times_s + offset for one, offset in pairs])
-    zero_s = float(
-        min((column.min() for column in (starts_s, times_s) if len(column)), default=0.0)
-    )
-    spans = Spans(
-        *(
-            np.concatenate([getattr(one.spans, name) for one in timelines])
-            for name in SPAN_COLUMNS[:5]
-        ),
-        starts_s=starts_s - zero_s,
-        ends_s=ends_s - zero_s,
-    )
-    ranks = np.concatenate([one.memory.ranks for one in timelines])
-    memory = MemoryCurve(
-        ranks, times_s - zero_s, np.concatenate([one.memory.sizes_bytes for one in timelines])
-    )
-    meta = {key: value for one in reversed(timelines) for key, value in one.meta}
-    return Timeline(counts.pop(), spans, memory, tuple(sorted(meta.items())))
 
 
 def _totals(num_ranks: int, spans: Spans, memory: MemoryCurve) -> Totals:

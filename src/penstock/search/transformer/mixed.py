@@ -29,7 +29,10 @@ from penstock.estimate.run import TrainingRun
 from penstock.estimate.runs import Runs
 from penstock.estimate.terms import Floats, time_terms
 from penstock.estimate.transformer import Transformer
-from penstock.search.layers.partition import (
+from penstock.search.transformer.exact_step import best_steps
+from penstock.search.transformer.found import Configuration, Found, Pool, cost_of, front_of
+from penstock.search.transformer.layer_costs import LayerCosts, layer_costs
+from penstock.search.transformer.partition import (
     Chain,
     Kind,
     Partition,
@@ -37,9 +40,6 @@ from penstock.search.layers.partition import (
     costs_of,
     partition,
 )
-from penstock.search.transformer.exact_step import best_steps
-from penstock.search.transformer.found import Configuration, Found, Pool, cost_of, front_of
-from penstock.search.transformer.layer_costs import LayerCosts, layer_costs
 from penstock.search.transformer.space import Choice, Space, divisors, runs_of
 
 _WORD = 2  # bytes of a number that is sent

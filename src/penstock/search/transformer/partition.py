@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.search.layers.partition_kernel import (
+from penstock.search.transformer.partition_kernel import (
     Choices,
     Costs,
     Floats,

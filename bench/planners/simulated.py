@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.planners.line_kernel import Arrays, held_bytes, stage_prices
+from bench.planners.problem import Assignment, Problem
 from penstock.errors import PlanError
 from penstock.schedule import KINDS, find
 from penstock.schedule.greedy import Seconds
@@ -19,9 +21,7 @@ from penstock.schedule.list_schedule import list_schedule
 from penstock.schedule.orders import B, F, W
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.zb_greedy import zb_greedy
-from penstock.search.layers.line_kernel import Arrays, held_bytes, stage_prices
-from penstock.search.layers.partition_kernel import Floats, Longs
-from penstock.search.layers.problem import Assignment, Problem
+from penstock.search.transformer.partition_kernel import Floats, Longs
 from penstock.simulate import Table, step_seconds, table_of
 from penstock.units import format_bytes, format_seconds
 

@@ -237,34 +237,3 @@ def least_sum(  # long: loops
             if best[0, used, kind] < least:
                 found, kind_found, least = used, kind, best[0, used, kind]
     return found, kind_found, least
-
-
-@compiled
-def fastest_spans(  # long: loops
-    span_s: Floats, costs: Costs, units: int, choice: Choices
-) -> Floats:
-    """Return the seconds of the slowest stage of layers [first, end] on at most `units` units.
-
-    span_s[first, end]: seconds of these layers on one unit; a stage on r units takes r-th of it
-    and its part of the sum of gradients.
-    choice[first, end, units, 2]: end of its first stage, and r.
-    """
-    layers = len(span_s) - 1
-    best = np.full((layers + 1, layers + 1, units + 1), np.inf)
-    for end in range(1, layers + 1):
-        best[end, end] = 0.0
-        for first in range(end - 1, -1, -1):
-            for cut in range(first + 1, end + 1):
-                weights = costs.weights[cut] - costs.weights[first]
-                sent = 2.0 * costs.sent[cut - 1] if cut < end else 0.0
-                for r in range(1, units + 1):
-                    ring = (r - 1) / r * weights / costs.bytes_per_s[0, 0]
-                    stage_s = span_s[first, cut] / r + costs.every / r * ring
-                    stage_s = max(stage_s, sent / costs.bytes_per_s[0, 0] / r)
-                    for all_units in range(r, units + 1):
-                        slowest = max(stage_s, best[cut, end, all_units - r])
-                        if slowest < best[first, end, all_units]:
-                            best[first, end, all_units] = slowest
-                            choice[first, end, all_units, 0] = cut
-                            choice[first, end, all_units, 1] = r
-    return best[:, :, units].copy()

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.planners.device_order import Order, by_min_cut, listed, scattered
+from bench.planners.line import front_on_line, on_line
+from bench.planners.line_kernel import UNFIT, Arrays, Rules, grown, line_of, stage_prices
+from bench.planners.problem import Assignment, Groups, Problem, slowest_links
+from bench.planners.simulated import Outcome, simulated
 from penstock.errors import PlanError
-from penstock.search.layers.device_order import Order, by_min_cut, listed, scattered
-from penstock.search.layers.line import front_on_line, on_line
-from penstock.search.layers.line_kernel import UNFIT, Arrays, Rules, grown, line_of, stage_prices
-from penstock.search.layers.partition import Chain, Kind, partition
-from penstock.search.layers.partition_kernel import Floats
-from penstock.search.layers.problem import Assignment, Groups, Problem, slowest_links
-from penstock.search.layers.simulated import Outcome, simulated
+from penstock.search.transformer.partition import Chain, Kind, partition
+from penstock.search.transformer.partition_kernel import Floats
 
 
 class Found(NamedTuple):

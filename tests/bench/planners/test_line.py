@@ -1,4 +1,4 @@
-"""search.line: the best stages on devices in a line are those of trying everything."""
+"""planners.line: the best stages on devices in a line are those of trying everything."""
 
 import itertools
 import math
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.search.layers.line import front_on_line, on_line
-from penstock.search.layers.line_kernel import Rules
-from tests.search.problems import problems
-from tests.search.test_simulated import message, price, ring
+from bench.planners.line import front_on_line, on_line
+from bench.planners.line_kernel import Rules
+from tests.bench.planners.problems import problems
+from tests.bench.planners.test_simulated import message, price, ring
 
 parts = st.sampled_from([0.0, 0.5, 1.0, 2.0])
 

@@ -24,15 +24,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.planners.device_order import many
+from bench.planners.line import Lined, on_line
+from bench.planners.line_kernel import Arrays, Rules
+from bench.planners.moves import cut_moves, moves
+from bench.planners.problem import Assignment, Problem, slowest_links
+from bench.planners.simulated import MADE_FOR_SECONDS, Outcome, simulated
 from penstock.errors import PlanError
 from penstock.schedule import find
-from penstock.search.layers.device_order import many
-from penstock.search.layers.line import Lined, on_line
-from penstock.search.layers.line_kernel import Arrays, Rules
-from penstock.search.layers.moves import cut_moves, moves
-from penstock.search.layers.partition import partition
-from penstock.search.layers.problem import Assignment, Problem, slowest_links
-from penstock.search.layers.simulated import MADE_FOR_SECONDS, Outcome, simulated
+from penstock.search.transformer.partition import partition
 
 SCHEDULES_TRIED = (
     "one_f_one_b", "gpipe", "dapple", "zb_h1", "zb_h2", "interleaved", "zb_v", "zb_greedy",

@@ -1,4 +1,4 @@
-"""search.planners: each published planner takes what its formula says is best, and nothing else."""
+"""planners.published: each takes what its formula says is best, and nothing else."""
 
 import itertools
 import math
@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.formulas import Pipeline, dapple
-from penstock.errors import PlanError
-from penstock.search.layers.line_kernel import UNFIT, pivot_s, stage_prices
-from penstock.search.layers.partition import Chain, Kind, partition
-from penstock.search.layers.planners import (
+from bench.planners.line_kernel import UNFIT, pivot_s, stage_prices
+from bench.planners.problem import Assignment, Problem
+from bench.planners.published import (
     PLANNERS,
     double_buffered,
     plan_as,
     rules_of,
     shallowest,
 )
-from penstock.search.layers.problem import Assignment, Problem
-from penstock.search.layers.simulated import simulated
-from tests.search.problems import alike, problems
-from tests.search.test_simulated import message, price, ring
+from bench.planners.simulated import simulated
+from penstock.errors import PlanError
+from penstock.search.transformer.partition import Chain, Kind, partition
+from tests.bench.planners.problems import alike, problems
+from tests.bench.planners.test_simulated import message, price, ring
 
 NAMED = {planner.name: planner for planner in PLANNERS}
 layers = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.search.layers.line_kernel import Arrays, Rules, best_suffixes, line_of
-from penstock.search.layers.partition_kernel import Choices, Floats
-from penstock.search.layers.problem import Groups
+from bench.planners.line_kernel import Arrays, Rules, best_suffixes, line_of
+from bench.planners.problem import Groups
+from penstock.search.transformer.partition_kernel import Choices, Floats
 
 Order = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.search.layers.partition_kernel import Floats
-from penstock.search.layers.problem import Problem
+from bench.planners.problem import Problem
+from penstock.search.transformer.partition_kernel import Floats
 
 Order = tuple[int, ...]
 _MOST_TRIED = 5  # devices of which all orders are tried

@@ -1,4 +1,4 @@
-"""search.problem and search.simulated: seconds, bytes and refusals, by definition."""
+"""planners.problem and planners.simulated: seconds, bytes and refusals, by definition."""
 
 import math
 
@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.planners.problem import Assignment, Problem
+from bench.planners.simulated import simulated
 from penstock.errors import PlanError
 from penstock.schedule import find
-from penstock.search.layers.partition import Chain, Kind
-from penstock.search.layers.problem import Assignment, Problem
-from penstock.search.layers.simulated import simulated
-from tests.search.problems import alike, everything, problems
+from penstock.search.transformer.partition import Chain, Kind
+from tests.bench.planners.problems import alike, everything, problems
 
 SCHEDULES = ("one_f_one_b", "gpipe", "zb_h1", "zb_h2", "dapple")
 

@@ -5,8 +5,8 @@ import math
 
 from hypothesis import strategies as st
 
-from penstock.search.layers.partition import Chain, Kind
-from penstock.search.layers.problem import Assignment, Problem
+from bench.planners.problem import Assignment, Problem
+from penstock.search.transformer.partition import Chain, Kind
 
 small = st.integers(0, 9)
 LINKS = (1.0, 5.0, 50.0)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.search.layers.problem import Assignment, Groups, Problem
+from bench.planners.problem import Assignment, Groups, Problem
 
 
 def moves(problem: Problem, assignment: Assignment) -> Iterator[Assignment]:

@@ -1,8 +1,8 @@
-"""Planners: what published planners would run, simulated exactly, beside our own choice.
+"""Planners: what published planners would run, simulated exactly, beside the best of that kind.
 
     python -m bench.planners [--json] [--samples 50]
 
-Each planner is a few settings of one search (penstock.search.layers.planners); what it plans is run
+Each planner is a few settings of one search (published.py); what it plans is run
 as one synchronous step, whose seconds and bytes are simulated exactly.
 
 uniform   equal blocks, an embedding and a head; alike devices, four to a host
@@ -11,12 +11,12 @@ mixed     layers of random sizes; fast and slow devices, in hosts of their own
 regions   alike devices in two regions with a slow link, in an order that does not show them
 memory    as mixed, with little memory
 
-ratio     seconds of the planner's step / ours, where its plan fits: least, median, worst
-ratio_1f1b_least  the least against ours where 1F1B is the only schedule
+ratio     seconds of the planner's step / the reference's, where its plan fits: least, median, worst
+ratio_1f1b_least  the least against the reference where 1F1B is the only schedule
 out_of_memory     part of the samples in which its plan does not fit, or it finds none; samples for
-                  which ours finds none are left out
+                  which the reference finds none are left out
 seconds           CPU of one search, the median
-"ours, 1F1B" is our search with no other schedule; "ours" has seconds only.
+"reference" is the search of assign.py, "reference, 1F1B" the same with no other schedule.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.machine import machine
+from bench.planners.assign import assign
+from bench.planners.problem import Problem
+from bench.planners.published import PLANNERS, plan_as
+from bench.planners.simulated import Outcome
 from penstock.errors import PlanError
-from penstock.search.layers.assign import assign
-from penstock.search.layers.partition import Chain, Kind
-from penstock.search.layers.planners import PLANNERS, plan_as
-from penstock.search.layers.problem import Problem
-from penstock.search.layers.simulated import Outcome
+from penstock.search.transformer.partition import Chain, Kind
 
 Row = dict[str, object]
 Draw = np.random.Generator
@@ -141,10 +141,10 @@ def _problem(
 
 
 class Sample(NamedTuple):
-    """Of one planner in one sample: its outcome, ours, and ours by 1F1B; seconds of the search."""
+    """One planner in one sample: its outcome, the reference's, that by 1F1B; seconds to find it."""
 
     outcome: Outcome | None
-    ours: Outcome
+    reference: Outcome
     plain: Outcome | None
     seconds: float
 
@@ -163,15 +163,15 @@ def rows_of(samples: int) -> list[Row]:
 
 
 def _sample(problem: Problem) -> Iterator[tuple[str, Sample]]:
-    ours, own_s = _timed(lambda: assign(problem))
-    if ours is None:
+    reference, own_s = _timed(lambda: assign(problem))
+    if reference is None:
         return
     plain, plain_s = _timed(lambda: assign(problem, schedules=("one_f_one_b",)))
-    yield "ours", Sample(ours, ours, plain, own_s)
-    yield "ours, 1F1B", Sample(plain, ours, plain, plain_s)
+    yield "reference", Sample(reference, reference, plain, own_s)
+    yield "reference, 1F1B", Sample(plain, reference, plain, plain_s)
     for planner in PLANNERS:
         outcome, seconds = _timed(lambda planner=planner: plan_as(planner, problem))
-        yield planner.name, Sample(outcome, ours, plain, seconds)
+        yield planner.name, Sample(outcome, reference, plain, seconds)
 
 
 def _timed(search: Callable[[], Outcome]) -> tuple[Outcome | None, float]:
@@ -185,7 +185,7 @@ def _timed(search: Callable[[], Outcome]) -> tuple[Outcome | None, float]:
 
 def _row(planner: str, case: str, samples: list[Sample]) -> Row:
     fit = [(one.outcome.step_s, one) for one in samples if one.outcome and one.outcome.fits]
-    ratios = [step_s / one.ours.step_s for step_s, one in fit]
+    ratios = [step_s / one.reference.step_s for step_s, one in fit]
     plain = [step_s / one.plain.step_s for step_s, one in fit if one.plain]
     return {
         "planner": planner,
@@ -222,7 +222,3 @@ def main() -> None:
         print(json.dumps({"rows": rows, "machine": machine()}))
     else:
         show(rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""search.device_order: min-cuts equal brute force; slow links end up between parts."""
+"""planners.device_order: min-cuts equal brute force; slow links end up between parts."""
 
 import itertools
 import random
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.search.layers.device_order import (
+from bench.planners.device_order import (
     by_min_cut,
     listed,
     many,
@@ -16,9 +16,9 @@ from penstock.search.layers.device_order import (
     min_cut_order,
     scattered,
 )
-from penstock.search.layers.partition import Chain, Kind
-from penstock.search.layers.problem import Problem
-from tests.search.problems import alike, problems
+from bench.planners.problem import Problem
+from penstock.search.transformer.partition import Chain, Kind
+from tests.bench.planners.problems import alike, problems
 
 
 @st.composite

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schedule.compiled import compiled
-from penstock.search.layers.partition_kernel import Choices, Floats, Longs
+from penstock.search.transformer.partition_kernel import Choices, Floats, Longs
 
 Bools: TypeAlias = NDArray[np.bool_]
 UNFIT = 1e100  # seconds added where stages do not fit

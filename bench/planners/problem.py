@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.planners.line_kernel import Arrays
 from penstock.errors import PlanError
-from penstock.search.layers.line_kernel import Arrays
-from penstock.search.layers.partition import Chain, Kind
+from penstock.search.transformer.partition import Chain, Kind
 
 Groups = tuple[tuple[int, ...], ...]
 

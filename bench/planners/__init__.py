@@ -1,0 +1,1 @@
+"""How published planners choose stages and devices, and the best plans of that kind there are."""

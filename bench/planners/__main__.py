@@ -1,0 +1,3 @@
+from bench.planners.compare import main
+
+main()
