@@ -7,7 +7,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import shutil
 import signal
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,6 +23,14 @@ settings.load_profile("penstock")
 # A shell starts what stands before its `&` so that Ctrl-C is ignored, by the children too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let a process that shares the tests with others look like one that runs them all."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        sys.modules["__main__"].__file__ = str(Path(pytest.__file__))
+        tempfile.tempdir = os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("tmp"))
 
 
 @pytest.fixture(scope="session", autouse=True)

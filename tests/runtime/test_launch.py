@@ -28,6 +28,7 @@ from penstock.runtime.launch import as_json, from_json, run_processes, run_threa
 from penstock.runtime.worker import RankResult, Task, work
 from penstock.timeline import Held, Span
 from tests.parity.models import captured, data, job_of, plan_of
+from tests.runtime.left import SHARED, names_in, stays_in
 
 pytestmark = pytest.mark.timeout(60)
 LAUNCHERS = [run_threads, run_processes]
@@ -60,17 +61,17 @@ def children(pid: int) -> set[int]:
 def traces() -> tuple[object, ...]:
     """Return what a run could leave behind: processes, threads, files."""
     temporary = {p.name for p in Path(tempfile.gettempdir()).glob("penstock*")}
-    shared = {p.name for p in Path("/dev/shm").iterdir()}
     ranks = {t.name for t in threading.enumerate()}
-    return children(os.getpid()), temporary, shared, ranks, open_files()
+    return children(os.getpid()), temporary, ranks, open_files()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     captured("frozen", torch.float32)  # tracing opens files of its own
-    before = traces()
+    before, shared = traces(), names_in(SHARED)
     yield
     assert traces() == before
+    assert stays_in(SHARED, shared) == set()
 
 
 def result(rank: int) -> RankResult:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.runtime.transport import TensorSpec, roster, segment
 from penstock.runtime.transport.segment import LINE_WORDS, Segment
 from penstock.runtime.transport.shared_memory import available, host_key
+from tests.runtime.left import SHARED, names_in, stays_in
 from tests.runtime.transport_ranks import Outcome, errors, run_shared_memory, values
 
 SPEC = (TensorSpec((4,), torch.int64),)
@@ -160,7 +161,7 @@ MESSAGE = [torch.zeros(4, dtype=torch.int64)]
 
 @pytest.mark.parametrize("how", WAITS)
 def test_killed_rank_fails_those_who_wait_and_leaves_nothing(how):
-    before = sorted(os.listdir("/dev/shm"))
+    before = names_in(SHARED)
 
     def body(end):
         if end.rank == 1:
@@ -178,7 +179,7 @@ def test_killed_rank_fails_those_who_wait_and_leaves_nothing(how):
     assert outcomes[1] == Outcome(signal=signal.SIGKILL)
     for rank in (0, 2):
         assert outcomes[rank].error.startswith("TransportError: rank 1 died: its process ")
-    assert sorted(os.listdir("/dev/shm")) == before
+    assert stays_in(SHARED, before) == set()
 
 
 def test_rank_killed_while_it_sends_and_sums_fails_the_others():
