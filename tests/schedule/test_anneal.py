@@ -7,15 +7,18 @@ from hypothesis import strategies as st
 from penstock.errors import ScheduleError
 from penstock.schedule import (
     SCHEDULES,
+    Seconds,
     bubble_fraction,
     double_buffered,
+    dual_pipe_v,
     gpipe,
     peak_activations,
     v_half,
     zb_h1,
+    zb_v,
 )
 from penstock.schedule.anneal import annealed
-from penstock.schedule.greedy import Seconds
+from tests.search.test_shortest import played_s
 
 DRAINING = [m for m in SCHEDULES if not m(1, 1).has_updates and m.__name__ != "forward_only"]
 
@@ -26,16 +29,29 @@ def step_s(schedule, f=1.0, i=1.0, w=1.0) -> float:
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(DRAINING), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
-def test_step_and_activations_never_grow(make, num_stages, m, w):
+@given(st.sampled_from(DRAINING), st.integers(1, 5), st.integers(1, 7), st.sampled_from([0, 1, 4]))
+def test_step_and_activations_never_grow(make, num_stages, m, message_s):
     before = make(num_stages, m)
-    after = annealed(before, seconds=Seconds(2.0, 3.0, float(w)), moves=200)
-    assert step_s(after, 2.0, 3.0, w) <= step_s(before, 2.0, 3.0, w) + 1e-9
+    seconds = Seconds((2.0,) * (num_stages - 1) + (5.0,), 3.0, 1.0, message_s)
+    after = annealed(before, seconds=seconds, moves=200)
+    assert played_s(after, seconds) <= played_s(before, seconds) + 1e-9
     assert max(peak_activations(after)) <= max(peak_activations(before))
     assert after.stage_ranks == before.stage_ranks
-    assert sorted(map(str, (a for o in after.orders for a in o))) == (
-        sorted(map(str, (a for o in before.orders for a in o)))
-    )
+    for one, other in zip(before.orders, after.orders, strict=True):
+        assert sorted(map(str, one)) == sorted(map(str, other))
+
+
+def test_whole_backwards_beside_split_ones_stay_what_they_are():
+    before, slow = dual_pipe_v(4, 6), Seconds(message_s=1.0)
+    assert {action.kind for order in before.orders for action in order} == set("FBIW")
+    after = annealed(before, seconds=slow, moves=5_000)
+    assert played_s(after, slow) < played_s(before, slow)
+
+
+def test_messages_are_shortened_too():
+    before, slow = zb_v(6, 6), Seconds(message_s=1.0)
+    assert played_s(annealed(before, moves=40_000), slow) == played_s(before, slow) == 59
+    assert played_s(annealed(before, seconds=slow, moves=40_000), slow) <= 47
 
 
 def test_v_half_of_four_ranks_is_not_the_shortest_with_its_memory():

@@ -3,13 +3,14 @@
 import inspect
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli import face
+from penstock.cli import find as finding
 from penstock.errors import ScheduleError
 from penstock.files import Json, write_text
 from penstock.schedule import (
@@ -31,29 +32,55 @@ _MOST_FORWARDS = 50_000_000  # arrays of about 2 GiB
 _MOST_DRAWN = 64  # ranks
 
 
-def schedule(
+def schedule(  # noqa: PLR0913 - the flags
     name: Annotated[str | None, typer.Argument(help="The one to draw; default: list all.")] = None,
     stages: Annotated[int, typer.Option(min=1, help="Stages of the model.")] = 4,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Ranks, where stages share them.")
     ] = None,
+    how: Annotated[finding.How | None, typer.Option("--find", help="Find the shortest.")] = None,
+    seconds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="F,I,W[,MESSAGE[,COPY]]",
+            help="To find one for; 2:3:2,2,1 has F by stage. Default: 1,1,1.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Activations that a rank may hold, of one stage each.")
+    ] = None,
+    within: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to look for it. Default: 20.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write its orders into this file.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List the schedules, or draw one.
+    """List the schedules, draw one, or find one.
 
-    A drawing comes with its bubble, its weight versions and what its ranks hold.
+    A drawing comes with its bubble, its weight versions and what its ranks hold.  --find exact
+    solves for one stage on each rank, --find anneal moves actions about in the named schedule, or
+    in the best built-in ones; what is found stands beside those and what cannot be beaten.
 
     Example: penstock schedule zb_h1 --stages 4 --micro-batches 8
     """
-    if name is not None:
+    given = {"--seconds": seconds, "--limit": limit, "--within": within}
+    wrong = [flag for flag, value in given.items() if value is not None]
+    if how is None and wrong:
+        raise ScheduleError(f"{wrong[0]} without --find", hint="add --find exact or --find anneal")
+    if how is not None:
+        times = finding.times_of(seconds or "1,1,1", stages)
+        builder = None if name is None else find(name)
+        aim = finding.aim_of(builder, (stages, micro_batches, ranks), limit, times)
+        _found(aim, how, 20.0 if within is None else within, (out, svg), as_json=as_json)
+    elif name is not None:
         with face.busy("building"):
             made = build(find(name), stages, micro_batches, ranks)
-        if svg is not None:
-            title = f"{made.name}: {made.num_stages} stages, {made.num_micro_batches} micro-batches"
-            write_text(svg, svg_of(simulated(made), title))
+        _write(made, out, svg, lambda: simulated(made))
         _one(made, as_json=as_json)
+    elif out is not None:
+        raise ScheduleError("--out writes one schedule: which?", hint="name it, or add --find")
     elif svg is not None:
         hint = "penstock schedule zb_h1 --svg zb_h1.svg"
         raise ScheduleError("--svg draws one schedule: which?", hint=hint)
@@ -61,6 +88,44 @@ def schedule(
         face.show_json({"schedules": [builder.__name__ for builder in SCHEDULES]})
     else:
         _all(stages, micro_batches)
+
+
+def _found(
+    aim: finding.Aim,
+    how: finding.How,
+    within_s: float,
+    files: tuple[Path | None, Path | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Find a schedule, write it into its files, orders and picture, and show it."""
+    out, svg = files
+    if aim.times.copy_s is not None and (out is not None or svg is not None):
+        hint = "--json prints them; without the fifth number of --seconds there are none"
+        raise ScheduleError("neither orders nor picture hold copies to the host", hint=hint)
+    for path in (out, svg):
+        if path is not None:
+            face.check_place(path)
+    with face.busy("searching"):
+        found = finding.shortest(aim, how, within_s)
+    made = found.schedule
+    _write(made, out, svg, lambda: finding.timeline(made, aim.times.seconds))
+    if as_json:
+        face.show_json({**_document(made), **finding.document(aim, found)})
+    else:
+        face.show(finding.words(aim, how, found))
+    if out is not None:
+        face.say(f"wrote {out}")
+
+
+def _write(
+    made: Schedule, out: Path | None, svg: Path | None, timed: Callable[[], Timeline]
+) -> None:
+    if out is not None:
+        write_text(out, f"{made}\n")
+    if svg is not None:
+        title = f"{made.name}: {made.num_stages} stages, {made.num_micro_batches} micro-batches"
+        write_text(svg, svg_of(timed(), title))
 
 
 def build(builder: Builder, stages: int, micro_batches: int, ranks: int | None) -> Schedule:

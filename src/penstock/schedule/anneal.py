@@ -9,14 +9,16 @@ Source: S. Kirkpatrick et al., "Optimization by simulated annealing", 1983.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import ScheduleError
 from penstock.schedule.compiled import compiled
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.greedy import Floats, Seconds
-from penstock.schedule.orders import B, I, IntArray, Orders, W
+from penstock.schedule.orders import B, F, I, IntArray, Orders, W
 from penstock.schedule.schedule import Schedule
 
 _REACH = 6  # places that an action is moved at most
@@ -36,7 +38,7 @@ def annealed(
     No rank holds more than `limit` activations, by default the most that one holds in `schedule`.
     `seconds` are by default f = i = w = 1.  100,000 moves of 200 actions take about a second.
 
-    Ignores:  messages; memory of stages of unequal size.
+    Ignores:  memory of stages of unequal size.
     Raises:   ScheduleError: a schedule of several steps, or one that holds more than `limit`.
     """
     held = max(peak_activations(schedule))
@@ -46,34 +48,47 @@ def annealed(
         raise ScheduleError(f"{schedule.name or 'it'} is of several steps", hint=hint)
     if held > most:
         raise ScheduleError(f"a rank holds {held} activations of {most}", hint="raise the limit")
-    orders = schedule.orders
-    split = not bool((orders.kinds == B).any())
-    table = (seconds or Seconds()).table(schedule.num_stages, split=split)
-    rows = np.array([0, 1, 1, 2, 0])[orders.kinds]
-    size = schedule.num_stages * schedule.num_micro_batches
-    actions = rows * size + orders.stages * schedule.num_micro_batches + orders.micro_batches
+    orders, table = schedule.orders, (seconds or Seconds()).table(schedule.num_stages, split=True)
     shape = (schedule.num_stages, schedule.num_micro_batches)
-    best = _anneal(actions.astype(np.int64), orders.offsets, table, shape, (most, moves, seed))
+    rows = np.array([0, 1, 1, 2, 0])[orders.kinds]
+    cells = orders.stages * shape[1] + orders.micro_batches
+    whole = np.zeros(shape[0] * shape[1], np.bool_)
+    whole[cells[orders.kinds == B]] = True
+    took_s = np.repeat(table, shape[1], axis=1)
+    took_s[1, whole] += took_s[2, whole]
+    message_s = float(seconds.message_s) if seconds else 0.0
+    work = _Work(took_s.ravel(), whole, schedule.ranks.astype(np.int64), message_s)
+    actions = (rows * len(whole) + cells).astype(np.int64)
+    best = _anneal(actions, orders.offsets, work, (most, moves, seed))
     kinds, stages, numbers = np.unravel_index(best, (3, *shape))
-    codes = np.array([0, I if split else B, W], np.uint8)[kinds]
+    codes = np.array([F, I, W], np.uint8)[kinds]
+    codes[(kinds == 1) & whole[best % len(whole)]] = B
     made = Orders(codes, stages.astype(np.int32), numbers.astype(np.int32), orders.offsets)
-    return replace(schedule, orders=made)
+    return replace(schedule, orders=made, name=annealed.__name__)
+
+
+class _Work(NamedTuple):
+    """Actions by number, (kind * S + stage) * M + micro-batch; I and B are of one kind."""
+
+    took_s: Floats
+    whole: npt.NDArray[np.bool_]  # [stage * M + micro-batch]: its backward is B, not I and W
+    homes: IntArray  # the rank of [stage, micro-batch]
+    message_s: float
 
 
 @compiled
 def _anneal(
     actions: IntArray,
     offsets: IntArray,
-    table: Floats,
-    shape: tuple[int, int],
+    work: _Work,
     settings: tuple[int, int, int],
 ) -> IntArray:
     """Return the best order of all actions met, rank after rank as in `actions`."""
     limit, moves, seed = settings
     np.random.seed(seed)  # numba's own generator: of this loop alone
     now = actions.copy()
-    now_s = _step_s(now, offsets, table, shape, limit)
-    best, best_s, heat = now.copy(), now_s, _HEAT * table.max()
+    now_s = _step_s(now, offsets, work, limit)
+    best, best_s, heat = now.copy(), now_s, _HEAT * work.took_s.max()
     for move in range(moves):
         place = np.random.randint(len(now))
         rank = np.searchsorted(offsets, place, side="right") - 1
@@ -81,7 +96,7 @@ def _anneal(
         if other == place or other < offsets[rank] or other >= offsets[rank + 1]:
             continue
         _shift(now, place, other)
-        step_s = _step_s(now, offsets, table, shape, limit)
+        step_s = _step_s(now, offsets, work, limit)
         warmth = heat * (1.0 - move / moves) + 1e-9
         if step_s <= now_s or np.random.random() < np.exp((now_s - step_s) / warmth):
             now_s = step_s
@@ -103,53 +118,54 @@ def _shift(actions: IntArray, place: int, other: int) -> None:
 
 
 @compiled
-def _step_s(
-    actions: IntArray, offsets: IntArray, table: Floats, shape: tuple[int, int], limit: int
-) -> float:
+def _step_s(actions: IntArray, offsets: IntArray, work: _Work, limit: int) -> float:
     """Return the step, infinity if it never ends or a rank holds more than `limit`."""
-    if not _fits(actions, offsets, shape[0] * shape[1], limit):
+    if not _fits(actions, offsets, work.whole, limit):
         return np.inf
-    num_stages, num_micro_batches = shape
-    size, num_ranks = num_stages * num_micro_batches, len(offsets) - 1
-    ends_s = np.full(3 * size, -1.0)
+    num_ranks, ends_s = len(offsets) - 1, np.full(len(work.took_s), -1.0)
     at, clock_s = offsets[:-1].copy(), np.zeros(num_ranks)
     done, moved = 0, True
     while moved:
         moved = False
         for rank in range(num_ranks):
             while at[rank] < offsets[rank + 1]:
-                action = actions[at[rank]]
-                kind, cell = action // size, action % size
-                stage, needed_s = cell // num_micro_batches, 0.0
-                if kind == 0 and stage > 0:
-                    needed_s = ends_s[cell - num_micro_batches]
-                elif kind == 1:
-                    last = stage == num_stages - 1
-                    needed_s = ends_s[cell] if last else ends_s[size + cell + num_micro_batches]
-                    needed_s = min(needed_s, ends_s[cell]) if ends_s[cell] < 0 else needed_s
-                elif kind == 2:
-                    needed_s = ends_s[size + cell]
+                action = int(actions[at[rank]])
+                needed_s = _needed_s(action, ends_s, work.homes, work.message_s)
                 if needed_s < 0:
                     break
-                clock_s[rank] = max(clock_s[rank], needed_s) + table[kind, stage]
+                clock_s[rank] = max(clock_s[rank], needed_s) + work.took_s[action]
                 ends_s[action] = clock_s[rank]
                 at[rank] += 1
                 done += 1
                 moved = True
-    if done < len(actions):
-        return np.inf
-    return clock_s.max()
+    return float(clock_s.max()) if done == len(actions) else np.inf
 
 
 @compiled
-def _fits(actions: IntArray, offsets: IntArray, size: int, limit: int) -> bool:
+def _needed_s(action: int, ends_s: Floats, homes: IntArray, message_s: float) -> float:
+    """Return when what an action waits for is on its rank; below 0 if that is not known."""
+    num_stages, num_micro_batches = homes.shape
+    kind, cell = action // homes.size, action % homes.size
+    stage, m = cell // num_micro_batches, cell % num_micro_batches
+    if kind == 2:
+        return float(ends_s[homes.size + cell])
+    if kind == 1 and (ends_s[cell] < 0 or stage + 1 == num_stages):
+        return float(ends_s[cell])
+    if kind == 0 and stage == 0:
+        return 0.0
+    other = stage + 1 if kind == 1 else stage - 1
+    end_s = float(ends_s[kind * homes.size + other * num_micro_batches + m])
+    return end_s + message_s if end_s >= 0 and homes[other, m] != homes[stage, m] else end_s
+
+
+@compiled
+def _fits(actions: IntArray, offsets: IntArray, whole: npt.NDArray[np.bool_], limit: int) -> bool:
     """Return whether no rank holds more than `limit` activations."""
-    has_weights = len(actions) > 2 * size
     for rank in range(len(offsets) - 1):
         held = 0
         for place in range(offsets[rank], offsets[rank + 1]):
-            kind = actions[place] // size
-            held += 1 if kind == 0 else -1 if kind == 2 or not has_weights else 0
+            kind, cell = actions[place] // len(whole), actions[place] % len(whole)
+            held += 1 if kind == 0 else -1 if kind == 2 or whole[cell] else 0
             if held > limit:
                 return False
     return True

@@ -110,7 +110,7 @@ def greedy_few(
     """
     table = seconds.table(len(ranks), split=split)
     lanes, need = _lanes(ranks, len(rules[0].limit))
-    least_s = _least_s(ranks, table, seconds.message_s)
+    least_s = least_step_s(ranks, table, seconds.message_s)
     states: list[_State] = []
     for each in rules:
         ahead = np.full_like(each.limit, NO_LIMIT) if each.ahead is None else each.ahead
@@ -212,8 +212,11 @@ def _lanes(
     return (first, names % num_stages, start, by_lane), need
 
 
-def _least_s(ranks: IntArray, table: Floats, message_s: float) -> float:
-    """Return the work of some rank and the time until it can begin: no step takes less."""
+def least_step_s(ranks: IntArray, table: Floats, message_s: float) -> float:
+    """Return the work of some rank and the time until it can begin: no step takes less.
+
+    `ranks` is [stage, micro-batch], `table` what `Seconds.table` returns.
+    """
     hops_s = message_s * (ranks[1:] != ranks[:-1])
     begins_s = np.zeros(ranks.shape)
     np.cumsum(table[FORWARD, :-1, None] + hops_s, axis=0, out=begins_s[1:])

@@ -1,0 +1,225 @@
+"""penstock schedule --find: the shortest schedule for given seconds and memory, beside the others.
+
+`exact` solves for one stage on each rank and says what cannot be beaten; with the seconds of a copy
+it also decides which activations wait on the host.  `anneal` shortens schedules that there are.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from penstock.cli import face
+from penstock.errors import ScheduleError
+from penstock.files import Json
+from penstock.schedule import Builder, Schedule, Seconds, peak_activations
+from penstock.timeline import Timeline, draw
+
+How: TypeAlias = Literal["exact", "anneal"]
+_MOST = {"exact": 600, "anneal": 100_000}  # forwards
+_STARTS, _SHOWN = 3, 5  # built-in schedules: annealed, and listed
+_MOST_DRAWN = 64  # ranks
+_HINT = "write F,I,W as in 10,11,8, then perhaps a message and a copy; by stage as in 10:12:9"
+
+
+class Times(NamedTuple):
+    """What actions and messages take, and a copy of an activation to the host or back."""
+
+    seconds: Seconds
+    copy_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What to find a schedule for: sizes, activations that a rank may hold, and seconds.
+
+    start   what to anneal; None: the best built-in ones
+    """
+
+    stages: int
+    micro_batches: int
+    ranks: int
+    limit: int
+    times: Times
+    start: Schedule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shortest:
+    """What was found: its step, what none can be below, and the built-in ones, best first."""
+
+    schedule: Schedule
+    step_s: float
+    bound_s: float
+    is_proved: bool
+    known: tuple[tuple[str, float], ...]
+    copies: tuple[str, ...] = ()
+
+
+def times_of(text: str, stages: int) -> Times:
+    """Return the seconds that `text` says: F,I,W[,MESSAGE[,COPY]].
+
+    Raises:   ScheduleError: not so many numbers, one below 0, or not one for each stage.
+    """
+    parts = text.split(",")
+    try:
+        numbers = [tuple(map(float, part.split(":"))) for part in parts]
+    except ValueError:
+        raise ScheduleError(f"--seconds {text} has what is no number", hint=_HINT) from None
+    if not 3 <= len(parts) <= 5 or any(len(each) > 1 for each in numbers[3:]):
+        message = f"--seconds {text} is not three to five numbers, of which F, I and W may differ"
+        raise ScheduleError(message, hint=_HINT)
+    forward, backward, weights = (each[0] if len(each) == 1 else each for each in numbers[:3])
+    more = [each[0] for each in numbers[3:]]
+    if any(not 0 <= each < float("inf") for part in numbers for each in part):
+        raise ScheduleError(f"--seconds {text} has a number below 0, or without end", hint=_HINT)
+    seconds = Seconds(forward, backward, weights, more[0] if more else 0.0)
+    seconds.table(stages, split=True)  # raises where there is not one for each stage
+    return Times(seconds, more[1] if len(more) > 1 else None)
+
+
+def aim_of(
+    builder: Builder | None, sizes: tuple[int, int, int | None], limit: int | None, times: Times
+) -> Aim:
+    """Return what to find; `sizes` are stages, micro-batches and ranks.
+
+    Without `limit` a rank holds as many activations as in the schedule named, or as there are
+    stages, which is what 1F1B takes.
+    """
+    from penstock.cli.schedule import build
+
+    stages, micro_batches, ranks = sizes
+    if builder is None:
+        most = stages if limit is None else limit
+        return Aim(stages, micro_batches, ranks or stages, most, times)
+    start = build(builder, stages, micro_batches, ranks)
+    most = max(peak_activations(start)) if limit is None else limit
+    return Aim(stages, micro_batches, start.num_ranks, most, times, start)
+
+
+def shortest(aim: Aim, how: How, within_s: float) -> Shortest:
+    """Return the shortest schedule that is found in about `within_s`.
+
+    Raises:   ScheduleError: too many actions; what `how` cannot do is asked for; no schedule has
+              these sizes and holds so little.
+    """
+    if aim.stages * aim.micro_batches > _MOST[how]:
+        message = f"{aim.stages} stages x {aim.micro_batches} micro-batches: too many"
+        other = "; --find anneal takes more" if how == "exact" else ""
+        raise ScheduleError(message, hint=f"ask for at most {_MOST[how]} in all{other}")
+    return _exact(aim, within_s) if how == "exact" else _annealed(aim, within_s)
+
+
+def _exact(aim: Aim, within_s: float) -> Shortest:
+    from penstock.schedule.exact import exact
+    from penstock.schedule.exact_offload import Copies, exact_offload
+
+    if aim.start is not None:
+        message = f"--find exact begins with no schedule, and {aim.start.name} is named"
+        raise ScheduleError(message, hint="leave out the name, or take --find anneal")
+    if aim.ranks != aim.stages:
+        message = f"--find exact puts one stage on each rank, not {aim.stages} on {aim.ranks}"
+        raise ScheduleError(message, hint="leave out --ranks, or take --find anneal")
+    sizes, (seconds, copy_s) = (aim.stages, aim.micro_batches), aim.times
+    if copy_s is None:
+        made = exact(*sizes, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
+        copies: tuple[str, ...] = ()
+    else:
+        both = Copies(copy_s, copy_s)
+        made = exact_offload(*sizes, both, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
+        copies = tuple(map(str, made.copies))
+    known = _known(aim)
+    return Shortest(made.schedule, made.step_s, made.bound_s, made.is_proved, known, copies)
+
+
+def _annealed(aim: Aim, within_s: float) -> Shortest:
+    from penstock.search.shortest import Given, anneal, built_in, least_s
+
+    seconds, copy_s = aim.times
+    if copy_s is not None:
+        hint = "leave out the fifth number, or take --find exact"
+        raise ScheduleError("--find anneal makes no copies to the host", hint=hint)
+    given = Given(aim.stages, aim.micro_batches, aim.ranks, aim.limit, seconds)
+    known = built_in(given)
+    starts = [each.schedule for each in known[:_STARTS]] if aim.start is None else [aim.start]
+    end_s = time.monotonic() + within_s
+    found = anneal(starts, given, lambda: time.monotonic() >= end_s)
+    bound_s = min(found.step_s, least_s(found.schedule, seconds))
+    is_proved = found.step_s <= bound_s * (1 + 1e-9)
+    pairs = tuple((each.schedule.name, each.step_s) for each in known)
+    return Shortest(found.schedule, found.step_s, bound_s, is_proved, pairs)
+
+
+def _known(aim: Aim) -> tuple[tuple[str, float], ...]:
+    from penstock.search.shortest import Given, built_in
+
+    sizes = aim.stages, aim.micro_batches, aim.ranks, aim.limit
+    known = built_in(Given(*sizes, aim.times.seconds))
+    return tuple((each.schedule.name, each.step_s) for each in known)
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def words(aim: Aim, how: How, found: Shortest) -> str:
+    """Return what was found beside what is known, its picture, and its copies."""
+    made, seconds = found.schedule, aim.times.seconds
+    best = found.known[0][1] if found.known else None
+    head = (
+        f"{aim.stages} stages on {aim.ranks} ranks, {aim.micro_batches} micro-batches, "
+        f"at most {aim.limit} activations on a rank; {_said(aim.times)}"
+    )
+    rows = [(f"found ({how})", f"{found.step_s:g} s", *_beside(found.step_s, best))]
+    rows += [(name, f"{step:g} s", "") for name, step in found.known[:_SHOWN]]
+    parts = [head, face.table(("schedule", "step", ""), rows)]
+    where = "" if aim.ranks == aim.stages else " with its stages on these ranks"
+    below = f"no schedule{where} is below {found.bound_s:g} s"
+    parts.append(f"no schedule{where} is shorter" if found.is_proved else below)
+    if made.num_ranks <= _MOST_DRAWN and not found.copies:
+        parts.append(draw(timeline(made, seconds)))
+    if found.copies:
+        parts.append("\n".join([str(made.orders), *found.copies]))
+    return "\n\n".join(parts)
+
+
+def _beside(step_s: float, best_s: float | None) -> tuple[str]:
+    if best_s is None or best_s == 0:
+        return ("",)
+    return (f"{100 * (step_s / best_s - 1):+.1f} % of the best built-in",)
+
+
+def _said(times: Times) -> str:
+    shown: list[str] = []
+    for name, value in zip(("F", "I", "W", "a message"), times.seconds, strict=True):
+        each = value if isinstance(value, Sequence) else (value,)
+        shown.append(f"{name} {' '.join(f'{one:g}' for one in each)} s")
+    if times.copy_s is not None:
+        shown.append(f"a copy to the host or back {times.copy_s:g} s")
+    return ", ".join(shown)
+
+
+def document(aim: Aim, found: Shortest) -> dict[str, Json]:
+    """Return what `words` shows, to be added to the document of the schedule."""
+    return {
+        "limit": aim.limit,
+        "step_s": found.step_s,
+        "bound_s": found.bound_s,
+        "is_proved": found.is_proved,
+        "built_in": [{"name": name, "step_s": step} for name, step in found.known],
+        "copies": list(found.copies),
+    }
+
+
+def timeline(made: Schedule, seconds: Seconds) -> Timeline:
+    """Return the timeline of a schedule with these seconds; messages share no link."""
+    from penstock.cluster import Cluster, DeviceKind, Host, Link
+    from penstock.program.lower import lower
+    from penstock.simulate import simulate
+
+    forward_s, input_s, weights_s = seconds.table(made.num_stages, split=True).tolist()
+    both_s = [i + w for i, w in zip(input_s, weights_s, strict=True)]
+    by_kind = {"F": forward_s, "I": input_s, "W": weights_s, "B": both_s}
+    link = Link(seconds.message_s, float("inf"))
+    there = Cluster((DeviceKind("any", 1, (), 1.0),), (Host("any", "any", made.num_ranks),), link)
+    cluster = there if seconds.message_s else None
+    return simulate(lower(made), lambda each: by_kind[each.kind][each.stage], cluster)
