@@ -23,6 +23,7 @@ COMMANDS = (
     "simulate",
     "replay",
     "predict",
+    "configure",
     "report",
     "export",
     "schedule",

@@ -9,6 +9,7 @@ import typer
 import penstock
 from penstock.cli import face
 from penstock.cli.check import check
+from penstock.cli.configure import configure
 from penstock.cli.doctor import doctor
 from penstock.cli.export import export
 from penstock.cli.plan import plan
@@ -19,7 +20,9 @@ from penstock.cli.schedule import schedule
 from penstock.cli.simulate import simulate
 from penstock.cli.train import train
 
-COMMANDS = (train, plan, simulate, replay, predict, report, export, schedule, check, doctor)
+COMMANDS = (
+    train, plan, simulate, replay, predict, configure, report, export, schedule, check, doctor,
+)  # fmt: skip
 
 app = typer.Typer(
     add_completion=False,

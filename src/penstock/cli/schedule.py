@@ -3,7 +3,7 @@
 import inspect
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +31,13 @@ UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stag
 _MOST_FORWARDS = 50_000_000  # arrays of about 2 GiB
 _MOST_DRAWN = 64  # ranks
 
+_SECONDS = typer.Option(
+    metavar="F,I,W[,MESSAGE[,COPY]]",
+    help="To find one for; 2:3:2,2,1 has F by stage. Default: 1,1,1.",
+)
+_LIMIT = typer.Option(min=1, help="Activations that a rank may hold, of one stage each.")
+_WITHIN = typer.Option(min=0, help="Seconds to look for it. Default: 20.")
+
 
 def schedule(  # noqa: PLR0913 - the flags
     name: Annotated[str | None, typer.Argument(help="The one to draw; default: list all.")] = None,
@@ -40,19 +47,9 @@ def schedule(  # noqa: PLR0913 - the flags
         int | None, typer.Option(min=1, help="Ranks, where stages share them.")
     ] = None,
     how: Annotated[finding.How | None, typer.Option("--find", help="Find the shortest.")] = None,
-    seconds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="F,I,W[,MESSAGE[,COPY]]",
-            help="To find one for; 2:3:2,2,1 has F by stage. Default: 1,1,1.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Activations that a rank may hold, of one stage each.")
-    ] = None,
-    within: Annotated[
-        float | None, typer.Option(min=0, help="Seconds to look for it. Default: 20.")
-    ] = None,
+    seconds: Annotated[str | None, _SECONDS] = None,
+    limit: Annotated[int | None, _LIMIT] = None,
+    within: Annotated[float | None, _WITHIN] = None,
     out: Annotated[Path | None, typer.Option(help="Write its orders into this file.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -65,10 +62,8 @@ def schedule(  # noqa: PLR0913 - the flags
 
     Example: penstock schedule zb_h1 --stages 4 --micro-batches 8
     """
-    given = {"--seconds": seconds, "--limit": limit, "--within": within}
-    wrong = [flag for flag, value in given.items() if value is not None]
-    if how is None and wrong:
-        raise ScheduleError(f"{wrong[0]} without --find", hint="add --find exact or --find anneal")
+    if how is None:
+        _check_no_search({"--seconds": seconds, "--limit": limit, "--within": within})
     if how is not None:
         times = finding.times_of(seconds or "1,1,1", stages)
         builder = None if name is None else find(name)
@@ -88,6 +83,13 @@ def schedule(  # noqa: PLR0913 - the flags
         face.show_json({"schedules": [builder.__name__ for builder in SCHEDULES]})
     else:
         _all(stages, micro_batches)
+
+
+def _check_no_search(flags: Mapping[str, object]) -> None:
+    for flag, value in flags.items():
+        if value is not None:
+            hint = "add --find exact or --find anneal"
+            raise ScheduleError(f"{flag} without --find", hint=hint)
 
 
 def _found(

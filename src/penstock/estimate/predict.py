@@ -47,7 +47,7 @@ def predict(
         if own:
             values = terms(quantity, [runs[at] for at in own]).of(item.array)
             for at, value in zip(own, values, strict=True):
-                found[at] = _estimate(runs[at], float(value), item)
+                found[at] = around(runs[at], float(value), item)
     return tuple(found[at] for at in range(len(runs)))
 
 
@@ -64,7 +64,8 @@ def _closest(run: TrainingRun, constants: Sequence[Constants]) -> Constants:
     return min(constants, key=distance)
 
 
-def _estimate(run: TrainingRun, value: float, constants: Constants) -> Estimate:
+def around(run: TrainingRun, value: float, constants: Constants) -> Estimate:
+    """Return what `constants` predict of a run, with its interval and in what it extrapolates."""
     outside = constants.outside(run)
     if constants.cluster != run.cluster:
         outside = ("cluster", *outside)
