@@ -16,10 +16,11 @@ from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.program.lower_plan import lower_plan, ranks_of, stages_of
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Compute, Program
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
+from penstock.schedule import find
 from penstock.schedule.schedule import Action
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -57,7 +58,7 @@ def lowered(
     """
     job, graph = size.job(), captured.graph
     job = job if optimizer is None else replace(job, optimizer=optimizer)
-    stages = 2 if ranks_of(schedule, 2, num_micro_batches) == 2 else 4
+    stages = 2 if find(schedule)(2, num_micro_batches).num_ranks == 2 else 4
     pieces = size.pieces_of(stages)
     names = [point.name for point in graph.cut_points]
     cuts = [names.index(f"after pieces.{stage[-1]}") for stage in pieces[:-1]]

@@ -48,6 +48,7 @@ from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.links import measure_link
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
+from penstock.schedule.recipe import name_of
 from penstock.search import Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.units import format_bytes, format_seconds
@@ -140,7 +141,7 @@ def cases(model: Model, cluster: Cluster) -> list[Case]:
     found = [_case(name, plan, model, cluster) for name, plan in listed]
     same = [number for number, case in enumerate(found) if _decides(case.plan) == _decides(best)]
     if not same:
-        found.append(_case(best.schedule, best, model, cluster))
+        found.append(_case(name_of(best.schedule), best, model, cluster))
     place = same[0] if same else len(found) - 1
     found[place] = found[place]._replace(searched=True)
     return found

@@ -34,16 +34,16 @@ from torch import Tensor
 from bench.machine import machine
 from bench.zoo import JOBS
 from penstock.graph.trace import Capture, capture
-from penstock.plan import Plan, plan_by_hand
+from penstock.plan import Plan, is_asynchronous, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.launch import Groups, Launcher, Work, run_processes
 from penstock.runtime.run import Outcome, run
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.worker import RankResult, Report
 from penstock.search.balance import balanced_cuts
-from penstock.simulate.what_if import WINDOW, Change, measured_run, what_if
+from penstock.simulate.what_if import WINDOW, Change, Run, changed, measured_run, what_if
 from penstock.timeline import step_s
 from penstock.units import format_seconds
 
@@ -89,14 +89,9 @@ def sources(captured: Capture, profile: Profile, later_s: float) -> Iterator[Sou
         yield Source(Case(f"{name}, {where}", plan), (*changes, *((later,) * (replicas == 1))))
 
 
-def target(source: Case, change: Change) -> Case:
-    """Return the case that a change makes of a source."""
-    plan = replace(
-        source.plan,
-        schedule=change.schedule or source.plan.schedule,
-        num_micro_batches=change.num_micro_batches or source.plan.num_micro_batches,
-    )
-    return Case(f"{source.name} -> {change}", plan, change.latency_s)
+def target(source: Case, change: Change, traced: Run) -> Case:
+    """Return the case that a change makes of a source that was traced."""
+    return Case(f"{source.name} -> {change}", changed(traced, change), change.latency_s)
 
 
 # -- messages that are longer under way ------------------------------------------------------------
@@ -206,7 +201,7 @@ def rows_of(rounds: int, steps: int, *, emulated: float) -> list[dict[str, float
             outcome = run_case(source, captured, steps, sleep)
             traced = measured_run(source.plan, captured.graph, outcome.timeline, profile)
             own = traced.replayed_s * traced.program.num_steps / step_s(outcome.timeline) - 1
-            other = run_case(target(source, change), captured, steps, sleep)
+            other = run_case(target(source, change, traced), captured, steps, sleep)
             predicted_s = what_if(traced, change).step_s
             seen[at].append(Pair(outcome.step_s, own, predicted_s, other.step_s))
     return [_row(*one, pairs) for one, pairs in zip(asked, seen, strict=True)]

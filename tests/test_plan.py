@@ -1,6 +1,7 @@
 """The Plan as a noun: checks itself, prints itself, is saved, read back and compared."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import GraphError, PlanError, ScheduleError
-from penstock.plan import Decision, Plan, Prediction, check_fits, decide, diff, plan_by_hand
-from penstock.program.lower_plan import (
+from penstock.plan import (
+    Decision,
+    Plan,
+    Prediction,
+    check_fits,
+    decide,
+    diff,
     is_asynchronous,
-    lower_plan,
+    plan_by_hand,
     schedule_of,
-    stages_of,
-    trains,
 )
-from penstock.schedule import SCHEDULES
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.schedule import SCHEDULES, Schedule, Seconds, find, one_f_one_b, zb_greedy
+from penstock.schedule.recipe import Recipe, trains
+from tests.program.programs import random_schedule
+from tests.schedule.test_recipe import recipes
 from tests.search.chains import chain
 
 GRAPH = chain([3, 3, 3], [5, 6, 7])
@@ -100,15 +108,23 @@ def changed(document: object, path: tuple, value: object) -> object:
 
 
 junk = st.sampled_from([None, "x", -1, 0.5, [], {}, ["x"], [None], {"a": 1}, True, 10**30])
-paths = st.sampled_from(leaves(REASONED.to_json()))
+SECONDS = {"schedule": Recipe("zb_greedy", (("limit", 3),), Seconds((1.0, 2.0), 1.0, 1.0))}
+documents = st.sampled_from(
+    [
+        REASONED.to_json(),
+        replace(REASONED, **SECONDS).to_json(),
+        replace(REASONED, schedule=one_f_one_b(2, 4)).to_json(),
+    ]
+)
 
 
-@given(paths, junk)
+@given(documents, st.data(), junk)
 def test_file_with_a_changed_value_is_refused_with_its_name_or_is_a_plan(
-    tmp_path_factory: pytest.TempPathFactory, path: tuple, value: object
+    tmp_path_factory: pytest.TempPathFactory, document: dict, data, value: object
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "plan.json"
-    file.write_text(json.dumps(changed(REASONED.to_json(), path, value)))
+    path = data.draw(st.sampled_from(leaves(document)))
+    file.write_text(json.dumps(changed(document, path, value)))
     try:
         plan = Plan.load(file)
     except PlanError as problem:
@@ -167,7 +183,7 @@ def test_plan_is_lowered_to_its_ranks_stages_and_edges(make, replicas: int) -> N
     assert (program.num_ranks, program.num_stages) == (ranks * replicas, 2)
     assert (program.num_micro_batches, program.num_steps) == (3, steps)
     both = [("F", 0, 1, 6), ("B", 1, 0, 6)]
-    assert [tuple(e) for e in program.edges] == (both if trains(make.__name__) else both[:1])
+    assert [tuple(e) for e in program.edges] == (both if trains(plan.schedule) else both[:1])
     assert [stage.weights for stage in program.stage_bytes] == [6, 3]
     assert program == lower_plan(plan, GRAPH, num_steps=2, stages=stages_of(plan, GRAPH))
 
@@ -217,3 +233,80 @@ def test_plan_for_another_graph_is_not_lowered() -> None:
         lower_plan(PLAN, chain([1], [1]))
     with pytest.raises((PlanError, GraphError)):
         stages_of(replace(PLAN, cut_names=("x",)), GRAPH)
+
+
+# -- its schedule -------------------------------------------------------------------------------
+
+
+@st.composite
+def plans(draw) -> Plan:
+    """Return a plan of three stages with any schedule."""
+    if draw(st.booleans()):
+        return plan_by_hand(GRAPH, [0, 1], draw(recipes(3)), num_micro_batches=4)
+    sizes = 3, draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    chance = random.Random(draw(st.integers(0, 999)))
+    schedule = random_schedule(chance, *sizes, fixed=draw(st.booleans()), backward=True)
+    name = draw(st.sampled_from(["", "by hand"]))
+    return plan_by_hand(GRAPH, [0, 1], replace(schedule, name=name), replicas=2)
+
+
+@given(plans(), plans())
+def test_plan_with_any_schedule_is_read_back_and_told_from_others(plan: Plan, other: Plan) -> None:
+    again = Plan.from_text(json.dumps(plan.to_json()))
+    assert again == plan
+    assert hash(again) == hash(plan)
+    assert diff(plan, again) == ()
+    lines = [line for line in diff(plan, other) if line.startswith("schedule: ")]
+    assert (plan.schedule == other.schedule) == (lines == [])
+    assert all(" -> " in line and line.split(" -> ")[0] != line.split(" -> ")[1] for line in lines)
+
+
+def test_schedule_of_a_plan_is_the_one_that_stands_in_it() -> None:
+    schedule = Schedule.parse("rank 0  F0.1 F0.0 I0.0 B0.1 W0.0\nrank 1  F1.1 F1.0 B1.1 B1.0")
+    plan = plan_by_hand(GRAPH, [0], schedule)
+    assert (plan.num_micro_batches, plan.num_ranks) == (2, 2)
+    assert schedule_of(plan) is schedule
+    assert lower_plan(plan, GRAPH) == lower_plan(plan, GRAPH, schedule=schedule)
+    assert "2 ranks, a written schedule, 2 micro-batches" in str(plan)
+
+
+def test_recipe_of_a_plan_is_built_with_all_that_it_says() -> None:
+    seconds = Seconds((1.0, 3.0), 1.0, 2.0)
+    plan = plan_by_hand(
+        GRAPH, [0], Recipe("zb_greedy", (("limit", 3),), seconds), num_micro_batches=4
+    )
+    assert schedule_of(plan) == zb_greedy(2, 4, seconds=seconds, limit=3)
+    assert str(plan).splitlines()[0].endswith("2 ranks, zb_greedy(limit=3), 4 micro-batches")
+    assert replace(plan, schedule="zb_greedy").schedule == Recipe("zb_greedy")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": one_f_one_b(3, 4)}, "of 3 stages and 4 micro-batches on 3 ranks, not of 2"),
+        ({"schedule": one_f_one_b(2, 3)}, "not of 2 stages and 4 micro-batches on 2 ranks"),
+        ({"schedule": one_f_one_b(2, 4), "num_ranks": 1}, "micro-batches on 1 ranks"),
+        ({"schedule": find("pipedream")(2, 4)}, "pipedream is written out for 4 steps, weights"),
+    ],
+)
+def test_schedule_of_other_sizes_or_of_several_steps_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message) as caught:
+        replace(PLAN, **change)
+    assert caught.value.hint
+
+
+def test_seconds_for_another_number_of_stages_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="for 2 stages"):
+        replace(PLAN, schedule=Recipe("zb_greedy", seconds=Seconds((1.0, 2.0, 3.0))))
+
+
+def test_recipe_does_not_say_how_many_micro_batches_there_are() -> None:
+    with pytest.raises(PlanError, match="gpipe can have any number of micro-batches"):
+        plan_by_hand(GRAPH, [0], "gpipe")
+
+
+def test_misfit_in_a_schedule_is_told_with_its_place(tmp_path: Path) -> None:
+    wrong = {"builder": "zb_greedy", "seconds": {"forward_s": ["x"]}}
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN.to_json(), "schedule": wrong}))
+    with pytest.raises(PlanError, match=r"is damaged: schedule\.seconds"):
+        Plan.load(tmp_path / "plan.json")

@@ -2,13 +2,23 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json, read_json, write_text
 from penstock.graph.graph import Graph
+from penstock.schedule import Schedule, recipe
+from penstock.schedule.recipe import (
+    AnySchedule,
+    Recipe,
+    any_schedule,
+    built,
+    has_window,
+    name_of,
+    words_of,
+)
 from penstock.typed import MisfitError, typed
 from penstock.units import format_bytes, format_seconds
 
@@ -42,7 +52,9 @@ class Plan:
     graph:              digest of the graph that the plan is for.
     cuts:               indices of the graph's cut points, one fewer than stages.
     cut_names:          their names, for people and for the check against the graph.
-    schedule:           name of a schedule; num_micro_batches is per replica and step.
+    schedule:           a recipe (or its name), or the schedule itself: one synchronous step of
+                        these stages, micro-batches and ranks.
+    num_micro_batches:  per replica and step.
     num_ranks:          ranks of one pipeline; a rank holds several stages if there are more.
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
     recompute:          for each stage, whether B repeats F instead of keeping its activations.
@@ -60,7 +72,7 @@ class Plan:
     graph: str
     cuts: tuple[int, ...]
     cut_names: tuple[str, ...]
-    schedule: str
+    schedule: AnySchedule
     num_micro_batches: int
     num_ranks: int
     replicas: int = 1
@@ -74,6 +86,7 @@ class Plan:
     predicted: Prediction | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", any_schedule(self.schedule))
         if list(self.cuts) != sorted(set(self.cuts)) or min(self.cuts, default=0) < 0:
             raise PlanError(f"cuts {self.cuts} are not increasing numbers of cut points")
         if len(self.cut_names) != len(self.cuts):
@@ -94,6 +107,7 @@ class Plan:
             raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
+        _check_schedule(self)
 
     @property
     def num_stages(self) -> int:
@@ -108,7 +122,8 @@ class Plan:
     def __str__(self) -> str:
         head = (
             f"Plan for graph {self.graph}: {self.replicas} x {self.num_stages} stages on "
-            f"{self.total_ranks} ranks, {self.schedule}, {self.num_micro_batches} micro-batches"
+            f"{self.total_ranks} ranks, {name_of(self.schedule)}, "
+            f"{self.num_micro_batches} micro-batches"
         )
         lines = [f"  {d.what}: {d.value} ({d.by}): {d.why}" for d in self.decisions]
         return "\n".join([head, *lines, *self._prediction_line()])
@@ -125,10 +140,11 @@ class Plan:
 
     def to_json(self) -> dict[str, Json]:
         """Return the plan as JSON values."""
-        content: dict[str, Json] = {"penstock": "plan", **json.loads(json.dumps(asdict(self)))}
-        content["decisions"] = [decision._asdict() for decision in self.decisions]
-        content["predicted"] = None if self.predicted is None else _plain(self.predicted)
-        return content
+        rows = {each.name: getattr(self, each.name) for each in fields(self)}
+        rows["schedule"] = recipe.to_json(self.schedule)
+        rows["decisions"] = [decision._asdict() for decision in self.decisions]
+        rows["predicted"] = None if self.predicted is None else self.predicted._asdict()
+        return {"penstock": "plan", **json.loads(json.dumps(rows))}
 
     def save(self, path: Path | str) -> None:
         """Write the plan as JSON, whole or not at all."""
@@ -139,7 +155,7 @@ class Plan:
         """Return the plan whose file holds `text`, as `save` wrote it."""
         content: dict[str, Json] = json.loads(text)
         del content["penstock"]
-        return typed(cls, content)
+        return _read(content)
 
     @classmethod
     def load(cls, path: Path | str) -> "Plan":
@@ -153,10 +169,64 @@ class Plan:
         for beside in ("front", "tally"):  # what else was found, where it was printed
             content.pop(beside, None)
         try:
-            return typed(cls, content)
-        except (PlanError, MisfitError) as problem:
+            return _read(content)
+        except (PlanError, ScheduleError, MisfitError) as problem:
             hint = "make it again with `penstock plan`"
             raise PlanError(f"plan {path} is damaged: {problem}", hint=hint) from problem
+
+
+def _read(content: dict[str, Json]) -> Plan:
+    """Return the plan of which `to_json` made `content`.
+
+    Raises:   PlanError, ScheduleError, MisfitError: it is no plan, or one that cannot be.
+    """
+    given: dict[str, object] = dict(content)
+    if "schedule" in content:
+        try:
+            given["schedule"] = recipe.from_json(content["schedule"])
+        except MisfitError as problem:
+            raise problem.inside("schedule") from None
+    return typed(Plan, given)
+
+
+def _check_schedule(plan: Plan) -> None:
+    """Raise where the schedule is not of what the plan has."""
+    sizes = plan.num_stages, plan.num_micro_batches
+    if isinstance(plan.schedule, Recipe):
+        plan.schedule.check(plan.num_stages)
+        return
+    if has_window(plan.schedule):
+        message = f"{name_of(plan.schedule)} is written out for {plan.schedule.num_steps} steps"
+        hint = "a plan holds one synchronous step; name the builder of an asynchronous schedule"
+        raise PlanError(f"{message}, weights {plan.schedule.weight_rule.name}", hint=hint)
+    try:
+        built(plan.schedule, *sizes, num_ranks=plan.num_ranks)
+    except ScheduleError as problem:
+        raise PlanError(problem.message, hint=problem.hint) from problem
+
+
+def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:
+    """Return the schedule of `plan`; `num_steps` is the window of an asynchronous one.
+
+    Raises:   ScheduleError: it cannot be built for these sizes.
+              PlanError: it puts the stages on another number of ranks.
+    """
+    sizes = plan.num_stages, plan.num_micro_batches
+    made = built(plan.schedule, *sizes, num_ranks=plan.num_ranks, num_steps=num_steps)
+    if made.num_ranks != plan.num_ranks:
+        message = f"{made.name} puts {plan.num_stages} stages on {made.num_ranks} ranks"
+        hint = "cut the model into more stages, or use another number of ranks"
+        raise PlanError(f"{message}, the plan on {plan.num_ranks}", hint=hint)
+    if plan.buffers == "one copy" and not made.is_in_order:
+        message = "buffers ask for one copy of each stage that takes its micro-batches in order"
+        hint = "take another schedule, as one_f_one_b"
+        raise PlanError(f"{message}; {made.name} does not", hint=hint)
+    return made
+
+
+def is_asynchronous(plan: Plan) -> bool:
+    """Return whether the plan's schedule drains only at the end of a window of several steps."""
+    return has_window(plan.schedule)
 
 
 def check_fits(plan: Plan, graph: Graph) -> None:
@@ -178,7 +248,13 @@ def diff(a: Plan, b: Plan) -> tuple[str, ...]:
     """Return one line for each decision in which two plans differ."""
     names = [name for name in Plan.__dataclass_fields__ if name not in ("decisions", "predicted")]
     pairs = ((name, getattr(a, name), getattr(b, name)) for name in names)
-    return tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new)
+    return tuple(
+        f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in pairs if old != new
+    )
+
+
+def _shown(value: object) -> object:
+    return words_of(value) if isinstance(value, Recipe | Schedule) else value
 
 
 def decide(plan: Plan, decisions: Iterable[Decision], predicted: Prediction) -> Plan:
@@ -189,16 +265,28 @@ def decide(plan: Plan, decisions: Iterable[Decision], predicted: Prediction) -> 
 def plan_by_hand(  # noqa: PLR0913 - one for each decision
     graph: Graph,
     cuts: Sequence[int],
-    schedule: str,
+    schedule: str | AnySchedule,
     *,
-    num_micro_batches: int,
+    num_micro_batches: int | None = None,
     num_ranks: int | None = None,
     replicas: int = 1,
     recompute: Sequence[bool] = (),
     clip: bool = False,
     post_validation: bool = False,
 ) -> Plan:
-    """Return a plan whose every decision is the caller's; one stage on each rank by default."""
+    """Return a plan whose every decision is the caller's.
+
+    A schedule that stands for itself knows the micro-batches and ranks of a replica; else there
+    is one stage on each rank by default.
+    Raises:   PlanError: a cut that is not there, or a schedule of other sizes.
+              ScheduleError: a text that names no schedule.
+    """
+    given, own_ranks = any_schedule(schedule), len(cuts) + 1
+    if isinstance(given, Schedule):
+        own_ranks, num_micro_batches = given.num_ranks, num_micro_batches or given.num_micro_batches
+    if num_micro_batches is None:
+        message = f"{name_of(given)} can have any number of micro-batches"
+        raise PlanError(message, hint="give num_micro_batches=")
     names = tuple(graph.cut_points[c].name for c in cuts if 0 <= c < len(graph.cut_points))
     if len(names) != len(cuts):
         message = f"cuts are {list(cuts)}; the graph has {len(graph.cut_points)} cut points"
@@ -207,15 +295,11 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
         graph=graph.digest,
         cuts=tuple(cuts),
         cut_names=names,
-        schedule=schedule,
+        schedule=given,
         num_micro_batches=num_micro_batches,
-        num_ranks=len(cuts) + 1 if num_ranks is None else num_ranks,
+        num_ranks=own_ranks if num_ranks is None else num_ranks,
         replicas=replicas,
         recompute=tuple(recompute) or (False,) * (len(cuts) + 1),
         clip=clip,
         post_validation=post_validation,
     )
-
-
-def _plain(prediction: Prediction) -> dict[str, Json]:
-    return {**prediction._asdict(), "peak_bytes": list(prediction.peak_bytes)}

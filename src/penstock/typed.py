@@ -212,6 +212,8 @@ def _needed(kind: Any) -> tuple[str, ...]:
 
 
 def _record(kind: Any, value: object) -> Any:
+    if isinstance(value, kind):  # read before
+        return value
     readers = _readers(kind)
     if isinstance(value, list) and issubclass(cast("type[object]", kind), tuple):
         return kind(*_fixed(list(readers.values()), cast("list[object]", value)))

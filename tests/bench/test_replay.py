@@ -13,7 +13,7 @@ from penstock.profile import Profile
 from penstock.program.lower_plan import lower_plan
 from penstock.runtime.transport import TensorSpec
 from penstock.runtime.transport.threads import thread_transports
-from penstock.simulate.what_if import Change
+from penstock.simulate.what_if import Change, Run
 from tests.cli import mlp
 
 KEYS = {
@@ -53,7 +53,8 @@ def test_every_source_and_target_can_be_lowered():
     assert [len(source.changes) for source in found] == [7, 6, 2]
     for source in found:
         for change in source.changes:
-            case = target(source.case, change)
+            traced = Run(source.case.plan, graph, None, None, None, None, None, 1.0)
+            case = target(source.case, change, traced)
             assert lower_plan(case.plan, graph).num_ranks == bench.RANKS
             assert case.latency_s == change.latency_s
 

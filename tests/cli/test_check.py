@@ -62,3 +62,15 @@ def test_bad_usage_exits_2(call: Call, arguments: list[str]) -> None:
     assert done.code == 2
     assert done.err.count("error: ") == 1
     assert done.err.count("hint: ") == 1
+
+
+def test_schedule_of_a_file_or_with_arguments_is_compared(call: Call, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("rank 0  F0.1 F0.0 I0.0 B0.1 W0.0\nrank 1  F1.1 F1.0 B1.1 B1.0\n")
+    for schedule, stages, replicas in ((str(mine), 2, 2), ("zb_greedy(limit=3)", 3, 1)):
+        flags = [] if stages == 2 else ["--stages", str(stages)]
+        done = call("check", f"{JOBS}:dropout", "--schedule", schedule, *flags, "--json")
+        assert done.code == 0, done.err
+        found = json.loads(done.out)
+        assert (found["stages"], found["replicas"]) == (stages, replicas)
+        assert found["schedule"] == ("mine" if stages == 2 else schedule)

@@ -21,6 +21,7 @@ from penstock.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
 from penstock.profile import Profile
+from penstock.schedule.recipe import Recipe, name_of
 from penstock.search import Candidate, front_of
 from penstock.timeline import Timeline, peak_bytes
 from tests.cli.conftest import MLP, Call, Done
@@ -59,7 +60,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
 def test_plan_is_written_with_all_that_it_was_made_with(folder: Path, machines: Path) -> None:
     assert {file.name for file in folder.iterdir()} == FILES
     plan = Plan.load(folder / "plan.json")
-    assert (plan.num_stages, plan.num_ranks, plan.schedule) == (2, 2, "gpipe")
+    assert (plan.num_stages, plan.num_ranks, name_of(plan.schedule)) == (2, 2, "gpipe")
     assert Graph.load(folder / "graph.json").digest == plan.graph
     assert Profile.load(folder / "profile.json").graph == plan.graph
     assert Cluster.load(folder / "cluster.toml") == Cluster.load(machines)
@@ -115,7 +116,9 @@ def test_front_and_what_became_of_all_plans_are_shown(
             row["step_s"],
             row["peak_bytes"],
         )
-        assert row["name"].startswith(f"{plan.schedule}: {plan.replicas} x {plan.num_stages} ")
+        assert row["name"].startswith(
+            f"{name_of(plan.schedule)}: {plan.replicas} x {plan.num_stages} "
+        )
 
 
 def front_row(step_s: float, peak: int, usd: float) -> Candidate:
@@ -190,8 +193,8 @@ def test_plans_of_other_names_share_a_folder(call: Call, machines: Path, tmp_pat
         (("--ranks", 1), "total_ranks", 1),
         (("--replicas", 2), "replicas", 2),
         (("--stages", 2), "num_stages", 2),
-        (("--schedule", "zb_h1"), "schedule", "zb_h1"),
-        (("--schedule", "double_buffered"), "schedule", "double_buffered"),
+        (("--schedule", "zb_h1"), "schedule", Recipe("zb_h1")),
+        (("--schedule", "double_buffered"), "schedule", Recipe("double_buffered")),
         (("--schedule", "interleaved", "--stages", 4), "num_stages", 4),
     ],
 )

@@ -5,11 +5,14 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.plan import Plan
+from penstock.schedule import Schedule
+from penstock.schedule.asynchronous import pipedream
 from penstock.timeline import Timeline, breakdown_from_json
 from tests.cli.conftest import Call, Done
 
@@ -235,3 +238,59 @@ def test_full_disk_is_told_and_leaves_no_half_written_checkpoint(tmp_path: Path)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error: ") == 1
     assert not list(tmp_path.rglob("step-*/state.json"))
+
+
+ORDERS = (
+    "0F0,0F1,,,0B0,0B1,0F2,0F3,,0B2,0B3\n,1F0,1F1,1B0,1B1,,1F2,1F3,1B2,1B3\n",
+    "rank 0  F0.0 F0.1 F0.2 F0.3 I0.0 W0.0 B0.1 B0.2 B0.3\n"
+    "rank 1  F1.0 B1.0 F1.1 B1.1 F1.2 F1.3 I1.2 W1.2 B1.3\n",
+)
+
+
+def test_schedule_of_a_file_is_trained_proved_for_itself_and_gone_on_with(
+    call: Call, tmp_path: Path
+) -> None:
+    mine, folder = tmp_path / "mine.csv", tmp_path / "run"
+    command = ["train", f"{JOBS}:dropout", "--out", str(folder), "--ranks", "2"]
+    for orders, before in zip((*ORDERS, ORDERS[0]), (False, False, True), strict=True):
+        mine.write_text(orders)
+        done = call(*command, "--schedule", str(mine), "--steps", "2")
+        assert done.code == 0, done.err
+        assert ("as was found before" in done.err) == before
+        plan = Plan.load(folder / "plan.json")
+        assert (plan.schedule, plan.schedule.name) == (load(mine), "mine")
+    mine.unlink()
+    assert call(*command, "--resume", "--steps", "3").code == 0
+    assert Plan.load(folder / "plan.json").schedule == plan.schedule
+    alone = call("train", f"{JOBS}:dropout", "--out", f"{folder}-1", "--ranks", "1", "--steps", "3")
+    assert alone.code == 0, alone.err
+    assert losses(folder) == pytest.approx(losses(tmp_path / "run-1"), rel=1e-5)
+
+
+def load(path: Path) -> Schedule:
+    return replace(Schedule.load(path), name=path.stem)
+
+
+@pytest.mark.parametrize(
+    ("orders", "flags", "message", "hint"),
+    [
+        (None, [], "there is no schedule file", "check the path"),
+        ("rank 0  B0.0", [], "mine.txt: F0.0 is missing", "add F0.0"),
+        ("rank 0  F0.0 F0.1 F0.2 B0.0 B0.1 B0.2", [], "mine is of 3 micro-batches; a step", "4 mi"),
+        (ORDERS[1], ["--ranks", "3"], "schedule mine (2 stages and 4 micro", "give --ranks 2"),
+        (ORDERS[1], ["--stages", "3"], "ranks 2, stages 3, schedule mine", "it is of 2 stages"),
+        (str(pipedream(2, 4)), [], "pipedream is written out for 4 steps", "name the builder"),
+    ],
+)
+def test_schedule_file_that_cannot_be_trained_is_told(
+    call: Call, tmp_path: Path, orders, flags, message, hint
+) -> None:
+    mine = tmp_path / "mine.txt"
+    if orders is not None:
+        mine.write_text(orders)
+    ranks = [] if flags[:1] == ["--ranks"] else ["--ranks", "2"]
+    for command in ("train", "plan"):
+        done = call(command, f"{JOBS}:dropout", "--schedule", str(mine), *ranks, *flags)
+        assert (done.code, done.err.count("error: ")) == (2, 1)
+        assert message in done.err.split("error: ")[1]
+        assert hint in done.err.split("hint: ")[1]

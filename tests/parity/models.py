@@ -17,7 +17,8 @@ from penstock.graph.graph import Graph
 from penstock.graph.trace import Capture, build, capture, loss_of
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
-from penstock.schedule import SCHEDULES, find
+from penstock.schedule import SCHEDULES, Schedule
+from penstock.schedule.recipe import any_schedule, built
 
 WIDTH, HEADS, TOKENS, SAMPLES, VOCABULARY, BLOCKS = 16, 2, 6, 3, 11, 8
 
@@ -142,12 +143,12 @@ TRAINING = tuple(
 
 
 def plan_of(
-    graph: Graph, schedule: str, stages: int, micro_batches: int, **options: int | bool
+    graph: Graph, schedule: str | Schedule, stages: int, micro_batches: int, **options: int | bool
 ) -> Plan:
     """Return a plan with evenly spread cuts, on as many ranks as the schedule wants."""
     points = len(graph.cut_points)
     cuts = [(points * number) // stages for number in range(1, stages)]
-    ranks = find(schedule)(stages, micro_batches).num_ranks
+    ranks = built(any_schedule(schedule), stages, micro_batches).num_ranks
     options = {"num_ranks": ranks, **options}
     return plan_by_hand(graph, cuts, schedule, num_micro_batches=micro_batches, **options)
 

@@ -14,7 +14,6 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -278,10 +277,8 @@ def test_any_order_and_any_copies_give_the_plain_buffers(
 def trained_by(schedule: Schedule, replicas: int, folder: Path) -> dict[str, Tensor]:
     run = run_of(keeping)
     sizes = schedule.num_stages, schedule.num_micro_batches
-    options = {"num_ranks": schedule.num_ranks, "replicas": replicas}
-    plan = plan_of(run.captured.graph, "gpipe", *sizes, **options)
-    with patch("penstock.program.lower_plan.schedule_of", return_value=schedule):
-        program = lower_plan(plan, run.captured.graph)
+    plan = plan_of(run.captured.graph, schedule, *sizes, replicas=replicas)
+    program = lower_plan(plan, run.captured.graph)
     return train(run._replace(plan=plan), folder, windows=((program, 0), (program, 1))).weights
 
 
@@ -320,9 +317,8 @@ def test_another_order_than_theirs_is_refused_for_ordered_buffers(tmp_path):
     schedule = Schedule.parse(orders)
     job = job_of(ordered("teacher"))
     captured = capture(job)
-    plan = plan_of(captured.graph, "gpipe", 1, 2)
-    with patch("penstock.program.lower_plan.schedule_of", return_value=schedule):
-        program = lower_plan(plan, captured.graph)
+    plan = plan_of(captured.graph, schedule, 1, 2)
+    program = lower_plan(plan, captured.graph)
     with pytest.raises(PlanError, match="stage 0 takes them in another order"):
         train(Run(plan, job, captured), tmp_path, windows=((program, 0),))
 

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 import torch
 
-from penstock.program.lower_plan import has_window
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.schedule import find
+from penstock.schedule.recipe import Recipe, has_window
 from tests.parity.models import (
     MODELS,
     OPTIMIZERS,
@@ -55,7 +55,7 @@ def test_thread_ranks_give_the_bits_of_the_plain_loop(schedule, stages, micro_ba
     assert_equal_bits(run, outcome, expected("dropout", torch.float32, optimizer, micro_batches))
 
 
-OTHERS = tuple(n for n in TRAINING if n not in SYNCHRONOUS and not has_window(n))
+OTHERS = tuple(n for n in TRAINING if n not in SYNCHRONOUS and not has_window(Recipe(n)))
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(4, 1), (4, 5), (8, 3), (8, 8)])

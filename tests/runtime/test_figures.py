@@ -19,7 +19,8 @@ from penstock.graph.graph import Graph
 from penstock.graph.merge import merges
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of
+from penstock.plan import is_asynchronous
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads

@@ -9,9 +9,9 @@ import torch
 from penstock.cluster import Cluster, Host, Link
 from penstock.graph.traced import trace
 from penstock.job import Job
-from penstock.plan import Plan, plan_by_hand
+from penstock.plan import Plan, is_asynchronous, plan_by_hand, schedule_of
 from penstock.profile import Profile, measure
-from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.of_plan import lower
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes

@@ -68,7 +68,9 @@ def test_stages_live_where_the_placement_says_within_the_limit(
     num_stages, m, num_ranks, placement, room
 ):
     limit = -(-num_stages // num_ranks) + room
-    made = list_schedule(num_stages, m, num_ranks=num_ranks, placement=placement, limit=limit)
+    made = list_schedule(
+        num_stages, m, num_ranks=num_ranks, placement=placement.__name__, limit=limit
+    )
     assert (placement(num_stages, num_ranks) == made.ranks.T).all()
     assert max(peak_activations(made)) <= limit
 

@@ -14,9 +14,11 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
+from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Wish, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
+from penstock.search.judge import Judge
 from penstock.search.search import Found
 from penstock.search.shapes import shapes as all_shapes
 from tests.search.chains import (
@@ -66,7 +68,8 @@ def builds(make: Builder, stages: int, count: int, ranks: int) -> bool:
 
 
 def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
-    return (plan.replicas, plan.num_ranks, plan.num_stages, plan.schedule, plan.num_micro_batches)
+    name = name_of(plan.schedule)
+    return (plan.replicas, plan.num_ranks, plan.num_stages, name, plan.num_micro_batches)
 
 
 @settings(max_examples=25)
@@ -111,6 +114,7 @@ def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
 ) -> None:
     graph, profile = pair
     cluster = cluster_of(ranks, link=SLOW)
+    judge = Judge(graph, profile, cluster)
 
     def seconds(shape, cuts, recompute: bool) -> float:
         replicas, depth, stages, name, number = shape
@@ -123,7 +127,7 @@ def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
             replicas=replicas,
             recompute=(recompute,) * stages,
         )
-        return evaluate(graph, profile, cluster, plan)[0].step_s
+        return judge.candidate(plan).step_s
 
     plan, *_ = search(graph, profile, cluster, micro_batches=count)
     points = range(len(graph.cut_points))
@@ -349,7 +353,7 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
         assert ranks in (None, each.total_ranks)
         assert replicas in (None, each.replicas)
         assert stages in (None, each.num_stages)
-        assert schedule in (None, each.schedule)
+        assert schedule in (None, name_of(each.schedule))
         assert recompute is None or each.recompute == (recompute,) * each.num_stages
     asked = {"ranks": ranks, "replicas": replicas, "stages": stages, "schedule": schedule}
     takers = {decision.what: decision.by for decision in plan.decisions}
@@ -399,9 +403,11 @@ def test_stages_have_one_copy_if_that_is_wished(wish: Wish) -> None:
     cluster = cluster_of(4)
     made = list(all_shapes(SIX, cluster, 4, Wish(replicas=wish.replicas)))
     kept = list(all_shapes(SIX, cluster, 4, wish))
-    left = {shape.schedule for shape in made} - {shape.schedule for shape in kept}
+    left = {name_of(shape.schedule) for shape in made} - {name_of(s.schedule) for s in kept}
     assert {"chimera", "bitpipe", "dual_pipe"} <= left
-    assert {"one_f_one_b", "interleaved", "zb_h1", "dual_pipe_v"} <= {s.schedule for s in kept}
+    assert {"one_f_one_b", "interleaved", "zb_h1", "dual_pipe_v"} <= {
+        name_of(s.schedule) for s in kept
+    }
     assert {shape.replicas for shape in kept} == {wish.replicas or 1}
     plan = search(SIX, SIX_PROFILE, cluster, micro_batches=4, wish=wish).plan
     assert plan.buffers == wish.buffers
@@ -412,7 +418,7 @@ def test_stages_have_one_copy_if_that_is_wished(wish: Wish) -> None:
 
 def test_asynchronous_schedules_are_tried_only_if_wished() -> None:
     _, found, *_ = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6)
-    assert "double_buffered" not in {candidate.plan.schedule for candidate in found}
+    assert "double_buffered" not in {name_of(candidate.plan.schedule) for candidate in found}
 
 
 def test_profile_of_another_graph_is_refused() -> None:

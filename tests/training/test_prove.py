@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.plan import Plan
-from penstock.program.lower_plan import is_asynchronous, schedule_of
+from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.runtime import optimizer
 from penstock.runtime.launch import run_processes
 from penstock.training import digest

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from penstock.cli import face
+from penstock.cli import ask, face
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
+from penstock.schedule import Schedule
+from penstock.schedule.recipe import AnySchedule, built, name_of
 
 if TYPE_CHECKING:
     from penstock.training.proof import Proof
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
 def check(  # noqa: PLR0913 - the flags of the command
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Check this plan.")] = None,
-    stages: Annotated[int, typer.Option(min=1, help="Cut into so many stages.")] = 2,
-    schedule: Annotated[str, typer.Option(help="See `penstock schedule`.")] = "one_f_one_b",
-    replicas: Annotated[int, typer.Option(min=1, help="Copies of the pipeline.")] = 1,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Cut into so many stages; default: 2, or the file's.")
+    ] = None,
+    schedule: Annotated[str, typer.Option(help=ask.HELP)] = "one_f_one_b",
+    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, some apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -34,9 +38,11 @@ def check(  # noqa: PLR0913 - the flags of the command
     Exits 1 where they differ.  Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
     with face.only_results():
+        asked = ask.schedule_asked(schedule)
         loaded = load_job(job)
+        ask.check_fits(asked, loaded)
         given = None if plan is None else Plan.load(plan)
-        cuts = _Cuts(stages, schedule, replicas, recompute)
+        cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
         found = _checked(loaded, given, cuts, steps)
     if as_json:
         face.show_json(found)
@@ -50,9 +56,20 @@ class _Cuts(NamedTuple):
     """What a plan by hand is made of."""
 
     stages: int
-    schedule: str
+    schedule: AnySchedule
     replicas: int
     recompute: bool
+
+
+def _cuts(
+    job: Job, asked: AnySchedule, stages: int | None, replicas: int | None, *, recompute: bool
+) -> _Cuts:
+    """Return what is asked for; a schedule that stands for itself says what is left out."""
+    if isinstance(asked, Schedule):
+        own = asked.num_stages, job.micro_batches // asked.num_micro_batches
+    else:
+        own = 2, 1
+    return _Cuts(stages or own[0], asked, replicas or own[1], recompute)
 
 
 def _checked(job: Job, given: Plan | None, cuts: _Cuts, steps: int) -> dict[str, Json]:
@@ -60,16 +77,14 @@ def _checked(job: Job, given: Plan | None, cuts: _Cuts, steps: int) -> dict[str,
 
     from penstock.graph.trace import capture
     from penstock.runtime.launch import local_launcher
-    from penstock.schedule import find
     from penstock.training.prove import Planned, prove, steps_to_prove
 
     torch.set_num_threads(1)
-    find(cuts.schedule)
     with face.busy("tracing"):
         try:
             captured = capture(job)
         except GraphError as problem:
-            return _untraced(given.num_stages if given else cuts.stages, cuts.schedule, problem)
+            return _untraced(given.num_stages if given else cuts.stages, cuts, problem)
     chosen = given or by_hand(captured.graph, job, cuts)
     launcher = local_launcher(chosen.total_ranks)
     numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
@@ -85,7 +100,7 @@ def _told(plan: Plan, proof: "Proof") -> dict[str, Json]:
         "ok": not proof.problem,
         "traced": True,
         "stages": plan.num_stages,
-        "schedule": plan.schedule,
+        "schedule": name_of(plan.schedule),
         "replicas": plan.replicas,
         "steps": [step + 1 for step in proof.steps],
         "bitwise": all(row.bitwise for row in proof.differences),
@@ -97,7 +112,6 @@ def _told(plan: Plan, proof: "Proof") -> dict[str, Json]:
 
 def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     """Return a plan with cuts balanced by FLOP, each replica with its part of the micro-batches."""
-    from penstock.program.lower_plan import ranks_of
     from penstock.search.balance import balanced_cuts
 
     stages = wanted.stages
@@ -113,12 +127,13 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         )
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
     own = job.micro_batches // wanted.replicas
+    made = built(wanted.schedule, stages, own)
     plan = plan_by_hand(
         graph,
         cuts,
         wanted.schedule,
         num_micro_batches=own,
-        num_ranks=ranks_of(wanted.schedule, stages, own),
+        num_ranks=made.num_ranks,
         replicas=wanted.replicas,
         recompute=(wanted.recompute,) * stages,
         clip=job.clip_norm is not None,
@@ -126,12 +141,12 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     return replace(plan, buffers=job.buffers)
 
 
-def _untraced(stages: int, schedule: str, problem: GraphError) -> dict[str, Json]:
+def _untraced(stages: int, cuts: _Cuts, problem: GraphError) -> dict[str, Json]:
     return {
         "ok": False,
         "traced": False,
         "stages": stages,
-        "schedule": schedule,
+        "schedule": name_of(cuts.schedule),
         "bitwise": False,
         "max_relative_difference": None,
         "why": problem.message,

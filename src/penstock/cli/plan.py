@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import face, prepare, saved
+from penstock.cli import ask, face, prepare, saved
 from penstock.cli.choose import Rest, best, decided
 from penstock.cli.settle import Care, bounded, examined
 from penstock.errors import PlanError
@@ -15,7 +15,7 @@ from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Decision, Plan, Prediction
-from penstock.schedule import find
+from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Objective, Wish
 from penstock.units import format_bytes, format_seconds
 
@@ -36,7 +36,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks in all.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="See `penstock schedule`.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, tracing aside; then the best so far."),
@@ -50,13 +50,13 @@ def plan(  # noqa: PLR0913 - the flags of a command
     Example: penstock plan examples/gpt.py --ranks 2 --out plan.json
     """
     aim = _objective(objective)
-    if schedule is not None:
-        find(schedule)
+    asked = None if schedule is None else ask.schedule_asked(schedule)
     if out is not None:
         face.check_place(out)
-    wish = Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=schedule)
+    wish = Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=asked)
     with face.only_results():
         loaded = load_job(job)
+        ask.check_fits(asked, loaded)
         captured, wish, decisions = _examined(loaded, job, wish)
         _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks)
@@ -126,9 +126,8 @@ def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
 
 
 def _name(plan: Plan) -> str:
-    words = [
-        f"{plan.schedule}: {plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
-    ]
+    sizes = f"{plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
+    words = [f"{name_of(plan.schedule)}: {sizes}"]
     words += [f"{plan.joined} micro-batches joined"] if plan.joined > 1 else []
     again = [str(stage) for stage, does in enumerate(plan.recompute) if does]
     words += [f"recompute {'all' if all(plan.recompute) else ' '.join(again)}"] if again else []

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 import typer
 
 from penstock.cli import face, saved
+from penstock.cli.ask import schedule_asked
 from penstock.cluster import Cluster
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
 from penstock.files import Json
 from penstock.plan import Plan
 from penstock.schedule.orders import KINDS, Kind
+from penstock.schedule.recipe import AnySchedule, name_of, trains
 from penstock.timeline import Timeline, step_s
 from penstock.units import format_bytes, format_seconds
 
@@ -47,7 +49,6 @@ def replay(  # noqa: PLR0913 - the command's flags
 
     Example: penstock replay runs/gpt --schedule zb_h1 --faster-rank 0=1.5
     """
-    from penstock.program.lower_plan import trains
     from penstock.simulate.what_if import Change
 
     whole = Change(
@@ -59,12 +60,13 @@ def replay(  # noqa: PLR0913 - the command's flags
         cluster=None if cluster is None else Cluster.load(cluster),
         num_micro_batches=micro_batches,
     )
-    for name in schedule or ():
-        if not trains(name):
+    orders = [schedule_asked(text) for text in schedule or ()]
+    for each in orders:
+        if not trains(each):
             hint = "take one of the others that `penstock schedule` lists"
-            raise PlanError(f"{name} has no backward pass: it cannot train", hint=hint)
+            raise PlanError(f"{name_of(each)} has no backward pass: it cannot train", hint=hint)
     run = load(folder)
-    asked = list(_asked(whole, schedule or ()))
+    asked = list(_asked(whole, orders))
     with face.progress("replaying") as tell:
         answers = _answered(run, asked, tell) if asked else _usual(run, tell)
     if as_json:
@@ -133,7 +135,7 @@ def _kind(name: str) -> Kind:
     raise ValueError(name)
 
 
-def _asked(whole: "Change", schedules: Sequence[str]) -> "Iterator[tuple[str, Change]]":
+def _asked(whole: "Change", schedules: Sequence[AnySchedule]) -> "Iterator[tuple[str, Change]]":
     """Yield each change alone, then all together, if there are several and at most one schedule."""
     nothing = type(whole)()
     parts = [replace(nothing, schedule=name) for name in schedules]
@@ -177,7 +179,7 @@ def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Said]:
     found: list[_Said] = []
     questions = list(usual_changes(run))
     for words, change in questions:
-        refused = "" if change.schedule is None else _too_large(run, change.schedule)
+        refused = "" if change.schedule is None else _too_large(run, change)
         try:
             answer = None if refused else what_if(run, change)
             found.append(_Said(words, answer, refused))
@@ -187,14 +189,14 @@ def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Said]:
     return sorted(found, key=lambda said: said.answer.ratio if said.answer else float("inf"))
 
 
-def _too_large(run: "Run", schedule: str) -> str:
+def _too_large(run: "Run", change: "Change") -> str:
     """Return why a schedule does not fit the memory, or nothing."""
     from penstock.search import evaluate
+    from penstock.simulate.what_if import changed
 
     if run.profiles is None or run.cluster is None:
         return ""
-    plan = replace(run.plan, schedule=schedule)
-    candidate, _ = evaluate(run.graph, run.profiles, run.cluster, plan)
+    candidate, _ = evaluate(run.graph, run.profiles, run.cluster, changed(run, change))
     for rank, peak in enumerate(candidate.peak_bytes):
         cap = run.cluster.device_of(rank).memory_bytes
         if peak > cap:
@@ -237,7 +239,7 @@ def _shared(answers: Sequence[_Said]) -> "list[tuple[str, Answer]]":
     for words, answer, _ in answers:
         if answer is None:
             continue
-        if told and answer.change.schedule == words and _is_like(told[-1][1], answer):
+        if told and str(answer.change) == words and _is_like(told[-1][1], answer):
             words = f"{told.pop()[0]}, {words}"
         told.append((words, answer))
     return told

@@ -1,6 +1,7 @@
 """Settle: what a job is found to be, and the proof of what was chosen, before a run begins."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -166,7 +167,7 @@ def _told(words: str) -> Checked:
 
 def _decisions_of(plan: Plan) -> str:
     """Return all that a plan decides, as text, without reasons and predictions."""
-    return repr(replace(plan, decisions=(), predicted=None))
+    return json.dumps(replace(plan, decisions=(), predicted=None).to_json())
 
 
 def read_in_order(job: Job) -> Job:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import face, saved, view
+from penstock.cli import ask, face, saved, view
 from penstock.cli.choose import Choice, There, for_plan, given, on_hosts_of, searched, trace_job
 from penstock.cli.face import Stopped
 from penstock.cli.lock import locked
@@ -32,7 +32,6 @@ from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job, load_job
 from penstock.plan import Plan
-from penstock.schedule import find
 from penstock.search import Wish
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ FILES = (
 def train(  # long: the flags of the command  # noqa: PLR0913
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Train by this plan.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="See `penstock schedule`.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps in all; default: the job's.")
@@ -95,7 +94,8 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     from penstock.runtime.launch import under_torchrun
 
     torch.set_num_threads(1)
-    wish = Wish(ranks=ranks, schedule=schedule, stages=stages)
+    asked = None if schedule is None else ask.schedule_asked(schedule)
+    wish = Wish(ranks=ranks, schedule=asked, stages=stages)
     every = EVERY if checkpoint_every is None else parse_every(checkpoint_every)
     make = partial(
         _session, job, out, steps, wish, plan=plan, resume=resume, cluster=cluster, every=every
@@ -132,11 +132,10 @@ def _session(  # noqa: PLR0913 - the flags of the command
         raise PlanError(
             "--eager trains without a plan", hint="leave out --plan, --schedule, --stages"
         )
-    if wish.schedule is not None:
-        find(wish.schedule)
     _check_places(out, plan)
     there = There(None if cluster is None else started_on(cluster))
     loaded = load_job(job)
+    ask.check_fits(wish.schedule, loaded)
     folder = out or Path("runs") / _name(job)
     count = steps or loaded.num_steps
     return Session(loaded, job, folder, count, wish, plan, resume, there, every, care)

@@ -12,6 +12,7 @@ Source: 001#4 SPP, arXiv:2204.10562 (list scheduling of the micro-batches).
 """
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -30,10 +31,10 @@ from penstock.schedule.greedy import (
 from penstock.schedule.interleaved import interleaved
 from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.schedule.orders import IntArray
-from penstock.schedule.placement import loop, one_way, ranks_for
+from penstock.schedule.placement import loop, one_way, ranks_for, wave
 from penstock.schedule.schedule import Schedule
 
-Placement = Callable[[int, int], IntArray]
+_PLACEMENTS: dict[str, Callable[[int, int], IntArray]] = {"loop": loop, "wave": wave}
 
 
 def list_schedule(
@@ -41,7 +42,7 @@ def list_schedule(
     num_micro_batches: int,
     *,
     num_ranks: int | None = None,
-    placement: Placement = loop,
+    placement: Literal["loop", "wave"] = "loop",
     seconds: Seconds | None = None,
     limit: int | None = None,
 ) -> Schedule:
@@ -54,7 +55,7 @@ def list_schedule(
               a time is negative.
     """
     num_ranks = ranks_for(num_stages, num_micro_batches, num_ranks, per_rank=1)
-    ranks = one_way(placement(num_stages, num_ranks), num_micro_batches)
+    ranks = one_way(_PLACEMENTS[placement](num_stages, num_ranks), num_micro_batches)
     times = Seconds() if seconds is None else seconds
     limits = np.full(num_ranks, NO_LIMIT if limit is None else limit)
     orders = greedy(ranks, times, list(_rules(ranks, times, limits)), split=False).orders

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ScheduleError
-from penstock.files import Json, read_json, write_text
+from penstock.files import Json, read_bytes, write_text
 from penstock.schedule import text
 from penstock.schedule.orders import Action, F, Kind, Orders, Row, arrange
 from penstock.schedule.play import UPDATE, play
@@ -165,12 +165,19 @@ class Schedule:
     def load(
         cls, path: Path | str, *, weight_rules: Sequence[WeightRule] = WEIGHT_RULES
     ) -> "Schedule":
-        """Read a schedule written by `save`.
+        """Read a schedule that `save` wrote, or one as it prints, or as `parse_torch_csv` reads it.
 
         Raises:   ScheduleError: the file is missing or damaged, or the schedule is not valid.
         """
-        content = read_json(path, ScheduleError, "schedule")
-        return cls.from_json(content, weight_rules=weight_rules)
+        content = read_bytes(path, ScheduleError, "schedule")
+        try:
+            return _of(text.parse_any(content.decode("utf-8-sig"), weight_rules))
+        except UnicodeDecodeError as problem:
+            hint = "the file is damaged, or another one than it should be"
+            raise ScheduleError(f"schedule {path} is no text: {problem}", hint=hint) from problem
+        except ScheduleError as problem:
+            message = f"schedule {path}: {problem.message}"
+            raise ScheduleError(message, hint=problem.hint) from problem
 
 
 def _of(parts: text.Parts) -> Schedule:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.errors import ScheduleError
-from penstock.files import Json
+from penstock.files import Json, json_object
 from penstock.schedule.orders import Action
 from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
 
@@ -20,6 +20,7 @@ _HEAD = re.compile(
 )
 _SIZES = ("num_stages", "num_micro_batches", "num_steps")
 _TORCH = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
+_TORCH_CELL = re.compile(r"[,\"(]*\d+[A-Z]", re.ASCII)
 _TORCH_OTHER = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*", re.ASCII)
 
 
@@ -32,6 +33,24 @@ class Parts(NamedTuple):
     num_steps: int
     weight_rule: WeightRule
     name: str
+
+
+def parse_any(text: str, weight_rules: Sequence[WeightRule]) -> Parts:
+    """Return the parts that `text` has in whichever of the three forms it is.
+
+    Raises:   ScheduleError: it is in none of them, or what that form's reader raises.
+    """
+    words = text.split(maxsplit=1)
+    first = words[0] if words else ""
+    if first.startswith(("schedule", "rank", "#")):
+        return parse(text, weight_rules)
+    if first.startswith(("{", "[")):
+        return from_json(json_object(text, ScheduleError, "it"), weight_rules)
+    if _TORCH_CELL.match(first):
+        return parse_torch_csv(text)
+    message = f"it begins with {first[:30]!r}" if first else "it is empty"
+    hint = "give what `penstock schedule NAME --out FILE` writes, or a CSV of torch's actions"
+    raise ScheduleError(message, hint=hint)
 
 
 def parse(text: str, weight_rules: Sequence[WeightRule]) -> Parts:

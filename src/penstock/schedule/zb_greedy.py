@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.greedy import Result, Rules, Seconds, greedy_few, prefer, script
-from penstock.schedule.improve import improve
+from penstock.schedule.improve import improve, step_of
 from penstock.schedule.orders import IntArray
 from penstock.schedule.placement import loop, one_way, ranks_for
 from penstock.schedule.schedule import Schedule
@@ -40,13 +40,17 @@ def zb_greedy(
 
     No rank holds more than `limit` activations, by default S, as 1F1B does; with 2 S - 1 nearly all
     bubbles can go.  A step never takes longer than with ZB-H1, as far as the limit allows that,
-    nor than with ZB-H2.
+    nor than with ZB-H2, nor than with the schedule that is made for f = i = w.
 
     Raises:   ScheduleError: `limit` is less than 1, or a time is negative.
     """
     most = num_stages if limit is None else limit
-    orders = best_of_rules(num_stages, num_micro_batches, seconds or Seconds(), most).orders
-    return Schedule(num_stages, num_micro_batches, orders, name=zb_greedy.__name__)
+    shape = num_stages, num_micro_batches
+    orders, step_s = best_of_rules(*shape, seconds or Seconds(), most)
+    if seconds is not None:
+        alike = best_of_rules(*shape, Seconds(), most).orders
+        orders = alike if step_of(alike, seconds, shape) < step_s else orders
+    return Schedule(*shape, orders, name=zb_greedy.__name__)
 
 
 def best_of_rules(num_stages: int, num_micro_batches: int, seconds: Seconds, limit: int) -> Result:

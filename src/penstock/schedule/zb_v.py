@@ -28,6 +28,8 @@ def zb_v(
 ) -> Schedule:
     """Return ZB-V for `seconds`, by default f = i = w; without `num_ranks`, two stages per rank.
 
+    With `seconds` no step takes longer than with that for f = i = w.
+
     Bubble, in seconds, for stages with f = i = w, free links, S = 2 R and M = R or M >= 2 R - 1:
     (R - 1) * f, the time until the last rank can start; no schedule has less.  Every rank
     holds at most 2 R activations, each of one stage, so no more than the first rank of 1F1B does
@@ -44,5 +46,8 @@ def zb_v(
         Rules(prefer("IFW", placement.shape), limit),
         Rules(wave, limit, in_order=True),  # Hanayo's forwards and backwards
     ]
+    if seconds is not None:  # no longer than with that for equal stages
+        alike = greedy(placement, Seconds(), rules).orders
+        rules.append(Rules(script(alike, placement.shape), limit, in_order=True))
     orders = greedy(placement, seconds or Seconds(), rules).orders
     return Schedule(num_stages, num_micro_batches, orders, name=zb_v.__name__)

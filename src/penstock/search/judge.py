@@ -21,15 +21,17 @@ from penstock.cluster.order import placed
 from penstock.errors import GraphError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.plan import Plan
+from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
-from penstock.program.lower_plan import is_asynchronous, lower_plan, schedule_of, stages_of
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.schedule import Schedule, weight_copies
+from penstock.schedule.recipe import AnySchedule
 from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, most_held, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
 from penstock.simulate.price import Held, as_run, check_profile, costs_of, held_of
+from penstock.simulate.suited import bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
 
@@ -49,17 +51,22 @@ class Judge:
     """Says what plans of `graph` on `cluster` give.
 
     profiles:  one for any device, or one for each kind of device.
+    suits:     whether a schedule that is built for seconds is built for those of each plan, before
+               it is simulated; else for those that the plan says.
     Raises:    ProfileError: a profile of another graph, or none of a device that the cluster has.
     """
 
-    def __init__(self, graph: Graph, profiles: Profiles, cluster: Cluster) -> None:
+    def __init__(
+        self, graph: Graph, profiles: Profiles, cluster: Cluster, *, suits: bool = True
+    ) -> None:
+        self.suits = suits
         self.graph, self.cluster, self.profiles = graph, cluster, as_tuple(profiles)
         for profile in self.profiles:
             check_profile(graph, profile)
         self._clusters: dict[tuple[str, ...], Cluster] = {}
         self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._schedules: dict[tuple[str, int, int, int, int], Schedule] = {}
-        self._counts: dict[tuple[str, int, int, int, int], Counts] = {}
+        self._schedules: dict[tuple[AnySchedule, int, int, int, int], Schedule] = {}
+        self._counts: dict[tuple[AnySchedule, int, int, int], Counts] = {}
         self._priced: dict[tuple[object, ...], Priced] = {}
 
     def cluster_of(self, hosts: tuple[str, ...]) -> Cluster:
@@ -77,8 +84,18 @@ class Judge:
             )
         return known[:num_ranks]
 
+    def suited(self, plan: Plan) -> Plan:
+        """Return `plan` with its schedule built for the seconds of its stages, if it takes any.
+
+        Raises:   GraphError: it cannot be cut.  ScheduleError: it cannot be built.
+        """
+        if not (self.suits and takes_seconds(plan)):
+            return plan
+        places = self.places(plan.hosts, plan.total_ranks)
+        return suited(plan, self.price(plan).costs, places, alike=self.schedule(bare(plan)))
+
     def schedule(self, plan: Plan, num_steps: int = 1) -> Schedule:
-        """Return the schedule of a plan.
+        """Return the schedule of a plan, as the plan says it.
 
         Raises:   ScheduleError: it cannot be built for these sizes.
         """
@@ -121,7 +138,8 @@ class Judge:
         return sum(max(0, peak - cluster.device_of(rank).memory_bytes) for rank, peak in rows)
 
     def simulated(self, plan: Plan, *, spans: bool) -> tuple[Candidate, Timeline]:
-        """Return what the simulation of `plan` says, and its timeline."""
+        """Return what the simulation of `plan`, suited, says, and its timeline."""
+        plan = self.suited(plan)
         if is_asynchronous(plan):
             timeline = self._window(plan, _WINDOW, spans=spans)
             half = self._window(plan, _WINDOW // 2, spans=False)
@@ -177,7 +195,7 @@ class Judge:
             return 0.0
         places, counts = self.places(plan.hosts, plan.total_ranks), self._counts_of(plan)
         if objective == "memory":
-            peaks = most_held(self.schedule(plan).orders, held)
+            peaks = most_held(self.schedule(self.suited(plan)).orders, held)
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
         seconds = longest_s(
             counts, self._pieces.chained(costs.action_s), places, self._ends_s(plan, stages)
@@ -199,7 +217,8 @@ class Judge:
         return pieces_of(self.graph, self.profiles)
 
     def _counts_of(self, plan: Plan) -> Counts:
-        key = plan.schedule, plan.num_stages, plan.num_micro_batches, plan.num_ranks, 1
+        plan = bare(plan)  # each rank does the same, in whatever order
+        key = plan.schedule, plan.num_stages, plan.num_micro_batches, plan.num_ranks
         if key not in self._counts:
             self._counts[key] = counts_of(self.schedule(plan))
         return self._counts[key]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.cluster import Host
 from penstock.plan import By, Decision, Plan
+from penstock.schedule.recipe import Recipe, name_of
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
@@ -34,7 +35,7 @@ def reasons(
     ranks = against("ranks", wish.ranks, lambda p: p.total_ranks)
     replicas = against("replicas", wish.replicas, lambda p: p.replicas)
     stages = against("number of stages", wish.stages, lambda p: p.num_stages)
-    schedule = against("schedule", wish.schedule, lambda p: p.schedule)
+    schedule = against("schedule", wish.schedule, lambda p: name_of(p.schedule))
     again = against("recompute", wish.recompute, _how_much)
     per = f"{plan.num_micro_batches} per replica"
     cuts = ", ".join(plan.cut_names) or "uncut"
@@ -45,11 +46,18 @@ def reasons(
         Decision("replicas", str(plan.replicas), by(wish.replicas), replicas),
         Decision("stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), stages),
         Decision("cuts", cuts, "search", _balance(judge, plan, devices)),
-        Decision("schedule", plan.schedule, by(wish.schedule), schedule),
+        Decision("schedule", _made_for(plan), by(wish.schedule), schedule),
         Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
         Decision("recompute", _yes_no(plan), by(wish.recompute), again),
         _rests_on(judge),
     )
+
+
+def _made_for(plan: Plan) -> str:
+    """Return the schedule in words, and whether it is built for seconds."""
+    said = plan.schedule
+    has_seconds = isinstance(said, Recipe) and said.seconds is not None
+    return f"{name_of(said)}, built for the seconds of its stages" if has_seconds else name_of(said)
 
 
 def _cores(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
@@ -164,7 +172,7 @@ def _against(
     plan = other.plan
     used = _order_of(judge, plan)
     where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(used)}"
-    what = f"{plan.replicas} x {plan.num_stages} stages{where}, {plan.schedule}"
+    what = f"{plan.replicas} x {plan.num_stages} stages{where}, {name_of(plan.schedule)}"
     if any(plan.recompute):
         what += f", recompute{'' if all(plan.recompute) else ' ' + _yes_no(plan)}"
     peak = max(other.peak_bytes)

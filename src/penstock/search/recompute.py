@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan import Plan
-from penstock.program.lower_plan import is_asynchronous
+from penstock.plan import Plan, is_asynchronous
 from penstock.schedule.orders import F
 from penstock.search.bounds import most_held
 from penstock.search.judge import Judge
@@ -28,7 +27,7 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     """
     if is_asynchronous(plan):
         return None
-    count, orders = plan.num_stages, judge.schedule(plan).orders
+    count, orders = plan.num_stages, judge.schedule(judge.suited(plan)).orders
     keeps = judge.price(replace(plan, recompute=(False,) * count))
     again = judge.price(replace(plan, recompute=(True,) * count))
     forward_s = keeps.costs.action_s[F].max(axis=1)

@@ -14,7 +14,7 @@ from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Plan, Prediction, decide, plan_by_hand
 from penstock.profile import Profiles
-from penstock.program.lower_plan import trains
+from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
 from penstock.search.balance import balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Effort, Field, Tally, front_of
@@ -76,10 +76,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
               ScheduleError: the wish names a schedule that does not exist.
               ProfileError: a profile is of another graph, or none is of some device.
     """
-    if wish.schedule is not None and not trains(wish.schedule):
-        hint = "take one of the others that `penstock schedule` lists"
-        raise PlanError(f"{wish.schedule} has no backward pass: it cannot train", hint=hint)
-    judge = Judge(graph, profiles, cluster)
+    judge = Judge(graph, profiles, cluster, suits=not _has_seconds(wish))
     cutter = _Cutter(judge, clip=clip)
     plans = [
         plan
@@ -98,6 +95,20 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     candidates = best, *others, *field.simulated
     plan = decide(best.plan, why, prediction)
     return Found(plan, candidates, front, field.tally(), cut_short)
+
+
+def _has_seconds(wish: Wish) -> bool:
+    """Return whether the wish says for which seconds the schedule is to be built.
+
+    Raises:   PlanError: it names a schedule that does not train.
+    """
+    if wish.schedule is None:
+        return False
+    asked = any_schedule(wish.schedule)
+    if not trains(asked):
+        hint = "take one of the others that `penstock schedule` lists"
+        raise PlanError(f"{name_of(asked)} has no backward pass: it cannot train", hint=hint)
+    return isinstance(asked, Recipe) and asked.seconds is not None
 
 
 def _polished(field: Field) -> list[Candidate]:
@@ -128,7 +139,7 @@ def evaluate(
     Raises:   ProfileError: a profile is of another graph, or none is of some device.
               ClusterError: the cluster lacks a host of the plan.
     """
-    return Judge(graph, profiles, cluster).simulated(plan, spans=True)
+    return Judge(graph, profiles, cluster, suits=False).simulated(plan, spans=True)
 
 
 class _Cutter:

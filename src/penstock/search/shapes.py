@@ -9,14 +9,26 @@ from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.plan import Buffers
-from penstock.program.lower_plan import has_window, made_on, ranks_of, shares_ranks, trains
-from penstock.schedule import SCHEDULES
+from penstock.schedule import SCHEDULES, Schedule
+from penstock.schedule.recipe import (
+    AnySchedule,
+    Recipe,
+    any_schedule,
+    built,
+    built_on,
+    has_window,
+    name_of,
+    shares_ranks,
+    trains,
+    words_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What the user decided beforehand; None leaves it to the search.
 
+    schedule:  a recipe, its name, or a schedule that stands for itself.
     buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
     in_order:  whether only schedules are wanted in which each stage lives on one rank of its
                replica, and takes its micro-batches in order.
@@ -25,7 +37,7 @@ class Wish:
     ranks: int | None = None
     replicas: int | None = None
     stages: int | None = None
-    schedule: str | None = None
+    schedule: str | AnySchedule | None = None
     recompute: bool | None = None
     buffers: Buffers = "exact"
     in_order: bool = False
@@ -38,7 +50,7 @@ class Shape:
     replicas: int
     num_ranks: int
     stages: int
-    schedule: str
+    schedule: AnySchedule
     num_micro_batches: int
     hosts: tuple[str, ...] = ()
 
@@ -84,6 +96,8 @@ def _sizes(graph: Graph, most: int, micro_batches: int, wish: Wish) -> Iterator[
 
 def _wants_pipeline(graph: Graph, num_ranks: int, wish: Wish) -> bool:
     """Return whether a schedule is wished for and there can be a pipeline to have it."""
+    if isinstance(wish.schedule, Schedule):
+        return wish.schedule.num_ranks > 1
     most = (wish.ranks or num_ranks) // (wish.replicas or 1)
     return wish.schedule is not None and min(most, len(graph.cut_points) + 1) > 1
 
@@ -91,31 +105,33 @@ def _wants_pipeline(graph: Graph, num_ranks: int, wish: Wish) -> bool:
 def _pipelines(
     graph: Graph, num_ranks: int, replicas: int, num_micro_batches: int, wish: Wish
 ) -> Iterator[Shape]:
-    names = [wish.schedule] if wish.schedule else _synchronous(num_ranks)
+    asked = [any_schedule(wish.schedule)] if wish.schedule else _synchronous(num_ranks)
     most = len(graph.cut_points) + 1
-    for name in names:
-        for stages in _stage_counts(name, num_ranks) if wish.stages is None else (wish.stages,):
+    for each in asked:
+        for stages in _stage_counts(each, num_ranks) if wish.stages is None else (wish.stages,):
             if not 1 <= stages <= most:
                 continue
-            made = made_on(name, stages, num_micro_batches, num_ranks)
+            made = built_on(each, stages, num_micro_batches, num_ranks)
             if made is not None and (made.is_in_order or not _wants_order(wish)):
-                yield Shape(replicas, num_ranks, stages, name, num_micro_batches)
+                yield Shape(replicas, num_ranks, stages, each, num_micro_batches)
 
 
 def _wants_order(wish: Wish) -> bool:
     return wish.in_order or wish.buffers == "one copy"
 
 
-def _synchronous(num_ranks: int) -> list[str]:
+def _synchronous(num_ranks: int) -> list[Recipe]:
     """Return the schedules that are tried if none is wished for; on one rank all are the same."""
-    names = [make.__name__ for make in SCHEDULES]
-    return (
-        [n for n in names if trains(n) and not has_window(n)] if num_ranks > 1 else ["one_f_one_b"]
-    )
+    if num_ranks == 1:
+        return [Recipe("one_f_one_b")]
+    each = (Recipe(make.__name__) for make in SCHEDULES)
+    return [recipe for recipe in each if trains(recipe) and not has_window(recipe)]
 
 
-def _stage_counts(schedule: str, num_ranks: int) -> tuple[int, ...]:
+def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
     """Return the numbers of stages to try: two or three on a rank, where they share ranks."""
+    if isinstance(schedule, Schedule):
+        return (schedule.num_stages,)
     if shares_ranks(schedule):
         return 2 * num_ranks, 3 * num_ranks
     return num_ranks, num_ranks - 1  # fewer than ranks, where one of them lives on several
@@ -132,13 +148,18 @@ def nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish)
     asked = _asked(wish)
     there = f"{cluster.num_ranks} ranks, {most - 1} cut points"
     message = f"no plan fits {asked}: {there}, {micro_batches} micro-batches a step"
+    if isinstance(wish.schedule, Schedule):
+        return PlanError(message, hint=_what_would_fit_it(wish.schedule, micro_batches, wish))
     return PlanError(message, hint=_what_would_fit(micro_batches, wish))
 
 
 def _asked(wish: Wish) -> str:
     """Return the wish in words."""
     names = ("ranks", "replicas", "stages", "schedule", "recompute")
-    words = [f"{n} {getattr(wish, n)}" for n in names if getattr(wish, n) is not None]
+    asked = {n: getattr(wish, n) for n in names if getattr(wish, n) is not None}
+    if wish.schedule is not None:
+        asked["schedule"] = words_of(any_schedule(wish.schedule))
+    words = [f"{name} {value}" for name, value in asked.items()]
     if wish.buffers == "one copy":
         words.append("one copy of each stage")
     elif wish.in_order:
@@ -151,8 +172,22 @@ def _what_would_fit(micro_batches: int, wish: Wish) -> str:
         return "leave replicas and schedule to the search: buffers of the model ask for one copy"
     if wish.schedule is None or wish.stages is None:
         return "ask for less, or leave more to the search"
+    asked = any_schedule(wish.schedule)
     try:
-        ranks = ranks_of(wish.schedule, wish.stages, micro_batches)
+        ranks = built(asked, wish.stages, micro_batches).num_ranks
     except ScheduleError as problem:
         return problem.hint or problem.message
-    return f"{wish.schedule} puts {wish.stages} stages on {ranks} ranks: give --ranks {ranks}"
+    return f"{name_of(asked)} puts {wish.stages} stages on {ranks} ranks: give --ranks {ranks}"
+
+
+def _what_would_fit_it(written: Schedule, micro_batches: int, wish: Wish) -> str:
+    """Return what would fit a schedule that stands for itself."""
+    replicas, left = divmod(micro_batches, written.num_micro_batches)
+    if left:
+        return f"write it out for {micro_batches} micro-batches, or a number that divides them"
+    copies = f"{replicas} replica{'s' * (replicas > 1)}"
+    wrong = wish.stages not in (None, written.num_stages) or wish.replicas not in (None, replicas)
+    if wrong:
+        return f"it is of {written.num_stages} stages; the step is {copies} of it"
+    ranks, verb = replicas * written.num_ranks, "is" if replicas == 1 else "are"
+    return f"{copies} of it {verb} {ranks} ranks: give --ranks {ranks}"

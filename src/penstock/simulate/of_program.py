@@ -3,9 +3,9 @@
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import ProfileError
+from penstock.plan import schedule_of
 from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
-from penstock.program.lower_plan import schedule_of
 from penstock.program.of_plan import origin_of
 from penstock.program.program import Program
 from penstock.schedule import weight_copies

@@ -15,26 +15,30 @@ import numpy as np
 from penstock.cluster import Cluster, DeviceKind
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan
+from penstock.plan import Plan, is_asynchronous
 from penstock.profile import Profiles
+from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.codes import COMPUTE, REDUCE, UPDATE
-from penstock.program.lower_plan import (
-    has_window,
-    is_asynchronous,
-    lower_plan,
-    made_on,
-    stages_of,
-    trains,
-)
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.schedule import SCHEDULES
 from penstock.schedule.orders import KINDS, Kind, U
+from penstock.schedule.recipe import (
+    AnySchedule,
+    Recipe,
+    any_schedule,
+    built_on,
+    has_window,
+    name_of,
+    trains,
+)
 from penstock.simulate.carry import carried
 from penstock.simulate.matched import Floats
 from penstock.simulate.price import costs_of
 from penstock.simulate.recorded import UNDER_WAY, Recorded
 from penstock.simulate.replay import record
 from penstock.simulate.simulate import simulate
+from penstock.simulate.suited import suited, takes_seconds
 from penstock.timeline import SPAN_KINDS, Timeline, step_s
 
 WINDOW = 8  # steps of an asynchronous schedule, where the run drained after each
@@ -59,7 +63,7 @@ class Change:
     links: float = 1.0
     latency_s: float = 0.0
     cluster: Cluster | None = None
-    schedule: str | None = None
+    schedule: str | AnySchedule | None = None
     num_micro_batches: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,7 +85,7 @@ class Change:
 
     def _words(self) -> Iterator[str]:
         if self.schedule is not None:
-            yield self.schedule
+            yield name_of(any_schedule(self.schedule))
         if self.num_micro_batches is not None:
             yield f"{self.num_micro_batches} micro-batches"
         for what, pairs in (("rank", self.ranks), ("stage", self.stages), ("", self.kinds)):
@@ -172,13 +176,29 @@ def what_if(run: Run, change: Change) -> Answer:
     return Answer(change, seconds, seconds / run.replayed_s / more, notes, timeline)
 
 
-def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:
-    """Return the program of the change and its seconds, before they are scaled."""
+def changed(run: Run, change: Change) -> Plan:
+    """Return the run's plan with another order of work; built for profiled seconds, if for any.
+
+    Raises:   ScheduleError: no such schedule.  PlanError: one of other sizes.
+              GraphError, ProfileError: its stages cannot be priced.
+    """
+    asked = None if change.schedule is None else any_schedule(change.schedule)
     plan = replace(
         run.plan,
-        schedule=change.schedule or run.plan.schedule,
+        schedule=asked or run.plan.schedule,
         num_micro_batches=change.num_micro_batches or run.plan.num_micro_batches,
     )
+    if asked is None or not takes_seconds(plan) or run.profiles is None:
+        return plan
+    places = (0,) * plan.total_ranks
+    if run.cluster is not None:
+        places = places_of(as_tuple(run.profiles), run.cluster, plan.total_ranks)
+    return suited(plan, costs_of(run.graph, stages_of(plan, run.graph), run.profiles), places)
+
+
+def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:
+    """Return the program of the change and its seconds, before they are scaled."""
+    plan = changed(run, change)
     if plan == run.plan:
         return run.program, run.recorded, ()
     stages = stages_of(plan, run.graph)
@@ -284,13 +304,12 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
         yield "all stages as long as each other", balanced(run)
     plan = run.plan
     several = plan.num_ranks > 1 and trains(plan.schedule)
-    names = [make.__name__ for make in SCHEDULES] if several else []
-    for name in names:
-        if name == plan.schedule or has_window(name) or not trains(name):
+    for each in [Recipe(make.__name__) for make in SCHEDULES] if several else []:
+        if each.name == name_of(plan.schedule) or has_window(each) or not trains(each):
             continue
-        made = made_on(name, plan.num_stages, plan.num_micro_batches, plan.num_ranks)
+        made = built_on(each, plan.num_stages, plan.num_micro_batches, plan.num_ranks)
         if made is not None and (made.is_in_order or plan.buffers != "one copy"):
-            yield name, Change(schedule=name)
+            yield each.name, Change(schedule=each.name)
 
 
 def balanced(run: Run) -> Change:

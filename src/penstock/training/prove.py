@@ -24,8 +24,8 @@ from penstock.graph.cut import cut
 from penstock.graph.merge import merged
 from penstock.graph.trace import Capture, device_here
 from penstock.job import Job
-from penstock.plan import Plan
-from penstock.program.lower_plan import is_asynchronous, lower_plan, stages_of, trains
+from penstock.plan import Plan, is_asynchronous
+from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.buffers import Laws, buffer_laws, check_chosen
 from penstock.runtime.child import apart
@@ -36,6 +36,7 @@ from penstock.runtime.run import Steps
 from penstock.runtime.transport import Transport
 from penstock.runtime.weights import StageWeights
 from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
+from penstock.schedule.recipe import trains
 from penstock.training.digest import Reads, digest_of, recorded
 from penstock.training.judge import Case, Late, judged
 from penstock.training.proof import Proof, proof_from_json

@@ -1,0 +1,39 @@
+"""Ask: the schedule that a flag asks for: a builder's name, with arguments, or a file."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.errors import PlanError, ScheduleError
+from penstock.job import Job
+from penstock.schedule import Schedule
+from penstock.schedule.recipe import AnySchedule, Recipe, name_of
+
+HELP = "A name of `penstock schedule`, or a file: its text, JSON, or torch's CSV."
+
+
+def schedule_asked(text: str) -> AnySchedule:
+    """Return the recipe of that name, like "two_bp(limit=4)", or the schedule in that file.
+
+    A schedule that has no name is named after its file.
+    Raises:   ScheduleError: there is neither, or the file holds no valid schedule.
+    """
+    path = Path(text)
+    if not path.is_file():
+        if path.suffix or len(path.parts) > 1:
+            hint = "check the path; `penstock schedule` lists the names"
+            raise ScheduleError(f"there is no schedule file {text}", hint=hint)
+        return Recipe.parse(text)
+    found = Schedule.load(path)
+    return found if found.name else replace(found, name=" ".join(path.stem.split()))
+
+
+def check_fits(asked: str | AnySchedule | None, job: Job) -> None:
+    """Raise unless a step of the job can be made of a schedule that stands for itself.
+
+    Raises:   PlanError: the schedule's micro-batches do not divide the job's.
+    """
+    if isinstance(asked, Schedule) and job.micro_batches % asked.num_micro_batches:
+        own, theirs = asked.num_micro_batches, job.micro_batches
+        message = f"{name_of(asked)} is of {own} micro-batches; a step of the job has {theirs}"
+        hint = f"write it out for {theirs} micro-batches, or a number that divides them"
+        raise PlanError(message, hint=hint)

@@ -1,0 +1,300 @@
+"""Recipe: how a schedule is made, beside its sizes: a builder's name with all its arguments.
+
+    one_f_one_b
+    two_bp(limit=4)
+    zb_greedy for F 2.1 0.9 ms, I 2 0.8 ms, W 1.9 0.7 ms
+
+What has the sizes (stages, micro-batches, ranks, the steps of a window) makes the schedule of it.
+Where no builder makes a schedule - it was solved, annealed, imported, written by hand - it stands
+for itself; so what is said of either here is asked of functions.
+"""
+
+import hashlib
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias, cast, get_type_hints
+
+import numpy as np
+
+from penstock.errors import ScheduleError
+from penstock.files import Json
+from penstock.schedule import SYNCHRONOUS, Schedule, Seconds, find
+from penstock.schedule.greedy import per_stage
+from penstock.schedule.orders import F
+from penstock.typed import MisfitError, typed
+
+_SIZES = ("num_stages", "num_micro_batches", "num_ranks", "num_steps")
+_TEXT = re.compile(r"(\w+)(?:\((.*)\))?", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
+
+Argument: TypeAlias = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A builder's name with all its arguments; those not named have the builder's defaults.
+
+    arguments:  by name, sorted; no sizes.
+    seconds:    for which the builder arranges the actions, if it takes any; None: all alike.
+    Raises:     ScheduleError: no such builder or argument, or a value that it cannot have.
+    """
+
+    builder: str
+    arguments: tuple[tuple[str, Argument], ...] = ()
+    seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        known = _known(self.builder)
+        object.__setattr__(self, "arguments", tuple(sorted(self.arguments)))
+        own = known.keys() - {*_SIZES, "seconds"}
+        hint = f"arguments of {self.builder}: {', '.join(sorted(own)) or 'none'}"
+        for at, (name, value) in enumerate(self.arguments):
+            if name not in own:
+                raise ScheduleError(f"{self.builder} has no argument {name!r}", hint=hint)
+            if name in dict(self.arguments[:at]):
+                raise ScheduleError(f"{name!r} of {self.builder} stands twice", hint="delete one")
+            try:
+                typed(known[name], value)
+            except MisfitError as problem:
+                message = f"{self.builder}: {problem.inside(name)}"
+                raise ScheduleError(message, hint=hint) from problem
+        if self.seconds is not None:
+            if not self.takes_seconds:
+                message = f"{self.builder} is not made for seconds"
+                raise ScheduleError(message, hint="leave the seconds out")
+            object.__setattr__(self, "seconds", _plain(self.seconds))
+
+    @property
+    def takes_seconds(self) -> bool:
+        """Return whether the builder arranges actions for given seconds of the stages."""
+        return "seconds" in _known(self.builder)
+
+    @property
+    def name(self) -> str:
+        """Return builder and arguments without seconds, as `parse` reads them."""
+        words = ", ".join(f"{name}={value}" for name, value in self.arguments)
+        return f"{self.builder}({words})" if words else self.builder
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return self.name
+        rows = zip("FIW", self.seconds[:3], strict=True)
+        words = [f"{kind} {_in_ms(row)} ms" for kind, row in rows]
+        words += [f"messages {_in_ms(self.seconds.message_s)} ms"] * bool(self.seconds.message_s)
+        return f"{self.name} for {', '.join(words)}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Recipe":
+        """Return the recipe of which `text` is the name, like "gpipe" or "two_bp(limit=4)".
+
+        Raises:   ScheduleError: it is none.
+        """
+        found = _TEXT.fullmatch(text.strip())
+        if found is None:
+            find(text)
+        assert found is not None, "a builder's name is a word"
+        pairs: list[tuple[str, Argument]] = []
+        for part in (found[2] or "").split(",") if (found[2] or "").strip() else ():
+            name, equals, value = (word.strip() for word in part.partition("="))
+            if not equals:
+                hint = f"write {found[1]}(name=value)"
+                raise ScheduleError(f"{part.strip()!r} is no argument of {found[1]}", hint=hint)
+            pairs.append((name, int(value) if _NUMBER.fullmatch(value) else value))
+        return cls(found[1], tuple(pairs))
+
+    def build(
+        self,
+        num_stages: int,
+        num_micro_batches: int,
+        *,
+        num_ranks: int | None = None,
+        num_steps: int | None = None,
+    ) -> Schedule:
+        """Return the schedule of these sizes; ranks and steps count where the builder takes them.
+
+        Raises:   ScheduleError: it cannot be built for these sizes.
+        """
+        extra: dict[str, Any] = dict(self.arguments)
+        if self.seconds is not None:
+            extra["seconds"] = self.seconds
+        for name, number in (("num_ranks", num_ranks), ("num_steps", num_steps)):
+            if number is not None and name in _known(self.builder):
+                extra[name] = number
+        return find(self.builder)(num_stages, num_micro_batches, **extra)
+
+    def check(self, num_stages: int) -> None:
+        """Check that the seconds are of so many stages.
+
+        Raises:   ScheduleError: they are not.
+        """
+        if self.seconds is not None:
+            per_stage(self.seconds._asdict(), num_stages)
+
+
+AnySchedule: TypeAlias = Recipe | Schedule  # of which a schedule of given sizes can be had
+
+
+def any_schedule(given: str | AnySchedule) -> AnySchedule:
+    """Return what is given, a text being the name of a recipe.
+
+    Raises:   ScheduleError: the text is none.
+    """
+    return Recipe.parse(given) if isinstance(given, str) else given
+
+
+def built(
+    of: AnySchedule,
+    num_stages: int,
+    num_micro_batches: int,
+    *,
+    num_ranks: int | None = None,
+    num_steps: int | None = None,
+) -> Schedule:
+    """Return the schedule of these sizes; `num_steps` is the window of an asynchronous recipe.
+
+    Raises:   ScheduleError: it cannot be built for these sizes, or is of others.
+    """
+    if isinstance(of, Recipe):
+        sizes = num_stages, num_micro_batches
+        return of.build(*sizes, num_ranks=num_ranks, num_steps=num_steps)
+    found = of.num_stages, of.num_micro_batches, of.num_ranks
+    asked = num_stages, num_micro_batches, of.num_ranks if num_ranks is None else num_ranks
+    if found != asked:
+        message = f"{name_of(of)} is of {_sizes(*found)}, not of {_sizes(*asked)}"
+        raise ScheduleError(message, hint="write it out for these sizes, or name a builder")
+    return of
+
+
+def built_on(
+    of: AnySchedule, num_stages: int, num_micro_batches: int, ranks: int
+) -> Schedule | None:
+    """Return the schedule of these sizes on so many ranks; None if it is not on them."""
+    if shares_ranks(of) and num_stages < ranks:  # some would have nothing to do
+        return None
+    try:
+        made = built(of, num_stages, num_micro_batches, num_ranks=ranks)
+    except ScheduleError:
+        return None
+    return made if made.num_ranks == ranks else None
+
+
+def name_of(of: AnySchedule) -> str:
+    """Return a name for people: the recipe's without seconds, or the schedule's."""
+    return of.name or "a written schedule"
+
+
+def words_of(of: AnySchedule) -> str:
+    """Return all of a recipe, or the sizes of a schedule, and what tells it from others of them."""
+    if isinstance(of, Recipe):
+        return str(of)
+    sizes = _sizes(of.num_stages, of.num_micro_batches, of.num_ranks)
+    return f"{name_of(of)} ({sizes}, {hashlib.sha256(str(of).encode()).hexdigest()[:8]})"
+
+
+def has_window(of: AnySchedule) -> bool:
+    """Return whether it drains only at the end of a window of several steps."""
+    if isinstance(of, Recipe):
+        return "num_steps" in _known(of.builder)
+    return of.num_steps > 1 or of.weight_rule != SYNCHRONOUS
+
+
+def shares_ranks(of: AnySchedule) -> bool:
+    """Return whether it can be told on how many ranks to put the stages."""
+    return isinstance(of, Recipe) and "num_ranks" in _known(of.builder)
+
+
+def trains(of: AnySchedule) -> bool:
+    """Return whether it has a backward pass."""
+    if isinstance(of, Recipe):
+        return _trains(of.builder)
+    return bool((of.orders.kinds != F).any())
+
+
+def to_json(of: AnySchedule) -> Json:
+    """Return a recipe without seconds as its name; else an object, as `from_json` reads it."""
+    if isinstance(of, Schedule):
+        return cast("Json", of.to_json())
+    if of.seconds is None:
+        return of.name
+    rows = {key: _listed(value) for key, value in of.seconds._asdict().items()}
+    return {"builder": of.name, "seconds": rows}
+
+
+def from_json(content: Json) -> AnySchedule:
+    """Return what `to_json` made `content` of.
+
+    Raises:   ScheduleError: it is no such text or object, or what it says cannot be.
+              MisfitError: a part of a recipe is missing, unknown, or of another type.
+    """
+    if isinstance(content, str):
+        return Recipe.parse(content)
+    if not isinstance(content, dict):
+        hint = "give a builder's name, an object with its seconds, or a schedule's object"
+        raise ScheduleError(f"schedule is {content!r:.60}, neither text nor object", hint=hint)
+    if "builder" not in content:
+        return Schedule.from_json(content)
+    written = typed(_Written, content)
+    return replace(Recipe.parse(written.builder), seconds=Seconds(*written.seconds))
+
+
+class _Times(NamedTuple):
+    """Seconds, as files have them."""
+
+    forward_s: float | tuple[float, ...]
+    input_s: float | tuple[float, ...]
+    weights_s: float | tuple[float, ...]
+    message_s: float
+
+
+class _Written(NamedTuple):
+    """A recipe with seconds, as files have it."""
+
+    builder: str
+    seconds: _Times
+
+
+@cache
+def _known(builder: str) -> dict[str, Any]:
+    """Return the types of the arguments of a builder that can be left out, by name."""
+    hints = get_type_hints(find(builder))
+    return {
+        name: hints[name]
+        for name, each in inspect.signature(find(builder)).parameters.items()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+@cache
+def _trains(builder: str) -> bool:
+    return bool((find(builder)(1, 1).orders.kinds != F).any())
+
+
+def _plain(seconds: Seconds) -> Seconds:
+    """Return the same with tuples and floats, which can be compared and kept.
+
+    Raises:   ScheduleError: a number is negative, endless or none.
+    """
+    rows: list[float | tuple[float, ...]] = []
+    for name, value in seconds._asdict().items():
+        row = np.asarray(value, np.float64)
+        if row.ndim > (name != "message_s") or not ((row >= 0) & np.isfinite(row)).all():
+            hint = "give one number, or one per stage, 0 or more"
+            raise ScheduleError(f"{name} is {value}", hint=hint)
+        rows.append(tuple(row.tolist()) if row.ndim else float(row))
+    return Seconds(*rows)  # type: ignore[arg-type]
+
+
+def _listed(value: float | Sequence[float]) -> Json:
+    return list(value) if isinstance(value, Sequence) else value
+
+
+def _in_ms(value: float | Sequence[float]) -> str:
+    row = value if isinstance(value, Sequence) else [value]
+    return " ".join(f"{1e3 * each:.4g}" for each in row)
+
+
+def _sizes(num_stages: int, num_micro_batches: int, num_ranks: int) -> str:
+    return f"{num_stages} stages and {num_micro_batches} micro-batches on {num_ranks} ranks"

@@ -1,0 +1,56 @@
+"""Suited: a plan whose schedule is built for the seconds that its stages take."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.plan import Plan, schedule_of
+from penstock.schedule import KINDS, Schedule, Seconds
+from penstock.schedule.orders import B, F, I, W
+from penstock.schedule.recipe import Recipe
+from penstock.simulate.costs import Costs
+
+_DIGITS = 3  # so that a plan can be read, and stays the same where a measurement hardly changes
+
+
+def takes_seconds(plan: Plan) -> bool:
+    """Return whether the builder of the plan's schedule arranges actions for seconds."""
+    return isinstance(plan.schedule, Recipe) and plan.schedule.takes_seconds
+
+
+def bare(plan: Plan) -> Plan:
+    """Return `plan` without the seconds that its schedule is built for."""
+    if not isinstance(plan.schedule, Recipe) or plan.schedule.seconds is None:
+        return plan
+    return replace(plan, schedule=replace(plan.schedule, seconds=None))
+
+
+def suited(
+    plan: Plan, costs: Costs, places: Sequence[int], *, alike: Schedule | None = None
+) -> Plan:
+    """Return `plan` with its schedule built for the seconds of its stages, if it takes any.
+
+    A stage takes as long as on the slowest of the devices that it runs on.  Where the builder does
+    not split B, all its seconds stand at I.
+    places:   of each rank of all replicas, the device in `costs`.
+    alike:    the schedule of `bare(plan)`, where that is at hand: stages live where it puts them.
+    Ignores:  messages; the update.
+    Raises:   ScheduleError, PlanError: the schedule cannot be built for these sizes.
+    """
+    recipe = plan.schedule
+    if not isinstance(recipe, Recipe) or not recipe.takes_seconds:
+        return plan
+    made = schedule_of(bare(plan)) if alike is None else alike
+    firsts = range(0, plan.total_ranks, plan.num_ranks)
+    rows: list[list[float]] = [[] for _ in KINDS]
+    for stage, ranks in enumerate(made.stage_ranks):
+        kinds = {places[first + rank] for first in firsts for rank in ranks}
+        for kind, row in enumerate(rows):
+            row.append(max(_rounded(float(costs.action_s[kind, stage, at])) for at in kinds))
+    forward, whole, first, second = (tuple(rows[kind]) for kind in (F, B, I, W))
+    if (made.orders.kinds == B).any():
+        first, second = whole, 0.0
+    return replace(plan, schedule=replace(recipe, seconds=Seconds(forward, first, second)))
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.{_DIGITS}g}")

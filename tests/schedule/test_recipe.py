@@ -1,0 +1,186 @@
+"""Recipes: a builder with all its arguments, or a schedule itself, told, read back and built."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ScheduleError
+from penstock.schedule import SCHEDULES, Schedule, Seconds, find, gpipe, two_bp, zb_greedy
+from penstock.schedule.recipe import (
+    Recipe,
+    any_schedule,
+    built,
+    from_json,
+    name_of,
+    to_json,
+    words_of,
+)
+from penstock.typed import MisfitError
+
+ARGUMENTS = {
+    "dapple": {"policy": ["A", "B"]},
+    "interleaved": {"group": [2]},
+    "chimera": {"pipelines": [2]},
+    "hanayo": {"waves": [1, 2]},
+    "zb_greedy": {"limit": [4, 9]},
+    "two_bp": {"limit": [5]},
+    "list_schedule": {"limit": [8], "placement": ["loop", "wave"]},
+}
+TAKERS = "zb_greedy", "zb_v", "list_schedule"
+times = st.floats(0, 10, allow_nan=False)
+
+
+@st.composite
+def recipes(draw, num_stages: int = 4):
+    """Return any recipe for so many stages."""
+    builder = draw(st.sampled_from([make.__name__ for make in SCHEDULES]))
+    given_to = draw(st.sets(st.sampled_from([*ARGUMENTS.get(builder, {"": ()})])))
+    arguments = [(n, draw(st.sampled_from(ARGUMENTS[builder][n]))) for n in given_to - {""}]
+    row = st.lists(times, min_size=num_stages, max_size=num_stages) | times
+    seconds = draw(st.none() | st.builds(Seconds, row, row, row, times))
+    return Recipe(builder, tuple(arguments), seconds if builder in TAKERS else None)
+
+
+@given(recipes(), st.integers(4, 6))
+def test_recipe_is_read_back_and_builds_what_its_builder_builds(recipe: Recipe, count: int) -> None:
+    again = from_json(json.loads(json.dumps(to_json(recipe))))
+    assert again == recipe
+    assert hash(again) == hash(recipe)
+    assert Recipe.parse(recipe.name).arguments == recipe.arguments
+    assert str(recipe).startswith(recipe.name)
+    more = {} if recipe.seconds is None else {"seconds": recipe.seconds}
+    expected = find(recipe.builder)(4, count, **dict(recipe.arguments), **more)
+    assert recipe.build(4, count) == built(again, 4, count) == expected
+
+
+def test_ranks_and_steps_are_those_of_the_plan_where_the_builder_takes_them() -> None:
+    assert Recipe("interleaved").build(4, 2, num_ranks=1).num_ranks == 1
+    assert Recipe("gpipe").build(4, 2, num_ranks=1).num_ranks == 4
+    assert Recipe("pipedream").build(2, 2, num_steps=3).num_steps == 3
+    assert Recipe("gpipe").build(2, 2, num_steps=3).num_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpip", "there is no schedule 'gpip'"),
+        ("two_bp(limit=4", r"there is no schedule 'two_bp\(limit=4'"),
+        ("two_bp(limit)", "'limit' is no argument of two_bp"),
+        ("two_bp(lim=4)", "two_bp has no argument 'lim'"),
+        ("two_bp(limit=x)", "two_bp: limit is 'x', not a whole number"),
+        ("dapple(policy=C)", "dapple: policy is 'C', not one of A, B"),
+        ("interleaved(num_ranks=2)", "interleaved has no argument 'num_ranks'"),
+        ("zb_greedy(seconds=2)", "zb_greedy has no argument 'seconds'"),
+        ("two_bp(limit=4, limit=5)", "'limit' of two_bp stands twice"),
+    ],
+)
+def test_text_that_is_no_recipe_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message) as caught:
+        Recipe.parse(text)
+    assert caught.value.hint
+
+
+def test_seconds_are_of_builders_that_take_them_and_are_numbers_of_each_stage() -> None:
+    with pytest.raises(ScheduleError, match="gpipe is not made for seconds"):
+        Recipe("gpipe", seconds=Seconds())
+    for wrong in (Seconds(-1.0), Seconds(float("inf")), Seconds(message_s=(1.0, 2.0))):
+        with pytest.raises(ScheduleError, match="_s is "):
+            Recipe("zb_greedy", seconds=wrong)
+    three = Recipe("zb_greedy", seconds=Seconds((1, 2, 3), 1.0, [1, 2, 3]))
+    three.check(3)
+    with pytest.raises(ScheduleError, match="for 4 stages"):
+        three.check(4)
+    assert str(three).endswith("for F 1000 2000 3000 ms, I 1000 ms, W 1000 2000 3000 ms")
+
+
+def test_schedule_stands_for_itself_and_for_no_other_sizes() -> None:
+    schedule = gpipe(2, 3)
+    assert any_schedule(schedule) is schedule
+    assert built(schedule, 2, 3) is schedule
+    assert from_json(json.loads(json.dumps(to_json(schedule)))) == schedule
+    with pytest.raises(ScheduleError, match="is of 2 stages and 3 micro-batches on 2 ranks, not"):
+        built(schedule, 2, 4)
+    with pytest.raises(ScheduleError, match="not of 2 stages and 3 micro-batches on 1 ranks"):
+        built(schedule, 2, 3, num_ranks=1)
+
+
+def test_words_tell_two_schedules_of_one_name_apart() -> None:
+    first = Schedule.parse("rank 0  F0.0 F0.1 B0.0 B0.1")
+    other = Schedule.parse("rank 0  F0.0 F0.1 B0.1 B0.0")
+    assert name_of(first) == "a written schedule"
+    assert words_of(first) != words_of(other)
+    assert words_of(Recipe("two_bp", (("limit", 3),))) == "two_bp(limit=3)"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (None, ScheduleError, "schedule is None"),
+        ({}, ScheduleError, "num_stages is None"),
+        ({"builder": "zb_greedy"}, MisfitError, "an object with seconds"),
+        ({"builder": "zb_greedy", "seconds": {"forward_s": 1}}, MisfitError, "seconds is"),
+        ("fast", ScheduleError, "there is no schedule 'fast'"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(content, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        from_json(content)
+
+
+def test_file_of_a_schedule_is_read_in_each_of_its_forms(tmp_path) -> None:
+    made, path = two_bp(2, 2), tmp_path / "file"
+    rows = "0F0,0F1,,0I0,0I1,0W0,0W1\n,1F0,1I0,1F1,1I1,1W0,1W1\n"
+    for text in (json.dumps(made.to_json()), str(made), f"# mine\n{made.orders}", rows):
+        path.write_text(text)
+        assert Schedule.load(path).num_micro_batches == 2
+    path.write_text(str(made))
+    assert Schedule.load(path) == made
+    assert str(Schedule.parse_torch_csv(rows).orders).count("I") == 4
+    for wrong in ("", "F0.0 B0.0", "rank 0  B0.0"):
+        path.write_text(wrong)
+        with pytest.raises(ScheduleError, match=f"schedule {path}: ") as caught:
+            Schedule.load(path)
+        assert caught.value.hint
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ScheduleError, match="is no text"):
+        Schedule.load(path)
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.data())
+def test_built_for_seconds_is_no_longer_than_for_equal_ones(num_stages, count, data) -> None:
+    """By the builders' own clock: one stage on each rank, free links."""
+    row = st.lists(st.integers(1, 9), min_size=num_stages, max_size=num_stages)
+    f, i, w = (data.draw(row) for _ in range(3))
+    seconds = Seconds(f, i, w)
+    for name in ("zb_greedy", "zb_v"):
+        ours = Recipe(name, seconds=seconds).build(num_stages, count, num_ranks=num_stages)
+        alike = Recipe(name).build(num_stages, count, num_ranks=num_stages)
+        assert length(ours, f, i, w) <= length(alike, f, i, w)
+
+
+def length(schedule: Schedule, f, i, w) -> int:
+    """Return when the last action ends, worked out action by action."""
+    took = {"F": f, "I": i, "W": w, "B": [a + b for a, b in zip(i, w, strict=True)]}
+    ended, orders = {}, [list(order) for order in schedule.orders]
+    clock = [0] * len(orders)
+    last = schedule.num_stages - 1
+    while any(orders):
+        for rank, order in enumerate(orders):
+            while order:
+                kind, s, m = order[0]
+                back = kind in "BI" and s < last
+                waits = [("F", s - 1, m)] * (kind == "F" and s > 0)
+                waits += [("I", s + 1, m)] * back
+                if not all(each in ended for each in waits):
+                    break
+                start = max([clock[rank], *(ended[each] for each in waits)])
+                clock[rank] = ended["I" if kind == "B" else kind, s, m] = start + took[kind][s]
+                order.pop(0)
+    return max(clock)
+
+
+def test_zb_greedy_takes_the_seconds() -> None:
+    seconds = Seconds((1, 1, 1, 5), 1.0, 1.0)
+    assert zb_greedy(4, 8, seconds=seconds) != zb_greedy(4, 8)
