@@ -12,6 +12,7 @@ from penstock.schedule import (
     double_buffered,
     dual_pipe_v,
     gpipe,
+    interleaved,
     peak_activations,
     v_half,
     zb_h1,
@@ -32,7 +33,8 @@ def step_s(schedule, f=1.0, i=1.0, w=1.0) -> float:
 @given(st.sampled_from(DRAINING), st.integers(1, 5), st.integers(1, 7), st.sampled_from([0, 1, 4]))
 def test_step_and_activations_never_grow(make, num_stages, m, message_s):
     before = make(num_stages, m)
-    seconds = Seconds((2.0,) * (num_stages - 1) + (5.0,), 3.0, 1.0, message_s)
+    weights_s = tuple(9.0 if stage % 2 else 0.5 for stage in range(num_stages))
+    seconds = Seconds((2.0,) * (num_stages - 1) + (5.0,), 3.0, weights_s, message_s)
     after = annealed(before, seconds=seconds, moves=200)
     assert played_s(after, seconds) <= played_s(before, seconds) + 1e-9
     assert max(peak_activations(after)) <= max(peak_activations(before))
@@ -46,6 +48,12 @@ def test_whole_backwards_beside_split_ones_stay_what_they_are():
     assert {action.kind for order in before.orders for action in order} == set("FBIW")
     after = annealed(before, seconds=slow, moves=5_000)
     assert played_s(after, slow) < played_s(before, slow)
+
+
+def test_whole_backwards_take_the_seconds_of_both_halves():
+    before, seconds = interleaved(6, 6), Seconds(1.0, 1.0, (0.5, 9.0) * 3, 0.5)
+    assert played_s(before, seconds) == 123
+    assert played_s(annealed(before, seconds=seconds, moves=20_000), seconds) <= 119
 
 
 def test_messages_are_shortened_too():

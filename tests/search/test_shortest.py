@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
-from penstock.schedule import SCHEDULES, Seconds, peak_activations, v_half, v_min, zb_greedy
+from penstock.schedule import (
+    SCHEDULES,
+    Seconds,
+    interleaved,
+    peak_activations,
+    v_half,
+    v_min,
+    zb_greedy,
+)
 from penstock.search.shortest import Given, anneal, built_in, least_s, timed
 
 BUILDERS = [m for m in SCHEDULES if not m(2, 2).has_updates and m.__name__ != "forward_only"]
@@ -85,6 +93,13 @@ def test_rounds_go_on_until_it_is_over_from_each_start_in_turn():
     found = anneal(starts, given_to, is_over)
     assert len(asked) == 2
     assert found.step_s <= min(played_s(start, Seconds()) for start in starts)
+
+
+def test_each_start_has_a_round():
+    starts = [interleaved(8, 8, num_ranks=4), v_half(8, 8)]  # the first keeps its backwards whole
+    found = anneal(starts, Given(8, 8, 4, 11, Seconds()), lambda: True)
+    assert found.schedule.stage_ranks == starts[1].stage_ranks
+    assert found.step_s < played_s(starts[0], Seconds())
 
 
 def test_built_in_ones_are_made_for_what_is_given_and_fit():
