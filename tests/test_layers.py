@@ -31,9 +31,9 @@ ROOMS = (
     "simulate",
     "search",
     "runtime",
+    "report",
     "training",
     "fleet",
-    "report",
     "cli",
     "__main__",
 )

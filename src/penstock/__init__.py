@@ -10,6 +10,8 @@
     measured = penstock.run(program, job, num_steps=100)
     penstock.report(plan, predicted, measured).save("report.html")
 
+    penstock.train(job, out="runs/mine")    # all of it, as `penstock train`
+
 Each name is loaded when it is first used, so that `import penstock` costs little and no torch.
 """
 
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from penstock.simulate.of_program import simulate
     from penstock.timeline import Timeline
     from penstock.training.export import load_weights
+    from penstock.training.listener import Listener
     from penstock.training.run import run
+    from penstock.training.train import train
     from penstock.writers import tensorboard, wandb
 
     __version__: str
@@ -46,6 +50,7 @@ __all__ = [
     "Cluster",
     "Graph",
     "Job",
+    "Listener",
     "PenstockError",
     "Plan",
     "Profile",
@@ -65,6 +70,7 @@ __all__ = [
     "simulate",
     "tensorboard",
     "trace",
+    "train",
     "wandb",
 ]
 
@@ -73,6 +79,7 @@ _PLACES = {
     "Cluster": "cluster",
     "Graph": "graph.graph",
     "Job": "job",
+    "Listener": "training.listener",
     "PenstockError": "errors",
     "Plan": "plan",
     "Profile": "profile",
@@ -92,6 +99,7 @@ _PLACES = {
     "simulate": "simulate.of_program",
     "tensorboard": "writers",
     "trace": "graph.traced",
+    "train": "training.train",
     "wandb": "writers",
 }
 

@@ -103,3 +103,16 @@ def json_object(text: bytes | str, error: type[PenstockError], place: str) -> di
     if not isinstance(content, dict):
         raise error(f"{place} holds {_NAMES[type(content)]}, not an object", hint=hint)
     return cast("dict[str, Json]", content)
+
+
+def finite(value: Json) -> Json:
+    """Return a document without what JSON cannot say: what is no number becomes null."""
+    match value:
+        case float() if value - value != 0:
+            return None
+        case list():
+            return [finite(item) for item in value]
+        case dict():
+            return {key: finite(item) for key, item in value.items()}
+        case _:
+            return value

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.plan import spread
-from penstock.cli.saved import load_basis
 from penstock.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
@@ -24,6 +23,7 @@ from penstock.profile import Profile
 from penstock.schedule.recipe import Recipe, name_of
 from penstock.search import Candidate, front_of
 from penstock.timeline import Timeline, peak_bytes
+from penstock.training.saved import load_basis
 from tests.cli.conftest import MLP, Call, Done
 
 JOB = f"{MLP}:job"
@@ -154,7 +154,7 @@ def test_rows_of_joined_micro_batches_say_so(call: Call, machines: Path) -> None
 def test_limit_is_shared_by_all_sizes_of_micro_batches(
     call: Call, machines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.cli import choose
+    from penstock.training import choose
 
     parts: list[float | None] = []
     monkeypatch.setattr(

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.cli import view
-from penstock.cli.lock import locked
-from penstock.cli.windows import Every, parse_every
 from penstock.errors import PlanError
+from penstock.training.lock import locked
+from penstock.training.results import lines
+from penstock.training.windows import Every, parse_every
 from tests.cli.conftest import Call
 
 JOBS = f"{Path(__file__).parent / 'training.py'}"
@@ -85,7 +85,7 @@ def test_writers_get_every_row_as_the_file_does(call: Call, tmp_path: Path) -> N
 
 
 def test_rows_are_strict_json(tmp_path: Path) -> None:
-    with view.lines(tmp_path / "rows") as write:
+    with lines(tmp_path / "rows") as write:
         write({"step": 1, "loss": 0.5, "accuracy": math.nan, "gap": -math.inf})
     text = (tmp_path / "rows").read_text()
     assert text == '{"step": 1, "loss": 0.5, "accuracy": null, "gap": null}\n'
@@ -174,8 +174,7 @@ def test_bad_interval_is_refused(call: Call, tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from penstock.cli import view
-from penstock.cli.lock import locked
+from penstock.training.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(100)

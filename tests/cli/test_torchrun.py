@@ -19,10 +19,6 @@ from tempfile import TemporaryFile
 import pytest
 import torch.distributed as dist
 
-from penstock.cli.choose import on_hosts_of
-from penstock.cli.notices import Notices
-from penstock.cli.prepare import started_on
-from penstock.cli.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError
 from penstock.graph.merge import merged
@@ -33,6 +29,11 @@ from penstock.profile.kinds import load_profiles
 from penstock.runtime import launch
 from penstock.runtime.worker import RankResult
 from penstock.timeline import breakdown_from_json
+from penstock.training.choose import Machines, on_hosts_of
+from penstock.training.listener import SILENT
+from penstock.training.notices import Notices
+from penstock.training.prepare import started_on
+from penstock.training.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
 from tests.cli import training
 from tests.cli.conftest import Call
 from tests.search.chains import chain
@@ -184,13 +185,13 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> 
     captured, joined = capture(job), merged(job, 2)
     pairs = capture(joined)
     asked = notices(**{_ASK.format(0): "2", _ASK.format(1): "1", _ASK.format(2): _ENOUGH})
-    _serve(asked, job, captured, UNLIKE)
+    _serve(asked, job, captured, Machines(UNLIKE))
     for number, (step, own) in enumerate(((pairs, joined), (captured, job))):
         told = asked.take(_TOLD.format(number, "small"))
         profile = Profile.from_json(json.loads(told), "small")
         assert (profile.graph, profile.kind) == (step.graph.digest, "small")
         answers = notices(**{_TOLD.format(number, "small"): told})
-        big, small = _profiled(answers, count(number), job, step, own, UNLIKE)
+        big, small = _profiled(answers, count(number), job, step, own, UNLIKE, SILENT)
         assert small == profile
         assert (big.graph, big.kind) == (step.graph.digest, "big")
         assert answers.take(_ASK.format(number)) == str(2 - number)
@@ -202,7 +203,7 @@ def test_rank_that_leads_no_kind_of_device_measures_nothing() -> None:
     alike = Cluster((BIG,), (Host("a", "big", 2),), inside=Link(1e-4, 1e9))
     for nobody_to_lead in (alike, None):
         asked = notices(**{_ASK.format(0): "1", _ASK.format(1): _ENOUGH})
-        _serve(asked, job, capture(job), nobody_to_lead)
+        _serve(asked, job, capture(job), Machines(nobody_to_lead))
         assert not asked.store.check([_TOLD.format(0, "big")])
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from penstock.cli.results import explained
 from penstock.errors import RunError
 from penstock.graph.trace import capture
 from penstock.job import Job
@@ -20,6 +19,7 @@ from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import Task, work
+from penstock.training.results import explained
 from tests.parity.models import plan_of
 
 WIDTH = 16

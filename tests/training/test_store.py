@@ -46,7 +46,10 @@ def test_what_is_typed_by_hand_is_never_kept(monkeypatch):
     import __main__
 
     monkeypatch.delattr(__main__, "__file__", raising=False)
-    key = key_of(job_of("gpt", torch.float32))
+    key = key_of(job_of("gpt", torch.float32), "job")
     assert key is None
+    monkeypatch.setattr(__main__, "__file__", "here.py", raising=False)
+    assert key_of(job_of("gpt", torch.float32), "") is None
+    assert key_of(job_of("gpt", torch.float32), "job") is not None
     keep(key, "proof", {})
     assert kept(key, "proof") is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from penstock.cli import ask, face
+from penstock.cli import face
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
@@ -16,6 +16,7 @@ from penstock.job import Job, load_job
 from penstock.plan import Plan, plan_by_hand
 from penstock.schedule import Schedule
 from penstock.schedule.recipe import AnySchedule, built, name_of
+from penstock.training import ask
 
 if TYPE_CHECKING:
     from penstock.training.proof import Proof

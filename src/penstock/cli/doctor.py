@@ -16,14 +16,13 @@ import typer
 import penstock
 from penstock.cli import face
 from penstock.cli.links import links
-from penstock.cluster.machine import cpu_name, detect
+from penstock.cluster.machine import HERE, cpu_name, detect
 from penstock.errors import ClusterError
 from penstock.profile.store import default_folder
 from penstock.units import GiB, format_bytes
 
 State = Literal["ok", "missing", "note"]  # without what is missing, nothing trains here
 LIBRARIES = ("numpy", "numba", "scipy", "typer", "rich", "safetensors", "fsspec")
-HERE = "here"  # the region of a host that says nothing of it
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 11)
 
 

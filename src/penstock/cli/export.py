@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import face
-from penstock.cli.saved import kept_job
 from penstock.errors import CheckpointError, PenstockError
 from penstock.job import Job, load_job
+from penstock.training.saved import kept_job
 
 if TYPE_CHECKING:
     from penstock.files import Json

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from penstock.errors import GraphError, PenstockError, PlanError, ProgramError, RunError
-from penstock.files import Json
+from penstock.files import Json, finite
+from penstock.training.stop import Stopped
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
@@ -31,14 +32,6 @@ _HINTS: dict[type[PenstockError], str] = {  # where the error itself has none
     PlanError: "ask for less, or leave more to the search",
 }
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has a Click of its own and exports only this
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal ended the command, as far as `words` say in good order."""
-
-    def __init__(self, signal: int, words: str = "interrupted") -> None:
-        super().__init__(words)
-        self.code, self.words = 128 + signal, words
 
 
 def _console(*, stderr: bool) -> Console:
@@ -63,19 +56,6 @@ def show(text: str) -> None:
 def show_json(document: Json) -> None:
     """Print the one JSON document of a command to stdout; what is no number becomes null."""
     show(json.dumps(finite(document), allow_nan=False))
-
-
-def finite(value: Json) -> Json:
-    """Return a document without what JSON cannot say: what is no number becomes null."""
-    match value:
-        case float() if value - value != 0:
-            return None
-        case list():
-            return [finite(item) for item in value]
-        case dict():
-            return {key: finite(item) for key, item in value.items()}
-        case _:
-            return value
 
 
 def say(message: str) -> None:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import ask, face, prepare, saved
-from penstock.cli.choose import Rest, best, decided
-from penstock.cli.settle import Care, bounded, examined
+from penstock.cli import face, view
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
@@ -17,6 +15,9 @@ from penstock.job import Job, load_job
 from penstock.plan import Decision, Plan, Prediction
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Objective, Wish
+from penstock.training import ask, prepare, saved
+from penstock.training.choose import Aim, Machines, Searched, best, decided
+from penstock.training.settle import Care, bounded, examined
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -59,38 +60,38 @@ def plan(  # noqa: PLR0913 - the flags of a command
         ask.check_fits(asked, loaded)
         captured, wish, decisions = _examined(loaded, job, wish)
         _check_stages(captured.graph, stages)
-        there = prepare.machines(cluster, ranks)
-        found, profiles, rest = best(
-            loaded, wish, captured, there, objective=aim, limit_s=limit, with_front=True
-        )
-        chosen = decided(found.plan, decisions)
+        there = prepare.machines(cluster, ranks, view.TERMINAL)
+        machines = Machines(there, prepare.profiled, view.TERMINAL)
+        found = best(loaded, wish, captured, machines, Aim(aim, limit, with_front=True))
+        chosen = decided(found.choice.plan, decisions)
     if out is not None:
-        saved.save_plan(out, chosen, saved.Basis(found.captured.graph, profiles, there))
-    _show(chosen, rest, as_json=as_json)
+        basis = saved.Basis(found.choice.captured.graph, found.profiles, there)
+        saved.save_plan(out, chosen, basis)
+    _show(chosen, found, as_json=as_json)
     if out is not None:
         face.say(f"wrote {out}")
 
 
 def _examined(job: Job, text: str, wish: Wish) -> "tuple[Capture, Wish, tuple[Decision, ...]]":
     """Return the step, what the job leaves of `wish`, and the decisions that follow."""
-    found = examined(job, text, Care(strict=True))
-    captured = prepare.traced(job)
-    return captured, *bounded(job, text, captured, found, wish)
+    found = examined(job, text, Care(strict=True), view.TERMINAL)
+    captured = prepare.traced(job, view.TERMINAL)
+    return captured, *bounded(job, text, captured, found, wish, view.TERMINAL)
 
 
-def _show(plan: Plan, rest: Rest, *, as_json: bool) -> None:
+def _show(plan: Plan, found: Searched, *, as_json: bool) -> None:
     if as_json:
-        front: list[Json] = [_row(each) for each in rest.front]
-        tally: dict[str, Json] = dict(rest.tally._asdict())
+        front: list[Json] = [_row(each) for each in found.front]
+        tally: dict[str, Json] = dict(found.tally._asdict())
         face.show_json({**plan.to_json(), "front": front, "tally": tally})
     else:
-        face.show("\n".join([str(plan), "", *_others(rest)]))
+        face.show("\n".join([str(plan), "", *_others(found)]))
 
 
-def _others(rest: Rest) -> list[str]:
+def _others(found: Searched) -> list[str]:
     """Return the front as a table, and what became of the plans."""
-    shown, slack = spread(rest.front)
-    priced = any(each.usd for each in rest.front)
+    shown, slack = spread(found.front)
+    priced = any(each.usd for each in found.front)
     rows = [
         (
             format_seconds(each.step_s),
@@ -101,11 +102,11 @@ def _others(rest: Rest) -> list[str]:
         for each in shown
     ]
     head = "step", "peak", *(["usd"] if priced else []), "plan"
-    tried = "No plan that was tried beats" if rest.tally.late else "No plan beats"
+    tried = "No plan that was tried beats" if found.tally.late else "No plan beats"
     what = f"{tried} these in {'seconds, bytes and dollars' if priced else 'seconds and bytes'}"
-    if more := len(rest.front) - len(shown):
+    if more := len(found.front) - len(shown):
         what += f"; {more} more are within {100 * slack - 100:.0f} % of one of them"
-    return [f"{what}:", face.table(head, rows), str(rest.tally)]
+    return [f"{what}:", face.table(head, rows), str(found.tally)]
 
 
 def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:

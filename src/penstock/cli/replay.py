@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
-from penstock.cli import face, saved
-from penstock.cli.ask import schedule_asked
+from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
 from penstock.files import Json
@@ -17,6 +16,8 @@ from penstock.plan import Plan
 from penstock.schedule.orders import KINDS, Kind
 from penstock.schedule.recipe import AnySchedule, name_of, trains
 from penstock.timeline import Timeline, step_s
+from penstock.training import saved
+from penstock.training.ask import schedule_asked
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

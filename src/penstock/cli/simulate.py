@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import face, prepare, saved
-from penstock.cli.choose import for_plan
+from penstock.cli import face, view
 from penstock.errors import ClusterError, ProfileError
 from penstock.files import Json
 from penstock.job import load_job
 from penstock.plan import Plan
 from penstock.timeline import Timeline, bubble_fraction, busy_s, draw, step_s
+from penstock.training import prepare, saved
+from penstock.training.choose import for_plan
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -62,12 +63,16 @@ def simulate(
 def _basis(path: Path, plan: Plan, job: str | None, cluster: Path | None) -> saved.Basis:
     if job is None:
         basis = saved.load_basis(path, plan)
-        return basis if cluster is None else basis._replace(cluster=prepare.machines(cluster, None))
+        if cluster is None:
+            return basis
+        return basis._replace(cluster=prepare.machines(cluster, None, view.TERMINAL))
     with face.only_results():
         loaded = load_job(job)
-        joined, captured = for_plan(loaded, plan, prepare.traced(loaded))
-        there = prepare.machines(cluster, None if cluster else plan.total_ranks)
-        profiles = prepare.profiled(captured, joined, there)
+        joined, captured = for_plan(
+            loaded, plan, prepare.traced(loaded, view.TERMINAL), view.TERMINAL
+        )
+        there = prepare.machines(cluster, None if cluster else plan.total_ranks, view.TERMINAL)
+        profiles = prepare.profiled(captured, joined, there, view.TERMINAL)
     return saved.Basis(captured.graph, profiles, there)
 
 

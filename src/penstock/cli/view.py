@@ -1,10 +1,8 @@
 """View: what `penstock train` shows while it runs and when it is done."""
 
-import json
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,26 +10,40 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.cli import face
 from penstock.job import ROW
 from penstock.plan import Plan
-from penstock.timeline import Breakdown, Timeline, breakdown_of
+from penstock.timeline import parts_table
+from penstock.training.listener import Listener, Move, Row
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from penstock.runtime.run import Outcome
+    from penstock.training.results import Trained
 
-Row = Mapping[str, float | int | None]
 _LOG_EVERY_S = 10.0  # where stderr is no terminal
 
 
-@contextmanager
-def lines(path: Path) -> Generator[Callable[[Row], None]]:
-    """Append rows to a file, one JSON object in a line, each written out at once."""
-    with path.open("a") as file:
+class Terminal(Listener):
+    """Tells it on stderr: messages as lines, what takes long as a bar on a terminal."""
 
-        def write(row: Row) -> None:
-            file.write(json.dumps(face.finite(dict(row)), allow_nan=False) + "\n")
-            file.flush()
+    def say(self, words: str) -> None:
+        """Print a message."""
+        face.say(words)
 
-        yield write
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        """Show what is being done."""
+        return face.busy(what)
+
+    def progress(self, what: str) -> AbstractContextManager[Move]:
+        """Show a bar."""
+        return face.progress(what)
+
+    def steps(
+        self, first_step: int, num_steps: int, predicted_s: float | None
+    ) -> AbstractContextManager[Callable[[Row], None]]:
+        """Show loss, speed and predicted beside measured."""
+        return training(first_step, num_steps, predicted_s)
+
+
+TERMINAL = Terminal()
 
 
 @contextmanager
@@ -75,22 +87,23 @@ def _words(row: Row, predicted_s: float | None) -> str:
     return f"{figures}  {rate}  {format_seconds(row['seconds'] or 0.0)}{predicted}"
 
 
-def show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
-    """Print what the run gave, predicted beside measured."""
+def show_trained(trained: "Trained") -> None:
+    """Print what the run gave, predicted beside measured, what bounds it, and where it is."""
+    outcome = trained.outcome
+    _show_outcome(outcome, trained.plan)
+    if outcome.breakdown is not None:
+        parts = parts_table(outcome.breakdown, trained.predicted)
+        face.say(f"\n{parts}\n{trained.bottleneck}\n")
+    face.say(f"written to {trained.folder}: open {trained.folder / 'report.html'}")
+
+
+def _show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
     guess = plan.predicted if plan else None
     rows = [("seconds per step", *_pair(guess and guess.step_s, outcome.step_s, format_seconds))]
     for rank, size in enumerate(outcome.peak_bytes):
         expected = guess.peak_bytes[rank] if guess else None
         rows.append((f"peak bytes of rank {rank}", *_pair(expected, size, format_bytes)))
     face.say(face.table(("", "predicted", "measured", "error"), rows))
-
-
-def expected(path: Path, measured: Breakdown | None) -> Breakdown | None:
-    """Return how the predicted time divides; None where nothing was predicted for these ranks."""
-    found = breakdown_of(Timeline.load(path)) if measured is not None and path.exists() else None
-    if found is None or measured is None or found.num_ranks != measured.num_ranks:
-        return None
-    return found
 
 
 def words_of(summary: Mapping[str, object]) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+HERE = "here"  # the region of a host that says nothing of it
 CGROUP = Path("/sys/fs/cgroup")  # limits of a container (version 2); absent elsewhere
 
 

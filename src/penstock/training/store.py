@@ -25,21 +25,22 @@ from penstock.profile.store import default_folder
 log = logging.getLogger(__name__)
 
 
-def key_of(job: Job, *more: str) -> str | None:
+def key_of(job: Job, text: str, *more: str) -> str | None:
     """Return what tells this job, on this machine, from every other; None where it cannot be told.
 
-    more:     what its source and numbers do not tell: which of a file's jobs it is, graph, plan.
+    text:     how it was named: which of a file's jobs it is; "": by nothing.
+    more:     what its source and numbers do not tell: graph, plan.
 
     Ignores:  what the job reads from elsewhere: data files, the environment, the network.
     """
     main = sys.modules.get("__main__")
-    if getattr(main, "__file__", None) is None:  # typed by hand: its source is nowhere
+    if not text or getattr(main, "__file__", None) is None:  # its source is nowhere
         return None
     digest = hashlib.sha256()
     numbers = (f"{f.name}={getattr(job, f.name)!r}" for f in fields(job) if _is_plain(job, f.name))
     made_by = (torch.__version__, platform.python_version(), cpu_name())
-    for text in (*more, *numbers, *made_by):
-        digest.update(f"{text}\n".encode())
+    for line in (text, *more, *numbers, *made_by):
+        digest.update(f"{line}\n".encode())
     for path in sorted(set(_sources())):
         digest.update(path.encode())
         digest.update(Path(path).read_bytes())

@@ -18,27 +18,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.cli import face
-from penstock.cli.choose import Choice, There, for_plan, trace_job
-from penstock.cli.doctor import HERE
-from penstock.cli.lock import locked
-from penstock.cli.prepare import measured_as
 from penstock.cluster import Cluster
+from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, PlanError, RunError
 from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.profile import Profile
+from penstock.training.choose import Choice, Machines, for_plan
+from penstock.training.listener import Listener
+from penstock.training.lock import locked
+from penstock.training.prepare import measured_as, traced
 
 if TYPE_CHECKING:
-    from penstock.cli.notices import Notices
-    from penstock.cli.train import Session
     from penstock.graph.trace import Capture
     from penstock.runtime.launch import Groups, Work
     from penstock.runtime.rank import StepResult
     from penstock.runtime.worker import RankResult, Report
     from penstock.training.examine import Examined
+    from penstock.training.notices import Notices
+    from penstock.training.results import Trained
+    from penstock.training.session import Session
 
 _START, _PLAN = "penstock/start", "penstock/plan"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
@@ -47,16 +48,16 @@ _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
 _ENOUGH = "enough"  # in place of how many micro-batches are joined in the step to measure
 
 
-def train_under_torchrun(make: "Callable[[], Session]") -> dict[str, object] | None:
-    """Train as the rank that this process is; return the summary on rank 0.
+def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
+    """Train as the rank that this process is; return what it gave on rank 0.
 
     Whatever fails, on whichever rank, ends all of them.
     Raises:   GraphError: the model cannot be traced (start it with `penstock train` instead).
               PlanError: the plan is for another number of ranks.
               RunError: another rank failed; GPUs on several hosts, and nothing tells their links.
     """
-    from penstock.cli.notices import Notices
     from penstock.runtime.launch import torchrun_store
+    from penstock.training.notices import Notices
 
     notices = Notices(torchrun_store())
     try:
@@ -68,7 +69,7 @@ def train_under_torchrun(make: "Callable[[], Session]") -> dict[str, object] | N
         raise
 
 
-def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
+def _train(session: "Session", notices: "Notices") -> "Trained | None":
     from penstock.runtime.control import StoreBoard
     from penstock.runtime.launch import on_one_host, under
 
@@ -78,19 +79,19 @@ def _train(session: "Session", notices: "Notices") -> dict[str, object] | None:
     _check_start(notices, first_step, session.folder)
     found = session.examine() if rank == 0 else None
     if session.given_plan is not None:
-        _check_ranks(Plan.load(session.given_plan), world)
-    captured = _traced(session.job)
+        _check_ranks(session.given_plan, world)
+    captured = _traced(session.job, session.listener)
     session.wish = replace(session.wish, ranks=world)
     notices.meet("traced")
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
-        cluster = _surveyed(notices.store)
+        cluster = _surveyed(notices.store, session.listener)
     if found is not None:
         choice = _led(session, notices, cluster, captured, checkpoint, found)
     else:
-        _serve(notices, session.job, captured, cluster)
+        _serve(notices, session.job, captured, session.there._replace(cluster=cluster))
         plan = Plan.from_text(notices.take(_PLAN))
-        choice = Choice(*for_plan(session.job, plan, captured), plan)
+        choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
     plan = choice.plan
     _check_ranks(plan, world)
     notices.meet("planned")
@@ -128,10 +129,10 @@ def _prove(
 
     Raises:   RunError: they differ.
     """
-    from penstock.cli.settle import proved
     from penstock.training.judge import Case
     from penstock.training.proof import Proof
     from penstock.training.prove import Planned, apart_judged, case_of, run_planned
+    from penstock.training.settle import proved
 
     planned = Planned(session.job, choice.captured, choice.plan)
     folder = session.folder / ".proof"  # seen by the ranks of all hosts
@@ -150,8 +151,8 @@ def _prove(
             shutil.rmtree(folder, ignore_errors=True)
 
     if notices.rank == 0:
-        steps = range(first_step, session.num_steps)
-        session.checked = proved(planned, session.text, steps, session.care, prove).words
+        asked = planned, session.text, range(first_step, session.num_steps), session.care
+        session.checked = proved(*asked, prove, session.listener).words
         if not notices.is_told(_PROVE):  # it was proved before
             notices.put(_PROVE, "[]")
         notices.put(_PROVED, "")
@@ -169,20 +170,20 @@ def _check_ranks(plan: Plan, world: int) -> None:
         )
 
 
-def _traced(job: Job) -> "Capture":
+def _traced(job: Job, listener: Listener) -> "Capture":
     try:
-        captured = trace_job(job)
+        captured = traced(job, listener)
     except GraphError as problem:
         hint = "`penstock train` without torchrun trains it as plain data parallel"
         raise GraphError(f"{problem.message}, so no plan can be made", hint=hint) from problem
-    face.say(str(captured.graph))
+    listener.say(str(captured.graph))
     return captured
 
 
 # -- the machines that torchrun started it on -----------------------------------------------------
 
 
-def _surveyed(store: Any) -> Cluster:
+def _surveyed(store: Any, listener: Listener) -> Cluster:
     """Return the hosts of all ranks and the links between them; every rank calls it.
 
     Raises:   RunError: the ranks compute on GPUs.
@@ -196,7 +197,7 @@ def _surveyed(store: Any) -> Cluster:
         hint = "write hosts and links by hand (docs/cluster.md) and give them as --cluster FILE"
         raise RunError("links between GPUs of several hosts are not measured", hint=hint)
     seat = seat_here(platform.node() or "host", HERE)
-    with face.busy("measuring the links between hosts"):
+    with listener.busy("measuring the links between hosts"):
         found = join_torchrun(lambda end: survey(end, seat), under(store, "survey"))
     return found.cluster
 
@@ -211,7 +212,8 @@ def _led(
 ) -> Choice:
     """Return what rank 0 chooses, told to all."""
     numbers = itertools.count()
-    session.there = There(cluster, partial(_profiled, notices, numbers, session.job))
+    profile = partial(_profiled, notices, numbers, session.job)
+    session.there = Machines(cluster, profile, session.listener)
     session.set_aside()
     choice = session.choose(captured, checkpoint, found)
     notices.put(_PLAN, json.dumps(choice.plan.to_json()))
@@ -227,13 +229,14 @@ def _leaders(cluster: Cluster) -> dict[str, int]:
     return leaders
 
 
-def _profiled(
+def _profiled(  # noqa: PLR0913 - a way of profiling, bound to one torchrun job
     notices: "Notices",
     numbers: Iterator[int],
     whole: Job,
     captured: "Capture",
     job: Job,
     cluster: Cluster,
+    listener: Listener,
 ) -> tuple[Profile, ...]:
     """Return a profile of the step for each kind of device, measured where it is; on rank 0.
 
@@ -242,13 +245,14 @@ def _profiled(
     number, leaders = next(numbers), _leaders(cluster)
     notices.put(_ASK.format(number), str(whole.micro_batches // job.micro_batches))
     own, *others = leaders
-    profile = measured_as(own, captured, job, cluster)
+    profile = measured_as(own, captured, job, cluster, listener)
     told = ((kind, notices.take(_TOLD.format(number, kind))) for kind in others)
     return (profile, *(Profile.from_json(json.loads(text), kind) for kind, text in told))
 
 
-def _serve(notices: "Notices", job: Job, captured: "Capture", cluster: Cluster | None) -> None:
+def _serve(notices: "Notices", job: Job, captured: "Capture", there: Machines) -> None:
     """Measure the step for rank 0 until it has enough, where this rank leads a kind of device."""
+    cluster, listener = there.cluster, there.listener
     leaders = {} if cluster is None else _leaders(cluster)
     own = next((kind for kind, leader in leaders.items() if leader == notices.rank), None)
     for number in itertools.count():
@@ -257,8 +261,8 @@ def _serve(notices: "Notices", job: Job, captured: "Capture", cluster: Cluster |
             return
         if own is not None and cluster is not None:
             joined = merged(job, int(text))
-            step = captured if text == "1" else trace_job(joined)
-            profile = measured_as(own, step, joined, cluster)
+            step = captured if text == "1" else traced(joined, listener)
+            profile = measured_as(own, step, joined, cluster, listener)
             notices.put(_TOLD.format(number, own), json.dumps(profile.to_json()))
 
 

@@ -1,35 +1,69 @@
-"""Results: what a run leaves in its folder when its last step is done."""
+"""Results: what a run leaves in its folder when its last step is done, and gives back."""
 
 import json
 import os
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cli import face, view
-from penstock.cli.choose import Choice
 from penstock.cluster import Cluster
 from penstock.errors import RunError
-from penstock.files import write_text
+from penstock.files import finite, write_text
 from penstock.job import Job
+from penstock.plan import Plan
 from penstock.report import report_of
-from penstock.timeline import bottleneck, parts_table
+from penstock.timeline import Bottleneck, Breakdown, Timeline, bottleneck, breakdown_of
+from penstock.training.choose import Choice
+from penstock.training.listener import Listener, Row
 
 if TYPE_CHECKING:
     from penstock.runtime.run import Outcome
 
 
-def finished(
+class Trained(NamedTuple):
+    """What a run gave.
+
+    folder:      where plan, metrics, checkpoints, timelines, summary and report are.
+    plan:        that it followed; None for eager modules.
+    outcome:     steps, measured timeline, bytes and final weights.
+    summary:     what `summary.json` holds: losses and figures, predicted beside measured.
+    predicted:   how the predicted time divides; None where nothing was predicted.
+    bottleneck:  what bounds a step; None where no rank can tell.
+    """
+
+    folder: Path
+    plan: Plan | None
+    outcome: "Outcome"
+    summary: Mapping[str, object]
+    predicted: Breakdown | None
+    bottleneck: Bottleneck | None
+
+
+@contextmanager
+def lines(path: Path) -> Generator[Callable[[Row], None]]:
+    """Append rows to a file, one JSON object in a line, each written out at once."""
+    with path.open("a") as file:
+
+        def write(row: Row) -> None:
+            file.write(json.dumps(finite(dict(row)), allow_nan=False) + "\n")
+            file.flush()
+
+        yield write
+
+
+def finished(  # noqa: PLR0913 - what a run was, and what it gave
     folder: Path,
     job: Job,
     num_steps: int,
     outcome: "Outcome",
     choice: Choice | None,
     checked: str,
-) -> dict[str, object]:
-    """Write timeline, summary and report of a run into `folder`; return the summary.
+    listener: Listener,
+) -> Trained:
+    """Write timeline, summary and report of a run into `folder`; return what it gave.
 
     choice:   the plan that it followed, None for eager modules.
     checked:  how it was held against the plain loop.
@@ -37,10 +71,10 @@ def finished(
     outcome.timeline.save(folder / "measured.trace.json")
     predicted = choice.plan.predicted if choice else None
     measured = outcome.breakdown
-    expected = view.expected(folder / "predicted.trace.json", measured)
+    expected = _expected(folder / "predicted.trace.json", measured)
     why = None if measured is None else bottleneck(measured, expected)
     summary: dict[str, object] = {
-        **_losses(folder, job, outcome, choice),
+        **_losses(folder, job, outcome, choice, listener),
         "steps": num_steps,
         "checked": checked,
         "step_s_predicted": predicted.step_s if predicted else None,
@@ -53,23 +87,27 @@ def finished(
         "bottleneck": why.to_json() if why else None,
         **(dict(job.facts()) if job.facts else {}),
     }
-    strict = face.finite(json.loads(json.dumps(summary)))
+    strict = finite(json.loads(json.dumps(summary)))
     write_text(folder / "summary.json", json.dumps(strict, indent=2, allow_nan=False) + "\n")
     report_of(folder).save(folder / "report.html")
-    view.show_outcome(outcome, choice.plan if choice else None)
-    if measured is not None:
-        face.say(f"\n{parts_table(measured, expected)}\n{why}\n")
-    face.say(f"written to {folder}: open {folder / 'report.html'}")
-    return summary
+    return Trained(folder, choice.plan if choice else None, outcome, summary, expected, why)
+
+
+def _expected(path: Path, measured: Breakdown | None) -> Breakdown | None:
+    """Return how the predicted time divides; None where nothing was predicted for these ranks."""
+    found = breakdown_of(Timeline.load(path)) if measured is not None and path.exists() else None
+    if found is None or measured is None or found.num_ranks != measured.num_ranks:
+        return None
+    return found
 
 
 def _losses(
-    folder: Path, job: Job, outcome: "Outcome", choice: Choice | None
+    folder: Path, job: Job, outcome: "Outcome", choice: Choice | None, listener: Listener
 ) -> dict[str, float | int | None]:
     """Return losses and figures, of validation and of the last steps."""
     last = statistics.fmean(s.loss for s in outcome.steps[-10:] if s.loss is not None)
     validations = [step.validated for step in outcome.steps if step.validated is not None]
-    final = validations[-1] if job.validate_every else _validated(job, outcome, choice)
+    final = validations[-1] if job.validate_every else _validated(job, outcome, choice, listener)
     return {
         "val_loss": None,
         **{name: value for name, value in final.items() if name != "val_seconds"},
@@ -79,7 +117,7 @@ def _losses(
     }
 
 
-def explained(folder: Path, job: Job, problem: RunError) -> RunError:
+def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> RunError:
     """Return the error that ended a run; of a number that is not finite, with where it came from.
 
     job:  with its micro-batches joined, as the run has them.
@@ -90,7 +128,7 @@ def explained(folder: Path, job: Job, problem: RunError) -> RunError:
     found = finite.left(folder / "checkpoints")
     if found is None:
         return problem
-    with face.busy("looking for the first number that is not finite"):
+    with listener.busy("looking for the first number that is not finite"):
         error = autopsy.explained(job, *found)
     newest = latest(folder / "checkpoints")
     if newest is not None:
@@ -102,6 +140,8 @@ def resumption(job: str, folder: Path, num_steps: int | None) -> str:
     """Return how a run that was stopped goes on; `num_steps` where they are not the job's own."""
     from penstock.runtime.checkpoint import latest
 
+    if not job:
+        return f"stopped with {latest(folder / 'checkpoints')}; go on with: resume=True"
     command = ["penstock", "train", job, "--out", str(folder), "--resume"]
     command += [] if num_steps is None else ["--steps", str(num_steps)]
     return f"stopped with {latest(folder / 'checkpoints')}; go on with: {shlex.join(command)}"
@@ -134,7 +174,9 @@ def _best(folder: Path, validations: Sequence[Mapping[str, float]]) -> dict[str,
     return {"best_step": known[0], "best_val_loss": known[1], "validation_s": seconds}
 
 
-def _validated(job: Job, outcome: "Outcome", choice: Choice | None) -> Mapping[str, float]:
+def _validated(
+    job: Job, outcome: "Outcome", choice: Choice | None, listener: Listener
+) -> Mapping[str, float]:
     """Return the mean loss and figures over the validation micro-batches, in evaluation mode."""
     import torch
 
@@ -148,7 +190,7 @@ def _validated(job: Job, outcome: "Outcome", choice: Choice | None) -> Mapping[s
     load_model(model, outcome.weights)
     torch.set_num_threads(os.cpu_count() or 1)
     try:
-        with face.progress("validating") as update:
+        with listener.progress("validating") as update:
             return validated(job, model, update)
     finally:
         torch.set_num_threads(1)

@@ -7,12 +7,18 @@ import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from penstock.cli.face import Stopped
-
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
 
 _FIRST = b"ending after the step under way, with a checkpoint; once more ends at once\n"
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ended a run, as far as `words` say in good order."""
+
+    def __init__(self, signal: int, words: str = "interrupted") -> None:
+        super().__init__(words)
+        self.code, self.words = 128 + signal, words
 
 
 @contextlib.contextmanager

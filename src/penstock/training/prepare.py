@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import face
 from penstock.cluster import Cluster
 from penstock.errors import ClusterError
 from penstock.job import Job
+from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
 
 
-def traced(job: Job) -> "Capture":
+def traced(job: Job, listener: Listener) -> "Capture":
     """Return the job's step, traced.
 
     Raises:   GraphError: it cannot be traced.
@@ -26,11 +26,11 @@ def traced(job: Job) -> "Capture":
     from penstock.graph.trace import capture
 
     torch.set_num_threads(1)  # a rank has one core
-    with face.busy("tracing the step"):
+    with listener.busy("tracing the step"):
         return capture(job)
 
 
-def machines(path: Path | None, ranks: int | None) -> Cluster:
+def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluster:
     """Return the cluster in `path`; without one this machine, its link measured.
 
     Raises:   ClusterError: damaged, or fewer ranks than asked for.
@@ -46,18 +46,20 @@ def machines(path: Path | None, ranks: int | None) -> Cluster:
         return cluster
     from penstock.runtime.links import measure_link
 
-    with face.busy("measuring the link between two ranks"):
+    with listener.busy("measuring the link between two ranks"):
         return replace(cluster, inside=measure_link())
 
 
-def started_on(path: Path) -> Cluster:
-    """Return the cluster in `path`, which must be this host, or the hosts that torchrun runs on.
+def started_on(given: Cluster | Path | str) -> Cluster:
+    """Return the cluster, which must be this host, or the hosts that torchrun runs on.
 
+    given:    the cluster, or the file that describes it.
     Raises:   ClusterError: damaged; other hosts than these, or with other numbers of ranks.
     """
     from penstock.runtime.launch import under_torchrun
 
-    cluster = Cluster.load(path)
+    cluster = given if isinstance(given, Cluster) else Cluster.load(given)
+    path = "the cluster" if isinstance(given, Cluster) else given
     if not under_torchrun():
         if len(cluster.hosts) == 1:
             return cluster
@@ -77,7 +79,9 @@ def started_on(path: Path) -> Cluster:
     return cluster
 
 
-def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "tuple[Profile, ...]":
+def profiled(
+    captured: "Capture", job: Job, cluster: Cluster, listener: Listener
+) -> "tuple[Profile, ...]":
     """Return a profile of the step for each kind of device of the cluster.
 
     That of this machine (as `Cluster.here` names it) is measured, beside as many ranks as a host
@@ -91,32 +95,35 @@ def profiled(captured: "Capture", job: Job, cluster: Cluster) -> "tuple[Profile,
     kinds, here = kinds_of(cluster), kind_here()
     state = optimizer_state(captured, job) if any(kind.name != here for kind in kinds) else 0.0
     return tuple(
-        measured_as(here, captured, job, cluster)
+        measured_as(here, captured, job, cluster, listener)
         if kind.name == here
         else estimated(captured.graph, kind, state)
         for kind in kinds
     )
 
 
-def profiled_here(captured: "Capture", job: Job, cluster: Cluster) -> "tuple[Profile, ...]":
+def profiled_here(
+    captured: "Capture", job: Job, cluster: Cluster, listener: Listener
+) -> "tuple[Profile, ...]":
     """Return the profile of the step on the only host of `cluster`, which is this machine."""
     (host,) = cluster.hosts
-    return (measured_as(host.device, captured, job, cluster),)
+    return (measured_as(host.device, captured, job, cluster, listener),)
 
 
-def measured_as(kind: str, captured: "Capture", job: Job, cluster: Cluster) -> "Profile":
+def measured_as(
+    kind: str, captured: "Capture", job: Job, cluster: Cluster, listener: Listener
+) -> "Profile":
     """Return the profile of the step on this machine, as that of the device `kind` of a cluster."""
     from penstock.cluster.machine import detect
     from penstock.profile.store import default_folder, measured
 
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
     beside = max(0, min(busiest, detect().cores) - 1)
-    with face.busy("measuring every op"):
-        profile = measured(captured, job, beside=beside, folder=default_folder(), tell=_tell)
+
+    def tell(path: Path) -> None:
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        listener.say(f"profile measured on {day} (delete {path} to measure again)")
+
+    with listener.busy("measuring every op"):
+        profile = measured(captured, job, beside=beside, folder=default_folder(), tell=tell)
     return replace(profile, kind=kind)
-
-
-def _tell(path: Path) -> None:
-    """Say that a profile was not measured now, and where it is."""
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
-    face.say(f"profile measured on {day} (delete {path} to measure again)")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cli import face
 from penstock.errors import JobError, RunError
 from penstock.files import Json
 from penstock.job import Job
 from penstock.plan import Decision, Plan
 from penstock.search import Wish
+from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -36,10 +36,10 @@ class Care(NamedTuple):
     eager: bool = False
 
 
-def examined(job: Job, text: str, care: Care) -> "Examined":
+def examined(job: Job, text: str, care: Care, listener: Listener) -> "Examined":
     """Return what the job is found to be; what was found before is not asked again.
 
-    text:     how the job was named.
+    text:     how the job was named; "": it was not, and nothing is kept.
     Raises:   JobError: it can be trained only by the plain loop, and that is not wanted.
     """
     from penstock.training.examine import examine, examined_from_json
@@ -50,7 +50,7 @@ def examined(job: Job, text: str, care: Care) -> "Examined":
     if before is not None:
         found = examined_from_json(before)
     else:
-        with face.busy("examining the job"):
+        with listener.busy("examining the job"):
             found = examine(job, check=care.check)
         if not found.failed:
             keep(key, "examined", found.to_json())
@@ -58,12 +58,12 @@ def examined(job: Job, text: str, care: Care) -> "Examined":
         if care.strict:
             hint = "mend that, or leave --strict out: then the plain loop trains it, in one process"
             raise JobError(f"a plan would train another thing: {found.one_process}", hint=hint)
-        face.say(f"a plan would train another thing: {found.one_process}")
+        listener.say(f"a plan would train another thing: {found.one_process}")
     return found
 
 
 def bounded(
-    job: Job, text: str, captured: "Capture", found: "Examined", wish: Wish
+    job: Job, text: str, captured: "Capture", found: "Examined", wish: Wish, listener: Listener
 ) -> tuple[Wish, tuple[Decision, ...]]:
     """Return what the job leaves of `wish`, and the decisions that follow.
 
@@ -76,7 +76,7 @@ def bounded(
     key = key_of(job, text, captured.graph.digest)
     before = kept(key, "optimizer")
     if before is None:
-        with face.busy("examining the optimizer"):
+        with listener.busy("examining the optimizer"):
             before = dict[str, Json](whole=examine.examine_optimizer(job, captured))
         keep(key, "optimizer", before)
     return examine.bounded(job, found, str(before["whole"]), wish)
@@ -98,6 +98,7 @@ def proved(
     steps: range,
     care: Care,
     prove: "Callable[[tuple[int, ...]], Proof]",
+    listener: Listener,
 ) -> Checked:
     """Return what comparing a plan with the plain loop finds at two of `steps`, or found before.
 
@@ -115,23 +116,29 @@ def proved(
     key = key_of(planned.job, text, graph, _decisions_of(planned.plan))
     before = kept(key, "proof")
     if before is not None:
-        return _told(f"{proof_from_json(before)}, as was found before")
+        return _told(f"{proof_from_json(before)}, as was found before", listener)
     if short := lacks_memory(planned.captured):
-        return _told(f"left out: {short}")
-    with face.busy("comparing two steps with the plain loop"):
+        return _told(f"left out: {short}", listener)
+    with listener.busy("comparing two steps with the plain loop"):
         proof = prove(steps_to_prove(steps.start, steps.stop))
     if not proof.problem:
         keep(key, "proof", proof.to_json())
-        return _told(str(proof))
+        return _told(str(proof), listener)
     message = f"this plan would train another thing: {proof}"
     if care.strict:
         raise RunError(message, hint="`penstock train` without --plan, --schedule and --strict")
-    face.say(message)
+    listener.say(message)
     return Checked(message, proof.problem)
 
 
-def proved_eager(
-    job: Job, found: "Examined", most: int, steps: range, resume: Path | None, care: Care
+def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wanted of it
+    job: Job,
+    found: "Examined",
+    most: int,
+    steps: range,
+    resume: Path | None,
+    care: Care,
+    listener: Listener,
 ) -> tuple[int, str]:
     """Return on how many ranks the job is trained eagerly, and how that was checked.
 
@@ -146,22 +153,22 @@ def proved_eager(
     ranks = replicas_of(job, most, found.laws)
     if ranks == 1 or not care.check:
         return ranks, "one process, the plain loop itself" if ranks == 1 else NO_CHECK
-    with face.busy("comparing two steps with the plain loop"):
+    with listener.busy("comparing two steps with the plain loop"):
         numbers = steps_to_prove(steps.start, steps.stop)
         proof = prove_eager(
             job, ranks, numbers, resume=resume, laws=found.laws, launcher=run_processes
         )
     if not proof.problem:
-        return ranks, str(_told(str(proof)))
+        return ranks, str(_told(str(proof), listener))
     message = f"{ranks} replicas would train another thing: {proof}"
     if care.strict:
         raise RunError(message, hint="leave out --strict, and one process trains it")
-    face.say(message)
+    listener.say(message)
     return 1, f"one process, the plain loop itself: {message}"
 
 
-def _told(words: str) -> Checked:
-    face.say(words)
+def _told(words: str, listener: Listener) -> Checked:
+    listener.say(words)
     return Checked(words)
 
 

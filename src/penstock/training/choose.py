@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cli import face
-from penstock.cli.prepare import machines, profiled, profiled_here
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, PlanError
@@ -17,13 +15,15 @@ from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, check_fits, decide
 from penstock.profile.kinds import save_profiles
 from penstock.search import Candidate, Found, Objective, Tally, Wish, evaluate, front_of, search
+from penstock.training.listener import SILENT, Listener
+from penstock.training.prepare import machines, profiled_here, traced
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
 
-    Profiling = Callable[[Capture, Job, Cluster], tuple[Profile, ...]]
+    Profiling = Callable[[Capture, Job, Cluster, Listener], tuple[Profile, ...]]
 
 MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
 
@@ -36,19 +36,21 @@ class Choice(NamedTuple):
     plan: Plan
 
 
-class Rest(NamedTuple):
-    """What else a search found: the front, and what became of the plans."""
+class Aim(NamedTuple):
+    """What a search is to find.
 
-    front: tuple[Candidate, ...]
-    tally: Tally
+    objective:   what is to be small.
+    limit_s:     of searching, all ways of joining micro-batches together, tracing and measuring
+                 aside; then the best so far is taken.
+    with_front:  whether to find the front too.
+    """
+
+    objective: Objective = "time"
+    limit_s: float | None = None
+    with_front: bool = False
 
 
-class _Asked(NamedTuple):
-    """What is asked of a search, besides the wish; `limit_s` is of all its parts together."""
-
-    objective: Objective
-    limit_s: float | None
-    with_front: bool
+FASTEST = Aim()
 
 
 class _Option(NamedTuple):
@@ -64,35 +66,39 @@ class _Option(NamedTuple):
         return self.found.candidates[0]
 
 
-class There(NamedTuple):
-    """The machines to train on, None for this one; and what measures a step on their devices."""
+class Searched(NamedTuple):
+    """What a search found: the best plan, what it was measured with, and what else there is.
+
+    front:    see `search`; of all ways of joining micro-batches.
+    tally:    what became of the plans.
+    options:  the best of each way of joining micro-batches.
+    """
+
+    choice: Choice
+    profiles: "tuple[Profile, ...]"
+    front: tuple[Candidate, ...]
+    tally: Tally
+    options: tuple[_Option, ...]
+
+
+class Machines(NamedTuple):
+    """Where to train, None for this machine; what measures a step on its devices; who is told."""
 
     cluster: Cluster | None = None
     profile: "Profiling" = profiled_here
+    listener: Listener = SILENT
 
 
-def trace_job(job: Job) -> "Capture":
-    """Return the job's step, traced.
-
-    Raises:   GraphError: it cannot be traced.
-    """
-    from penstock.graph.trace import capture
-
-    with face.busy("tracing the step"):
-        return capture(job)
-
-
-def given(job: Job, path: Path, folder: Path, captured: "Capture", there: There) -> Choice:
-    """Return the plan in `path`, predicted for the machines that are there, saved in `folder`.
+def given(job: Job, plan: Plan, folder: Path, captured: "Capture", there: Machines) -> Choice:
+    """Return `plan`, predicted for the machines that are there, saved in `folder`.
 
     Where it is for hosts that are not, its ranks are on those that are, as these are numbered.
-    Raises:   PlanError: it is damaged, for another model, or for another number of micro-batches.
+    Raises:   PlanError: it is for another model, or for another number of micro-batches.
     """
-    plan = Plan.load(path)
-    cluster = there.cluster or machines(None, plan.total_ranks)
+    cluster = there.cluster or machines(None, plan.total_ranks, there.listener)
     plan = on_hosts_of(plan, cluster)
-    joined, captured = for_plan(job, plan, captured)
-    profiles = there.profile(captured, joined, cluster)
+    joined, captured = for_plan(job, plan, captured, there.listener)
+    profiles = there.profile(captured, joined, cluster, there.listener)
     candidate, _ = evaluate(captured.graph, profiles, cluster, plan)
     prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
     plan = decide(plan, plan.decisions, prediction)
@@ -106,7 +112,9 @@ def on_hosts_of(plan: Plan, cluster: Cluster | None) -> Plan:
     return plan if names.issuperset(plan.hosts) else replace(plan, hosts=())
 
 
-def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]":
+def for_plan(
+    job: Job, plan: Plan, captured: "Capture", listener: Listener
+) -> "tuple[Job, Capture]":
     """Return the job joined as the plan says, and its trace.
 
     Raises:   PlanError: the plan does not fit the job.
@@ -121,7 +129,7 @@ def for_plan(job: Job, plan: Plan, captured: "Capture") -> "tuple[Job, Capture]"
         raise PlanError(message, hint=hint)
     joined = merged(job, plan.joined)
     if plan.joined > 1:
-        captured = trace_job(joined)
+        captured = traced(joined, listener)
     check_fits(plan, captured.graph)
     check_chosen(plan, job, captured.graph)
     return joined, captured
@@ -132,7 +140,7 @@ def searched(
     wish: Wish,
     folder: Path,
     captured: "Capture",
-    there: There,
+    there: Machines,
     decisions: Sequence[Decision] = (),
 ) -> Choice:
     """Return the best plan that the search finds for the machines there, saved in `folder`.
@@ -140,10 +148,10 @@ def searched(
     decisions:  that were taken before, with which `wish` goes.
     Raises:   PlanError: nothing fits the wish or the memory.
     """
-    cluster = there.cluster or machines(None, wish.ranks)
-    choice, profiles, _ = best(job, wish, captured, cluster, profile=there.profile)
-    choice = choice._replace(plan=decided(choice.plan, decisions))
-    save(folder, choice.captured, choice.plan, profiles, cluster)
+    cluster = there.cluster or machines(None, wish.ranks, there.listener)
+    found = best(job, wish, captured, there._replace(cluster=cluster))
+    choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
+    save(folder, choice.captured, choice.plan, found.profiles, cluster)
     return choice
 
 
@@ -154,76 +162,66 @@ def decided(plan: Plan, decisions: Sequence[Decision]) -> Plan:
     return replace(plan, decisions=(*others, *decisions))
 
 
-def best(  # noqa: PLR0913 - what there is, and how to search
-    job: Job,
-    wish: Wish,
-    captured: "Capture",
-    cluster: Cluster,
-    *,
-    objective: Objective = "time",
-    profile: "Profiling" = profiled,
-    limit_s: float | None = None,
-    with_front: bool = False,
-) -> "tuple[Choice, tuple[Profile, ...], Rest]":
-    """Return the best plan for `cluster`, the profiles that it was found with, and what else is.
+def best(
+    job: Job, wish: Wish, captured: "Capture", there: Machines, aim: Aim = FASTEST
+) -> Searched:
+    """Return the best plan for the cluster there, and what else was found.
 
-    limit_s:  of searching, all ways of joining micro-batches together, tracing and measuring aside;
-              then the best so far.
     Raises:   PlanError: nothing fits the wish or the memory.
     """
-    found = list(
-        _options(job, wish, captured, cluster, profile, _Asked(objective, limit_s, with_front))
-    )
+    found = list(_options(job, wish, captured, there, aim))
     problems = [option for option in found if isinstance(option, PlanError)]
     options = [option for option in found if not isinstance(option, PlanError)]
     if not options:
         raise problems[0]
-    first = min(options, key=lambda option: option.best.score(objective))
+    first = min(options, key=lambda option: option.best.score(aim.objective))
     others = [(o.choice.plan.joined, o.best) for o in options if o is not first]
     plan = _with_reason(first.choice.plan, others, problems)
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
-    if limit_s is not None and any(option.found.cut_short for option in options):
-        cut = Decision("search", f"stopped after {format_seconds(limit_s)}", "user", str(tally))
+    if aim.limit_s is not None and any(option.found.cut_short for option in options):
+        cut = Decision("search", f"stopped after {format_seconds(aim.limit_s)}", "user", str(tally))
         plan = replace(plan, decisions=(*plan.decisions, cut))
     front = front_of([_joined(option, each) for option in options for each in option.found.front])
-    return first.choice._replace(plan=plan), first.profiles, Rest(front, tally)
+    choice = first.choice._replace(plan=plan)
+    return Searched(choice, first.profiles, front, tally, tuple(options))
 
 
 def _options(
     job: Job,
     wish: Wish,
     captured: "Capture",
-    cluster: Cluster,
-    profile: "Profiling",
-    asked: _Asked,
+    there: Machines,
+    aim: Aim,
 ) -> "Iterator[_Option | PlanError]":
     """Yield for each way of joining micro-batches what the search finds.
 
     Each has the same part of the time that is left, and none is begun without any.
     """
-    left_s = asked.limit_s
+    cluster, left_s = there.cluster, aim.limit_s
+    assert cluster is not None, "a search is of some machines"
     sizes = [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
     for at, count in enumerate(sizes):
         if at and left_s is not None and left_s <= 0:
             yield PlanError("there was no more time")
             return
-        way = (job, captured) if count == 1 else _joined_job(job, captured, count)
+        way = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
         if way is None:
             continue
         joined, step = way
-        profiles, start = profile(step, joined, cluster), time.perf_counter()
+        profiles = there.profile(step, joined, cluster, there.listener)
+        start = time.perf_counter()
         part_s = None if left_s is None else left_s / (len(sizes) - at)
         try:
-            with face.progress("searching") as update:
+            with there.listener.progress("searching") as update:
                 found = search(
                     step.graph,
                     profiles,
                     cluster,
                     micro_batches=joined.micro_batches,
-                    objective=asked.objective,
+                    objective=aim.objective,
                     clip=job.clip_norm is not None,
                     wish=wish,
-                    with_front=asked.with_front,
+                    with_front=aim.with_front,
                     is_over=_over(start, part_s),
                     progress=update,
                 )
@@ -231,8 +229,7 @@ def _options(
             yield _Option(choice, profiles, found)
         except PlanError as problem:
             yield problem
-        if left_s is not None:
-            left_s -= time.perf_counter() - start
+        left_s = None if left_s is None else left_s - (time.perf_counter() - start)
 
 
 def _joined(option: _Option, candidate: Candidate) -> Candidate:
@@ -245,16 +242,18 @@ def _over(start: float, part_s: float | None) -> Callable[[], bool]:
     return lambda: time.perf_counter() - start >= part_s
 
 
-def _joined_job(job: Job, captured: "Capture", count: int) -> "tuple[Job, Capture] | None":
+def _joined_job(
+    job: Job, captured: "Capture", count: int, there: Machines
+) -> "tuple[Job, Capture] | None":
     """Return the job with so many micro-batches joined to one, and its trace; None: they cannot."""
     from penstock.graph.merge import merged, merges
 
-    with face.busy(f"trying whether {count} micro-batches can be joined"):
+    with there.listener.busy(f"trying whether {count} micro-batches can be joined"):
         if not merges(job, captured.graph, count):
             return None
     joined = merged(job, count)
     try:
-        return joined, trace_job(joined)
+        return joined, traced(joined, there.listener)
     except GraphError:
         return None
 

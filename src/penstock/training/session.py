@@ -1,0 +1,416 @@
+"""Session: the phases of the main job, from an unmodified model to a trained one and a report."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cluster import Cluster
+from penstock.errors import GraphError, JobError, PlanError, RunError
+from penstock.files import write_text
+from penstock.job import Job
+from penstock.plan import Plan
+from penstock.search import Wish
+from penstock.training import saved
+from penstock.training.choose import Choice, Machines, for_plan, given, on_hosts_of, searched
+from penstock.training.listener import Listener, Row
+from penstock.training.prepare import traced
+from penstock.training.results import Trained, explained, finished, lines, resumption
+from penstock.training.settle import (
+    Care,
+    Checked,
+    bounded,
+    examined,
+    proved,
+    proved_eager,
+    read_in_order,
+)
+from penstock.training.stop import Stopped, stopping
+from penstock.training.windows import EVERY, Every
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
+    from penstock.runtime.rank import StepResult
+    from penstock.runtime.run import Outcome
+
+FILES = (
+    "plan.json",
+    "graph.json",
+    "profile.json",
+    "cluster.toml",
+    "predicted.trace.json",
+    "measured.trace.json",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "checkpoints",
+    "job.json",
+)
+
+
+@dataclass
+class Session:
+    """One run: what was asked for, and the phases in which it is done.
+
+    text:     how the job was named, "file.py:name"; "": it was given as a record.
+    on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
+    """
+
+    job: Job
+    text: str
+    folder: Path
+    num_steps: int
+    wish: Wish
+    given_plan: Plan | None
+    resume: bool
+    there: Machines
+    every: Every = EVERY
+    care: Care = Care()  # noqa: RUF009 - a frozen record
+    on_step: Callable[[Row], None] | None = None
+    checked: str = ""
+
+    @property
+    def listener(self) -> Listener:
+        """Return whom the session tells what it does."""
+        return self.there.listener
+
+    # -- the phases -------------------------------------------------------------------------------
+
+    def lead(self) -> Trained:
+        """Run all phases in this process, ranks as processes of this host."""
+        from penstock.runtime.launch import local_launcher
+
+        first_step, checkpoint = self.start()
+        found = self.examine()
+        self.set_aside()
+        captured = None if self.care.eager or found.one_process else self.trace()
+        if found.failed:
+            raise JobError(found.failed, hint="does it run without Penstock?")
+        if captured is None:
+            return self._train_eagerly(first_step, checkpoint, found)
+        choice = self.choose(captured, checkpoint, found)
+        launch = local_launcher(choice.plan.total_ranks)
+        if self.prove(choice, first_step, checkpoint, launch, found).problem:
+            return self._train_eagerly(first_step, checkpoint, found)
+        trained = self.train(choice, first_step, checkpoint, launch)
+        assert trained is not None
+        return trained
+
+    def examine(self) -> "Examined":
+        """Return what the job is found to be.
+
+        Raises:   JobError: only the plain loop trains it, and something else was asked for.
+        """
+        care = self.care._replace(strict=self._is_strict())
+        return examined(self.job, self.text, care, self.listener)
+
+    def _is_strict(self) -> bool:
+        """Return whether there is to be a plan or nothing."""
+        asked = self.given_plan, self.wish.schedule, self.wish.stages, self.there.cluster
+        return self.care.strict or any(each is not None for each in asked)
+
+    def prove(
+        self,
+        choice: Choice,
+        first_step: int,
+        checkpoint: Path | None,
+        launch: "Launch",
+        found: "Examined",
+    ) -> Checked:
+        """Return how the plan's first steps compare with the plain loop's.
+
+        Raises:   RunError: they differ, and there is to be a plan or nothing.
+        """
+        from penstock.training.prove import Planned, prove
+
+        planned = Planned(self.job, choice.captured, choice.plan, found.laws)
+        care = self.care._replace(strict=self._is_strict())
+        run = partial(prove, planned, resume=checkpoint, launcher=launch)
+        steps = range(first_step, self.num_steps)
+        checked = proved(planned, self.text, steps, care, run, self.listener)
+        self.checked = checked.words
+        return checked
+
+    def start(self) -> tuple[int, Path | None]:
+        """Return the first step and the checkpoint to start from.
+
+        Raises:   PlanError: nothing is left to do.
+        """
+        from penstock.runtime import checkpoint
+
+        if not self.resume:
+            return 0, None
+        newest = checkpoint.latest(self.folder / "checkpoints")
+        if newest is None:
+            self.listener.say(f"{self.folder} holds no checkpoint to resume from: starting afresh")
+            self.resume = False
+            return 0, None
+        done = checkpoint.load(newest).step
+        if done >= self.num_steps:
+            hint = f"give --steps more than {done}"
+            raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
+        return done, newest
+
+    def set_aside(self) -> None:
+        """Move what an earlier run left in the folder to FOLDER.1, or FOLDER.2, ..."""
+        folder = self.folder.absolute()
+        earlier = (folder / "metrics.jsonl").exists() or any(
+            (folder / "checkpoints").glob("step-*")
+        )
+        if self.resume or not earlier:
+            return
+        numbers = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+        place = next(path for path in numbers if not path.exists())
+        place.mkdir()
+        for name in FILES:
+            if (folder / name).exists():
+                (folder / name).rename(place / name)
+        self.listener.say(f"{self.folder} held an earlier run: it is kept in {place.name}")
+
+    def trace(self) -> "Capture | None":
+        """Return the step, traced; None where the model has to be trained as eager modules."""
+        try:
+            captured = traced(self.job, self.listener)
+        except GraphError as problem:
+            if self._is_strict():
+                raise
+            self.listener.say(problem.message)
+            self.listener.say("training it as eager modules under plain data parallelism instead")
+            return None
+        self.listener.say(str(captured.graph))
+        return captured
+
+    def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
+        """Return the plan: given, that of the run to resume, or searched for."""
+        wish, decisions = bounded(self.job, self.text, captured, found, self.wish, self.listener)
+        choice = self._kept(captured) if checkpoint is not None else None
+        if self.given_plan is not None:
+            choice = given(self.job, self.given_plan, self.folder, captured, self.there)
+        elif choice is None:
+            choice = searched(self.job, wish, self.folder, captured, self.there, decisions)
+        self.listener.say(str(choice.plan))
+        return choice
+
+    def _kept(self, captured: "Capture") -> Choice | None:
+        """Return the plan of the run to resume, if it is what is wished for."""
+        path = self.folder / "plan.json"
+        if self.wish.schedule or self.wish.stages or not path.exists():
+            return None
+        plan = on_hosts_of(Plan.load(path), self.there.cluster)
+        if self.wish.ranks not in (None, plan.total_ranks):
+            return None
+        try:
+            job, captured = for_plan(self.job, plan, captured, self.listener)
+        except PlanError as problem:
+            message = f"{self.folder} holds the run of another job: {problem.message}"
+            hint = "give the --out of this job's run, or train without --resume"
+            raise PlanError(message, hint=hint) from problem
+        return Choice(job, captured, plan)
+
+    def _clear(self, first_step: int, checkpoint: Path | None) -> None:
+        """Remove what the run to go on from left after its checkpoint, or half-written."""
+        from penstock.runtime.checkpoint import discard
+
+        discard(self.folder / "checkpoints")
+        if self.text:
+            saved.keep_job(self.folder, self.text)
+        for name in ("summary.json", "report.html", "measured.trace.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        if checkpoint is None:
+            return
+        metrics = self.folder / "metrics.jsonl"
+        rows = metrics.read_text().splitlines() if metrics.exists() else []
+        kept = [row for row in rows if row.endswith("}") and json.loads(row)["step"] <= first_step]
+        write_text(metrics, "".join(f"{row}\n" for row in kept))
+        self.listener.say(f"resuming after step {first_step} from {checkpoint}")
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def train(
+        self,
+        choice: Choice,
+        first_step: int,
+        checkpoint: Path | None,
+        launch: "Launch",
+        *,
+        board: "Board | None" = None,
+        leader: bool = True,
+    ) -> Trained | None:
+        """Run all steps; return what they gave where this process leads.
+
+        board:    what the ranks see; None: they are threads or children of this process.
+        """
+        from penstock.runtime.worker import work
+
+        with stopping(board, tells=leader) as board:
+            task = self._task(choice, first_step, checkpoint, board)
+            run, ranks = partial(work, task), choice.plan.total_ranks
+            launch = partial(launch, groups=task.groups)
+            if not leader:
+                launch(run, ranks, _unheard)
+                return None
+            self._clear(first_step, checkpoint)
+            outcome = self._run(run, ranks, choice, first_step, launch)
+            if outcome is None:
+                raise Stopped(board.asked(), self._resumption())
+        return self._finished(outcome, choice)
+
+    def _finished(self, outcome: "Outcome", choice: Choice | None) -> Trained:
+        about = self.folder, self.job, self.num_steps, outcome, choice
+        return finished(*about, self.checked, self.listener)
+
+    def _resumption(self) -> str:
+        steps = self.num_steps if self.num_steps != self.job.num_steps else None
+        return resumption(self.text, self.folder, steps)
+
+    def _task(
+        self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
+    ) -> "Task":
+        from penstock.program.lower_plan import stages_of
+        from penstock.runtime.worker import Task
+        from penstock.training.windows import memory_window, windows_of
+
+        plan, captured = choice.plan, choice.captured
+        drained = [self.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
+        drained += [self.job.validate_every] if self.job.validate_every else []
+        windows = windows_of(captured.graph, plan, range(first_step, self.num_steps), drained)
+        return Task(
+            capture=captured,
+            stages=stages_of(plan, captured.graph),
+            job=choice.job,
+            windows=windows,
+            replicas=plan.replicas,
+            checkpoints=self.folder / "checkpoints",
+            checkpoint_every=self.every.steps,
+            validate_every=self.job.validate_every or 0,
+            every_s=self.every.seconds,
+            board=board,
+            resume=checkpoint,
+            memory_window=memory_window(windows),
+        )
+
+    def _run(
+        self,
+        work: "Work",
+        ranks: int,
+        choice: Choice | None,
+        first_step: int,
+        launch: "Launch",
+    ) -> "Outcome | None":
+        """Return what the run gave; None if it was asked to stop before its last step."""
+        from penstock.runtime.checkpoint import latest, load
+        from penstock.runtime.run import Steps, outcome_of
+
+        samples, tokens, micro_batches, predicted = _sizes(self.job, choice)
+        heard = (*self.job.writers, *([self.on_step] if self.on_step else []))
+        with (
+            self.listener.steps(first_step, self.num_steps, predicted) as show,
+            lines(self.folder / "metrics.jsonl") as write,
+        ):
+
+            def done(step: "StepResult") -> None:
+                row = _row(step, samples, tokens)
+                write(row)
+                show(row)
+                for hear in heard:
+                    hear(row)
+
+            steps = Steps(micro_batches, done, self.awaits)
+            try:
+                results = launch(work, ranks, steps.add)
+            except KeyboardInterrupt:
+                self._tell_newest()
+                raise
+            except RunError as problem:
+                job = choice.job if choice else self.job
+                raise explained(self.folder, job, problem, self.listener) from problem.__cause__
+            steps.flush()
+        newest = latest(self.folder / "checkpoints")
+        assert newest is not None, "a run ends with a checkpoint"
+        last = load(newest)
+        return outcome_of(results, steps, last.tensors) if last.step == self.num_steps else None
+
+    def awaits(self, step: int) -> bool:
+        """Return whether a validation is told of a step, if it is run at all and not stopped at."""
+        every = self.job.validate_every
+        return every is not None and ((step + 1) % every == 0 or step + 1 == self.num_steps)
+
+    def _tell_newest(self) -> None:
+        from penstock.runtime.checkpoint import latest
+
+        newest = latest(self.folder / "checkpoints")
+        none = f"no checkpoint: none is written before {self.every}"
+        self.listener.say(f"--resume goes on from {newest}" if newest else none)
+
+    def _train_eagerly(
+        self, first_step: int, checkpoint: Path | None, found: "Examined"
+    ) -> Trained:
+        from penstock.runtime.eager import EagerTask, work_eagerly
+        from penstock.runtime.launch import run_processes
+
+        most = self.wish.ranks or Cluster.here().num_ranks
+        steps = range(first_step, self.num_steps)
+        ranks, self.checked = proved_eager(
+            self.job, found, most, steps, checkpoint, self.care, self.listener
+        )
+        job = read_in_order(self.job) if found.one_process else self.job
+        with stopping(None) as board:
+            task = EagerTask(
+                job,
+                first_step,
+                self.num_steps - first_step,
+                self.folder / "checkpoints",
+                self.every.steps,
+                checkpoint,
+                laws=found.laws,
+                validate_every=self.job.validate_every or 0,
+                every_s=self.every.seconds,
+                board=board,
+            )
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear(first_step, checkpoint)
+            for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
+                (self.folder / name).unlink(missing_ok=True)
+            run = partial(work_eagerly, task)
+            outcome = self._run(run, ranks, None, first_step, run_processes)
+            if outcome is None:
+                raise Stopped(board.asked(), self._resumption())
+        return self._finished(outcome, None)
+
+
+if TYPE_CHECKING:
+    from penstock.runtime.control import Board
+    from penstock.runtime.launch import Work
+    from penstock.runtime.worker import RankResult, Task
+    from penstock.training.examine import Examined
+
+    Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
+
+
+def _sizes(job: Job, choice: Choice | None) -> tuple[int, int, int, float | None]:
+    """Return samples, tokens and micro-batches of a step, and the seconds that it should take."""
+    if choice is None:
+        return 0, 0, job.micro_batches, None
+    graph, count, expected = choice.captured.graph, choice.job.micro_batches, choice.plan.predicted
+    step_s = expected.step_s if expected else None
+    return graph.samples * count, graph.tokens * count, count, step_s
+
+
+def _unheard(step: "StepResult") -> None:
+    """Let a report pass: another rank listens."""
+
+
+def _row(step: "StepResult", samples: int, tokens: int) -> dict[str, float | int | None]:
+    assert step.loss is not None
+    return {
+        "step": step.step + 1,
+        "loss": step.loss,
+        **step.figures,
+        "seconds": step.seconds,
+        "samples_per_second": samples / step.seconds if samples else None,
+        "tokens_per_second": tokens / step.seconds if tokens else None,
+        **(step.validated or {}),
+    }

@@ -1,0 +1,135 @@
+"""Train: the main job from Python, as `penstock train` does it."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.cluster import Cluster
+from penstock.errors import PlanError
+from penstock.job import Job, load_job
+from penstock.plan import Plan
+from penstock.runtime.launch import under_torchrun
+from penstock.schedule.recipe import AnySchedule
+from penstock.search import Wish
+from penstock.training import ask
+from penstock.training.choose import Machines
+from penstock.training.listener import SILENT, Listener, Row
+from penstock.training.lock import locked
+from penstock.training.prepare import started_on
+from penstock.training.session import Session
+from penstock.training.settle import Care
+from penstock.training.torchrun import train_under_torchrun
+from penstock.training.windows import parse_every
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from penstock.training.results import Trained
+
+
+def train(  # long: one for each flag of the command  # noqa: PLR0913
+    job: Job | str,
+    *,
+    cluster: Cluster | Path | str | None = None,
+    plan: Plan | Path | str | None = None,
+    ranks: int | None = None,
+    stages: int | None = None,
+    schedule: AnySchedule | str | None = None,
+    num_steps: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    checkpoint_every: int | str = 100,
+    check: bool = True,
+    strict: bool = False,
+    eager: bool = False,
+    on_step: Callable[[Row], None] | None = None,
+    listener: Listener = SILENT,
+) -> "Trained | None":
+    """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
+
+    Every rank is a process of this host; under torchrun every rank calls it, and all but rank 0
+    get None.
+
+    job:               a record, or "file.py[:name]" or "module[:name]".
+    cluster:           the machines it runs on, or their file; default: this one, measured.
+    plan:              train by this one, or by that in a file; default: searched for, with as many
+                       `ranks`, `stages` and with that `schedule` where they are given: a name,
+                       a file, or a schedule.
+    num_steps:         in all; default: the job's.
+    out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
+    resume:            go on from the last checkpoint in `out`, if one is there.
+    checkpoint_every:  500 (steps), "30s", "10m" or "2h".
+    check:             whether the job is examined, and two steps are held against the plain loop.
+    strict:            whether a job that no plan trains as its author wrote it is refused, instead
+                       of trained as eager replicas or in one process.
+    eager:             train without a plan: plain data parallelism.
+    on_step:           called after each step with its row: step, loss, seconds, figures, ...
+    listener:          is told what is being done.
+    Raises:   JobError, PlanError: the job, or what is asked of it, is wrong.
+              RunError: another run is in the folder; a rank failed; what differs with `strict`.
+              Stopped (a KeyboardInterrupt): a signal ended it after a checkpoint.
+    """
+
+    def make() -> Session:
+        if eager and (plan or schedule or stages):
+            hint = "leave out --plan, --schedule, --stages"
+            raise PlanError("--eager trains without a plan", hint=hint)
+        asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
+        folder = _folder_of(job, out)
+        there = None if cluster is None else started_on(cluster)
+        chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+        loaded = load_job(job) if isinstance(job, str) else job
+        ask.check_fits(asked, loaded)
+        return Session(
+            job=loaded,
+            text=job if isinstance(job, str) else "",
+            folder=folder,
+            num_steps=num_steps or loaded.num_steps,
+            wish=Wish(ranks=ranks, schedule=asked, stages=stages),
+            given_plan=chosen,
+            resume=resume,
+            there=Machines(there, listener=listener),
+            every=parse_every(str(checkpoint_every)),
+            care=Care(check=check, strict=strict, eager=eager),
+            on_step=on_step,
+        )
+
+    with _one_thread():
+        return train_under_torchrun(make) if under_torchrun() else _train_here(make())
+
+
+def _train_here(session: Session) -> "Trained":
+    with locked(session.folder):
+        return session.lead()
+
+
+@contextmanager
+def _one_thread() -> "Generator[None]":
+    """Let this process compute as a rank does, on one core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _folder_of(job: Job | str, out: Path | str | None) -> Path:
+    """Return the folder of the run.
+
+    Raises:   PlanError: it is a file.
+    """
+    folder = Path("runs") / (_name(job) if isinstance(job, str) else "job") if out is None else out
+    if Path(folder).exists() and not Path(folder).is_dir():
+        hint = "give --out a folder, or a new name"
+        raise PlanError(f"{folder} is a file, not a folder", hint=hint)
+    return Path(folder)
+
+
+def _name(job: str) -> str:
+    place, _, name = job.rpartition(":") if ":" in job else (job, "", "")
+    stem = Path(place).stem.rpartition(".")[2] or "job"
+    return f"{stem}-{name}" if name else stem

@@ -1,0 +1,82 @@
+"""`penstock.train` from Python: the same run as the command's, its figures told as they come."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import penstock as ps
+from tests.cli.training import small
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def plain_weights(job, num_steps):
+    """Return the weights of the ten-line loop."""
+    torch.manual_seed(job.seed)
+    model = job.model()
+    optimizer, data = job.optimizer(model.parameters()), job.data(0)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        for _ in range(job.micro_batches):
+            (job.loss(model, next(data)) / job.micro_batches).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+        optimizer.step()
+    return {f"weights/{name}": p.detach() for name, p in model.named_parameters()}
+
+
+class Ear(ps.Listener):
+    def __init__(self):
+        self.said = []
+
+    def say(self, words):
+        self.said.append(words)
+
+
+def test_a_run_from_python_equals_the_plain_loop_and_goes_on(tmp_path):
+    out, rows, ear, threads = tmp_path / "run", [], Ear(), torch.get_num_threads()
+    asked = {"ranks": 2, "stages": 2, "schedule": "one_f_one_b", "out": out}
+    first = ps.train(small(), num_steps=3, on_step=rows.append, listener=ear, **asked)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    kept = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in kept] == rows
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["train_loss"] == first.summary["train_loss"]
+    assert first.plan == ps.Plan.load(out / "plan.json")
+    assert any(words.startswith("Plan for graph") for words in ear.said)
+    assert not (out / "job.json").exists()  # nothing names a record
+    last = ps.train(small(), num_steps=5, resume=True, out=out, on_step=rows.append)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    expected = plain_weights(small(), 5)
+    assert expected.keys() <= last.outcome.weights.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(last.outcome.weights[name], value, rtol=1e-5, atol=1e-6)
+    assert torch.get_num_threads() == threads
+
+
+def test_the_plan_of_an_earlier_run_in_the_same_folder_is_followed(tmp_path):
+    out = tmp_path / "run"
+    first = ps.train(small(), num_steps=1, stages=2, schedule="gpipe", out=out, check=False)
+    again = ps.train(small(), num_steps=1, plan=out / "plan.json", out=out, check=False)
+    assert replace(again.plan, predicted=None) == replace(first.plan, predicted=None)
+    assert (tmp_path / "run.1" / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"eager": True, "stages": 2}, "trains without a plan"),
+        ({"schedule": "gpip"}, "there is no schedule 'gpip'"),
+        ({"checkpoint_every": 0}, "neither a number of steps nor a time"),
+        ({"plan": "no.json"}, "no.json"),
+        ({"out": __file__}, "is a file, not a folder"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(asked, message, tmp_path):
+    with pytest.raises(ps.PenstockError, match=message):
+        ps.train(small(), **{"out": tmp_path / "run", **asked})
+    assert not (tmp_path / "run").exists()
