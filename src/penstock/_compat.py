@@ -42,6 +42,7 @@ __all__ = [
     "annotate",
     "as_fake",
     "below_autograd",
+    "call_first",
     "draws_random",
     "dynamo_scalars",
     "fake_mode",
@@ -49,12 +50,14 @@ __all__ = [
     "groups_by_dtype",
     "has_gradient_hook",
     "has_step_hooks",
+    "hooks_of",
     "in_backward",
     "is_fake",
     "make_fx",
     "memory_mark",
     "memory_profile",
     "named_modules",
+    "num_gradient_hooks",
     "open_as",
     "opens",
     "packet_of",
@@ -237,6 +240,21 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
+def num_gradient_hooks(parameter: Tensor) -> int:
+    """Return how many ask to be called with this parameter's gradient."""
+    kept = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return sum(len(hooks) for hooks in kept if hooks)
+
+
+def hooks_of(module: torch.nn.Module) -> tuple[int, ...]:
+    """Return the numbers of the hooks that hang on a module, each given once in a process."""
+    kept = (
+        *(module._forward_pre_hooks, module._forward_hooks),
+        *(module._backward_pre_hooks, module._backward_hooks),
+    )
+    return tuple(number for hooks in kept for number in hooks)
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has a shape but no data."""
     return isinstance(tensor, FakeTensor)
@@ -301,6 +319,13 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
     )
+
+
+def call_first(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> None:
+    """Call `hook` before every step, and before all hooks that there are."""
+    handle = optimizer.register_step_pre_hook(hook)
+    hooks: Any = optimizer._optimizer_step_pre_hooks  # an OrderedDict
+    hooks.move_to_end(handle.id, last=False)
 
 
 _TORCH_KEEPS = (

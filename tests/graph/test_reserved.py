@@ -47,3 +47,16 @@ def test_graph_of_a_model_without_such_ops_runs_none(monkeypatch):
     monkeypatch.setattr(reserved, "_measured", lambda node: pytest.fail(f"{node} is run"))
     graph = capture(job_of(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)))).graph
     assert all(node.size_bytes for node in graph.nodes if node.shape and node.kind == "op")
+
+
+def test_empty_parameter_is_no_workspace():
+    class Empty(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.none = nn.Parameter(torch.zeros(0))
+
+        def forward(self, x):
+            return super().forward(x) + self.none.sum()
+
+    job = job_of(Empty())
+    assert "inner.none" in capture(job).graph.gradients

@@ -515,3 +515,9 @@ def test_model_that_logs_an_item_is_traced_by_dynamo() -> None:
 def test_buffer_replaced_where_only_dynamo_sees_it_is_refused() -> None:
     with pytest.raises(GraphError):
         trace(job_of(lambda: Item(replaces=True), vectors))
+
+
+def test_mode_that_looks_for_anomalies_does_not_keep_a_model_from_being_traced():
+    with torch.autograd.set_detect_anomaly(mode=True):
+        assert trace(JOBS["blocks"]).gradients
+        assert torch.is_anomaly_enabled()

@@ -12,7 +12,7 @@ from penstock.errors import CheckpointError, GraphError, JobError, RunError
 from penstock.graph.trace import build_model, capture
 from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
-from penstock.runtime.launch import run_processes
+from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps
 from penstock.training.prove import prove_eager
 from tests.parity import models
@@ -67,6 +67,30 @@ def test_one_rank_gives_the_bits_of_the_plain_loop(optimizer, tmp_path):
     expected = plain_loop(choosing(optimizer), STEPS, MICRO_BATCHES)
     assert differing(trained.weights, expected.weights) == []
     assert trained.losses == pytest.approx(expected.losses, rel=1e-14)
+
+
+def test_scheduler_has_come_to_a_step_before_its_forward_pass(tmp_path):
+    """One that changes the model, too, does so where it does in a plain loop."""
+    seen: list[int] = []
+
+    class Counts:
+        steps = 0
+
+        def __init__(self, optimizer) -> None:
+            Counts.steps = 0
+
+        def step(self) -> None:
+            Counts.steps += 1
+
+    job = choosing("sgd", scheduler=Counts)
+
+    def loss(model, batch):
+        seen.append(Counts.steps)
+        return job.loss(model, batch)
+
+    task = EagerTask(replace(job, loss=loss), 0, 3, tmp_path)
+    run_threads(partial(work_eagerly, task), 1, lambda told: None)
+    assert seen == [0] * MICRO_BATCHES + [1] * MICRO_BATCHES + [2] * MICRO_BATCHES
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -11,6 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from penstock.errors import JobError, RunError
+from penstock.graph.trace import capture
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.optimizer import undividable
 from tests.parity.optimizing import (
@@ -64,6 +65,24 @@ def test_the_reason_names_the_parameter_the_step_and_the_line(tmp_path):
             assert len([p for g in self.param_groups for p in g["params"]]) > 1, "where is it?"
 
     assert "where is it?" in undividable(job_of(Looks), net())
+
+
+def test_optimizer_that_writes_a_buffer_stays_whole():
+    built: list[nn.Module] = []
+
+    def model() -> nn.Module:
+        built.append(Net())
+        built[-1].register_buffer("tau", torch.ones(()))
+        return built[-1]
+
+    def optimizer(weights) -> Optimizer:
+        made = torch.optim.SGD(weights, lr=0.1)
+        made.register_step_post_hook(lambda *_: built[-1].tau.fill_(2.0) and None)
+        return made
+
+    job = job_of(optimizer, model)
+    assert undividable(job, capture(job)) == "tau depends on other parameters (step 0)"
+    assert all(float(net.tau) == 1.0 for net in built)
 
 
 def test_torchs_own_are_not_tried(monkeypatch):

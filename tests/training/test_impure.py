@@ -6,9 +6,11 @@ import os
 import queue
 import random
 import re
+import sqlite3
 import threading
 import time
 import uuid
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -292,7 +294,31 @@ def counts_for_all_processes(net: Net, x: Tensor) -> Tensor:
     return x if net.shared.value < 1000 else 2 * x
 
 
+def counts_in_an_array(net: Net, x: Tensor) -> Tensor:
+    net.counts[0] += 1
+    return x if net.counts[0] < 1000 else 2 * x
+
+
+def counts_in_the_environment(net: Net, x: Tensor) -> Tensor:
+    os.environ["CALLS"] = str(int(os.environ.get("CALLS", "0")) + 1)
+    return x if int(os.environ["CALLS"]) < 1000 else 2 * x
+
+
+def counts_in_a_database(net: Net, x: Tensor) -> Tensor:
+    net.table.execute("insert into calls values (1)")
+    return x if len(net.table.execute("select * from calls").fetchall()) < 1000 else 2 * x
+
+
+def with_a_table() -> dict[str, object]:
+    table = sqlite3.connect(":memory:")
+    table.execute("create table calls (number integer)")
+    return {"table": table}
+
+
 FOUND = [
+    (counts_in_an_array, 2, lambda: {"counts": array("i", [0])}, "model.counts"),
+    (counts_in_the_environment, 2, dict, "os.environ"),
+    (counts_in_a_database, 1, with_a_table, "model.table"),
     (counts_under_a_computed_name, 2, lambda: {"n0": 0}, r"model\.n0.*\(2, then 3\)"),
     (fills_a_queue, 2, lambda: {"waiting": queue.Queue()}, r"model\.waiting\.queue"),
     (counts_on_its_weight, 2, dict, r"linear\.weight\.calls"),
@@ -505,7 +531,8 @@ def test_layer_that_an_update_freezes_is_found(by: str) -> None:
         *(model, square, data, optimizer), scheduler=scheduler if by == "scheduler" else None
     )
     (found,) = impurities(examined)
-    assert (found.what, found.where) == ("requires_grad of bias", "optimizer")
+    who = "scheduler" if by == "scheduler" else "optimizer"
+    assert (found.what, found.where) == ("requires_grad of bias", who)
     updates = itertools.count(1)
     assert not impurities(replace(examined, num_steps=3))
 
@@ -645,6 +672,12 @@ def asks_what_is_constant(net: Net, x: Tensor) -> Tensor:
     return x * 2 if net.training and torch.is_grad_enabled() and x.device.type == "cpu" else x
 
 
+def logs_a_gradient(net: Net, x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: net.log.append(float(gradient.norm())))
+    return x
+
+
 def draws_by_torch(net: Net, x: Tensor) -> Tensor:
     return F.dropout(x, 0.3) + torch.randn_like(x) * torch.rand(())
 
@@ -670,6 +703,7 @@ def frozen_teacher(net: Net, x: Tensor) -> Tensor:
         (passes_a_loss_aside, dict),
         (asks_what_is_constant, dict),
         (draws_by_torch, dict),
+        (logs_a_gradient, lambda: {"log": []}),
     ],
 )
 def test_nothing_is_found_where_a_model(then, state) -> None:

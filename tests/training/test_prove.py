@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.graph.trace import capture
 from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.runtime import optimizer
 from penstock.runtime.launch import run_processes
@@ -125,6 +126,33 @@ def test_buffers_that_copies_carry_are_proved(schedule, stages, options):
     open_choice = prove(case_of("batch_norm", own, buffers="per replica"), (0, 5))
     assert "buffers" not in {d.what for d in open_choice.differences}
     assert any(text.startswith("buffers: each replica") for text in open_choice.left_out)
+
+
+def test_what_hooks_of_the_optimizer_do_to_gradients_and_buffers_is_done_once():
+    built: list[nn.Module] = []
+
+    def model() -> nn.Module:
+        built.append(models.MODELS["batch_norm"]().to(EXACT))
+        built[-1].register_buffer("tau", torch.ones((), dtype=EXACT))
+        return built[-1]
+
+    def halve(made, *_: object) -> None:
+        for p in made.param_groups[0]["params"]:
+            p.grad.div_(2)
+        built[-1].tau.mul_(2)
+
+    def optimizer(weights):
+        made = torch.optim.SGD(weights, lr=0.1)
+        made.register_step_pre_hook(halve)
+        return made
+
+    job = replace(
+        job_of("batch_norm", EXACT, "sgd", micro_batches=4), model=model, optimizer=optimizer
+    )
+    made = capture(job)
+    plan = plan_of(made.graph, "one_f_one_b", 1, 4)
+    assert prove(Planned(job, made, plan), (0, 5)).problem == ""
+    assert prove_eager(job, 2, (0, 5), launcher=run_processes).problem == ""
 
 
 def test_a_later_step_goes_on_from_a_checkpoint(tmp_path):

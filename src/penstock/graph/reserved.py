@@ -4,6 +4,7 @@ A fused LSTM hands its backward a workspace whose size only the kernel knows; on
 empty.  Such an op is run once, on zeros, and what it returns is measured.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,8 +35,12 @@ def reserved_bytes(graph: fx.Graph) -> dict[fx.Node, int]:
 def _is_empty(node: fx.Node) -> bool:
     """Return whether a node takes an empty tensor out of several that an op returns."""
     value = node.meta.get("val")
-    from_op = len(node.args) == 2 and isinstance(node.args[0], fx.Node)
-    return from_op and isinstance(value, Tensor) and is_static(value) and value.numel() == 0
+    return (
+        node.target is operator.getitem
+        and isinstance(value, Tensor)
+        and is_static(value)
+        and value.numel() == 0
+    )
 
 
 def _key(node: fx.Node) -> object:

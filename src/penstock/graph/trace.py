@@ -87,14 +87,15 @@ def capture(job: Job) -> Capture:
     _refuse_hooks(model)
     refuse_shared(model)
     step = _Step(job, model, batch)
-    try:
-        return step.capture(step.forward)
-    except UntraceableError as first:
-        step.figures = _run_eagerly(job)
+    with torch.autograd.set_detect_anomaly(mode=False):  # it looks at values
         try:
-            return step.capture(step.by_dynamo(model))
-        except GraphError:
-            raise first from None
+            return step.capture(step.forward)
+        except UntraceableError as first:
+            step.figures = _run_eagerly(job)
+            try:
+                return step.capture(step.by_dynamo(model))
+            except GraphError:
+                raise first from None
 
 
 def _run_eagerly(job: Job) -> tuple[str, ...]:
@@ -118,10 +119,18 @@ def _run_eagerly(job: Job) -> tuple[str, ...]:
 def build(job: Job) -> tuple[nn.Module, Any]:
     """Return the model with its initial weights (from the job's seed) and the first batch."""
     model = build_model(job)
+    return model, first_batch(job)
+
+
+def first_batch(job: Job) -> Any:
+    """Return the first micro-batch as the loss sees it.
+
+    Raises:   JobError: there is none.
+    """
     batch = next(started(job.data, 0), None)
     if batch is None:
         raise JobError("the job's data yields no micro-batch", hint="check `data(0)`")
-    return model, on_device(batch)
+    return on_device(batch)
 
 
 def build_model(job: Job) -> nn.Module:

@@ -186,6 +186,7 @@ class EagerRank:
         if self.written is not None:
             self.written.begin(step * self.job.micro_batches)
         self.model.zero_grad()
+        self.updates.begin(step)
         self.marks = [time.perf_counter()]
         for bound in self.calls:
             bound.call()

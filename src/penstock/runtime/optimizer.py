@@ -223,7 +223,7 @@ class _Trial:
                 except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
                     found.append(self._failure(step, problem))
                     break
-                weights = {name: p.detach() for name, p in whole.parameters.items()}
+                weights = {name: tensor.detach() for name, tensor in _held(whole.model).items()}
                 found.append(_digests(weights, [(optimizer, whole.parameters)]))
         return found
 
@@ -242,7 +242,8 @@ class _Trial:
             Updates(self.job, divided(whole, {name: parameter}), schedule, {name: parameter})
             for name, parameter in live.items()
         ]
-        return self._run(parts, values, range(self.steps))
+        with _own_values(whole):  # hooks may write into the module
+            return self._run(parts, {**values, **self._buffers()}, range(self.steps))
 
     def resumed(self) -> Found:
         """Return what optimizers do of which each makes one step, and then the next goes on."""
@@ -275,11 +276,14 @@ class _Trial:
     def _values(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.parameters.items()}
 
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: b.detach().clone() for name, b in self.model.named_buffers()}
+
     def _on_loan(self, values: dict[str, Tensor]) -> tuple[Updates, dict[str, Tensor]]:
         whole = whole_optimizer(self.job, self.newest, is_new=True)
         schedule = None if self.job.scheduler is None else Schedule(self.job, whole.optimizer)
-        buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
-        loan = Loan(whole, {**values, **buffers})
+        values = {**self._buffers(), **values}
+        loan = Loan(whole, values)
         return Updates(self.job, whole, schedule, whole.parameters, loan), values
 
     def _run(self, updates: Sequence[Updates], values: Mapping[str, Tensor], steps: range) -> Found:
@@ -309,18 +313,24 @@ class _Trial:
         return {"": b"fails"}
 
 
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 @contextmanager
 def _own_values(whole: Whole) -> Generator[None]:
-    """Let the parameters have copies of their values, and put the values back."""
-    before = {name: parameter.data for name, parameter in whole.parameters.items()}
-    for parameter in whole.parameters.values():
-        parameter.data = parameter.data.clone()
+    """Let parameters and buffers have copies of their values, and put the values back."""
+    held = list(_held(whole.model).values())
+    before = [tensor.data for tensor in held]
+    for tensor in held:
+        tensor.data = tensor.data.clone()
     try:
         yield
     finally:
-        for name, parameter in whole.parameters.items():
-            parameter.grad = None
-            parameter.data = before[name]
+        for tensor, value in zip(held, before, strict=True):
+            tensor.grad = None
+            tensor.data = value
 
 
 def _digests(

@@ -85,6 +85,14 @@ class Updates:
         self.names = list(parameters)
         self.rows = [(p, p.detach(), p.data_ptr()) for p in parameters.values()]
 
+    def begin(self, number: int) -> None:
+        """Let the scheduler come to step `number`, as it does before a plain loop's forward.
+
+        Raises:     JobError: the scheduler fails.
+        """
+        if self.rates.schedule is not None:
+            self.rates.schedule.options(number)
+
     def step(self, number: int, gradients: Mapping[str, Tensor], factor: float = 1.0) -> None:
         """Make the update of step `number`, the rate times `factor`, in place.
 

@@ -10,6 +10,7 @@ What tensors hold is left to `flow`: they are read by ops.
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeArgument=false
 
+import array
 import contextvars
 import ctypes
 import dis
@@ -19,8 +20,10 @@ import hashlib
 import io
 import itertools
 import logging
+import os
 import random
 import re
+import sqlite3
 import sys
 import threading
 import types
@@ -29,7 +32,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePath
 from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -62,6 +65,8 @@ _SKIPPED = (
 )
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NOT_IN_FORWARD = ("__init__", "__repr__", "__setstate__", "extra_repr", "reset_parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,13 @@ class Place:
     """Where a value is kept: "model.count", and the name by which code reads it: "count".
 
     holder:  the name of what has it, if code of others may read it for the job's: a queue.
+    theirs:  code of torch reads it, in the forward of one of its modules.
     """
 
     where: str
     name: str
     holder: str = ""
+    theirs: bool = False
 
 
 Values = Mapping[Place, object]
@@ -86,13 +93,20 @@ def functions_of(codes: Collection[CodeType]) -> list[FunctionType]:
 
 
 def held(
-    model: nn.Module, functions: Iterable[FunctionType], codes: Collection[CodeType]
+    model: nn.Module,
+    functions: Iterable[FunctionType],
+    codes: Collection[CodeType],
+    selves: Iterable[object] | None = None,
 ) -> tuple[Values, Collection[int]]:
     """Return every value that Python keeps there, as something that can be compared.
 
+    selves:  more objects to look at; then also which tensors there are, and how often written.
+
     Also the `id` of all objects that were met.
     """
-    walk = _Walk(codes)
+    walk = _Walk(codes, tensors=selves is not None)
+    for own in selves or ():
+        walk.put(type(own).__qualname__, type(own).__qualname__, own)
     for path, module in _compat.named_modules(model):
         walk.module(f"model.{path}".rstrip("."), module)
     for function in functions:
@@ -104,8 +118,8 @@ def held(
 class _Walk:
     """Goes through objects, each once."""
 
-    def __init__(self, codes: Collection[CodeType]) -> None:
-        self.codes = codes
+    def __init__(self, codes: Collection[CodeType], *, tensors: bool = False) -> None:
+        self.codes, self.tensors = codes, tensors
         self.values: dict[Place, object] = {}
         self.seen: set[int] = set()
         self.alive: list[object] = []  # so that no number is given twice
@@ -125,9 +139,11 @@ class _Walk:
         """Note the attributes of one module of the model, and of its class."""
         if self._again(module):
             return
+        theirs = _read_by_torch(type(module))
         for name, value in vars(module).items():
             if name not in _OF_MODULES:
-                self.put(f"{path}.{name}", name, value)
+                self.todo.append((Place(f"{path}.{name}", name, theirs=name in theirs), value))
+        self.values[Place(f"the class of {path}", "__class__", theirs=True)] = type(module)
         for name, value in [*module._parameters.items(), *module._buffers.items()]:  # pyright: ignore
             for attribute, one in vars(value).items() if value is not None else ():
                 self.put(f"{path}.{name}.{attribute}", attribute, one)
@@ -168,6 +184,9 @@ class _Walk:
     def visit(self, place: Place, value: Any) -> None:
         """Note one value, or put what it holds on the list."""
         token = _plain(value)
+        if self.tensors and isinstance(value, Tensor):
+            self.alive.append(value)
+            token = id(value), value._version  # pyright: ignore[reportPrivateUsage]
         if token is not None:
             self.values[place] = token
         elif isinstance(value, (*_SKIPPED, ModuleType)) or self._again(value):
@@ -188,9 +207,8 @@ class _Walk:
             self.class_of(value)
         elif (parts := _parts(value)) is not None:
             for at, part in enumerate(parts):
-                self.put(
-                    f"{place.where}.{at}" if at else place.where, place.name, part, place.holder
-                )
+                where = f"{place.where}.{at}" if at else place.where
+                self.todo.append((replace(place, where=where), part))
         elif isinstance(value, FunctionType):
             self.values[place] = value.__code__
             if value.__code__ in self.codes:
@@ -206,7 +224,7 @@ class _Walk:
         )
         for key, one in rows[:_LONG]:
             shown = repr(key) if isinstance(key, str | int | float) else type(key).__qualname__
-            self.put(f"{place.where}[{shown}]"[:200], place.name, one, place.holder)
+            self.todo.append((replace(place, where=f"{place.where}[{shown}]"[:200]), one))
 
     def _elements(self, place: Place, value: Collection[Any]) -> None:
         self.values[replace(place, where=f"the length of {place.where}")] = len(value)
@@ -218,7 +236,7 @@ class _Walk:
             self.values[place] = _whole(value)
             return
         for at, one in enumerate(value):
-            self.put(f"{place.where}[{at}]", place.name, one, place.holder)
+            self.todo.append((replace(place, where=f"{place.where}[{at}]"), one))
 
     def _generator(self, place: Place, value: "GeneratorType[Any, Any, Any]") -> None:
         frame = value.gi_frame
@@ -250,7 +268,7 @@ def _plain(value: object) -> object:
     """Return what stands for a value that holds no others; None for another."""
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, bytearray):
+    if isinstance(value, bytearray | array.array):
         return bytes(value)
     if isinstance(value, str | bytes) and len(value) > _LONG:
         return type(value).__name__, len(value), hash(value)
@@ -284,7 +302,9 @@ def _whole(value: Collection[Any]) -> object:
 
 
 def _state(value: Any) -> object:
-    """Return the state of what keeps it in C: generators of random numbers, iterators."""
+    """Return the state of what keeps it in C: generators of random numbers, databases."""
+    if isinstance(value, sqlite3.Connection):
+        return value.total_changes
     if isinstance(value, random.Random):
         return hash(value.getstate())
     if isinstance(value, torch.Generator):
@@ -328,6 +348,19 @@ def _parts_of_iterator(value: Any) -> tuple[object, ...] | None:
             return None
 
 
+@cache
+def _read_by_torch(kind: type) -> frozenset[str]:
+    """Return the attributes that code of torch may read in the forward of such a module."""
+    names = {"training", *_HOOKS}
+    for owner in kind.__mro__:
+        if owner is nn.Module or not owner.__module__.startswith(("torch.nn.", "torch.ao.")):
+            continue
+        for name, function in vars(owner).items():
+            if isinstance(function, FunctionType) and name not in _NOT_IN_FORWARD:
+                names |= {*function.__code__.co_names}
+    return frozenset(names)
+
+
 def _slots(kind: type) -> tuple[str, ...]:
     slots: Any = vars(kind).get("__slots__", ())
     names: tuple[str, ...] = (slots,) if isinstance(slots, str) else tuple(slots)
@@ -359,6 +392,9 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, str, object]]:
         if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in known:
             continue
         where, value = f"{name} in {file}", known[name]
+        asked = instructions[at + 1].argval if value is os else ""
+        if asked in ("environ", "getenv"):
+            yield f"os.environ in {file}", asked, dict(os.environ)
         for following in instructions[at + 1 :]:
             if not isinstance(value, ModuleType) or following.opname not in _ATTRIBUTE:
                 break

@@ -9,10 +9,11 @@ asked   code asks for the time, for chance that no seed gives, for a file
 """
 
 import gc
+import itertools
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,28 +25,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock import _compat
 from penstock.batches import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten
 from penstock.graph.functional import where
-from penstock.graph.trace import build, loss_and_figures, loss_of, on_device
+from penstock.graph.trace import build_model, first_batch, loss_and_figures, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
 from penstock.runtime.optimizer import eager_updates
 from penstock.training.asked import Asked, global_chance, line_of, position, watching
 from penstock.training.flow import Flow, Recorded, first_difference
-from penstock.training.held import Values, functions_of, held
+from penstock.training.held import Place, Values, functions_of, held
+from penstock.training.later import Watch, made_again
 from penstock.training.reads import names_written, read_at, read_by_any_name_at, written_at
 
 Line = tuple[str, int]
 _PATIENCE_S = 600.0  # with a micro-batch
-_MOST_UPDATES, _UPDATES_S = 100, 0.2  # made with the last gradients
+_MOST_LATER, _LATER_S = 100, 0.2  # steps that are made with the last gradients
+_MOST_READ = 12  # of these, where only the data is asked
 _MOST_STEPS, _EVERY = 10_000, 100  # later steps whose rate is asked for; looked at all so many
 _RATES_S = 0.5  # for all of them
-_MOST_READ, _READING_S = 32, 0.2  # later batches that are read, and for how long
+_READING_S = 0.1  # for the batches of the later ones
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -123,10 +125,15 @@ class _Loop:
     def __init__(self, job: Job, beat: Beat) -> None:
         self.job, self.beat, self.asked = job, beat, Asked()
         self.asked.watch_files()
-        self.model, batch = build(job)
+        self.made, self.model = made_again(job, build_model)
+        batch = first_batch(job)
+        self.watch = Watch(self.model)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.updates = eager_updates(job, self.model) if trainable else None
-        self.gradients: dict[str, Tensor] = {}
+        with self.watch.of("optimizer", self.watch.in_a_scheduler):
+            watched = self.watch.watched(job)
+            self.updates = eager_updates(watched, self.model) if trainable else None
+        self.watch.optimizer = None if self.updates is None else self.updates.optimizer
+        self.gradients: Mapping[str, Tensor] = {}
         self.data = started(job.data, 0)
         self.batch: Any = batch
         self.flow = Flow(self.model, line_of)
@@ -148,12 +155,12 @@ class _Loop:
 
         states = [look()]
         self._update(0)
-        states += self._step(look)
+        told = self._told_by_loss(lambda: states.extend(self._step(look)))
         self._update(1)
         states.append(look())
-        frozen = list(self._later_updates()) or list(self._later_steps())
-        self._read_on()
-        found = [*self._changed([*states, look()]), *frozen, *self._of_batches()]
+        states += self._go_on(look)
+        found = [*self._built(), *self._changed([*states, look()]), *self._from_outside(), *told]
+        found += self._of_batches()
         found += self._set_elsewhere({one.where for one in found})
         found += self._by_chance() if self.drawn else []
         found += self._of_machine()
@@ -174,15 +181,25 @@ class _Loop:
                     for name, buffer in self.model.named_buffers():
                         if name in buffers and buffers[name].shape == buffer.shape:
                             buffer.copy_(buffers[name])
-            self._micro_batch(batch)
+            with self.watch.of("the loss", self.watch.options):
+                self._micro_batch(batch)
             states += [look()] if look is not None else []
+        now = dict(self.model.named_buffers())
+        self.watch.written |= {n for n, b in buffers.items() if not _is_same(b, now.get(n))}
         return states
 
     def _next(self) -> Any:
         """Return the next batch, or where the data has ended the last."""
-        with self.asked.listening(to_others=True):
-            self.batch = next(self.data, self.batch)
+        self._read(1)
         return self.batch
+
+    def _read(self, count: int) -> None:
+        until = time.process_time() + _READING_S
+        with self.asked.listening(to_others=True), self.watch.of("data", self.watch.all):
+            for _ in range(count):
+                self.batch = next(self.data, self.batch)
+                if time.process_time() > until:
+                    return
 
     def _micro_batch(self, batch: Any) -> None:
         batch = on_device(batch)
@@ -215,21 +232,17 @@ class _Loop:
                 bits = (grad / times).double().view(torch.int64)
                 yield int(bits.sum())
 
-    def _read_on(self) -> None:
-        """Read further batches, for a while: something may change with the epoch."""
-        until = time.process_time() + _READING_S
-        for _ in range(_MOST_READ):
-            self._next()
-            if time.process_time() > until:
-                return
-
-    def _update(self, step: int) -> None:
-        """Do what the plain loop does at the end of a step."""
+    def _update(self, step: int, gradients: Mapping[str, Tensor] | None = None) -> None:
+        """Do what the plain loop does at the end of a step, or do it with these gradients."""
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = parameter.grad if gradients is None else gradients.get(name)
         named = self.model.named_parameters()
         given = {name: p.grad for name, p in named if p.requires_grad and p.grad is not None}
-        self.gradients = given
+        self.gradients = given if gradients is None else gradients
+        self.watch.step = step
         if self.updates is not None:
-            with self.asked.listening(to_others=True):
+            watching_it = self.watch.of("optimizer", self.watch.in_an_update)
+            with self.asked.listening(to_others=True), watching_it:
                 self.updates.step(step, given)
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -238,17 +251,14 @@ class _Loop:
 
     def _changed(self, states: Sequence[Values]) -> Iterator[Impurity]:
         """Yield what changes in Python and is read."""
-        first, *later = states
-        names: dict[tuple[str, str], tuple[str, object, object]] = {}
-        for state in later:
-            for place, value in state.items():
-                if place not in first or first[place] != value:
-                    key = place.name, place.holder
-                    names.setdefault(key, (place.where, first.get(place), value))
-            first = state
-        for (name, holder), (place, before, after) in names.items():
-            reads = self._read(name, holder, place)
-            if reads is None:
+        names: dict[tuple[str, str, bool], tuple[str, object, object]] = {}
+        for first, second in itertools.pairwise(states):
+            for place, before, after in _differences(first, second):
+                key = place.name, place.holder, place.theirs
+                names.setdefault(key, (place.where, before, after))
+        for (name, holder, theirs), (place, before, after) in names.items():
+            reads = self._reader_of(name, holder, place)
+            if reads is None and not theirs:
                 continue
             writes = written_at(name, self.asked.codes | self.asked.elsewhere)
             by = f"; set at {_text(writes)}" if writes is not None and writes != reads else ""
@@ -256,7 +266,7 @@ class _Loop:
             why = f"read here, and it changes between micro-batches{change}{by}"
             yield Impurity(_shown(place), _text(reads), why)
 
-    def _read(self, name: str, holder: str, place: str) -> Line | None:
+    def _reader_of(self, name: str, holder: str, place: str) -> Line | None:
         """Return the line that reads it by its name, its holder's, or one that is computed."""
         codes = self.asked.codes
         reads = read_at(name, codes) or (read_at(holder, codes) if holder else None)
@@ -264,46 +274,75 @@ class _Loop:
             return reads
         return read_by_any_name_at(c for c in codes if "-packages" not in c.co_filename)
 
-    def _later_updates(self) -> Iterator[Impurity]:
-        """Make further updates with the last gradients; yield what they freeze or let learn.
+    def _go_on(self, look: Callable[[], Values]) -> Iterator[Values]:
+        """Go on as the loop does, for a while and with the last gradients; look after each step.
 
         A plain optimizer of torch, without hooks or a scheduler, changes nothing but weights.
         """
-        if self.updates is None or (self.updates.is_plain and self.job.scheduler is None):
-            return
-        before, until = _flags(self.model), time.process_time() + _UPDATES_S
-        for step in range(2, min(self.job.num_steps, _MOST_UPDATES)):
-            for name, parameter in self.model.named_parameters():
-                parameter.grad = self.gradients.get(name)
+        start, most = time.process_time(), min(self.job.num_steps, _MOST_LATER)
+        plain = self.updates is None or (self.updates.is_plain and self.job.scheduler is None)
+        plain = plain and self.job.learning_rate is None
+        step = 1
+        for step in range(2, min(_MOST_READ, most) if plain else most):
+            self.watch.step = step
+            if time.process_time() < start + _READING_S:
+                self._read(self.job.micro_batches)
             try:
-                self._update(step)
-            except JobError:  # it does not take the same gradients for ever
+                if not plain:
+                    self._update(step, self.gradients)
+            except Exception:  # noqa: BLE001 - the step may never come, or not with these gradients
                 return
-            after = _flags(self.model)
-            changed = [name for name in before if before[name] != after.get(name)]
-            if changed:
-                why = f"{before[changed[0]]}, and {after.get(changed[0])} from step {step + 1} on"
-                yield Impurity(changed[0], "optimizer", why)
-            if changed or time.process_time() > until:
-                return
+            if time.process_time() > start + _LATER_S:
+                break
+            yield look()
+        self._ask_for_rates(step + 1)
 
-    def _later_steps(self) -> Iterator[Impurity]:
-        """Ask for the rates of later steps; yield what these functions freeze or let learn."""
+    def _ask_for_rates(self, first: int) -> None:
+        """Ask for the rates of later steps."""
         if self.job.learning_rate is None:
             return
-        before, until = _flags(self.model), time.process_time() + _RATES_S
+        before, until = self.watch.all(), time.process_time() + _RATES_S
         with self.asked.listening(to_others=True):
-            for step in range(2, min(self.job.num_steps, _MOST_STEPS)):
-                self.job.learning_rate(step)
+            for step in range(first, min(self.job.num_steps, _MOST_STEPS)):
+                try:
+                    self.job.learning_rate(step)
+                except Exception:  # noqa: BLE001 - the step may never come
+                    return
                 if time.process_time() > until:
                     return
                 if (step & (step - 1)) and step % _EVERY and step + 1 < self.job.num_steps:
                     continue
-                for name, flag in _flags(self.model).items():
-                    if before.get(name) != flag:
-                        why = f"{before.get(name)}, and {flag} from step {step} on or before"
-                        yield Impurity(name, "learning_rate", why)
-                        return
+                self.watch.step = step
+                self.watch.note("learning_rate", before, self.watch.all())
+
+    def _built(self) -> Iterator[Impurity]:
+        if self.made:
+            why = "another one whenever it is built: let `model` seed what it draws from"
+            yield Impurity(self.made, "model", why)
+
+    def _from_outside(self) -> Iterator[Impurity]:
+        """Yield what others than the loss change in the model, or in the options of the updates."""
+        for what, (who, how) in self.watch.words().items():
+            yield Impurity(what, who, how)
+
+    def _told_by_loss(self, compute: Callable[[], object]) -> list[Impurity]:
+        """Return what the loss sets in Python and others read: the data, or the optimizer."""
+        codes = self.asked.elsewhere - self.asked.codes
+        functions, selves = functions_of(codes), [own for _, own in self.asked.selves]
+
+        def look() -> Values:
+            return held(nn.Module(), functions, codes, selves)[0]
+
+        before = look()
+        compute()
+        changes = list(_differences(before, look()))
+        found: dict[str, Impurity] = {}
+        for place, old, new in changes:
+            reads = read_at(place.name, codes)
+            if reads is not None:
+                why = f"read here, and the loss changes it{_change(old, new)}"
+                found.setdefault(place.name, Impurity(_shown(place.where), _text(reads), why))
+        return list(found.values())
 
     def _set_elsewhere(self, known: Collection[str]) -> Iterator[Impurity]:
         """Yield what the data, the learning rate or the optimizer sets, and the loss reads."""
@@ -382,10 +421,15 @@ class _Loop:
         return is_cpu and not any(one.writes_weights for one in self.recorded)
 
 
-def _flags(model: nn.Module) -> dict[str, bool]:
-    """Return which parameters learn, and which modules are in training mode."""
-    flags = {f"requires_grad of {n}": p.requires_grad for n, p in model.named_parameters()}
-    return flags | {f"training of {n}": m.training for n, m in _compat.named_modules(model)}
+def _differences(first: Values, second: Values) -> Iterator[tuple[Place, object, object]]:
+    """Yield what is new or another value in `second`, with both values."""
+    for place, value in second.items():
+        if place not in first or first[place] != value:
+            yield place, first.get(place), value
+
+
+def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
+    return other is not None and tensor.shape == other.shape and torch.equal(tensor, other)
 
 
 def _key(leaf: object) -> str:

@@ -97,16 +97,16 @@ def _steps(case: Case, folder: Path) -> Iterator[Difference]:
     for step in case.steps:
         found = _found(folder, step)
         made = plain.gradients(step, backward=case.backward)
+        given, before = _part(found.tensors, "gradients/"), plain.weights()
+        if case.backward:
+            plain.update(step, given)
         yield _data_difference(found, reads.taken())
         yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
-        if made.buffers and case.job.buffers == "exact":
-            yield compared("buffers", _part(found.tensors, "buffers/"), made.buffers)
+        if (buffers := plain.buffers()) and case.job.buffers == "exact":  # an update may write them
+            yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
         if not case.backward:
             continue
-        given = _part(found.tensors, "gradients/")
         yield compared_gradients(given, made.gradients)
-        before = plain.weights()
-        plain.update(step, given)
         yield compared_updates(_part(found.tensors, "weights/"), plain.weights(), before)
         yield from _state_differences(plain, found)
         yield from _copy_differences(found)

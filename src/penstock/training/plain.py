@@ -28,11 +28,10 @@ State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values 
 
 
 class PlainStep(NamedTuple):
-    """A step before its update: the mean loss, the gradients (until the update), the buffers."""
+    """A step before its update: the mean loss and the gradients."""
 
     loss: float
     gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
 
 
 class Plain:
@@ -67,7 +66,7 @@ class Plain:
         if backward and self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
         given = {n: p.grad.to_dense() for n, p in self.parameters.items() if p.grad is not None}
-        return PlainStep(float(torch.stack(losses).mean()), given, self.buffers())
+        return PlainStep(float(torch.stack(losses).mean()), given)
 
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Let the optimizer make the next weights from `gradients`."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from penstock import _compat
 from penstock.cluster.machine import free_bytes
 from penstock.files import write_text
 from penstock.graph.cut import cut
@@ -220,7 +221,7 @@ def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
                 given[f"gradients/{weights.names[node]}"] = parameter.grad.clone()
 
     if weights.optimizer is not None:
-        weights.optimizer.register_step_pre_hook(keep)
+        _compat.call_first(weights.optimizer, keep)
 
 
 def _held(rank: Rank) -> dict[str, str]:
@@ -246,7 +247,7 @@ def _work_eagerly(
             if parameter.grad is not None:
                 given[f"gradients/{name}"] = parameter.grad.clone()
 
-    rank.updates.optimizer.register_step_pre_hook(keep)
+    _compat.call_first(rank.updates.optimizer, keep)
     transport.barrier()
     for step in steps:
         report(rank.result(step))

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from types import CodeType
 
+from torch import nn
+
 Line = tuple[str, int]
 
 # Methods that change their object, where nobody takes what they return.
@@ -17,6 +19,7 @@ _CHANGES = frozenset(
     """put append appendleft extend extendleft insert add update clear pop popleft remove discard
     setdefault record observe reset""".split()  # noqa: SIM905 - a list of them is longer
 )
+_RETURNS = frozenset(("pop", "popleft", "setdefault"))  # of these, what somebody may take
 # Calls that only tell.
 _TELLS = frozenset(
     """print log debug info warning warn error critical exception write writerow flush display
@@ -113,10 +116,18 @@ class _Reader:
         """Return whether a statement only sets attributes or globals that nobody reads."""
         targets = _targets(statement)
         names = [_kept_name(target) for target in targets]
-        if not targets or None in names:
+        if not targets or None in names or not _read_by_torch().isdisjoint(map(str, names)):
             return False
         others = [one for one in names if one is not None and one != name and one not in through]
         return all(self.read_at(one, {*through, name}) is None for one in others)
+
+
+@cache
+def _read_by_torch() -> frozenset[str]:
+    """Return attributes of modules, optimizers and tensors that code of torch reads."""
+    kinds = (kind for kind in vars(nn).values() if isinstance(kind, type))
+    named = (vars(kind).get("__constants__", ()) for kind in kinds)
+    return frozenset(("data", "grad", "requires_grad", "training", "param_groups")).union(*named)
 
 
 def _arguments(code: CodeType) -> int:
@@ -186,7 +197,10 @@ def _writes(node: ast.AST) -> bool:
     call = _parent(above)
     if not isinstance(call, ast.Call) or call.func is not above or above.attr not in _CHANGES:
         return False
-    return isinstance(_parent(call), ast.Expr)
+    outside = _parent(call)
+    if isinstance(outside, ast.Lambda):  # lambda g: norms.append(g.norm())
+        return outside.body is call and above.attr not in _RETURNS
+    return isinstance(outside, ast.Expr)
 
 
 def _tells(statement: ast.AST) -> bool:
