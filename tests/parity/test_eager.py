@@ -69,6 +69,16 @@ def test_one_rank_gives_the_bits_of_the_plain_loop(optimizer, tmp_path):
     assert trained.losses == pytest.approx(expected.losses, rel=1e-14)
 
 
+def test_loss_that_fails_in_a_later_step_is_told_with_its_line(tmp_path):
+    job, factors = choosing("sgd"), iter([1.0] * 6)
+
+    def loss(model, batch):
+        return job.loss(model, batch) * next(factors)
+
+    with pytest.raises(RunError, match=r"loss fails in step 1 at .*test_eager.py:\d+"):
+        train(replace(job, loss=loss), tmp_path, 1)
+
+
 def test_scheduler_has_come_to_a_step_before_its_forward_pass(tmp_path):
     """One that changes the model, too, does so where it does in a plain loop."""
     seen: list[int] = []

@@ -196,6 +196,25 @@ def test_setting_of_a_criterion_that_the_rate_moves_is_found() -> None:
     assert found[0].what == "criterion.delta"
 
 
+@pytest.mark.parametrize("what", ["0.weight", "momentum_buffer of 0.weight"])
+def test_rate_that_reads_what_training_makes_is_found(what: str) -> None:
+    run = Run(decays)
+
+    def optimizer(parameters) -> torch.optim.Optimizer:
+        run.optimizers.append(torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+        return run.optimizers[-1]
+
+    def rate(step: int) -> float:
+        weight = next(run.models[-1].parameters())
+        if step < 8:
+            return 1.0
+        of_state = run.optimizers[-1].state[weight]["momentum_buffer"]
+        return 1 / (1 + float((of_state if "of" in what else weight.detach()).norm()))
+
+    (found,) = impurities(run.job(optimizer=optimizer, learning_rate=rate))
+    assert (found.what, found.where) == (f"{what}, as it is in one process", "learning_rate")
+
+
 def test_what_the_optimizer_does_to_the_model_when_it_is_made_is_found() -> None:
     def optimizer(parameters) -> torch.optim.Optimizer:
         parameters[0].requires_grad_(False)
@@ -229,3 +248,26 @@ def test_rates_of_fewer_steps_than_the_job_says_are_no_finding() -> None:
     assert (
         impurities(Job(Net, square, data, torch.optim.SGD, learning_rate=rates.__getitem__)) == ()
     )
+
+
+def test_data_that_goes_on_by_itself_is_no_finding() -> None:
+    def drawn(start: int) -> Iterator[Tensor]:
+        source = torch.Generator().manual_seed(0)
+        for index in itertools.count():
+            x = torch.randn(4, D, generator=source)
+            if index >= start:
+                yield x
+
+    assert impurities(Job(Net, square, drawn, torch.optim.SGD)) == ()
+
+
+def test_number_in_the_batch_that_changes_later_is_found() -> None:
+    def numbered(start: int) -> Iterator[tuple[Tensor, int]]:
+        for index, x in zip(itertools.count(start), data(start), strict=False):
+            yield x, index // 20
+
+    def loss(model: nn.Module, batch: tuple[Tensor, int]) -> Tensor:
+        return square(model, batch[0]) / (1 + batch[1])
+
+    (found,) = impurities(Job(Net, loss, numbered, torch.optim.SGD))
+    assert (found.what, found.where) == ("the batch", "data")

@@ -155,6 +155,21 @@ def test_what_hooks_of_the_optimizer_do_to_gradients_and_buffers_is_done_once():
     assert prove_eager(job, 2, (0, 5), launcher=run_processes).problem == ""
 
 
+def test_state_of_an_optimizer_inside_another_is_compared():
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, weights) -> None:
+            super().__init__(weights, {"lr": 0.1})
+            self.inner = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+        def step(self, closure=None):
+            self.inner.step()
+
+    plan = plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2)
+    case = case_of("gpt", plan)
+    proof = prove(replace(case, job=replace(case.job, optimizer=Outer)), (0, 5))
+    assert proof.problem == ""
+
+
 def test_a_later_step_goes_on_from_a_checkpoint(tmp_path):
     from tests.parity.training import Run, train
 

@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.batches import Reads
-from penstock.errors import JobError, RunError
+from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.functional import where
 from penstock.graph.trace import build_model, device_here, loss_and_figures
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
@@ -225,18 +227,29 @@ class EagerRank:
     def _micro_batch(self) -> None:
         if self.written is not None:
             self.written.before(self.next_index)
-        with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
-            loss, figures = loss_and_figures(self.job, self.model, self.batch)
-            if self.is_guarded:
-                place = self.next_index - self.now * self.job.micro_batches
-                check_loss(float(loss.detach()), self.now, place, self.next_index)
-            (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+        try:
+            loss, figures = self._backward()
+        except PenstockError:
+            raise
+        except Exception as problem:  # whatever the job's code raises
+            message = where(problem, f"the job's model or loss fails in step {self.now}")
+            raise JobError(message, hint="does it run without Penstock?") from problem
         if self.written is not None:
             self.written.after(self.next_index)
         self.losses.append(float(loss.detach()))
         for name, value in figures.items():
             self.figures[name].append(float(value.detach()))
         self.next_index += 1
+
+    def _backward(self) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Leave the gradients of a micro-batch in the parameters; return loss and figures."""
+        with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
+            loss, figures = loss_and_figures(self.job, self.model, self.batch)
+            if self.is_guarded:
+                place = self.next_index - self.now * self.job.micro_batches
+                check_loss(float(loss.detach()), self.now, place, self.next_index)
+            (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+        return loss, figures
 
     def _reduce(self) -> None:
         """Sum gradients over all ranks; a parameter that no rank has used keeps none."""

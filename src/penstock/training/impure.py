@@ -14,7 +14,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
@@ -142,6 +142,8 @@ class _Loop:
         self.leaves: list[list[str]] = []
         self.members = _members(self.model)
         self.reached: Collection[int] = ()  # the `id` of what the loss can reach
+        self.told: list[Impurity] = []  # by the loss, to others
+        self.later: list[list[str]] = []  # numbers and text of the batches to come
         self.drawn = False
 
     def run(self) -> list[Impurity]:
@@ -155,11 +157,16 @@ class _Loop:
 
         states = [look()]
         self._update(0)
-        told = self._told_by_loss(lambda: states.extend(self._step(look)))
+        states += self._step(look)
         self._update(1)
         states.append(look())
         states += self._go_on(look)
-        found = [*self._built(), *self._changed([*states, look()]), *self._from_outside(), *told]
+        found = [
+            *self._built(),
+            *self._changed([*states, look()]),
+            *self._from_outside(),
+            *self.told,
+        ]
         found += self._of_batches()
         found += self._set_elsewhere({one.where for one in found})
         found += self._by_chance() if self.drawn else []
@@ -181,8 +188,12 @@ class _Loop:
                     for name, buffer in self.model.named_buffers():
                         if name in buffers and buffers[name].shape == buffer.shape:
                             buffer.copy_(buffers[name])
+            compute = partial(self._micro_batch, batch)
             with self.watch.of("the loss", self.watch.options):
-                self._micro_batch(batch)
+                if look is None or again:
+                    compute()
+                else:
+                    self.told = self._told_by_loss(compute)
             states += [look()] if look is not None else []
         now = dict(self.model.named_buffers())
         self.watch.written |= {n for n, b in buffers.items() if not _is_same(b, now.get(n))}
@@ -198,6 +209,7 @@ class _Loop:
         with self.asked.listening(to_others=True), self.watch.of("data", self.watch.all):
             for _ in range(count):
                 self.batch = next(self.data, self.batch)
+                self.later.append([_plain_key(leaf) for leaf in flatten(self.batch)[0]])
                 if time.process_time() > until:
                     return
 
@@ -304,16 +316,17 @@ class _Loop:
         before, until = self.watch.all(), time.process_time() + _RATES_S
         with self.asked.listening(to_others=True):
             for step in range(first, min(self.job.num_steps, _MOST_STEPS)):
+                unlooked = step & (step - 1) and step % _EVERY and step + 1 < self.job.num_steps
+                self.watch.step = step
                 try:
-                    self.job.learning_rate(step)
+                    with nullcontext() if unlooked else self.watch.reading("learning_rate"):
+                        self.job.learning_rate(step)
                 except Exception:  # noqa: BLE001 - the step may never come
                     return
                 if time.process_time() > until:
                     return
-                if (step & (step - 1)) and step % _EVERY and step + 1 < self.job.num_steps:
-                    continue
-                self.watch.step = step
-                self.watch.note("learning_rate", before, self.watch.all())
+                if not unlooked:
+                    self.watch.note("learning_rate", before, self.watch.all())
 
     def _built(self) -> Iterator[Impurity]:
         if self.made:
@@ -356,7 +369,9 @@ class _Loop:
 
     def _of_batches(self) -> Iterator[Impurity]:
         """Yield how micro-batches and the members of the model are others than at first."""
-        for one, two in zip(self.leaves[0], self.leaves[-1], strict=False):
+        rows = zip(self.leaves[0], self.leaves[-1], strict=False)
+        to_come = (zip(self.later[0], row, strict=False) for row in self.later)
+        for one, two in (*rows, *itertools.chain.from_iterable(to_come)):
             if one != two:
                 why = f"{one} in the first micro-batch, then {two}: a traced step takes only those"
                 yield Impurity("the batch", "data", why)
@@ -436,6 +451,13 @@ def _key(leaf: object) -> str:
     """Return what a traced step would hold a leaf of the batch to."""
     known = isinstance(leaf, (Tensor, *PLAIN))
     return str(leaf_key(leaf)) if known else type(leaf).__qualname__
+
+
+def _plain_key(leaf: object) -> str:
+    """Return what a number or a text of a batch is; nothing for another leaf."""
+    return (
+        str(leaf_key(leaf)) if isinstance(leaf, PLAIN) and not isinstance(leaf, np.generic) else ""
+    )
 
 
 def _members(model: nn.Module) -> set[str]:

@@ -155,7 +155,8 @@ def _told(found: checkpoint.Checkpoint, what: str) -> Iterator[tuple[str, Any]]:
 def _state_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[Difference]:
     """Yield how the optimizers' states differ from that of the one on the whole model."""
     tensors, values = plain.optimizer_state()
-    held = {k: v for k, v in found.tensors.items() if k.startswith("optimizer/")}
+    kinds = "optimizer/", "optimizer."  # the second are those of optimizers inside
+    held = {k: v for k, v in found.tensors.items() if k.startswith(kinds)}
     if held or tensors:
         yield compared("optimizer", held, tensors)
     for key, value in values.items():

@@ -23,6 +23,7 @@ Facts = dict[str, object]
 
 _SMALL = 2_000_000  # elements of a model of which every one is looked at
 _SAMPLE = 4096  # of each tensor of a larger one
+_READ = "read"
 _SHOWN = (bool, int, float, str, type(None))
 
 
@@ -53,6 +54,29 @@ class Watch:
         for what, value in after.items():
             if what in before and before[what] != value:
                 self.found.setdefault(what, (who, before[what], value, self.step))
+
+    @contextmanager
+    def reading(self, who: str) -> Generator[None]:
+        """Note what is read of the model, or of what the optimizer keeps, by an op of torch."""
+        named: dict[str, Tensor] = {
+            **dict(self.model.named_parameters()),
+            **dict(self.model.named_buffers()),
+        }
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                named[f"the gradient of {name}"] = parameter.grad
+            for key, value in self._kept(parameter).items():
+                named[f"{key} of {name}"] = value
+        with _Reads(named) as reads:
+            yield
+        if reads.found:
+            what = f"{reads.found}, as it is in one process"
+            self.found.setdefault(what, (who, None, _READ, self.step))
+
+    def _kept(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the tensors that the optimizer keeps of a parameter."""
+        state: Any = {} if self.optimizer is None else self.optimizer.state.get(parameter, {})
+        return {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -109,7 +133,7 @@ class Watch:
 
         def watched_rate(step: int) -> float:
             assert rate is not None, "only then it is asked"
-            with self.of("learning_rate", self.all):
+            with self.of("learning_rate", self.all), self.reading("learning_rate"):
                 return rate(step)
 
         def watched_scheduler(optimizer: Any) -> Any:
@@ -129,7 +153,7 @@ class Watch:
     def _watched_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(step)
         def watched(*args: Any, **options: Any) -> Any:
-            with self.of("scheduler", self.in_a_scheduler):
+            with self.of("scheduler", self.in_a_scheduler), self.reading("scheduler"):
                 return step(*args, **options)
 
         return watched
@@ -140,8 +164,31 @@ class Watch:
         for what, (who, before, after, step) in self.found.items():
             shown = isinstance(before, _SHOWN) and isinstance(after, _SHOWN)
             how = f"{before}, then {after}" if shown else "changed"
+            how = _READ if after == _READ else how
             found[what] = who, f"{how} at step {step}"
         return found
+
+
+class _Reads(_compat.DispatchMode):
+    """Notes which of these tensors is read first."""
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        strided = ((name, t) for name, t in named.items() if t.layout is torch.strided)
+        self.names = {_compat.storage_key(tensor): name for name, tensor in strided}
+        self.found = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        for given in args if not self.found and not _writes(func) else ():
+            if isinstance(given, Tensor) and given.layout is torch.strided:
+                self.found = self.found or self.names.get(_compat.storage_key(given), "")
+        return func(*args, **(kwargs or {}))
+
+
+def _writes(func: Any) -> bool:
+    return bool(_compat.schema_of(func).is_mutable)  # what is written is noted by its values
 
 
 def made_again(job: Job, build: Callable[[Job], nn.Module]) -> tuple[str, nn.Module]:
