@@ -25,7 +25,7 @@ from penstock.estimate import MODELS, Constants, Transformer, load
 from penstock.estimate.device import find_device
 from penstock.estimate.transformer import gpt
 from penstock.search.transformer.configurations import configurations
-from penstock.search.transformer.found import Found, Pool
+from penstock.search.transformer.found import Configurations, Pool
 from penstock.search.transformer.mixed import mixed_configurations
 from penstock.search.transformer.partition import Chain, Kind, Partition, partition
 from penstock.units import GiB
@@ -57,7 +57,7 @@ def rows_of(*, quick: bool) -> list[Row]:
     rows = [_row("gpt3 1024", lambda: gpt3(1024 // scale), runs, peer=("Calculon", 92_126.0, 5.0))]
     for name, gbit_s in (("mixed", 100), ("mixed slow", 10)):
 
-        def search(gbit_s: int = gbit_s) -> Found:
+        def search(gbit_s: int = gbit_s) -> Configurations:
             return mixed(scale=scale, between_bytes_per_s=gbit_s * 1e9 / 8)
 
         rows.append(_row(name, search, runs, peer=("Sailor", 0.80, 1.0)))
@@ -70,7 +70,7 @@ def rows_of(*, quick: bool) -> list[Row]:
 
 def _row(
     case: str,
-    search: Callable[[], Found | Partition],
+    search: Callable[[], Configurations | Partition],
     runs: int,
     *,
     peer: tuple[str, float, float | None] = ("", 0.0, None),
@@ -90,7 +90,7 @@ def _row(
         "aim_s": aim_s,
         "reached": seconds < aim_s if aim_s else None,
     }
-    if isinstance(found, Found):
+    if isinstance(found, Configurations):
         row |= {"candidates": found.candidates, "rejected": dict(found.rejected)}
         return row | {"value_s": found.best.seconds, "found": str(found.best)}
     stages = f"{len(found.stages)} stages"
@@ -112,14 +112,14 @@ def fitted(memory: str) -> tuple[Constants, Constants]:
     return found["time", "vtrain"], found["memory", memory]
 
 
-def gpt3(devices: int) -> Found:
+def gpt3(devices: int) -> Configurations:
     """Return the best configurations of GPT-3 175B, of fewer blocks on fewer than 1,024 devices."""
     pool = Pool(find_device("a100-80"), devices, 80 * GiB, usd_per_hour=2.0)
     model = GPT3 if devices == 1024 else gpt(4096, 24, 32, sequence=2048, vocabulary=51200)
     return configurations(model, pool, batch=BATCH, constants=fitted("simumax"))
 
 
-def mixed(*, scale: int, between_bytes_per_s: float) -> Found:
+def mixed(*, scale: int, between_bytes_per_s: float) -> Configurations:
     """Return the best configurations of OPT-350M on 32 A100 and 96 V100, or part of them."""
     pools = (
         Pool(find_device("a100-40"), 32 // scale, 40 * GiB, usd_per_hour=3.0),

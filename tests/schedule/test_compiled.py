@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numba
 
 import penstock.schedule.compiled as room
@@ -12,3 +15,33 @@ def test_function_is_compiled_also_where_no_cache_can_be_written(monkeypatch):
 
     monkeypatch.setattr(room, "njit", njit)
     assert compiled(lambda number: number + 1)(2) == 3
+
+
+PROGRAM = """
+from typing import NamedTuple
+from penstock.schedule.compiled import compiled
+
+class {name}(NamedTuple):
+    number: int
+
+@compiled
+def more(given):
+    return given.number + {more}
+
+print(more({name}(2)))
+"""
+
+
+def test_code_that_was_kept_for_a_record_that_is_gone_is_made_anew(tmp_path):
+    """The caches of a package that is updated in its place."""
+    path = tmp_path / "module.py"
+    for name, more in (("First", 1), ("First", 1), ("Second", 20)):
+        path.write_text(PROGRAM.format(name=name, more=more))
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[0] = {str(tmp_path)!r}; import module",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.stderr, done.stdout) == ("", f"{2 + more}\n")
+    assert list(tmp_path.rglob("*.nbi"))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.estimate import Constants, Estimate, Transformer
-    from penstock.search.transformer.found import Configuration, Found
+    from penstock.search.transformer.found import Configuration, Configurations
 
 
 def configure(
@@ -52,7 +52,7 @@ def configure(
 class Ranked(NamedTuple):
     """What was found, with the constants of time and memory that it rests on."""
 
-    found: "Found"
+    found: "Configurations"
     batch: int
     time: "Constants"
     memory: "Constants"

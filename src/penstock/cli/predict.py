@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.estimate import Constants, Estimate
-    from penstock.estimate.table import Table
+    from penstock.estimate.table import RunTable
 
 _MOST_SHOWN = 40  # rows; --json has them all
 
@@ -57,7 +57,7 @@ class Predicted(NamedTuple):
         return [100 * abs(estimate.value / value - 1) for value, estimate in pairs]
 
 
-def predicted(table: "Table", constants: "Sequence[Constants]") -> dict[str, Predicted]:
+def predicted(table: "RunTable", constants: "Sequence[Constants]") -> dict[str, Predicted]:
     """Return the estimates of "time", and of "memory" where table and constants have it."""
     from penstock.estimate import predict as estimate
 
@@ -71,7 +71,7 @@ def predicted(table: "Table", constants: "Sequence[Constants]") -> dict[str, Pre
     return found
 
 
-def _document(table: "Table", found: dict[str, Predicted]) -> Json:
+def _document(table: "RunTable", found: dict[str, Predicted]) -> Json:
     document: dict[str, Json] = {**_part(found["time"])}
     if "memory" in found:
         document["memory"] = _part(found["memory"])
@@ -95,7 +95,7 @@ def _part(one: Predicted) -> dict[str, Json]:
     }
 
 
-def _show(table: "Table", found: dict[str, Predicted]) -> None:
+def _show(table: "RunTable", found: dict[str, Predicted]) -> None:
     for name, one in found.items():
         text = format_seconds if name == "time" else format_bytes
         rows = [

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.errors import EstimateError
 from penstock.estimate.device import Device, find_device
 from penstock.estimate.known import find_model
-from penstock.estimate.row import Row
+from penstock.estimate.row import Line
 from penstock.estimate.run import Recompute, Sharding, TrainingRun, even
 from penstock.estimate.transformer import gpt
 from penstock.units import GiB
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     peak_bytes: float | None
 
 
-Build = Callable[[Row], Sample | None]
+Build = Callable[[Line], Sample | None]
 
 
 def _parts(batch: int, micro_batch: int, data: int) -> int:
@@ -41,7 +41,7 @@ def _parts(batch: int, micro_batch: int, data: int) -> int:
     return -(-batch // (micro_batch * data))
 
 
-def _vtrain(row: Row) -> Sample | None:
+def _vtrain(row: Line) -> Sample | None:
     """vTrain: GPT in Megatron-DeepSpeed on A100-80 hosts with 800 Gb/s, full recompute.
 
     Source:   github.com/VIA-Research/vTrain (set-up); vocabulary 51,200.
@@ -75,7 +75,7 @@ def _vtrain(row: Row) -> Sample | None:
     return Sample(run, milliseconds / 1e3, None)
 
 
-def _megatron(row: Row) -> Sample | None:
+def _megatron(row: Line) -> Sample | None:
     """Megatron-LM's table: A100-80 (H100 if the source says so), full recompute.
 
     Sequence 2,048, vocabulary 51,200.  Seconds are from TFLOP/s by its formula,
@@ -108,7 +108,7 @@ def _unsaid(batch: int, data: int, pipe: int) -> tuple[int, int]:
     return 1, _parts(batch, 1, data)
 
 
-def _simumax(row: Row) -> Sample | None:
+def _simumax(row: Line) -> Sample | None:
     """SimuMax: 8 B200, Megatron-LM 0.14, bf16, micro-batch 1, distributed optimizer.
 
     Slices of models, without recompute unless the case says so; what `parallel` does not say
@@ -148,7 +148,7 @@ def _simumax(row: Row) -> Sample | None:
     return Sample(run, milliseconds / 1e3, None if gibibytes is None else gibibytes * GiB)
 
 
-def _degrees(row: Row) -> dict[str, int]:
+def _degrees(row: Line) -> dict[str, int]:
     """Return the degrees in a text like "tp2cp4pp1"; vp are chunks of a rank."""
     text, found = row.text("parallel"), dict.fromkeys(("tp", "cp", "ep", "pp", "dp", "vp"), 1)
     parts = re.findall(r"([a-z]+)([1-9][0-9]*)", text)
@@ -158,7 +158,7 @@ def _degrees(row: Row) -> dict[str, int]:
     return found | {name: int(size) for name, size in parts}
 
 
-def _sailor(row: Row) -> Sample | None:
+def _sailor(row: Line) -> Sample | None:
     """Sailor: OPT-350M and GPT-Neo 2.7B in Megatron-DeepSpeed, 16 bits, no recompute, 24 bytes of
     states a parameter (2 weight, 4 gradient, 18 optimizer with its flat copies).
 
@@ -204,7 +204,7 @@ _SHARDING: dict[str, Sharding] = {
 }
 
 
-def _mosaic(row: Row) -> Sample | None:
+def _mosaic(row: Line) -> Sample | None:
     """MosaicML's llm-foundry: MPT under FSDP, one replica a rank, fused attention.
 
     In fp8 the products of the blocks take half their time, nothing else.

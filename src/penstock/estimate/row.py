@@ -17,7 +17,7 @@ Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Line:
     """One line of a file, by column."""
 
     place: str

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from penstock.errors import EstimateError
 from penstock.estimate.layouts import LAYOUTS, Build, Sample
-from penstock.estimate.row import Row
+from penstock.estimate.row import Line
 from penstock.files import read_bytes
 
 _HINT = "see docs/estimate.md for the columns that are known"
 
 
-class Table(NamedTuple):
+class RunTable(NamedTuple):
     """The samples of a file, and how many rows were skipped because the run failed."""
 
     layout: str
@@ -21,7 +21,7 @@ class Table(NamedTuple):
     skipped: int
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> RunTable:
     """Return what a file holds.
 
     Raises:   EstimateError: not there, no CSV, columns of no known layout, text where a number
@@ -36,10 +36,10 @@ def read(path: Path) -> Table:
     if not samples:
         message = f"{path} has no row to use: {len(rows)} rows, none with a measured time"
         raise EstimateError(message, hint="give a file with at least one run that ended")
-    return Table(layout.name, samples, len(found) - len(samples))
+    return RunTable(layout.name, samples, len(found) - len(samples))
 
 
-def _sample(row: Row, build: Build) -> Sample | None:
+def _sample(row: Line, build: Build) -> Sample | None:
     try:
         return build(row)
     except EstimateError as problem:
@@ -48,7 +48,7 @@ def _sample(row: Row, build: Build) -> Sample | None:
         raise EstimateError(f"{row.place}: {problem.message}", hint=problem.hint) from problem
 
 
-def _cells(path: Path) -> tuple[list[str], list[Row]]:
+def _cells(path: Path) -> tuple[list[str], list[Line]]:
     """Return the head and the rows of a CSV file."""
     content = read_bytes(path, EstimateError, "table")
     try:
@@ -59,12 +59,12 @@ def _cells(path: Path) -> tuple[list[str], list[Row]]:
     if not lines:
         raise EstimateError(f"{path} is empty", hint="the first line must name the columns")
     head = [name.strip() for name in lines[0]]
-    rows: list[Row] = []
+    rows: list[Line] = []
     for at, line in enumerate(lines[1:], start=2):
         if len(line) != len(head):
             message = f"{path}, row {at}: {len(line)} cells for {len(head)} columns"
             raise EstimateError(message, hint="each row must have a cell for every column")
-        rows.append(Row(f"{path}, row {at}", dict(zip(head, line, strict=True))))
+        rows.append(Line(f"{path}, row {at}", dict(zip(head, line, strict=True))))
     return head, rows
 
 

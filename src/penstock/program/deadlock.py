@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.program.codes import COMPUTE, RECEIVE, REDUCE, SEND, UNSHARD
 from penstock.program.loops import loop, part
-from penstock.program.reductions import Sums
+from penstock.program.reductions import NeededSums
 from penstock.program.rules import Columns, Facts, Sizes
 from penstock.program.wiring import Wiring
 from penstock.schedule.orders import F, W
@@ -37,13 +37,13 @@ class Traffic(NamedTuple):
     queued: NDArray[np.uint8]  # ranks on the stack
 
 
-class Meeting(NamedTuple):
+class Waits(NamedTuple):
     """What `run` reads."""
 
     sizes: Sizes
     where: NDArray[np.int32]
     wiring: Wiring
-    sums: Sums
+    sums: NeededSums
     sum_of: NDArray[np.int64]
     gates: NDArray[
         np.int64
@@ -58,7 +58,7 @@ def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.i
     sizes, num_ranks = facts.sizes, len(code.offsets) - 1
     num_messages = len(facts.places.send_at)
     gates = np.empty(0, np.int64) if capacity == 0 else _gates(code, facts, capacity)
-    meeting = Meeting(sizes, facts.places.where, facts.wiring, facts.sums, facts.sum_of, gates)
+    waits = Waits(sizes, facts.places.where, facts.wiring, facts.sums, facts.sum_of, gates)
     traffic = Traffic(
         np.zeros(num_messages, np.uint8),
         np.full(num_ranks, -1, np.int64),
@@ -69,7 +69,7 @@ def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.i
         np.arange(num_ranks)[::-1].copy(),
         np.ones(num_ranks, np.uint8),
     )
-    _run(code, meeting, traffic)
+    _run(code, waits, traffic)
     return traffic.row
 
 
@@ -93,7 +93,7 @@ def _gates(code: Columns, facts: Facts, capacity: int | None) -> NDArray[np.int6
 
 
 @loop
-def _run(code: Columns, meeting: Meeting, traffic: Traffic) -> None:
+def _run(code: Columns, waits: Waits, traffic: Traffic) -> None:
     """Run every rank as far as it gets."""
     top = len(traffic.ready)
     while top > 0:
@@ -104,14 +104,14 @@ def _run(code: Columns, meeting: Meeting, traffic: Traffic) -> None:
             row = int(traffic.row[rank])
             op = code.op[row]
             if op in (REDUCE, UNSHARD):
-                if not _come(code, row, rank, meeting, traffic):
+                if not _come(code, row, rank, waits, traffic):
                     break
-                top = _let_go(code, row, rank, meeting, traffic, top)
+                top = _let_go(code, row, rank, waits, traffic, top)
             elif op == COMPUTE:
-                if not _can_compute(code, row, rank, meeting, traffic):
+                if not _can_compute(code, row, rank, waits, traffic):
                     break
             elif op in (SEND, RECEIVE):
-                done, waited = _pass(code, row, rank, meeting, traffic)
+                done, waited = _pass(code, row, rank, waits, traffic)
                 if not done:
                     break
                 if waited >= 0 and not traffic.queued[waited]:
@@ -127,8 +127,8 @@ def _push(rank: int, traffic: Traffic, top: int) -> int:
 
 
 @part
-def _can_compute(code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic) -> bool:
-    sizes, wiring, kind = meeting.sizes, meeting.wiring, code.kind[row]
+def _can_compute(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) -> bool:
+    sizes, wiring, kind = waits.sizes, waits.wiring, code.kind[row]
     if kind == W:
         return True
     replica, micro_batch = rank // sizes.pipeline_ranks, code.micro_batch[row]
@@ -137,7 +137,7 @@ def _can_compute(code: Columns, row: int, rank: int, meeting: Meeting, traffic: 
         edge = wiring.into[place_in_list]
         source = (replica * sizes.stages + wiring.source[edge]) * sizes.micro_batches + micro_batch
         message = (replica * sizes.edges + edge) * sizes.micro_batches + micro_batch
-        if meeting.where[source] != rank and not traffic.messages[message] & SENT:
+        if waits.where[source] != rank and not traffic.messages[message] & SENT:
             traffic.waits_for[rank] = message
             return False
     traffic.waits_for[rank] = -1
@@ -145,15 +145,13 @@ def _can_compute(code: Columns, row: int, rank: int, meeting: Meeting, traffic: 
 
 
 @part
-def _pass(
-    code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic
-) -> tuple[bool, int]:
+def _pass(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) -> tuple[bool, int]:
     """Send or post; return whether that was possible, and the rank that waited for it, or -1."""
-    sizes = meeting.sizes
+    sizes = waits.sizes
     replica = rank // sizes.pipeline_ranks
     message = (replica * sizes.edges + code.edge[row]) * sizes.micro_batches + code.micro_batch[row]
     if code.op[row] == SEND:
-        gate = message if len(meeting.gates) == 0 else meeting.gates[message]
+        gate = message if len(waits.gates) == 0 else waits.gates[message]
         if gate >= 0 and not traffic.messages[gate] & POSTED:
             traffic.waits_for[rank] = gate
             return False, -1
@@ -166,30 +164,27 @@ def _pass(
 
 
 @part
-def _come(code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic) -> bool:
+def _come(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) -> bool:
     """Let `rank` come to a Reduce or Unshard; return whether all members are there now."""
     if code.op[row] == REDUCE:
-        one = meeting.sum_of[code.edge[row]]
+        one = waits.sum_of[code.edge[row]]
         traffic.at_sum[one] += 1 - traffic.arrived[rank]
         traffic.arrived[rank] = 1
         return (
-            traffic.at_sum[one]
-            == meeting.sums.rank_offsets[one + 1] - meeting.sums.rank_offsets[one]
+            traffic.at_sum[one] == waits.sums.rank_offsets[one + 1] - waits.sums.rank_offsets[one]
         )
-    column = rank % meeting.sizes.pipeline_ranks
+    column = rank % waits.sizes.pipeline_ranks
     traffic.at_gather[column] += 1 - traffic.arrived[rank]
     traffic.arrived[rank] = 1
-    return traffic.at_gather[column] * meeting.sizes.pipeline_ranks == len(traffic.row)
+    return traffic.at_gather[column] * waits.sizes.pipeline_ranks == len(traffic.row)
 
 
 @part
-def _let_go(
-    code: Columns, row: int, rank: int, meeting: Meeting, traffic: Traffic, top: int
-) -> int:
+def _let_go(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic, top: int) -> int:
     """Let all members of a Reduce or Unshard go on, `rank` being the last to come."""
-    sums, ranks = meeting.sums, meeting.sizes.pipeline_ranks
+    sums, ranks = waits.sums, waits.sizes.pipeline_ranks
     if code.op[row] == REDUCE:
-        one = meeting.sum_of[code.edge[row]]
+        one = waits.sum_of[code.edge[row]]
         traffic.at_sum[one] = 0
         for place in range(sums.rank_offsets[one], sums.rank_offsets[one + 1]):
             top = _release(sums.ranks[place], rank, traffic, top)

@@ -10,15 +10,14 @@ from typing import TypeVar
 
 from numba import njit
 
+from penstock.schedule.compiled import kept
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def loop(function: Function) -> Function:
     """Return `function` compiled at its first call; it must make no arrays."""
-    try:
-        return njit(cache=True, _nrt=False, error_model="numpy")(function)  # pyright: ignore
-    except RuntimeError:  # a read-only installation, and no home to write to
-        return njit(_nrt=False, error_model="numpy")(function)  # pyright: ignore
+    return kept(function, _nrt=False, error_model="numpy")
 
 
 def part(function: Function) -> Function:

@@ -20,7 +20,7 @@ class Needed(NamedTuple):
     stages: tuple[int, ...]
 
 
-class Sums(NamedTuple):
+class NeededSums(NamedTuple):
     """Needed reductions as arrays; `needs[len(HOWS) * stage + how]` counts those of its update."""
 
     hows: NDArray[np.int64]  # places in HOWS
@@ -95,7 +95,7 @@ def stages_by_rank(holders: Holders, num_ranks: int) -> tuple[NDArray[np.int64],
     return np.ascontiguousarray(stages[np.argsort(ranks, kind="stable")]), offsets
 
 
-def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> Sums:
+def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> NeededSums:
     """Return `reductions` as arrays for the loops over a program."""
     hows = np.array([HOWS.index(one.reduce.how) for one in reductions], np.int64)
     stages, stage_offsets = _ragged([one.stages for one in reductions])
@@ -106,7 +106,7 @@ def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> S
     )
     for how in ("tied", "norm", "validate"):  # stand there once per replica
         needs[HOWS.index(how) :: len(HOWS)] //= replicas
-    return Sums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
+    return NeededSums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
 
 
 def _ragged(lists: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -24,7 +24,7 @@ from penstock.program.codes import (
     Numbers,
 )
 from penstock.program.loops import loop, part
-from penstock.program.reductions import Sums
+from penstock.program.reductions import NeededSums
 from penstock.program.wiring import Laws, Wiring
 from penstock.schedule.orders import B, F, I, U, W
 
@@ -107,7 +107,7 @@ class Places(NamedTuple):
     send_at: NDArray[np.int32]  # row of the Send
 
 
-class State(NamedTuple):
+class Known(NamedTuple):
     """What `follow` knows at one instruction; what is by stage is of the rank at hand."""
 
     now: NDArray[np.uint8]  # as Places.done, up to here
@@ -131,7 +131,7 @@ class Facts(NamedTuple):
     places: Places
     wiring: Wiring
     laws: Laws
-    sums: Sums
+    sums: NeededSums
     sum_of: NDArray[np.int64]  # place in Codes.reductions -> in the needed reductions, or -1
     held: NDArray[np.int64]  # stages by rank
     held_offsets: NDArray[np.int64]
@@ -202,7 +202,7 @@ def _place_action(kind: int, at: int, rank: int, places: Places) -> tuple[int, i
 
 
 @loop
-def follow(code: Columns, facts: Facts, state: State) -> Finding:
+def follow(code: Columns, facts: Facts, state: Known) -> Finding:
     """Find the first instruction that its own rank is not ready for."""
     for rank in range(len(code.offsets) - 1):
         held = facts.held[facts.held_offsets[rank] : facts.held_offsets[rank + 1]]
@@ -234,7 +234,7 @@ def follow(code: Columns, facts: Facts, state: State) -> Finding:
 
 @part
 def _arrive(
-    code: Columns, rank: int, held: NDArray[np.int64], sharding: bool, state: State
+    code: Columns, rank: int, held: NDArray[np.int64], sharding: bool, state: Known
 ) -> None:
     for stage in held:
         state.here[stage] = rank
@@ -248,7 +248,7 @@ def _arrive(
 
 
 @part
-def _compute(code: Columns, row: int, rank: int, facts: Facts, state: State) -> tuple[int, int]:
+def _compute(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
     sizes = facts.sizes
     kind, stage, micro_batch = code.kind[row], int(code.stage[row]), code.micro_batch[row]
     replica = rank // sizes.pipeline_ranks
@@ -276,7 +276,7 @@ def _compute(code: Columns, row: int, rank: int, facts: Facts, state: State) -> 
 
 @part
 def _inputs(
-    kind: int, stage: int, micro_batch: int, rank: int, facts: Facts, state: State
+    kind: int, stage: int, micro_batch: int, rank: int, facts: Facts, state: Known
 ) -> tuple[int, int]:
     """Find an input of F, B or I that is not there: not made yet here, or no receive posted."""
     sizes, wiring = facts.sizes, facts.wiring
@@ -295,7 +295,7 @@ def _inputs(
 
 @part
 def _free_slots(
-    code: Columns, stage: int, micro_batch: int, rank: int, facts: Facts, state: State
+    code: Columns, stage: int, micro_batch: int, rank: int, facts: Facts, state: Known
 ) -> None:
     sizes, wiring = facts.sizes, facts.wiring
     replica = rank // sizes.pipeline_ranks
@@ -326,7 +326,7 @@ def _ends(code: Columns, row: int, rank: int, facts: Facts) -> tuple[int, int, i
 
 
 @part
-def _send(code: Columns, row: int, rank: int, facts: Facts, state: State) -> tuple[int, int]:
+def _send(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
     made, used, _ = _ends(code, row, rank, facts)
     where = facts.places.where
     if made < 0:
@@ -339,7 +339,7 @@ def _send(code: Columns, row: int, rank: int, facts: Facts, state: State) -> tup
 
 
 @part
-def _receive(code: Columns, row: int, rank: int, facts: Facts, state: State) -> tuple[int, int]:
+def _receive(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
     made, used, message = _ends(code, row, rank, facts)
     where = facts.places.where
     if made < 0 or not facts.places.done[made] & (1 << code.kind[row]):
@@ -367,7 +367,7 @@ def _receive(code: Columns, row: int, rank: int, facts: Facts, state: State) -> 
 
 
 @part
-def _reduce(code: Columns, row: int, rank: int, facts: Facts, state: State) -> tuple[int, int]:
+def _reduce(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
     sums, one, step = facts.sums, facts.sum_of[code.edge[row]], code.micro_batch[row]
     if one < 0:
         return UNKNOWN_SUM, -1
@@ -402,7 +402,7 @@ def _reduce(code: Columns, row: int, rank: int, facts: Facts, state: State) -> t
 
 
 @part
-def _weights(code: Columns, row: int, rank: int, facts: Facts, state: State) -> tuple[int, int]:
+def _weights(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
     """Update, Unshard or Reshard."""
     op, stage = code.op[row], code.stage[row]
     if state.here[stage] != rank or (op == UPDATE and not facts.backward):

@@ -24,7 +24,7 @@ def assign_slots(
     pipeline_ranks, micro_batches = counts
     num_edges = len(wiring.source)
     replicas = (len(code.offsets) - 1) // pipeline_ranks
-    pool = Pool(
+    pool = SlotPool(
         np.full(replicas * num_edges * micro_batches, -1, np.int32),
         np.zeros(num_edges * micro_batches, np.uint8),
         np.zeros(num_edges, np.int64),
@@ -32,7 +32,7 @@ def assign_slots(
     _assign(code, slots, wiring, pool, counts, backward)
 
 
-class Pool(NamedTuple):
+class SlotPool(NamedTuple):
     """Which slots are taken, and by what."""
 
     slot_of: NDArray[np.int32]  # message -> slot
@@ -45,7 +45,7 @@ def _assign(
     code: Columns,
     slots: Numbers,
     wiring: Wiring,
-    pool: Pool,
+    pool: SlotPool,
     counts: tuple[int, int],
     backward: bool,
 ) -> None:
@@ -75,7 +75,7 @@ def _assign(
 
 
 @part
-def _take(edge: int, micro_batches: int, pool: Pool) -> int:
+def _take(edge: int, micro_batches: int, pool: SlotPool) -> int:
     slot = pool.lowest[edge]
     while pool.taken[edge * micro_batches + slot]:
         slot += 1

@@ -26,7 +26,7 @@ from penstock.program.deadlock import stops
 from penstock.program.faults import broken_rule, deadlock, missing, mixed_up
 from penstock.program.instructions import Reduce
 from penstock.program.reductions import as_arrays, holders_of, needed, stages_by_rank
-from penstock.program.rules import Columns, Facts, Places, Sizes, State
+from penstock.program.rules import Columns, Facts, Known, Places, Sizes
 from penstock.program.wiring import laws, wire
 
 if TYPE_CHECKING:  # a program verifies itself, so its file imports this one
@@ -111,9 +111,9 @@ def _places_of(program: "Program", sizes: Sizes) -> Places:
     return places
 
 
-def _fresh(facts: Facts, num_ranks: int) -> State:
+def _fresh(facts: Facts, num_ranks: int) -> Known:
     sizes = facts.sizes
-    return State(
+    return Known(
         now=np.zeros(len(facts.places.done), np.uint8),
         posted=np.zeros(len(facts.places.send_at), np.uint8),
         taken=np.zeros(sizes.edges * sizes.micro_batches, np.uint8),

@@ -35,7 +35,7 @@ _Starts: TypeAlias = tuple[int, int, int]
 _KINDS: tuple[Kind, ...] = ("F", "F", "I", "I", "W", "W")  # there, back; back, there; back, there
 
 
-class _Steps(NamedTuple):
+class _Legs(NamedTuple):
     """Ticks from a rank to the next one, on the four legs of a micro-batch."""
 
     forward_there: int
@@ -55,7 +55,7 @@ def v_half(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = N
     Raises:   ScheduleError: `num_ranks` is less than 1, or there are more than two stages per rank.
     """
     ranks = ranks_for(num_stages, num_micro_batches, num_ranks)
-    return _repeated(_Steps(1, 2, 1, 2), num_stages, num_micro_batches, ranks, v_half.__name__)
+    return _repeated(_Legs(1, 2, 1, 2), num_stages, num_micro_batches, ranks, v_half.__name__)
 
 
 def v_min(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = None) -> Schedule:
@@ -69,11 +69,11 @@ def v_min(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = No
     Raises:   ScheduleError: `num_ranks` is less than 1, or there are more than two stages per rank.
     """
     ranks = ranks_for(num_stages, num_micro_batches, num_ranks)
-    return _repeated(_Steps(1, 1, 1, 1), num_stages, num_micro_batches, ranks, v_min.__name__)
+    return _repeated(_Legs(1, 1, 1, 1), num_stages, num_micro_batches, ranks, v_min.__name__)
 
 
 def _repeated(
-    steps: _Steps, num_stages: int, num_micro_batches: int, num_ranks: int, name: str
+    steps: _Legs, num_stages: int, num_micro_batches: int, num_ranks: int, name: str
 ) -> Schedule:
     home, m = vee(num_stages, num_ranks), np.arange(num_micro_batches)
     starts = _starts(steps, num_ranks)
@@ -93,7 +93,7 @@ def _repeated(
     return Schedule(num_stages, num_micro_batches, orders, name=name)
 
 
-def _starts(steps: _Steps, num_ranks: int) -> _Starts:
+def _starts(steps: _Legs, num_ranks: int) -> _Starts:
     """Return the ticks of rank 0 on the last three legs that need the fewest activations.
 
     Among these, those with the shortest wait between the last F and the first I, then the first.
@@ -118,7 +118,7 @@ def _held(block: tuple[int, ...]) -> int:
     )
 
 
-def _block(steps: _Steps, starts: _Starts, rank: int) -> tuple[int, ...] | None:
+def _block(steps: _Legs, starts: _Starts, rank: int) -> tuple[int, ...] | None:
     """Return the ticks of `_KINDS` on a rank; None if two of them are at once, modulo the block.
 
     The W stand where the others leave room.

@@ -41,7 +41,7 @@ class OffloadProblem:
         pairs = zip(a.tolist(), b.tolist(), strict=True)
         self._problem, self._table, self._limit = problem, table, limit
         self._pair = {pair: len(problem.took_s) + at for at, pair in enumerate(pairs)}
-        self._program = _Program(problem.model(below_s))
+        self._program = _Growing(problem.model(below_s))
         table_of = (num_stages, num_micro_batches, num_micro_batches)
         self._away, self._out, self._back = np.full((3, *table_of[:2]), -1)
         self._behind = np.full(table_of, -1)  # [m, k]: the reload of m comes behind F of k
@@ -149,7 +149,7 @@ class OffloadProblem:
 
 
 @final
-class _Program:
+class _Growing:
     """A model that grows."""
 
     def __init__(self, base: Model):

@@ -180,5 +180,5 @@ class Schedule:
             raise ScheduleError(message, hint=problem.hint) from problem
 
 
-def _of(parts: text.Parts) -> Schedule:
+def _of(parts: text.Fields) -> Schedule:
     return Schedule(parts.num_stages, parts.num_micro_batches, Orders.of(parts.orders), *parts[3:])

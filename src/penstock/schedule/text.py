@@ -24,7 +24,7 @@ _TORCH_CELL = re.compile(r"[,\"(]*\d+[A-Z]", re.ASCII)
 _TORCH_OTHER = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*", re.ASCII)
 
 
-class Parts(NamedTuple):
+class Fields(NamedTuple):
     """The fields of a schedule, in their order."""
 
     num_stages: int
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
     name: str
 
 
-def parse_any(text: str, weight_rules: Sequence[WeightRule]) -> Parts:
+def parse_any(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
     """Return the parts that `text` has in whichever of the three forms it is.
 
     Raises:   ScheduleError: it is in none of them, or what that form's reader raises.
@@ -53,7 +53,7 @@ def parse_any(text: str, weight_rules: Sequence[WeightRule]) -> Parts:
     raise ScheduleError(message, hint=hint)
 
 
-def parse(text: str, weight_rules: Sequence[WeightRule]) -> Parts:
+def parse(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
     """Return the parts that `Schedule.__str__` printed as `text`.
 
     Without the first line they are one synchronous step.  Empty lines and those that begin with #
@@ -79,10 +79,10 @@ def parse(text: str, weight_rules: Sequence[WeightRule]) -> Parts:
         return _one_step(orders)
     sizes = [int(head[key]) for key in _SIZES]
     rule = _rule(head["weight_rule"], weight_rules)
-    return Parts(sizes[0], sizes[1], orders, sizes[2], rule, head["name"] or "")
+    return Fields(sizes[0], sizes[1], orders, sizes[2], rule, head["name"] or "")
 
 
-def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -> Parts:
+def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -> Fields:
     """Return the parts of which `Schedule.to_json` made `content`.
 
     Raises:   ScheduleError: a key is missing or of another type; an unknown action or rule.
@@ -101,10 +101,10 @@ def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -
         hint = "give orders as a list of texts, name and weight_rule as texts"
         raise ScheduleError(f"a schedule of {found}", hint=hint)
     orders = [_actions(str(line).split(), f"rank {rank}") for rank, line in enumerate(lines)]
-    return Parts(sizes[0], sizes[1], orders, sizes[2], _rule(rule, weight_rules), name)
+    return Fields(sizes[0], sizes[1], orders, sizes[2], _rule(rule, weight_rules), name)
 
 
-def parse_torch_csv(text: str) -> Parts:
+def parse_torch_csv(text: str) -> Fields:
     """Return the parts written by torch's `_dump_csv`: a row per rank, actions like 2F5.
 
     Messages, shards and reductions are passed over, for `lower` makes its own; two actions that
@@ -141,9 +141,9 @@ def _rule(name: str, weight_rules: Sequence[WeightRule]) -> WeightRule:
     raise ScheduleError(f"there is no weight rule {name}", hint=f"use one of: {known}")
 
 
-def _one_step(orders: list[list[Action]]) -> Parts:
+def _one_step(orders: list[list[Action]]) -> Fields:
     """Return the parts of one synchronous step with the stages and micro-batches that are named."""
     actions = [action for order in orders for action in order]
     num_stages = max((action.stage for action in actions), default=-1) + 1
     num_micro_batches = max((action.micro_batch for action in actions), default=-1) + 1
-    return Parts(num_stages, num_micro_batches, orders, 1, SYNCHRONOUS, "")
+    return Fields(num_stages, num_micro_batches, orders, 1, SYNCHRONOUS, "")

@@ -81,7 +81,7 @@ def most_held(orders: Orders, held: Sequence[Held]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class RankWork:
     """Seconds [kind, stage, kind of device] of the actions, and whether stages are in a chain."""
 
     action_s: Floats
@@ -90,7 +90,7 @@ class Work:
 
 
 def longest_s(
-    counts: Counts, work: Work, places: Sequence[int], ends_s: Floats | None = None
+    counts: Counts, work: RankWork, places: Sequence[int], ends_s: Floats | None = None
 ) -> float:
     """Return the bound of a step, in seconds.
 
@@ -128,7 +128,7 @@ class Pieces:
     fills: bool
     drains: bool
 
-    def between(self, cuts: Sequence[int]) -> Work:
+    def between(self, cuts: Sequence[int]) -> RankWork:
         """Return the work of the stages between `cuts`, each action at its least."""
         ends = [0, *(c + 1 for c in cuts), self.before_s.shape[1] - 1]
         forward, backward = np.diff(self.before_s[:, ends], axis=1)
@@ -136,9 +136,9 @@ class Pieces:
         seconds[F], seconds[B], seconds[W] = forward, backward, backward  # W: that of I and W
         return self.chained(seconds)
 
-    def chained(self, action_s: Floats) -> Work:
+    def chained(self, action_s: Floats) -> RankWork:
         """Return the work of stages that take `action_s`."""
-        return Work(action_s, self.fills, self.drains)
+        return RankWork(action_s, self.fills, self.drains)
 
 
 def pieces_of(graph: Graph, profiles: Sequence[Profile]) -> Pieces:

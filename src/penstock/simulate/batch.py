@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.schedule.compiled import kept
 from penstock.schedule.orders import KINDS
 from penstock.simulate.table import Table
 
@@ -124,10 +124,7 @@ _Rows: TypeAlias = tuple[NDArray[np.uint32], ...]
 
 def _loop(function: Function) -> Function:
     """Return `function` compiled, kept on disk if it can be; it lets other threads go on."""
-    try:
-        return njit(cache=True, nogil=True)(function)  # pyright: ignore[reportReturnType]
-    except RuntimeError:  # a read-only installation, and no home to write to
-        return njit(nogil=True)(function)  # pyright: ignore[reportReturnType]
+    return kept(function, nogil=True)
 
 
 @_loop

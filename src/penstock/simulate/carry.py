@@ -36,7 +36,7 @@ Work: TypeAlias = tuple[int, int, int, int]  # replica, kind, stage, micro-batch
 Way: TypeAlias = tuple[str, int, int]  # kind, source and target of an edge
 
 
-class Carried(NamedTuple):
+class CarriedOver(NamedTuple):
     """The seconds of another program, and what they rest on beside what was recorded of it."""
 
     recorded: Recorded
@@ -50,7 +50,7 @@ def carried(
     *,
     costs: Costs | None = None,
     cluster: Cluster | None = None,
-) -> Carried:
+) -> CarriedOver:
     """Return for `other` the seconds recorded of `program`, which has the same stages.
 
     costs:    by profiles: how B divides into I and W, as on the first kind of device.
@@ -62,13 +62,13 @@ def carried(
     if other.num_stages != program.num_stages or recorded.message_s is None:
         raise ValueError("seconds are carried between programs of the same stages, with messages")
     alike = program.num_steps == other.num_steps
-    work = _Work(program, recorded, costs, alike)
+    work = _WorkSeconds(program, recorded, costs, alike)
     work_s = [work.seconds(key) for key in _works(other)]
     message_s, new_ways = _messages(program, recorded.message_s, other, alike)
     sum_s, new_sums = _sums(program, recorded, other, cluster)
     notes = {**work.notes, **new_ways, **new_sums}
     start_s = np.zeros(other.num_ranks)
-    return Carried(Recorded(np.array(work_s), sum_s, message_s, start_s), tuple(notes))
+    return CarriedOver(Recorded(np.array(work_s), sum_s, message_s, start_s), tuple(notes))
 
 
 Notes: TypeAlias = dict[str, None]  # in order, each once
@@ -92,7 +92,7 @@ _DIVIDED, _JOINED = "I and W as the profile divides B", "B as the profile joins 
 _WAYS = {B: ((B,), (I, W)), I: ((I,), (B,)), W: ((W,), (B,))}
 
 
-class _Work:
+class _WorkSeconds:
     """What was recorded of computes and updates; `notes` gathers what was not."""
 
     def __init__(

@@ -77,7 +77,7 @@ def critical_path(program: Program, timeline: Timeline) -> Path:
 
     Raises:   TimelineError: it is not a timeline of this program.
     """
-    walk = _Walk(program, match(program, timeline))
+    walk = _Trail(program, match(program, timeline))
     ends_s = np.where(np.isnan(walk.ends_s), -1.0, walk.ends_s)
     at = _At(int(ends_s.argmax()), float(ends_s.max()))
     while at.row >= 0:
@@ -93,7 +93,7 @@ class _At(NamedTuple):
     to: int = -1  # the rank to which a Send leads, if not back to its own
 
 
-class _Walk:
+class _Trail:
     """What is needed to walk back, and the hops so far, the last one first."""
 
     def __init__(self, program: Program, matched: Matched) -> None:

@@ -40,7 +40,7 @@ class Code(NamedTuple):
     offsets: Ints
 
 
-class Sizes(NamedTuple):
+class Extents(NamedTuple):
     """How many there are, and what is wanted."""
 
     edges: int
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     capacity: int  # messages of a route that may wait for their receive; -1: any number
 
 
-class Inputs(NamedTuple):
+class IncomingEdges(NamedTuple):
     """Edges by target: those into F of stage s in list 2 * s, those into B or I in 2 * s + 1."""
 
     edge: NDArray[np.int32]
@@ -102,7 +102,7 @@ class Agenda(NamedTuple):
     pending: Ints  # [1]: messages on the heap
 
 
-class Mail(NamedTuple):
+class Letters(NamedTuple):
     """Messages, numbered (replica * edges + edge) * micro_batches + micro_batch; routes; lanes."""
 
     arrival_s: Floats  # or ABSENT or POSTED
@@ -134,7 +134,7 @@ class Queues(NamedTuple):
     stack: Ints  # scratch: ranks whose queue may go on
 
 
-class Record(NamedTuple):
+class Stamps(NamedTuple):
     """When what was done; empty where that is not asked for."""
 
     works: Ints  # by rank: place of its next compute or update
@@ -143,23 +143,23 @@ class Record(NamedTuple):
     send_s: Floats  # [Sends, 2]: first and last byte on the first lane
 
 
-class Job(NamedTuple):
+class Simulation(NamedTuple):
     """All that is given, and all that changes."""
 
     code: Code
-    sizes: Sizes
-    inputs: Inputs
+    sizes: Extents
+    inputs: IncomingEdges
     routes: Routes
     durations: Durations
     threads: Threads
     agenda: Agenda
-    mail: Mail
+    mail: Letters
     queues: Queues
-    record: Record
+    record: Stamps
 
 
 @compiled
-def run(job: Job) -> int:  # long: see the top of the file
+def run(job: Simulation) -> int:  # long: see the top of the file
     """Go on until every rank is at its end or waits for ever: DONE; or until the heap is FULL."""
     code, sizes, inputs, routes, durations, threads, agenda, mail, queues, record = job
     ops, kinds, stages, micro_batches, edges, peers, offsets = code
@@ -429,7 +429,7 @@ def _pop(heap_s: Floats, heap: Ints, pending: Ints) -> tuple[float, int]:
 
 
 @compiled
-def receive_s(job: Job) -> Floats:
+def receive_s(job: Simulation) -> Floats:
     """Return for every Receive when its message came in: [Receives, 2], first and last byte."""
     code, routes, sizes = job.code, job.routes, job.sizes
     times_s = np.empty((np.count_nonzero(code.op == RECEIVE), 2))
@@ -463,7 +463,7 @@ class Holds(NamedTuple):
 
 
 @compiled
-def hold(job: Job, holds: Holds) -> None:
+def hold(job: Simulation, holds: Holds) -> None:
     """Go through the actions of every rank, and note what it holds."""
     code, work_s, issued_s = job.code, job.record.work_s, job.queues.issued_s
     work, collective = 0, 0
@@ -497,7 +497,7 @@ def hold(job: Job, holds: Holds) -> None:
 
 
 @compiled
-def _taken(side: int, micro_batch: int, job: Job, holds: Holds) -> int:
+def _taken(side: int, micro_batch: int, job: Simulation, holds: Holds) -> int:
     """Return the bytes of the posted messages that a compute is the first to use."""
     taken = 0
     for at in range(job.inputs.offsets[side], job.inputs.offsets[side + 1]):

@@ -41,7 +41,7 @@ def job_of(
     *,
     capacity: int | None,
     spans: bool,
-) -> kernel.Job:
+) -> kernel.Simulation:
     """Return what the loops are given, at 0 s.
 
     Raises:   as `simulate`.
@@ -54,7 +54,7 @@ def job_of(
     codes, num_ranks = program.code, program.num_ranks
     columns = codes.op, codes.kind, codes.stage, codes.micro_batch, codes.edge, codes.peer
     code = kernel.Code(*columns, codes.offsets)
-    sizes = kernel.Sizes(
+    sizes = kernel.Extents(
         edges=len(program.edges),
         micro_batches=program.num_micro_batches * program.num_steps,
         stages=program.num_stages,
@@ -64,10 +64,10 @@ def job_of(
     wiring = wire(program.num_stages, program.edges)
     routed = cluster is not None or capacity is not None or given_s is not None
     routes = _routes(program, code, cluster, routed=routed)
-    return kernel.Job(
+    return kernel.Simulation(
         code,
         sizes,
-        kernel.Inputs(wiring.into, wiring.into_offsets),
+        kernel.IncomingEdges(wiring.into, wiring.into_offsets),
         routes,
         _durations(program, seconds, cluster),
         kernel.Threads(codes.offsets[:-1].copy(), start_s, *map(np.zeros, [num_ranks] * 3)),
@@ -156,15 +156,15 @@ def _shared(lanes: Ints, senders: list[int]) -> Bools:
 
 
 def _mail(
-    program: Program, sizes: kernel.Sizes, routes: kernel.Routes, given_s: Floats | None
-) -> kernel.Mail:
+    program: Program, sizes: kernel.Extents, routes: kernel.Routes, given_s: Floats | None
+) -> kernel.Letters:
     messages = program.replicas * sizes.edges * sizes.micro_batches
     costly = bool(routes.link[:, [kernel.OVERHEAD, kernel.PER_COPIED_BYTE]].any())
     by_message = np.zeros((0, 3))
     if given_s is not None:
         costly, by_message = True, np.zeros((messages, 3))
         by_message[_messages(program, sizes)] = given_s
-    return kernel.Mail(
+    return kernel.Letters(
         arrival_s=np.full(messages, kernel.ABSENT),
         end_s=np.zeros(messages if costly else 0),
         posted_s=np.full(messages if sizes.capacity >= 0 else 0, kernel.ABSENT),
@@ -175,7 +175,7 @@ def _mail(
     )
 
 
-def _messages(program: Program, sizes: kernel.Sizes) -> Ints:
+def _messages(program: Program, sizes: kernel.Extents) -> Ints:
     """Return the number of the message of every Send."""
     codes, rows = program.code, np.flatnonzero(SENDS[program.code.op])
     owners = np.searchsorted(codes.offsets, rows, side="right") - 1
@@ -241,10 +241,10 @@ def _gathers_s(
     return [taken_s[gather] for gather in gathers]
 
 
-def _record(program: Program, routes: kernel.Routes, *, spans: bool) -> kernel.Record:
+def _record(program: Program, routes: kernel.Routes, *, spans: bool) -> kernel.Stamps:
     works, sends = offsets_of(program, WORKS), offsets_of(program, SENDS)
     kept = len(routes.offsets) > 0 and spans
-    return kernel.Record(
+    return kernel.Stamps(
         works=works[:-1].copy(),
         work_s=np.zeros((int(works[-1]) if spans else 0, 2)),
         sends=sends[:-1].copy(),

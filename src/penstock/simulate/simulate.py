@@ -96,12 +96,12 @@ def simulate(
     return Timeline(program.num_ranks, kept, curve, META, totals)
 
 
-def _with(job: kernel.Job, taken_s: kernel.Floats) -> kernel.Job:
+def _with(job: kernel.Simulation, taken_s: kernel.Floats) -> kernel.Simulation:
     """Return a job in which every compute and update takes the seconds of its own."""
     return job._replace(durations=job.durations._replace(listed_s=taken_s))
 
 
-def _run(program: Program, job: kernel.Job) -> kernel.Job:
+def _run(program: Program, job: kernel.Simulation) -> kernel.Simulation:
     """Run to the end."""
     while kernel.run(job) == kernel.FULL:
         agenda = job.agenda
@@ -111,7 +111,7 @@ def _run(program: Program, job: kernel.Job) -> kernel.Job:
     return job
 
 
-def _check_end(program: Program, job: kernel.Job) -> None:
+def _check_end(program: Program, job: kernel.Simulation) -> None:
     """Raise a ProgramError if a rank has not come to its end."""
     rows = job.threads.row
     stuck = np.flatnonzero(rows < program.code.offsets[1:]).tolist()
@@ -141,7 +141,7 @@ LANE_OF_OP: dict[Op, Lane] = {
 }
 
 
-def _spans(program: Program, job: kernel.Job) -> Spans:
+def _spans(program: Program, job: kernel.Simulation) -> Spans:
     """Return the spans, rank by rank in the order of the code."""
     code, queues = program.code, job.queues
     times_s: dict[tuple[int, ...], kernel.Floats] = {(COMPUTE, UPDATE): job.record.work_s}

@@ -82,7 +82,7 @@ class Table:
         return len(self.slot)
 
 
-class _Rows(NamedTuple):
+class _ActionRows(NamedTuple):
     """The rows, with rows in place of slots."""
 
     previous: Ints
@@ -120,7 +120,7 @@ def table_of(schedule: Schedule) -> Table:
         num_rows += max(steps, 1) * int((homes.copies - 1).sum())
     if backward and not steps:
         num_rows += int(homes.copies.sum())
-    rows = _Rows(*(np.empty(num_rows, np.int32) for _ in range(4)))
+    rows = _ActionRows(*(np.empty(num_rows, np.int32) for _ in range(4)))
     columns = orders.kinds, orders.stages, orders.micro_batches, orders.offsets
     last, made = _link(columns, schedule.ranks, homes, rows, steps)
     if backward and not steps:
@@ -146,7 +146,7 @@ def _link(  # long: in pieces it would hand fifteen arrays around
     columns: tuple[NDArray[np.uint8], Ints, Ints, Longs],
     ranks: Ints,
     homes: _Homes,
-    rows: _Rows,
+    rows: _ActionRows,
     num_steps: int,
 ) -> tuple[Ints, int]:
     """Let ranks do one action each in turn; return the last row of each rank, and how many rows.
@@ -230,7 +230,7 @@ def _queue_up(rank: int, turns: _Turns) -> None:
 
 
 @compiled
-def _finish(homes: _Homes, rows: _Rows, last: Ints, made: int) -> int:
+def _finish(homes: _Homes, rows: _ActionRows, last: Ints, made: int) -> int:
     """Add the reductions and then the updates that a synchronous schedule does not list."""
     previous, sources, messages, costs = rows
     num_stages, first = len(homes.copies), made
@@ -266,7 +266,7 @@ def _finish(homes: _Homes, rows: _Rows, last: Ints, made: int) -> int:
 
 
 @compiled
-def _assign(rows: _Rows) -> tuple[Ints, int]:
+def _assign(rows: _ActionRows) -> tuple[Ints, int]:
     """Put slots in place of the rows that are read; return every row's slot, and how many.
 
     A slot is free after its last reader has got its own.

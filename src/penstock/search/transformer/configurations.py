@@ -19,7 +19,14 @@ from penstock.estimate.runs import Runs, memory_terms_of, time_terms_of
 from penstock.estimate.terms import Floats
 from penstock.estimate.transformer import Transformer
 from penstock.search.transformer.exact_step import best_steps
-from penstock.search.transformer.found import Configuration, Found, Pool, cost_of, front_of, pareto
+from penstock.search.transformer.found import (
+    Configuration,
+    Configurations,
+    Pool,
+    cost_of,
+    front_of,
+    pareto,
+)
 from penstock.search.transformer.space import Space, candidates
 from penstock.units import format_bytes
 
@@ -33,7 +40,7 @@ def configurations(  # noqa: PLR0913 - what there is
     devices: Sequence[int] = (),
     most: int = 32,
     space: Space = Space(),  # noqa: B008 - a frozen record
-) -> Found:
+) -> Configurations:
     """Return the fastest ways to train on batches of `batch` samples.
 
     constants   of time and of memory, for every candidate
@@ -64,7 +71,7 @@ def configurations(  # noqa: PLR0913 - what there is
     chosen = _chosen(step_s, peaks, usd, most)
     made = _simulated(left, chosen, peaks, pool, constants[0])
     rejected = ((too_large, total - len(peaks)), (_slower(most), len(peaks) - len(chosen)))
-    return Found(made[0], front_of(made), made, total, rejected)
+    return Configurations(made[0], front_of(made), made, total, rejected)
 
 
 def _slower(most: int) -> str:

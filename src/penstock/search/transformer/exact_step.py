@@ -23,7 +23,7 @@ from penstock.schedule.schedule import Schedule
 from penstock.simulate import step_seconds, table_of
 
 
-class Step(NamedTuple):
+class BestStep(NamedTuple):
     """The seconds of a step under a schedule, which is named."""
 
     schedule: str
@@ -34,7 +34,7 @@ def best_steps(
     runs: Sequence[TrainingRun],
     constants: Constants,
     message_s: Sequence[Floats] | None = None,
-) -> list[Step]:
+) -> list[BestStep]:
     """Return for every run its fastest schedule of those that it can have.
 
     message_s   for every run and stage: to the next one, beside what the closed form counts
@@ -45,7 +45,7 @@ def best_steps(
     for at, run in enumerate(runs):
         for name in _schedules(run):
             jobs[name, run.pipe, run.num_micro_batches, run.interleave].append(at)
-    best = [Step("", np.inf)] * len(runs)
+    best = [BestStep("", np.inf)] * len(runs)
     split = [_split(run, constants) for run in runs]
     for (name, pipe, count, chunks), members in jobs.items():
         table = table_of(_schedule(name, pipe, count, chunks))
@@ -54,7 +54,7 @@ def best_steps(
         if message_s is not None:
             wire_s[:, :pipe] = [message_s[at] for at in members]
         for at, found in zip(members, step_seconds(table, seconds, wire_s), strict=True):
-            step = Step(name, float(found) + split[at][1])
+            step = BestStep(name, float(found) + split[at][1])
             best[at] = min(best[at], step, key=lambda each: each.seconds)
     return best
 

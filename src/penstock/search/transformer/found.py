@@ -58,7 +58,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Configurations:
     """What a search found.
 
     front      no other that was simulated is better in one of seconds, bytes, dollars and as

@@ -30,7 +30,7 @@ from penstock.estimate.runs import Runs
 from penstock.estimate.terms import Floats, time_terms
 from penstock.estimate.transformer import Transformer
 from penstock.search.transformer.exact_step import best_steps
-from penstock.search.transformer.found import Configuration, Found, Pool, cost_of, front_of
+from penstock.search.transformer.found import Configuration, Configurations, Pool, cost_of, front_of
 from penstock.search.transformer.layer_costs import LayerCosts, layer_costs
 from penstock.search.transformer.partition import (
     Chain,
@@ -46,7 +46,7 @@ _WORD = 2  # bytes of a number that is sent
 _SLOWER = "cannot be among the fastest, or fit only when they are slower"
 
 
-class _Problem(NamedTuple):
+class _Candidates(NamedTuple):
     """All candidates, and their costs on the device of every pool."""
 
     pools: Sequence[Pool]
@@ -65,7 +65,7 @@ def mixed_configurations(  # noqa: PLR0913 - what there is
     constants: tuple[Constants, Constants],
     most: int = 8,
     space: Space = Space(),  # noqa: B008 - a frozen record
-) -> Found:
+) -> Configurations:
     """Return the fastest pipelines on batches of `batch` samples, the best `most` simulated.
 
     between_bytes_per_s   of the link between two zones, which all replicas share
@@ -81,7 +81,7 @@ def mixed_configurations(  # noqa: PLR0913 - what there is
     costs = tuple(layer_costs(runs, pool.device, constants) for pool in pools)
     cells = [pool.count // (runs.tensor * runs.data) for pool in pools]
     most_cells = np.minimum(np.stack(cells, axis=1), min(model.blocks, space.most_pipe))
-    problem = _Problem(pools, runs, costs, most_cells.astype(np.float64), between_bytes_per_s)
+    problem = _Candidates(pools, runs, costs, most_cells.astype(np.float64), between_bytes_per_s)
     found, rejected = _best(problem, constants[0], most)
     if not found:
         raise PlanError(
@@ -89,7 +89,7 @@ def mixed_configurations(  # noqa: PLR0913 - what there is
             hint="use more devices, or another batch",
         )
     made = _simulated(found, problem, constants)
-    return Found(made[0], front_of(made), made, len(runs), rejected)
+    return Configurations(made[0], front_of(made), made, len(runs), rejected)
 
 
 def _choices(model: Transformer, pools: Sequence[Pool], batch: int, space: Space) -> list[Choice]:
@@ -108,19 +108,19 @@ def _choices(model: Transformer, pools: Sequence[Pool], batch: int, space: Space
     return found
 
 
-class _Ranked(NamedTuple):
+class _ByClosedForm(NamedTuple):
     value_s: float
     at: int
     run: TrainingRun
 
 
 def _best(
-    problem: _Problem, constants: Constants, most: int
+    problem: _Candidates, constants: Constants, most: int
 ) -> tuple[list[TrainingRun], tuple[tuple[str, int], ...]]:
     """Return the best runs by their closed form, and why the others are not among them."""
     bounds = _bounds(problem)
     order = [int(at) for at in np.argsort(bounds, kind="stable") if bounds[at] < np.inf]
-    found: list[_Ranked] = []
+    found: list[_ByClosedForm] = []
     reasons = Counter({"have no stages within the memory": len(bounds) - len(order)})
     for place, at in enumerate(order):
         worst_s = found[-1].value_s if len(found) == most else np.inf
@@ -133,7 +133,7 @@ def _best(
             continue
         run = _run(problem, at, cut)
         value_s = cut.value_s + float((time_terms([run]).once @ constants.array)[0])
-        found = sorted([*found, _Ranked(value_s, at, run)])[: most + 1]
+        found = sorted([*found, _ByClosedForm(value_s, at, run)])[: most + 1]
         if len(found) > most:
             reasons[_SLOWER] += 1
             found.pop()
@@ -141,7 +141,7 @@ def _best(
     return [each.run for each in found], rejected
 
 
-def _bounds(problem: _Problem) -> Floats:
+def _bounds(problem: _Candidates) -> Floats:
     """Return what no partition of each run can beat: (M - 1) work / speed + least sum.
 
     Infinite where all devices together cannot hold the states.
@@ -157,12 +157,12 @@ def _bounds(problem: _Problem) -> Floats:
     return np.where((states.sum(axis=1) > room) | (speed == 0), np.inf, bounds)
 
 
-def _least_total(problem: _Problem, at: int) -> float:
+def _least_total(problem: _Candidates, at: int) -> float:
     used = [k for k in range(len(problem.pools)) if problem.cells[at, k] > 0]
     return min(float(problem.costs[k].seconds[at].sum()) for k in used)
 
 
-def _pools_of(problem: _Problem, at: int) -> list[int]:
+def _pools_of(problem: _Candidates, at: int) -> list[int]:
     """Return the pools in which a stage of run `at` fits."""
     return [
         k
@@ -171,7 +171,7 @@ def _pools_of(problem: _Problem, at: int) -> list[int]:
     ]
 
 
-def _partition(problem: _Problem, at: int, worst_s: float) -> Partition | str:
+def _partition(problem: _Candidates, at: int, worst_s: float) -> Partition | str:
     """Return the best stages of run `at`, one cell each; or why it is not faster than `worst_s`."""
     used, runs = _pools_of(problem, at), problem.runs
     if not used:
@@ -203,14 +203,14 @@ def _partition(problem: _Problem, at: int, worst_s: float) -> Partition | str:
     return replace(found, stages=stages)
 
 
-def _link(problem: _Problem, at: int, a: int, b: int) -> float:
+def _link(problem: _Candidates, at: int, a: int, b: int) -> float:
     """Return the bytes per second that the message of one replica has between two pools."""
     if a == b:
         return float(problem.pools[a].device.across_bytes_per_s * problem.runs.tensor[at])
     return float(problem.between_bytes_per_s / problem.runs.data[at])
 
 
-def _run(problem: _Problem, at: int, cut: Partition) -> TrainingRun:
+def _run(problem: _Candidates, at: int, cut: Partition) -> TrainingRun:
     blocks = tuple(stage.end - stage.first for stage in cut.stages)
     devices = tuple(problem.pools[stage.kind].device for stage in cut.stages)
     run = problem.runs.one(at, "+".join(pool.device.name for pool in problem.pools))
@@ -219,7 +219,7 @@ def _run(problem: _Problem, at: int, cut: Partition) -> TrainingRun:
 
 def _simulated(
     runs: Sequence[TrainingRun],
-    problem: _Problem,
+    problem: _Candidates,
     constants: tuple[Constants, Constants],
 ) -> tuple[Configuration, ...]:
     """Return the runs simulated, messages between zones on their own link, the fastest first."""

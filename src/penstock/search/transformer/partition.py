@@ -30,8 +30,8 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.search.transformer.partition_kernel import (
+    ChainCosts,
     Choices,
-    Costs,
     Floats,
     compute_s,
     fewest_devices,
@@ -95,7 +95,7 @@ def _check_layers(name: str, values: Sequence[float], count: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class CutStage:
     """Layers `first` .. `end - 1` on `replicas` devices of kind `kind`; seconds per micro-batch."""
 
     first: int
@@ -109,7 +109,7 @@ class Stage:
 class Partition:
     """Stages from the input on, and the seconds that were to be least."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[CutStage, ...]
     value_s: float
 
 
@@ -143,7 +143,7 @@ def partition(
     return _least_step(costs, num_micro_batches, low, slowest)
 
 
-def can_be_within(costs: Costs, limit_s: float) -> bool:
+def can_be_within(costs: ChainCosts, limit_s: float) -> bool:
     """Return whether there are stages that fit the memory, none slower than `limit_s`."""
     return limit_s > 0 and _within(costs, limit_s) is not None
 
@@ -155,7 +155,7 @@ def costs_of(
     *,
     num_micro_batches: int | None = None,
     replicas: Sequence[int] | None = None,
-) -> Costs:
+) -> ChainCosts:
     """Return the arrays that the kernels take.
 
     Raises:   PlanError: arguments that do not fit together.
@@ -170,7 +170,7 @@ def costs_of(
         raise PlanError(f"replicas {numbers[:1]}, links of {links.min()} bytes/s", hint=hint)
     sent = np.array(chain.sent_bytes, np.float64)
     sent[-1] = 0.0
-    return Costs(
+    return ChainCosts(
         np.stack([_sums(kind.layer_s) for kind in kinds]),
         _sums(chain.weight_bytes),
         _sums(chain.state_bytes),
@@ -190,7 +190,7 @@ def _sums(values: Sequence[float]) -> Floats:
     return np.array([0.0, *itertools.accumulate(values)], np.float64)
 
 
-def _least_slowest(costs: Costs, tolerance: float) -> tuple[float, Partition | None]:
+def _least_slowest(costs: ChainCosts, tolerance: float) -> tuple[float, Partition | None]:
     """Return a limit that fails, and the partition whose slowest stage is fastest, or None.
 
     A limit that fails is below the optimum; stages found under a limit are at or above it.  Ends
@@ -212,7 +212,7 @@ def _least_slowest(costs: Costs, tolerance: float) -> tuple[float, Partition | N
     return low, best
 
 
-def _within(costs: Costs, limit_s: float) -> Partition | None:
+def _within(costs: ChainCosts, limit_s: float) -> Partition | None:
     """Return a partition with no stage slower than `limit_s`, on fewest devices, or None."""
     kinds, layers = len(costs.counts), len(costs.sent)
     strides = strides_of(costs.counts, kinds - 1)
@@ -224,8 +224,8 @@ def _within(costs: Costs, limit_s: float) -> Partition | None:
     return Partition(stages, max(stage.seconds for stage in stages))
 
 
-def _stages(costs: Costs, choice: Choices, used: int, kind: int) -> tuple[Stage, ...]:
-    found: list[Stage] = []
+def _stages(costs: ChainCosts, choice: Choices, used: int, kind: int) -> tuple[CutStage, ...]:
+    found: list[CutStage] = []
     first, layers = 0, len(costs.sent)
     while first < layers:
         end, replicas, used, after = map(int, choice[first, used, kind])
@@ -233,12 +233,12 @@ def _stages(costs: Costs, choice: Choices, used: int, kind: int) -> tuple[Stage,
             compute_s(costs, first, end, kind, replicas),
             message_s(costs, end, kind, after, replicas),
         )
-        found.append(Stage(first, end, kind, replicas, seconds))
+        found.append(CutStage(first, end, kind, replicas, seconds))
         first, kind = end, after
     return tuple(found)
 
 
-def _least_step(costs: Costs, count: int, low: float, slowest: Partition) -> Partition:
+def _least_step(costs: ChainCosts, count: int, low: float, slowest: Partition) -> Partition:
     """Return the partition whose (count - 1) max + sum is least; a limit of `low` fails.
 
     The sum can only grow as the limit falls.  So between two limits no value is below
@@ -270,17 +270,17 @@ def _least_step(costs: Costs, count: int, low: float, slowest: Partition) -> Par
 
 
 class _Cut(NamedTuple):
-    stages: tuple[Stage, ...]
+    stages: tuple[CutStage, ...]
     value_s: float
     longest_s: float
     sum_s: float
 
 
-def _cut(stages: tuple[Stage, ...], count: int) -> _Cut:
+def _cut(stages: tuple[CutStage, ...], count: int) -> _Cut:
     longest, total = max(stage.seconds for stage in stages), sum(stage.seconds for stage in stages)
     return _Cut(stages, (count - 1) * longest + total, longest, total)
 
 
-def _choices_shape(costs: Costs) -> tuple[int, int, int, int]:
+def _choices_shape(costs: ChainCosts) -> tuple[int, int, int, int]:
     kinds = len(costs.counts)
     return len(costs.sent) + 1, int(strides_of(costs.counts, kinds)[-1]), kinds, 4

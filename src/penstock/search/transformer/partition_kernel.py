@@ -22,7 +22,7 @@ Choices: TypeAlias = NDArray[np.int32]  # [layer, used, kind, 4]: end, replicas,
 _NEVER = 1 << 40
 
 
-class Costs(NamedTuple):
+class ChainCosts(NamedTuple):
     """Layers and kinds of devices as arrays; [.., layer] are sums over the layers before it.
 
     seconds       [kind, layer]: forward and backward of one micro-batch
@@ -50,7 +50,7 @@ class Costs(NamedTuple):
 
 
 @compiled
-def compute_s(costs: Costs, first: int, end: int, kind: int, replicas: int) -> float:
+def compute_s(costs: ChainCosts, first: int, end: int, kind: int, replicas: int) -> float:
     """Return the seconds per micro-batch of layers `first` .. `end - 1` on some replicas.
 
     seconds / r + (every / r + once) * (r - 1) / r * weight bytes / bytes_per_s
@@ -62,13 +62,13 @@ def compute_s(costs: Costs, first: int, end: int, kind: int, replicas: int) -> f
 
 
 @compiled
-def message_s(costs: Costs, end: int, kind: int, following: int, replicas: int) -> float:
+def message_s(costs: ChainCosts, end: int, kind: int, following: int, replicas: int) -> float:
     """Return the seconds of an activation to the next stage and its gradient back, per replica."""
     return 2.0 * costs.sent[end - 1] / costs.bytes_per_s[kind, following] / replicas
 
 
 @compiled
-def fits(costs: Costs, first: int, end: int, kind: int, replicas: int, devices: int) -> bool:
+def fits(costs: ChainCosts, first: int, end: int, kind: int, replicas: int, devices: int) -> bool:
     """Return whether a stage fits its devices, `devices` being those of it and all after it.
 
     States once, activations of ceil(devices / replicas) micro-batches.
@@ -89,7 +89,9 @@ def strides_of(counts: Longs, kinds: int) -> Longs:
 
 
 @compiled
-def fewest_devices(costs: Costs, limit_s: float, choice: Choices) -> tuple[int, int]:  # long: loops
+def fewest_devices(  # long: loops
+    costs: ChainCosts, limit_s: float, choice: Choices
+) -> tuple[int, int]:
     """Return what the first stage uses and its kind, of a chain with no stage above `limit_s`.
 
     least[layer, used, kind]: fewest devices of the last kind, with `used` of the others.  Fewer
@@ -150,7 +152,7 @@ def fewest_devices(costs: Costs, limit_s: float, choice: Choices) -> tuple[int, 
 
 @compiled
 def _fewest_replicas(
-    costs: Costs, first: int, end: int, kind: int, after: int, limit_s: float
+    costs: ChainCosts, first: int, end: int, kind: int, after: int, limit_s: float
 ) -> int:
     """Return the place of the fewest replicas that keep compute and message in the limit, or -1.
 
@@ -175,7 +177,7 @@ def _fewest_replicas(
 
 
 @compiled
-def _can_be_longer(costs: Costs, first: int, end: int, limit_s: float) -> bool:
+def _can_be_longer(costs: ChainCosts, first: int, end: int, limit_s: float) -> bool:
     """Return whether layers `first` .. `end - 1` could be part of a stage, sums not counted."""
     for kind in range(costs.seconds.shape[0]):
         work = costs.seconds[kind, end] - costs.seconds[kind, first]
@@ -186,7 +188,7 @@ def _can_be_longer(costs: Costs, first: int, end: int, limit_s: float) -> bool:
 
 @compiled
 def least_sum(  # long: loops
-    costs: Costs, limit_s: float, choice: Choices
+    costs: ChainCosts, limit_s: float, choice: Choices
 ) -> tuple[int, int, float]:
     """Return used, kind and seconds of the stages whose sum is least, none above `limit_s`.
 
