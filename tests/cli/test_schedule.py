@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from penstock.cli.schedule import build, in_blocks
 from penstock.schedule import (
     SCHEDULES,
+    Schedule,
     bubble_fraction,
     find,
     num_messages,
     peak_activations,
     versions,
 )
+from penstock.schedule.recipe import Recipe
 from tests.cli.conftest import Call
 
 NAMES = [builder.__name__ for builder in SCHEDULES]
@@ -163,4 +165,17 @@ def test_size_that_is_no_whole_number_above_zero_is_refused(
 
 
 def test_built_schedule_of_a_builder_without_ranks_is_the_builders_own() -> None:
-    assert build(find("gpipe"), 3, 4, 3) == find("gpipe")(3, 4)
+    assert build(Recipe("gpipe"), 3, 4, 3) == find("gpipe")(3, 4)
+
+
+def test_schedule_that_was_written_is_drawn_and_annealed_again(call: Call, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    assert call("schedule", "two_bp(limit=3)", "--stages", 3, "--out", mine).code == 0
+    assert Schedule.load(mine) == find("two_bp")(3, 8, limit=3)
+    shown = call("schedule", mine, "--json")
+    assert (shown.code, json.loads(shown.out)["stages"]) == (0, 3)
+    found = call("schedule", mine, "--find", "anneal", "--within", 0.1, "--json")
+    assert (found.code, json.loads(found.out)["micro_batches"]) == (0, 8)
+    mine.write_text("rank 0  F0.0 F0.0")
+    error, _ = call("schedule", mine).refusal(2)
+    assert "F0.0 stands twice" in error

@@ -19,12 +19,13 @@ from penstock.schedule import (
     Schedule,
     bubble,
     bubble_fraction,
-    find,
     num_messages,
     peak_activations,
     versions,
 )
+from penstock.schedule.recipe import Recipe
 from penstock.timeline import Timeline, draw, svg_of
+from penstock.training.ask import schedule_asked
 
 UNIT_S = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "U": 0.0}
 UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stages"
@@ -40,7 +41,9 @@ _WITHIN = typer.Option(min=0, help="Seconds to look for it. Default: 20.")
 
 
 def schedule(  # noqa: PLR0913 - the flags
-    name: Annotated[str | None, typer.Argument(help="The one to draw; default: list all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A name, or a file of one; default: list all.")
+    ] = None,
     stages: Annotated[int, typer.Option(min=1, help="Stages of the model.")] = 4,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
     ranks: Annotated[
@@ -64,14 +67,12 @@ def schedule(  # noqa: PLR0913 - the flags
     """
     if how is None:
         _check_no_search({"--seconds": seconds, "--limit": limit, "--within": within})
+    made = None if name is None else _named(name, stages, micro_batches, ranks)
     if how is not None:
-        times = finding.times_of(seconds or "1,1,1", stages)
-        builder = None if name is None else find(name)
-        aim = finding.aim_of(builder, (stages, micro_batches, ranks), limit, times)
+        times = finding.times_of(seconds or "1,1,1", made.num_stages if made else stages)
+        aim = finding.aim_of(made, (stages, micro_batches, ranks), limit, times)
         _found(aim, how, 20.0 if within is None else within, (out, svg), as_json=as_json)
-    elif name is not None:
-        with face.busy("building"):
-            made = build(find(name), stages, micro_batches, ranks)
+    elif made is not None:
         _write(made, out, svg, lambda: simulated(made))
         _one(made, as_json=as_json)
     elif out is not None:
@@ -85,6 +86,13 @@ def schedule(  # noqa: PLR0913 - the flags
         _all(stages, micro_batches)
 
 
+def _named(name: str, stages: int, micro_batches: int, ranks: int | None) -> Schedule:
+    """Return the schedule in a file, or the named one of these sizes."""
+    with face.busy("building"):
+        asked = schedule_asked(name)
+        return asked if isinstance(asked, Schedule) else build(asked, stages, micro_batches, ranks)
+
+
 def _check_no_search(flags: Mapping[str, object]) -> None:
     for flag, value in flags.items():
         if value is not None:
@@ -93,7 +101,7 @@ def _check_no_search(flags: Mapping[str, object]) -> None:
 
 
 def _found(
-    aim: finding.Target,
+    aim: finding.Aim,
     how: finding.How,
     within_s: float,
     files: tuple[Path | None, Path | None],
@@ -130,7 +138,7 @@ def _write(
         write_text(svg, svg_of(timed(), title))
 
 
-def build(builder: Builder, stages: int, micro_batches: int, ranks: int | None) -> Schedule:
+def build(recipe: Recipe, stages: int, micro_batches: int, ranks: int | None) -> Schedule:
     """Return the schedule of these sizes; `ranks` None leaves it to the schedule.
 
     Raises:   ScheduleError: too large, or not possible on so many ranks.
@@ -138,10 +146,7 @@ def build(builder: Builder, stages: int, micro_batches: int, ranks: int | None) 
     if stages * micro_batches > _MOST_FORWARDS:
         message = f"{stages} stages x {micro_batches} micro-batches are too many to list"
         raise ScheduleError(message, hint=f"ask for at most {_MOST_FORWARDS} in all")
-    if ranks is not None and "num_ranks" in inspect.signature(builder).parameters:
-        extra = {"num_ranks": ranks}
-        return builder(stages, micro_batches, **extra)
-    made = builder(stages, micro_batches)
+    made = recipe.build(stages, micro_batches, num_ranks=ranks)
     if ranks not in (None, made.num_ranks):
         message = f"{made.name} puts {stages} stages on {made.num_ranks} ranks, not on {ranks}"
         raise ScheduleError(message, hint="leave out --ranks, or take interleaved")
@@ -153,7 +158,7 @@ def _all(stages: int, micro_batches: int) -> None:
     with face.progress("building") as update:
         for number, builder in enumerate(SCHEDULES):
             update(number, len(SCHEDULES))
-            made = build(builder, stages, micro_batches, None)
+            made = build(Recipe(builder.__name__), stages, micro_batches, None)
             text = _what(builder)
             idle, held = 100 * bubble_fraction(made), max(peak_activations(made))
             alive, sent = max(versions(made).alive), num_messages(made) // made.num_steps

@@ -31,7 +31,7 @@ from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, most_he
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
 from penstock.simulate.price import Held, as_run, check_profile, costs_of, held_of
-from penstock.simulate.suited import bare, suited, takes_seconds
+from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
 
@@ -91,8 +91,9 @@ class Judge:
         """
         if not (self.suits and takes_seconds(plan)):
             return plan
-        places = self.places(plan.hosts, plan.total_ranks)
-        return suited(plan, self.price(plan).costs, places, alike=self.schedule(bare(plan)))
+        priced, places = self.price(plan), self.places(plan.hosts, plan.total_ranks)
+        setting = Setting(priced.stages, priced.costs, places, self.cluster_of(plan.hosts))
+        return suited(plan, setting, alike=self.schedule(bare(plan)))
 
     def schedule(self, plan: Plan, num_steps: int = 1) -> Schedule:
         """Return the schedule of a plan, as the plan says it.
@@ -111,9 +112,13 @@ class Judge:
 
     # -- simulation -------------------------------------------------------------------------------
 
-    def candidate(self, plan: Plan) -> Candidate:
-        """Return what the simulation of `plan` says; refused where it cannot be or does not fit."""
+    def candidate(self, plan: Plan, *, as_said: bool = False) -> Candidate:
+        """Return what the simulation of `plan` says; refused where it cannot be or does not fit.
+
+        as_said:  whether the plan says for which seconds its schedule is built.
+        """
         try:
+            plan = plan if as_said else self.suited(plan)
             candidate, _ = self.simulated(plan, spans=False)
         except (GraphError, ScheduleError) as problem:
             return Candidate(plan, float("inf"), (), 0.0, refused=problem.message)
@@ -138,8 +143,7 @@ class Judge:
         return sum(max(0, peak - cluster.device_of(rank).memory_bytes) for rank, peak in rows)
 
     def simulated(self, plan: Plan, *, spans: bool) -> tuple[Candidate, Timeline]:
-        """Return what the simulation of `plan`, suited, says, and its timeline."""
-        plan = self.suited(plan)
+        """Return what the simulation of `plan` says, and its timeline."""
         if is_asynchronous(plan):
             timeline = self._window(plan, _WINDOW, spans=spans)
             half = self._window(plan, _WINDOW // 2, spans=False)

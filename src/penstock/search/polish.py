@@ -10,6 +10,7 @@ from penstock.plan import Plan
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Effort
 from penstock.search.judge import Judge
+from penstock.simulate.suited import bare
 
 _ALL_CUTS = 2000  # ways to cut, of which all are considered
 _MOST = 32  # of them that are simulated
@@ -24,7 +25,8 @@ def with_cuts(graph: Graph, plan: Plan, cuts: Iterable[int]) -> Plan:
 def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) -> Candidate:
     """Change one thing at a time while that makes the candidate better, and there is time.
 
-    That is a cut, to a neighbouring cut point, or a stage that need not be recomputed.
+    That is a cut, to a neighbouring cut point, or a stage that need not be recomputed; at last the
+    schedule, to that for equal seconds.
     """
     improved = True
     while improved:
@@ -37,7 +39,10 @@ def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) 
             if not other.refused and other.score(objective) < best.score(objective):
                 best, improved = other, True
                 break
-    return best
+    plan = bare(best.plan) if judge.suits else best.plan
+    if plan == best.plan:
+        return best
+    return _better(best, judge.candidate(plan, as_said=True), objective)
 
 
 def recut(judge: Judge, start: Candidate, objective: Objective, effort: Effort) -> Candidate:

@@ -139,7 +139,7 @@ def evaluate(
     Raises:   ProfileError: a profile is of another graph, or none is of some device.
               ClusterError: the cluster lacks a host of the plan.
     """
-    return Judge(graph, profiles, cluster, suits=False).simulated(plan, spans=True)
+    return Judge(graph, profiles, cluster).simulated(plan, spans=True)
 
 
 class _Cutter:

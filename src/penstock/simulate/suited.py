@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from penstock.cluster import Cluster
+from penstock.graph.stages import Stages
 from penstock.plan import Plan, schedule_of
 from penstock.schedule import KINDS, Schedule, Seconds
 from penstock.schedule.orders import B, F, I, W
@@ -24,16 +27,26 @@ def bare(plan: Plan) -> Plan:
     return replace(plan, schedule=replace(plan.schedule, seconds=None))
 
 
-def suited(
-    plan: Plan, costs: Costs, places: Sequence[int], *, alike: Schedule | None = None
-) -> Plan:
+class Setting(NamedTuple):
+    """What the stages of a plan take: their costs, and for each rank of all replicas its device.
+
+    cluster:  None where messages take no time.
+    """
+
+    stages: Stages
+    costs: Costs
+    places: Sequence[int]
+    cluster: Cluster | None
+
+
+def suited(plan: Plan, setting: Setting, *, alike: Schedule | None = None) -> Plan:
     """Return `plan` with its schedule built for the seconds of its stages, if it takes any.
 
-    A stage takes as long as on the slowest of the devices that it runs on.  Where the builder does
-    not split B, all its seconds stand at I.
-    places:   of each rank of all replicas, the device in `costs`.
+    A stage takes as long as on the slowest of the devices that it runs on, a message as long as
+    the mean of all that the first replica sends for a micro-batch.  Where the builder does not
+    split B, all its seconds stand at I.
     alike:    the schedule of `bare(plan)`, where that is at hand: stages live where it puts them.
-    Ignores:  messages; the update.
+    Ignores:  the update; what a message costs its ends.
     Raises:   ScheduleError, PlanError: the schedule cannot be built for these sizes.
     """
     recipe = plan.schedule
@@ -43,13 +56,26 @@ def suited(
     firsts = range(0, plan.total_ranks, plan.num_ranks)
     rows: list[list[float]] = [[] for _ in KINDS]
     for stage, ranks in enumerate(made.stage_ranks):
-        kinds = {places[first + rank] for first in firsts for rank in ranks}
+        kinds = {setting.places[first + rank] for first in firsts for rank in ranks}
         for kind, row in enumerate(rows):
-            row.append(max(_rounded(float(costs.action_s[kind, stage, at])) for at in kinds))
+            row.append(
+                max(_rounded(float(setting.costs.action_s[kind, stage, at])) for at in kinds)
+            )
     forward, whole, first, second = (tuple(rows[kind]) for kind in (F, B, I, W))
     if (made.orders.kinds == B).any():
         first, second = whole, 0.0
-    return replace(plan, schedule=replace(recipe, seconds=Seconds(forward, first, second)))
+    seconds = Seconds(forward, first, second, _rounded(_message_s(made, setting)))
+    return replace(plan, schedule=replace(recipe, seconds=seconds))
+
+
+def _message_s(made: Schedule, setting: Setting) -> float:
+    """Return the mean seconds of the messages of a micro-batch, 0 where there are none."""
+    if (cluster := setting.cluster) is None:
+        return 0.0
+    lives = [ranks[0] for ranks in made.stage_ranks]
+    ends = ((lives[e.source], lives[e.target], e.size_bytes) for e in setting.stages.edges)
+    found = [cluster.message_s(a, b, size) for a, b, size in ends if a != b]
+    return sum(found) / max(1, len(found))
 
 
 def _rounded(seconds: float) -> float:

@@ -38,7 +38,7 @@ from penstock.simulate.price import costs_of
 from penstock.simulate.recorded import UNDER_WAY, Recorded
 from penstock.simulate.replay import record
 from penstock.simulate.simulate import simulate
-from penstock.simulate.suited import suited, takes_seconds
+from penstock.simulate.suited import Setting, suited, takes_seconds
 from penstock.timeline import SPAN_KINDS, Timeline, step_s
 
 WINDOW = 8  # steps of an asynchronous schedule, where the run drained after each
@@ -193,7 +193,9 @@ def changed(run: Run, change: Change) -> Plan:
     places = (0,) * plan.total_ranks
     if run.cluster is not None:
         places = places_of(as_tuple(run.profiles), run.cluster, plan.total_ranks)
-    return suited(plan, costs_of(run.graph, stages_of(plan, run.graph), run.profiles), places)
+    stages = stages_of(plan, run.graph)
+    costs = costs_of(run.graph, stages, run.profiles)
+    return suited(plan, Setting(stages, costs, places, run.cluster))
 
 
 def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:
