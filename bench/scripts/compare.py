@@ -62,12 +62,16 @@ def difference(found: Found, expected: Found) -> Difference:
 
 def _values(found: Found) -> dict[str, Tensor]:
     """Return all that is compared as tensors."""
-    values = {key: value.double() for key, value in found.tensors.items()}
+    values = {key: _real(value).double() for key, value in found.tensors.items()}
     for key, value in found.plain.items():
         if isinstance(value, bool | int | float):
             values[key] = torch.tensor(float(value), dtype=torch.float64)
     values |= {f"loss/{step}": torch.tensor(x).double() for step, x in enumerate(found.losses)}
     return {key: value for key, value in values.items() if key.startswith(COMPARED)}
+
+
+def _real(value: Tensor) -> Tensor:
+    return torch.view_as_real(value) if value.is_complex() else value
 
 
 def _kind(key: str) -> str:

@@ -257,6 +257,19 @@ def test_micro_batches_are_not_joined_where_a_figure_would_change() -> None:
     assert not merges(counts, capture(counts).graph, 2)
 
 
+def test_micro_batches_of_a_model_with_an_empty_parameter_are_joined() -> None:
+    class Empty(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.none = nn.Parameter(torch.zeros(0))
+
+        def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+            return super().forward(*batch) + self.none.sum()
+
+    empty = replace(job(loss=plain_loss), model=Empty)
+    assert merges(empty, capture(empty).graph, 2)
+
+
 def test_the_best_checkpoint_is_kept_besides_the_newest(tmp_path: Path) -> None:
     values = {1: 3.0, 2: 1.0, 3: 2.0, 4: math.nan}
     model = Net()

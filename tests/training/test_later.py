@@ -124,6 +124,11 @@ def resets_a_statistic(model: nn.Sequential, _: object) -> None:
     model.get_buffer("2.running_mean").fill_(1.0)
 
 
+def patches_forward(model: nn.Sequential, _: object) -> None:
+    old = model.forward
+    model.forward = lambda x: old(x) / 2  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("act", "by", "what", "where"),
     [
@@ -133,6 +138,7 @@ def resets_a_statistic(model: nn.Sequential, _: object) -> None:
         (replaces_a_layer, Run.by_hook, "the class of 1", "optimizer"),
         (hangs_a_hook, Run.by_data, "the hooks of module 0", "data"),
         (hangs_a_hook_on_a_gradient, Run.by_hook, "the hooks of 0.weight", "optimizer"),
+        (patches_forward, Run.by_hook, "model.forward", "the loss"),
         (prunes, Run.by_rate, "the values of 0.weight", "learning_rate"),
         (prunes, Run.by_scheduler, "the values of 0.weight", "scheduler"),
         (fills_a_buffer, Run.by_data, "the values of tau", "data"),
@@ -194,6 +200,31 @@ def test_setting_of_a_criterion_that_the_rate_moves_is_found() -> None:
 
     found = impurities(Job(Net, loss, data, torch.optim.SGD, learning_rate=rate))
     assert found[0].what == "criterion.delta"
+
+
+def test_what_the_data_leaves_for_the_rate_is_found() -> None:
+    seen = [0]
+
+    def counted(start: int) -> Iterator[Tensor]:
+        for x in data(start):
+            seen[0] += 1
+            yield x
+
+    rate = lambda step: 1.0 if seen[0] < 500 else 500 / seen[0]  # noqa: E731
+    (found,) = impurities(Job(Net, square, counted, torch.optim.SGD, learning_rate=rate))
+    assert found.what == "seen[0]"
+    assert "the data changes it" in found.why
+
+
+def test_data_that_asks_the_model_later_is_found() -> None:
+    run = Run(decays)
+
+    def labelled(start: int) -> Iterator[Tensor]:
+        for index, x in zip(itertools.count(start), data(start), strict=False):
+            yield x if index < 16 else x + run.models[-1][0](x).detach()
+
+    found = impurities(run.job(data=labelled))
+    assert ("0.weight, as it is in one process", "data") in {(o.what, o.where) for o in found}
 
 
 @pytest.mark.parametrize("what", ["0.weight", "momentum_buffer of 0.weight"])

@@ -254,6 +254,12 @@ def test_difference_is_relative_to_the_greatest_number(found, expected, value):
     assert not difference.bitwise
 
 
+def test_imaginary_parts_are_compared():
+    one = torch.tensor([1 + 1j, 2 - 4j])
+    assert compared("weights", {"w": one}, {"w": one.real + 0j}).value == pytest.approx(2.0)
+    assert compared_updates({"w": one}, {"w": one.real + 0j}, {"w": 0 * one}).value > 1
+
+
 def test_what_is_on_one_side_only_is_noticed():
     a, both = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(2)}
     for found, expected in ((a, both), (both, a)):

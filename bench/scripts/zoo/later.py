@@ -334,3 +334,52 @@ def samples_mined_after_a_warm_up() -> ps.Job:
         return squares(model, batch)
 
     return _job(data=data, loss=loss)
+
+
+def targets_of_the_model_itself() -> ps.Job:
+    """From micro-batch 24 on the data asks the model for one half of the targets."""
+    built = _Built()
+
+    def data(start):
+        for index in itertools.count(start):
+            x, y = pair(index)
+            if index >= 24:
+                with torch.no_grad():
+                    y = 0.5 * y + 0.5 * built.models[-1](x)
+            yield x, y
+
+    return _job(built.model, data=data)
+
+
+def rate_by_what_was_read() -> ps.Job:
+    """The data counts what it yields; from 25 on the rate is divided by that."""
+    seen = [0]
+
+    def data(start):
+        for index in itertools.count(start):
+            seen[0] += 1
+            yield pair(index)
+
+    return _job(data=data, learning_rate=lambda step: 1.0 if seen[0] <= 24 else 20 / seen[0])
+
+
+def number_in_the_batch() -> ps.Job:
+    """Every batch carries the number of its epoch, which is another one from step 5 on."""
+
+    def data(start):
+        for index in itertools.count(start):
+            yield (*pair(index), index // 20)
+
+    return _job(data=data, loss=lambda model, batch: squares(model, batch[:2]) / (1 + batch[2]))
+
+
+def forward_that_a_hook_patches() -> ps.Job:
+    """A hook of the optimizer gives the model another forward after five steps."""
+    built = _Built()
+
+    def hook(step):
+        if step == 5:
+            old = built.models[-1].forward
+            built.models[-1].forward = lambda x: old(x) / 2
+
+    return _job(built.model, optimizer=built.hooked(hook))

@@ -69,8 +69,8 @@ def line_of(frame: FrameType | None) -> Line | None:
 class Asked:
     """What ran while `listening`: code objects of the job, and what was asked for at which line.
 
-    codes:  of the job; `codes_of_others` where other functions of the job than the loss ran.
-    found:  (what, line) -> why.
+    codes:      of the loss; `of_data`, `of_updates` of the job's other functions.
+    found:      (what, line) -> why.
     """
 
     def __init__(self) -> None:
@@ -79,19 +79,25 @@ class Asked:
         self.escapes = False  # a tensor's values became Python's or numpy's
         self.reads_files = False
         self.into = self.codes
-        self.elsewhere: set[CodeType] = set()
+        self.of_data: set[CodeType] = set()
+        self.of_updates: set[CodeType] = set()
         self.selves: list[tuple[CodeType, object]] = []  # whose methods ran elsewhere
 
     @contextmanager
-    def listening(self, *, to_others: bool = False) -> Generator[None]:
-        """Note what runs; with `to_others` it is not the loss, and may ask what it likes."""
-        self.into = self.elsewhere if to_others else self.codes
+    def listening(self, to: set[CodeType] | None = None) -> Generator[None]:
+        """Note what runs, in `to`: then it is not the loss, and may ask what it likes."""
+        self.into = self.codes if to is None else to
         before = sys.getprofile()
-        sys.setprofile(self._other if to_others else self._called)
+        sys.setprofile(self._called if to is None else self._other)
         try:
             yield
         finally:
             sys.setprofile(before)
+
+    @property
+    def elsewhere(self) -> set[CodeType]:
+        """What ran of other functions than the loss."""
+        return self.of_data | self.of_updates
 
     def watch_files(self) -> None:
         """Note the files that are read from now on; for the rest of this process."""

@@ -75,7 +75,7 @@ def compared_updates(
             continue
         bitwise = False
         apart = max(0.0, apart - torch.finfo(right.dtype).eps * greatest(right))
-        moved = float((right.double() - before[name].double()).abs().max())
+        moved = float((_wide(right) - _wide(before[name])).abs().max())
         value = apart if apart == 0.0 or moved == 0.0 else apart / moved
         if not value <= worst:
             worst, where = value, name
@@ -91,13 +91,17 @@ def apart_of(left: Tensor, right: Tensor) -> float | None:
         return math.inf
     if bool(((left == right) | (left.isnan() & right.isnan())).all()):
         return None
-    apart = float((left.double() - right.double()).abs().max())
+    apart = float((_wide(left) - _wide(right)).abs().max())
     return apart if math.isfinite(apart) else math.inf
 
 
 def greatest(tensor: Tensor) -> float:
     """Return the greatest absolute element; 0 where there is none."""
-    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+    return float(_wide(tensor).abs().max()) if tensor.numel() else 0.0
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def worst_of(differences: Iterable[Difference]) -> Difference:

@@ -351,7 +351,7 @@ def _parts_of_iterator(value: Any) -> tuple[object, ...] | None:
 @cache
 def _read_by_torch(kind: type) -> frozenset[str]:
     """Return the attributes that code of torch may read in the forward of such a module."""
-    names = {"training", *_HOOKS}
+    names = {"training", "forward", *_HOOKS}
     for owner in kind.__mro__:
         if owner is nn.Module or not owner.__module__.startswith(("torch.nn.", "torch.ao.")):
             continue

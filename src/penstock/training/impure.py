@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,7 @@ class _Loop:
         self.leaves: list[list[str]] = []
         self.members = _members(self.model)
         self.reached: Collection[int] = ()  # the `id` of what the loss can reach
-        self.told: list[Impurity] = []  # by the loss, to others
+        self.told: list[Impurity] = []  # by the loss or the data, to others
         self.later: list[list[str]] = []  # numbers and text of the batches to come
         self.drawn = False
 
@@ -179,7 +180,9 @@ class _Loop:
     def _step(self, look: Callable[[], Values] | None = None) -> list[Values]:
         """Compute one micro-batch twice, from equal buffers; look at what is held after each."""
         states: list[Values] = []
-        batch = on_device(self._next())  # a copy: its memory may be filled again
+        told = partial(self._told, "the data", self.asked.of_updates)
+        self._next() if look is None else told(self._next)
+        batch = on_device(self.batch)  # a copy: its memory may be filled again
         buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
         for again in range(2):
             if again:
@@ -193,7 +196,7 @@ class _Loop:
                 if look is None or again:
                     compute()
                 else:
-                    self.told = self._told_by_loss(compute)
+                    self._told("the loss", self.asked.elsewhere, compute)
             states += [look()] if look is not None else []
         now = dict(self.model.named_buffers())
         self.watch.written |= {n for n, b in buffers.items() if not _is_same(b, now.get(n))}
@@ -206,7 +209,8 @@ class _Loop:
 
     def _read(self, count: int) -> None:
         until = time.process_time() + _READING_S
-        with self.asked.listening(to_others=True), self.watch.of("data", self.watch.all):
+        data = self.watch.of("data", self.watch.all), self.watch.reading("data")
+        with self.asked.listening(self.asked.of_data), data[0], data[1]:
             for _ in range(count):
                 self.batch = next(self.data, self.batch)
                 self.later.append([_plain_key(leaf) for leaf in flatten(self.batch)[0]])
@@ -254,7 +258,7 @@ class _Loop:
         self.watch.step = step
         if self.updates is not None:
             watching_it = self.watch.of("optimizer", self.watch.in_an_update)
-            with self.asked.listening(to_others=True), watching_it:
+            with self.asked.listening(self.asked.of_updates), watching_it:
                 self.updates.step(step, given)
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -314,7 +318,7 @@ class _Loop:
         if self.job.learning_rate is None:
             return
         before, until = self.watch.all(), time.process_time() + _RATES_S
-        with self.asked.listening(to_others=True):
+        with self.asked.listening(self.asked.of_updates):
             for step in range(first, min(self.job.num_steps, _MOST_STEPS)):
                 unlooked = step & (step - 1) and step % _EVERY and step + 1 < self.job.num_steps
                 self.watch.step = step
@@ -338,24 +342,24 @@ class _Loop:
         for what, (who, how) in self.watch.words().items():
             yield Impurity(what, who, how)
 
-    def _told_by_loss(self, compute: Callable[[], object]) -> list[Impurity]:
-        """Return what the loss sets in Python and others read: the data, or the optimizer."""
-        codes = self.asked.elsewhere - self.asked.codes
-        functions, selves = functions_of(codes), [own for _, own in self.asked.selves]
+    def _told(self, who: str, codes: set[CodeType], act: Callable[[], object]) -> None:
+        """Note what `who` sets in Python when it acts, and others, of these `codes`, read."""
+        codes = codes - self.asked.codes
+        functions = functions_of(codes)
+        selves = [own for code, own in self.asked.selves if code in codes]
 
         def look() -> Values:
             return held(nn.Module(), functions, codes, selves)[0]
 
         before = look()
-        compute()
-        changes = list(_differences(before, look()))
-        found: dict[str, Impurity] = {}
-        for place, old, new in changes:
+        act()
+        names = {one.what for one in self.told}
+        for place, old, new in list(_differences(before, look())):
             reads = read_at(place.name, codes)
-            if reads is not None:
-                why = f"read here, and the loss changes it{_change(old, new)}"
-                found.setdefault(place.name, Impurity(_shown(place.where), _text(reads), why))
-        return list(found.values())
+            if reads is not None and place.name not in names:
+                names.add(place.name)
+                why = f"read here, and {who} changes it{_change(old, new)}"
+                self.told.append(Impurity(_shown(place.where), _text(reads), why))
 
     def _set_elsewhere(self, known: Collection[str]) -> Iterator[Impurity]:
         """Yield what the data, the learning rate or the optimizer sets, and the loss reads."""
