@@ -130,6 +130,20 @@ def test_an_old_step_has_the_options_that_it_had():
         assert float(schedule.options(step)[0]["lr"]) == pytest.approx(0.9**step)
 
 
+class AddsGroups:
+    def __init__(self, optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
+def test_rate_that_fails_in_a_later_step_is_told_with_its_line(tmp_path):
+    job = job_of(SGD, learning_rate=[1.0].__getitem__)
+    with pytest.raises(RunError, match="the job's learning_rate fails: IndexError"):
+        train(run_of(job, 1), tmp_path, (1, 1))
+
+
 @pytest.mark.parametrize(
     ("scheduler", "words"),
     [
@@ -138,6 +152,7 @@ def test_an_old_step_has_the_options_that_it_had():
         (lambda o: None, "is a NoneType"),
         (lambda o: MultiStepLR(o), r"the job's scheduler fails at .*test_schedulers.py"),
         (lambda o: OneCycleLR(o, 0.1, total_steps=2), "fails after step 2"),
+        (lambda o: AddsGroups(o), "adds a group to the optimizer"),
     ],
 )
 def test_what_cannot_be_a_scheduler_here_is_told(scheduler, words, tmp_path):

@@ -216,6 +216,15 @@ def test_what_the_data_leaves_for_the_rate_is_found() -> None:
     assert "the data changes it" in found.why
 
 
+def test_rate_that_clips_gradients_later_is_found() -> None:
+    run = Run(lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 0.1))
+    (found,) = impurities(run.by_rate())
+    assert (found.what, found.where) == (
+        "the gradient of 0.weight, as it is in one process",
+        "learning_rate",
+    )
+
+
 def test_data_that_asks_the_model_later_is_found() -> None:
     run = Run(decays)
 

@@ -67,7 +67,7 @@ class Schedule:
             for added in group.keys() - first.keys() - {"params", "param_names"}:
                 del group[added]
             group.update({key: _copied(value) for key, value in first.items()})
-        self.scheduler = _asked(lambda: self.job.scheduler(self.optimizer), "fails")  # type: ignore[misc]
+        self.scheduler = _asked(lambda: self.job.scheduler(self.optimizer), "scheduler fails")  # type: ignore[misc]
         _check(self.scheduler)
         self.now, self.kept = 0, dict[int, Options]()
         self._note()
@@ -81,7 +81,7 @@ class Schedule:
             self._start()
         while self.now < step:
             _compat.without_order_warning(self.optimizer)
-            _asked(self.scheduler.step, f"fails after step {self.now}")
+            _asked(self.scheduler.step, f"scheduler fails after step {self.now}")
             self.now += 1
             self._note()
         rows = zip(self.kept[step], self.managed(), self.first, strict=True)
@@ -97,6 +97,11 @@ class Schedule:
         """Remember what is different now, and what has been in the step before."""
         before = self.kept.get(self.now - 1, [{} for _ in self.first])
         found: Options = []
+        if len(self.optimizer.param_groups) != len(self.first):
+            message = "the job's scheduler adds a group to the optimizer, or takes one away"
+            raise JobError(
+                message, hint="make all groups in Job.optimizer, with an lr of 0 at first"
+            )
         for now, first, old in zip(options_of(self.optimizer), self.first, before, strict=True):
             changed = {k for k, v in now.items() if k not in first or not same(v, first[k])}
             found.append({key: now[key] for key in changed | old.keys()})
@@ -104,14 +109,14 @@ class Schedule:
         self.kept.pop(self.now - _KEPT, None)
 
 
-def _asked(call: Callable[[], Any], what: str) -> Any:
+def _asked(call: Callable[[], Any], what: str, hint: str = "") -> Any:
     try:
         return call()
     except PenstockError:
         raise
     except Exception as problem:  # whatever the job's code raises
-        message = where(problem, f"the job's scheduler {what}")
-        raise JobError(message, hint="it is stepped once after every update") from problem
+        message = where(problem, f"the job's {what}")
+        raise JobError(message, hint=hint or "it is stepped once after every update") from problem
 
 
 def _check(scheduler: Any) -> None:
@@ -152,7 +157,14 @@ class Rates:
                 if factor != 1.0:
                     group["lr"] = options.get("lr", group["lr"]) * factor
         elif self.rate is not None:
-            factor *= float(self.rate(step))
+            rate = self.rate
+            factor *= float(
+                _asked(
+                    lambda: rate(step),
+                    "learning_rate fails",
+                    "it is asked for the factor of each step",
+                )
+            )
             for group, first in zip(groups, self.first, strict=False):  # more may be added later
                 group["lr"] = first["lr"] * factor
         elif factor != 1.0:

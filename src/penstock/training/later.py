@@ -23,7 +23,7 @@ Facts = dict[str, object]
 
 _SMALL = 2_000_000  # elements of a model of which every one is looked at
 _SAMPLE = 4096  # of each tensor of a larger one
-_READ = "read"
+_READ, _GRADIENT = "read", "the gradient of"
 _SHOWN = (bool, int, float, str, type(None))
 
 
@@ -64,7 +64,7 @@ class Watch:
         }
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
-                named[f"the gradient of {name}"] = parameter.grad
+                named[f"{_GRADIENT} {name}"] = parameter.grad
             for key, value in self._kept(parameter).items():
                 named[f"{key} of {name}"] = value
         with _Reads(named) as reads:
@@ -181,9 +181,12 @@ class _Reads(_compat.DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        for given in args if not self.found and not _writes(func) else ():
+        flat: list[Any] = [t for a in args for t in (a if isinstance(a, list | tuple) else (a,))]  # pyright: ignore
+        for given in flat if not self.found else ():
             if isinstance(given, Tensor) and given.layout is torch.strided:
-                self.found = self.found or self.names.get(_compat.storage_key(given), "")
+                name = self.names.get(_compat.storage_key(given), "")
+                if name.startswith(_GRADIENT) or not _writes(func):
+                    self.found = self.found or name
         return func(*args, **(kwargs or {}))
 
 
