@@ -30,7 +30,7 @@ class Times(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class Target:
     """What to find a schedule for: sizes, activations that a rank may hold, and seconds.
 
     start   what to anneal; None: the best built-in ones
@@ -80,7 +80,7 @@ def times_of(text: str, stages: int) -> Times:
 
 def aim_of(
     start: Schedule | None, sizes: tuple[int, int, int | None], limit: int | None, times: Times
-) -> Aim:
+) -> Target:
     """Return what to find; `sizes` are stages, micro-batches and ranks, those of `start` first.
 
     Without `limit` a rank holds as many activations as in the schedule named, or as there are
@@ -89,12 +89,12 @@ def aim_of(
     stages, micro_batches, ranks = sizes
     if start is None:
         most = stages if limit is None else limit
-        return Aim(stages, micro_batches, ranks or stages, most, times)
+        return Target(stages, micro_batches, ranks or stages, most, times)
     most = max(peak_activations(start)) if limit is None else limit
-    return Aim(start.num_stages, start.num_micro_batches, start.num_ranks, most, times, start)
+    return Target(start.num_stages, start.num_micro_batches, start.num_ranks, most, times, start)
 
 
-def shortest(aim: Aim, how: How, within_s: float) -> Shortest:
+def shortest(aim: Target, how: How, within_s: float) -> Shortest:
     """Return the shortest schedule that is found in about `within_s`.
 
     Raises:   ScheduleError: too many actions; what `how` cannot do is asked for; no schedule has
@@ -107,7 +107,7 @@ def shortest(aim: Aim, how: How, within_s: float) -> Shortest:
     return _exact(aim, within_s) if how == "exact" else _annealed(aim, within_s)
 
 
-def _exact(aim: Aim, within_s: float) -> Shortest:
+def _exact(aim: Target, within_s: float) -> Shortest:
     from penstock.schedule.exact import exact
     from penstock.schedule.exact_offload import Copies, exact_offload
 
@@ -129,7 +129,7 @@ def _exact(aim: Aim, within_s: float) -> Shortest:
     return Shortest(made.schedule, made.step_s, made.bound_s, made.is_proved, known, copies)
 
 
-def _annealed(aim: Aim, within_s: float) -> Shortest:
+def _annealed(aim: Target, within_s: float) -> Shortest:
     from penstock.search.shortest import Given, anneal, built_in, least_s
 
     seconds, copy_s = aim.times
@@ -147,7 +147,7 @@ def _annealed(aim: Aim, within_s: float) -> Shortest:
     return Shortest(found.schedule, found.step_s, bound_s, is_proved, pairs)
 
 
-def _known(aim: Aim) -> tuple[tuple[str, float], ...]:
+def _known(aim: Target) -> tuple[tuple[str, float], ...]:
     from penstock.search.shortest import Given, built_in
 
     sizes = aim.stages, aim.micro_batches, aim.ranks, aim.limit
@@ -158,7 +158,7 @@ def _known(aim: Aim) -> tuple[tuple[str, float], ...]:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def words(aim: Aim, how: How, found: Shortest) -> str:
+def words(aim: Target, how: How, found: Shortest) -> str:
     """Return what was found beside what is known, its picture, and its copies."""
     made, seconds = found.schedule, aim.times.seconds
     best = found.known[0][1] if found.known else None
@@ -195,7 +195,7 @@ def _said(times: Times) -> str:
     return ", ".join(shown)
 
 
-def document(aim: Aim, found: Shortest) -> dict[str, Json]:
+def document(aim: Target, found: Shortest) -> dict[str, Json]:
     """Return what `words` shows, to be added to the document of the schedule."""
     return {
         "limit": aim.limit,

@@ -101,7 +101,7 @@ def _check_no_search(flags: Mapping[str, object]) -> None:
 
 
 def _found(
-    aim: finding.Aim,
+    aim: finding.Target,
     how: finding.How,
     within_s: float,
     files: tuple[Path | None, Path | None],

@@ -20,7 +20,7 @@ from penstock.program.wiring import Laws, Wiring
 from penstock.schedule.orders import B, F, I, U, W
 
 
-class Agenda(NamedTuple):
+class Turns(NamedTuple):
     """The orders of one pipeline, and what comes between their actions.
 
     Extra x of a rank, from `extra_offsets[rank]` on, comes before action `extra_at[x]` of the
@@ -96,7 +96,7 @@ def find_ranks(
 
 @loop
 def count_messages(
-    work: Agenda,
+    work: Turns,
     where: NDArray[np.int32],
     wiring: Wiring,
     sent: NDArray[np.int64],
@@ -116,7 +116,7 @@ def count_messages(
 
 
 @loop
-def run_clock(work: Agenda, sources: Sources, clock: Clock) -> None:
+def run_clock(work: Turns, sources: Sources, clock: Clock) -> None:
     """Fill `clock.made` and `clock.summed`; a rank that waits for ever leaves some extra undone."""
     top = len(clock.ready)
     while top > 0:
@@ -143,7 +143,7 @@ def run_clock(work: Agenda, sources: Sources, clock: Clock) -> None:
 
 
 @part
-def _has_inputs(rank: int, index: int, work: Agenda, sources: Sources, clock: Clock) -> bool:
+def _has_inputs(rank: int, index: int, work: Turns, sources: Sources, clock: Clock) -> bool:
     """Return whether all inputs of an action are made; if so, set the rank's time to the last."""
     kind, micro_batch, wiring = work.kinds[index], int(work.numbers[index]), sources.wiring
     if kind < W:
@@ -162,7 +162,7 @@ def _has_inputs(rank: int, index: int, work: Agenda, sources: Sources, clock: Cl
 
 
 @part
-def _make(rank: int, index: int, work: Agenda, sources: Sources, clock: Clock, top: int) -> int:
+def _make(rank: int, index: int, work: Turns, sources: Sources, clock: Clock, top: int) -> int:
     """Note when F, B or I made its value; let go on who waits for it."""
     stage, micro_batch = int(work.stages[index]), int(work.numbers[index])
     later = work.kinds[index] != F
@@ -180,7 +180,7 @@ def _make(rank: int, index: int, work: Agenda, sources: Sources, clock: Clock, t
 
 
 @part
-def _join(rank: int, extra: int, work: Agenda, sources: Sources, clock: Clock, top: int) -> int:
+def _join(rank: int, extra: int, work: Turns, sources: Sources, clock: Clock, top: int) -> int:
     """Let `rank` wait in a Reduce; if it is the last member, let all of them go on, at one tick."""
     one = work.extra_of[extra]
     clock.came[one] += 1
@@ -199,7 +199,7 @@ def _join(rank: int, extra: int, work: Agenda, sources: Sources, clock: Clock, t
 
 
 @loop
-def write_code(work: Agenda, sources: Sources, clock: Clock, mail: Inbox, code: Columns) -> None:
+def write_code(work: Turns, sources: Sources, clock: Clock, mail: Inbox, code: Columns) -> None:
     """Write the instructions of all ranks into `code`, slots left out."""
     num_ranks = len(work.offsets) - 1
     mail.cursor[ROW] = 0
@@ -223,7 +223,7 @@ def write_code(work: Agenda, sources: Sources, clock: Clock, mail: Inbox, code: 
 
 
 @part
-def _gather_mail(rank: int, work: Agenda, sources: Sources, clock: Clock, mail: Inbox) -> None:
+def _gather_mail(rank: int, work: Turns, sources: Sources, clock: Clock, mail: Inbox) -> None:
     """Fill `mail` with all that `rank` receives, in the order of use."""
     wiring, where = sources.wiring, sources.where
     num_stages, micro_batches = where.shape
@@ -281,7 +281,7 @@ def _comes_before(a: int, b: int, mail: Inbox) -> bool:
 
 
 @part
-def _tick_of(index: int, time: int, work: Agenda, sources: Sources, clock: Clock) -> int:
+def _tick_of(index: int, time: int, work: Turns, sources: Sources, clock: Clock) -> int:
     """Return when an action ends; what waits for nobody ends one tick after what is before it."""
     kind = work.kinds[index]
     if kind >= W:
@@ -308,7 +308,7 @@ def _write_mail(tick: int, rank: int, mail: Inbox, wiring: Wiring, code: Columns
 
 @part
 def _write_action(
-    rank: int, index: int, work: Agenda, sources: Sources, mail: Inbox, code: Columns
+    rank: int, index: int, work: Turns, sources: Sources, mail: Inbox, code: Columns
 ) -> None:
     """Write a Compute and its Sends, or an Update."""
     kind, stage = work.kinds[index], int(work.stages[index])

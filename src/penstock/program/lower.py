@@ -11,10 +11,10 @@ from penstock.errors import ProgramError
 from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
 from penstock.program.instructions import Edge, StageBytes, TiedGroup, check_edges, check_tied
 from penstock.program.issue import (
-    Agenda,
     Clock,
     Inbox,
     Sources,
+    Turns,
     count_messages,
     find_ranks,
     run_clock,
@@ -172,12 +172,12 @@ def _before_updates(
                 yield _Extra(part.start + place, REDUCE, number, action.micro_batch)
 
 
-def _work(schedule: Schedule, extras: Sequence[Sequence[_Extra]]) -> Agenda:
+def _work(schedule: Schedule, extras: Sequence[Sequence[_Extra]]) -> Turns:
     orders = schedule.orders
     rows = np.array([extra for own in extras for extra in own], np.int64).reshape(-1, 4)
     at, op, of, step = (np.ascontiguousarray(column) for column in rows.T)
     offsets = np.cumsum([0, *map(len, extras)], dtype=np.int64)
-    return Agenda(
+    return Turns(
         orders.kinds, orders.stages, orders.micro_batches, orders.offsets, at, op, of, step, offsets
     )
 
@@ -200,7 +200,7 @@ def _sources(
     )
 
 
-def _issue(work: Agenda, sources: Sources, replicas: int) -> Columns:
+def _issue(work: Turns, sources: Sources, replicas: int) -> Columns:
     """Return the instructions of one replica, without slots, in columns wide enough for `replicas`.
 
     Raises:   ProgramError: some rank waits for ever in a sum.
@@ -238,7 +238,7 @@ def _issue(work: Agenda, sources: Sources, replicas: int) -> Columns:
     return code
 
 
-def _run_clock(work: Agenda, sources: Sources) -> Clock:
+def _run_clock(work: Turns, sources: Sources) -> Clock:
     num_ranks, num_sums = len(work.offsets) - 1, len(sources.member_offsets) - 1
     clock = Clock(
         made=np.full(2 * sources.where.size, -1, np.int32),

@@ -66,7 +66,6 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_DROPPED,
 ) = range(35)
 NUM_HOWS, VALIDATE = 4, 3  # of instructions.HOWS
-NUM_RULES = NOT_DROPPED + 1
 
 Finding: TypeAlias = tuple[
     int, int, int

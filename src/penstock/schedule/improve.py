@@ -31,7 +31,7 @@ class _Actions(NamedTuple):
     after: IntArray  # of each the one that waits for it
 
 
-class _Paths(NamedTuple):
+class _HeadsAndTails(NamedTuple):
     order: IntArray  # all actions, none before what it waits for
     head_s: Floats  # when each can start
     tail_s: Floats  # from its end to the end of the step
@@ -89,8 +89,8 @@ def _sequence(orders: Orders, number: IntArray) -> IntArray:
 
 
 @compiled
-def _times(size: int) -> _Paths:
-    return _Paths(np.zeros(size, np.int64), np.zeros(size), np.zeros(size))
+def _times(size: int) -> _HeadsAndTails:
+    return _HeadsAndTails(np.zeros(size, np.int64), np.zeros(size), np.zeros(size))
 
 
 @compiled
@@ -133,7 +133,7 @@ def _search(
 
 
 @compiled
-def _time(sequence: IntArray, actions: _Actions, message_s: float, times: _Paths) -> float:
+def _time(sequence: IntArray, actions: _Actions, message_s: float, times: _HeadsAndTails) -> float:
     """Return the step, infinity if it never ends, and put heads and tails into `times`."""
     num_ranks, length = sequence.shape
     at, clock_s = np.zeros(num_ranks, np.int64), np.zeros(num_ranks)
@@ -179,7 +179,7 @@ def _best_swap(
     sequence: IntArray,
     actions: _Actions,
     seconds: tuple[float, float, float],
-    times: _Paths,
+    times: _HeadsAndTails,
     kept: IntArray,
     sizes: tuple[int, int, int],
 ) -> tuple[int, int]:
@@ -214,7 +214,9 @@ def _best_swap(
 
 
 @compiled
-def _path_s(row: IntArray, place: int, actions: _Actions, times: _Paths, message_s: float) -> float:
+def _path_s(
+    row: IntArray, place: int, actions: _Actions, times: _HeadsAndTails, message_s: float
+) -> float:
     """Return the longest path through the actions at `place` and after it, were they swapped."""
     a, b = row[place], row[place + 1]
     took_s = actions.took_s

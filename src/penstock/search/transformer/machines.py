@@ -14,14 +14,14 @@ from penstock.search.transformer.found import Pool
 _DTYPES = ("bfloat16", "float16")
 
 
-class Machines(NamedTuple):
+class Pools(NamedTuple):
     """A pool for every kind of device, and bytes/s of the link between two of them."""
 
     pools: tuple[Pool, ...]
     between_bytes_per_s: float
 
 
-def machines_of(cluster: Cluster) -> Machines:
+def machines_of(cluster: Cluster) -> Pools:
     """Return the pools of `cluster`, one for each kind of device, in the order of its hosts.
 
     A device has its share of the link between hosts.
@@ -41,7 +41,7 @@ def machines_of(cluster: Cluster) -> Machines:
         level = "across" if len(far) > 1 else "between"
         message = f"the cluster has no link {level}, and {len(pools)} kinds of devices"
         raise ClusterError(message, hint=f"describe [{level}]")
-    return Machines(pools, math.inf if link is None else link.bytes_per_s)
+    return Pools(pools, math.inf if link is None else link.bytes_per_s)
 
 
 def _pool(kind: DeviceKind, hosts: Sequence[Host], cluster: Cluster) -> Pool:
