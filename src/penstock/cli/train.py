@@ -36,6 +36,9 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse what no plan can train, or what differs.")
     ] = False,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Let the best plans run some steps first.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
@@ -59,6 +62,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             check=check,
             strict=strict,
             eager=eager,
+            trial=trial,
             listener=view.TERMINAL,
         )
         if trained is not None:

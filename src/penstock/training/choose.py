@@ -53,17 +53,31 @@ class Aim(NamedTuple):
 FASTEST = Aim()
 
 
-class _Option(NamedTuple):
+class Way(NamedTuple):
+    """One way of joining micro-batches: how many, the job, its step, and the step's profiles."""
+
+    joined: int
+    job: Job
+    captured: "Capture"
+    profiles: "tuple[Profile, ...]"
+
+
+class Option(NamedTuple):
     """What was found with one way of joining micro-batches."""
 
-    choice: Choice
-    profiles: "tuple[Profile, ...]"
+    way: Way
     found: Found
 
     @property
     def best(self) -> Candidate:
         """Return the candidate of the plan."""
         return self.found.candidates[0]
+
+    @property
+    def choice(self) -> Choice:
+        """Return the best plan with what it was made from."""
+        plan = replace(self.found.plan, joined=self.way.joined)
+        return Choice(self.way.job, self.way.captured, plan)
 
 
 class Searched(NamedTuple):
@@ -78,7 +92,12 @@ class Searched(NamedTuple):
     profiles: "tuple[Profile, ...]"
     front: tuple[Candidate, ...]
     tally: Tally
-    options: tuple[_Option, ...]
+    options: tuple[Option, ...]
+
+    def profiles_of(self, choice: Choice) -> "tuple[Profile, ...]":
+        """Return the profiles of the step of a choice from among the options."""
+        ways = (option.way for option in self.options)
+        return next(way.profiles for way in ways if way.joined == choice.plan.joined)
 
 
 class Machines(NamedTuple):
@@ -135,26 +154,6 @@ def for_plan(
     return joined, captured
 
 
-def searched(
-    job: Job,
-    wish: Wish,
-    folder: Path,
-    captured: "Capture",
-    there: Machines,
-    decisions: Sequence[Decision] = (),
-) -> Choice:
-    """Return the best plan that the search finds for the machines there, saved in `folder`.
-
-    decisions:  that were taken before, with which `wish` goes.
-    Raises:   PlanError: nothing fits the wish or the memory.
-    """
-    cluster = there.cluster or machines(None, wish.ranks, there.listener)
-    found = best(job, wish, captured, there._replace(cluster=cluster))
-    choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
-    save(folder, choice.captured, choice.plan, found.profiles, cluster)
-    return choice
-
-
 def decided(plan: Plan, decisions: Sequence[Decision]) -> Plan:
     """Return `plan` with `decisions` in place of its own about the same things."""
     names = {decision.what for decision in decisions}
@@ -175,7 +174,7 @@ def best(
     if not options:
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(aim.objective))
-    others = [(o.choice.plan.joined, o.best) for o in options if o is not first]
+    others = [(o.way.joined, o.best) for o in options if o is not first]
     plan = _with_reason(first.choice.plan, others, problems)
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
     if aim.limit_s is not None and any(option.found.cut_short for option in options):
@@ -183,7 +182,7 @@ def best(
         plan = replace(plan, decisions=(*plan.decisions, cut))
     front = front_of([_joined(option, each) for option in options for each in option.found.front])
     choice = first.choice._replace(plan=plan)
-    return Searched(choice, first.profiles, front, tally, tuple(options))
+    return Searched(choice, first.way.profiles, front, tally, tuple(options))
 
 
 def _options(
@@ -192,7 +191,7 @@ def _options(
     captured: "Capture",
     there: Machines,
     aim: Aim,
-) -> "Iterator[_Option | PlanError]":
+) -> "Iterator[Option | PlanError]":
     """Yield for each way of joining micro-batches what the search finds.
 
     Each has the same part of the time that is left, and none is begun without any.
@@ -204,36 +203,60 @@ def _options(
         if at and left_s is not None and left_s <= 0:
             yield PlanError("there was no more time")
             return
-        way = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
-        if way is None:
+        pair = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
+        if pair is None:
             continue
-        joined, step = way
-        profiles = there.profile(step, joined, cluster, there.listener)
+        profiles = there.profile(pair[1], pair[0], cluster, there.listener)
         start = time.perf_counter()
         part_s = None if left_s is None else left_s / (len(sizes) - at)
         try:
-            with there.listener.progress("searching") as update:
-                found = search(
-                    step.graph,
-                    profiles,
-                    cluster,
-                    micro_batches=joined.micro_batches,
-                    objective=aim.objective,
-                    clip=job.clip_norm is not None,
-                    wish=wish,
-                    with_front=aim.with_front,
-                    is_over=_over(start, part_s),
-                    progress=update,
-                )
-            choice = Choice(joined, step, replace(found.plan, joined=count))
-            yield _Option(choice, profiles, found)
+            yield _option(Way(count, *pair, profiles), wish, there, aim, _over(start, part_s))
         except PlanError as problem:
             yield problem
         left_s = None if left_s is None else left_s - (time.perf_counter() - start)
 
 
-def _joined(option: _Option, candidate: Candidate) -> Candidate:
-    return replace(candidate, plan=replace(candidate.plan, joined=option.choice.plan.joined))
+def _option(way: Way, wish: Wish, there: Machines, aim: Aim, is_over: Callable[[], bool]) -> Option:
+    """Return what the search finds with one way of joining micro-batches.
+
+    Raises:   PlanError: nothing fits the wish or the memory.
+    """
+    assert there.cluster is not None, "a search is of some machines"
+    with there.listener.progress("searching") as update:
+        found = search(
+            way.captured.graph,
+            way.profiles,
+            there.cluster,
+            micro_batches=way.job.micro_batches,
+            objective=aim.objective,
+            clip=way.job.clip_norm is not None,
+            wish=wish,
+            with_front=aim.with_front,
+            is_over=is_over,
+            progress=update,
+        )
+    return Option(way, found)
+
+
+def best_like(found: Searched, wish: Wish, there: Machines) -> Choice:
+    """Return the fastest plan for another wish, by what `found` was measured with.
+
+    Raises:   PlanError: nothing fits the wish or the memory.
+    """
+    options: list[Option] = []
+    problem = PlanError("nothing was found before")
+    for each in found.options:
+        try:
+            options.append(_option(each.way, wish, there, FASTEST, _over(0.0, None)))
+        except PlanError as why:
+            problem = why
+    if not options:
+        raise problem
+    return min(options, key=lambda option: option.best.step_s).choice
+
+
+def _joined(option: Option, candidate: Candidate) -> Candidate:
+    return replace(candidate, plan=replace(candidate.plan, joined=option.way.joined))
 
 
 def _over(start: float, part_s: float | None) -> Callable[[], bool]:

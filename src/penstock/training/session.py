@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,21 @@ from penstock.cluster import Cluster
 from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job
-from penstock.plan import Plan
+from penstock.plan import Decision, Plan
 from penstock.search import Wish
-from penstock.training import saved
-from penstock.training.choose import Choice, Machines, for_plan, given, on_hosts_of, searched
+from penstock.training import saved, trial
+from penstock.training.choose import (
+    Choice,
+    Machines,
+    best,
+    decided,
+    for_plan,
+    given,
+    on_hosts_of,
+    save,
+)
 from penstock.training.listener import Listener, Row
-from penstock.training.prepare import traced
+from penstock.training.prepare import machines, traced
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.settle import (
     Care,
@@ -190,8 +199,35 @@ class Session:
         if self.given_plan is not None:
             choice = given(self.job, self.given_plan, self.folder, captured, self.there)
         elif choice is None:
-            choice = searched(self.job, wish, self.folder, captured, self.there, decisions)
+            choice = self._searched(captured, wish, decisions, found)
         self.listener.say(str(choice.plan))
+        return choice
+
+    def _searched(
+        self,
+        captured: "Capture",
+        wish: Wish,
+        decisions: Sequence[Decision],
+        found: "Examined",
+    ) -> Choice:
+        """Return the plan that the search finds best, or of its best few the fastest in a trial.
+
+        Raises:   PlanError: nothing fits the wish or the memory.
+        """
+        cluster = self.there.cluster or machines(None, wish.ranks, self.listener)
+        there = self.there._replace(cluster=cluster)
+        searched = best(self.job, wish, captured, there)
+        choice, trials = searched.choice, tuple[Decision, ...]()
+        is_open = self.care.trial and self.wish.schedule is None
+        is_tried = is_open and trial.is_worth_it(choice.plan, self.num_steps)
+        choices = trial.finalists(searched, wish, there) if is_tried else [choice]
+        if len(choices) > 1:
+            with self.listener.busy("trying the best plans"):
+                order = trial.tried(choices, partial(trial.seconds_of, found.laws))
+            choice, trials = order[0].choice, (trial.decision(order),)
+        choice = choice._replace(plan=decided(choice.plan, (*decisions, *trials)))
+        profiles = searched.profiles_of(choice)
+        save(self.folder, choice.captured, choice.plan, profiles, cluster)
         return choice
 
     def _kept(self, captured: "Capture") -> Choice | None:

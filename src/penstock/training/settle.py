@@ -29,11 +29,13 @@ class Care(NamedTuple):
     check:   whether it is examined and proved at all.
     strict:  whether it is refused then; else it is trained as what is right.
     eager:   whether it is trained without a plan in any case.
+    trial:   whether the best few plans take some steps before one of them is run.
     """
 
     check: bool = True
     strict: bool = False
     eager: bool = False
+    trial: bool = True
 
 
 def examined(job: Job, text: str, care: Care, listener: Listener) -> "Examined":

@@ -74,7 +74,9 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
     from penstock.runtime.launch import on_one_host, under
 
     rank, world = notices.rank, notices.num_ranks
-    session.care = session.care._replace(strict=True)  # what no plan can train is not started so
+    session.care = session.care._replace(
+        strict=True, trial=False
+    )  # what no plan can train is not started so
     first_step, checkpoint = session.start()
     _check_start(notices, first_step, session.folder)
     found = session.examine() if rank == 0 else None

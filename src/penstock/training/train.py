@@ -45,6 +45,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     check: bool = True,
     strict: bool = False,
     eager: bool = False,
+    trial: bool = True,
     on_step: Callable[[Row], None] | None = None,
     listener: Listener = SILENT,
 ) -> "Trained | None":
@@ -66,6 +67,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     strict:            whether a job that no plan trains as its author wrote it is refused, instead
                        of trained as eager replicas or in one process.
     eager:             train without a plan: plain data parallelism.
+    trial:             whether the best few plans take some real steps by turns first, if the run is
+                       long enough for that; the fastest is run.
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
     listener:          is told what is being done.
     Raises:   JobError, PlanError: the job, or what is asked of it, is wrong.
@@ -93,7 +96,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             resume=resume,
             there=Machines(there, listener=listener),
             every=parse_every(str(checkpoint_every)),
-            care=Care(check=check, strict=strict, eager=eager),
+            care=Care(check, strict, eager, trial),
             on_step=on_step,
         )
 

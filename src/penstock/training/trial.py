@@ -1,0 +1,172 @@
+"""Trial: the best few different plans take some real steps by turns, and the fastest is run.
+
+A prediction may be wrong, on a busy machine by much.  So what is run was faster, here and now,
+than plain replicas and than one process, wherever these could have been faster.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.errors import PlanError, RunError
+from penstock.plan import Decision, Plan
+from penstock.schedule.recipe import name_of
+from penstock.search import Wish
+from penstock.training.choose import Choice, Machines, Searched, best_like
+from penstock.units import format_seconds
+
+if TYPE_CHECKING:
+    from penstock.runtime.buffers import Laws
+
+NEAR = 1.15  # a plan that is predicted to take longer by this is no finalist, but see `finalists`
+WORTH_S = 30.0  # a run that is predicted to take less is over before a trial would pay
+_MOST_SHAPES = 2  # finalists that are cut like none before them, besides the best and the plain
+_TURN_S, _MOST_STEPS = 0.6, 5  # of a turn: its first step, which is not counted, and more
+_TURNS = 2
+_EVEN = 0.03  # a difference that two turns do not settle: then fewer stages, then fewer ranks
+
+Timer = Callable[[Choice, int], list[float]]
+
+
+@dataclass(slots=True, eq=False)
+class Finalist:
+    """A plan that is tried, and the seconds of its steps; why it was left, if it was."""
+
+    choice: Choice
+    seconds: list[float] = field(default_factory=list[float])
+    left: str = ""
+
+    @property
+    def predicted_s(self) -> float:
+        """Return the seconds that a step should take."""
+        predicted = self.choice.plan.predicted
+        assert predicted is not None, "a search predicts"
+        return predicted.step_s
+
+    @property
+    def step_s(self) -> float:
+        """Return the median of the measured seconds; infinite without any."""
+        return statistics.median(self.seconds) if self.seconds else float("inf")
+
+    def __str__(self) -> str:
+        plan = self.choice.plan
+        what = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
+        joined = f", {plan.joined} joined" if plan.joined > 1 else ""
+        took = self.left or f"{format_seconds(self.step_s)} measured"
+        return f"{what}{joined}: {took}, {format_seconds(self.predicted_s)} predicted"
+
+
+def is_worth_it(plan: Plan, num_steps: int) -> bool:
+    """Return whether a run of so many steps is long enough to be tried before."""
+    return plan.predicted is not None and plan.predicted.step_s * num_steps >= WORTH_S
+
+
+def finalists(found: Searched, wish: Wish, there: Machines) -> list[Choice]:
+    """Return the best plan of a search, and the best of those that are cut otherwise.
+
+    These are up to two with other numbers of stages, if they are predicted to be near; and, where
+    `wish` leaves them, plain replicas and one process, whatever is predicted of them.
+    """
+    best = found.choice.plan
+    limit = NEAR * best.predicted.step_s if best.predicted else 0.0
+    near = [
+        candidate.plan.num_stages
+        for option in found.options
+        for candidate in sorted(option.found.candidates, key=lambda c: c.step_s)
+        if not candidate.refused and candidate.step_s <= limit
+    ]
+    wishes: list[Wish] = []
+    if wish.stages is None:
+        others = [stages for stages in dict.fromkeys(near) if stages not in (best.num_stages, 1)]
+        wishes += [replace(wish, stages=stages) for stages in others[:_MOST_SHAPES]]
+        wishes += [replace(wish, stages=1)]
+        wishes += [replace(wish, stages=1, ranks=1)] if wish.ranks is None else []
+    choices = [found.choice]
+    for each in wishes:
+        try:
+            choice = best_like(found, each, there)
+        except PlanError:  # nothing of that kind fits
+            continue
+        if all(_bare(choice) != _bare(other) for other in choices):
+            choices.append(choice)
+    return choices
+
+
+def _bare(choice: Choice) -> object:
+    return replace(choice.plan, decisions=(), predicted=None)
+
+
+def tried(choices: Sequence[Choice], time: Timer) -> list[Finalist]:
+    """Return the plans after their turns, the fastest first.
+
+    One whose prediction, an error taken off, is above what another one has taken has no turn; of
+    two that differ by less than 3 % the one with fewer stages, then fewer ranks, comes first.
+    time:     runs some steps of a plan, and returns the seconds of those after the first.
+    Raises:   RunError: the ranks of every one of them failed.
+    """
+    found = [Finalist(choice) for choice in choices]
+    failure: RunError | None = None
+    for turn in range(_TURNS):
+        for each in sorted(found, key=lambda one: one.predicted_s):
+            fastest = min(one.step_s for one in found)
+            if each.left or (turn and each.step_s > NEAR * fastest):
+                continue
+            if each.predicted_s > NEAR * fastest:
+                each.left = "not tried"
+                continue
+            try:
+                each.seconds += time(each.choice, _steps_of(each.predicted_s))
+            except RunError as problem:
+                each.left, failure = f"failed ({problem.message.splitlines()[0]})", problem
+                each.seconds.clear()
+    if failure is not None and not any(each.seconds for each in found):
+        raise failure
+    fastest = min(each.step_s for each in found)
+    return sorted(found, key=partial(_place, fastest=fastest))
+
+
+def _place(one: Finalist, *, fastest: float) -> tuple[float, ...]:
+    plan = one.choice.plan
+    is_even = one.step_s <= (1 + _EVEN) * fastest
+    simple = plan.num_stages, plan.total_ranks
+    return (0.0, *simple, one.step_s) if is_even else (1.0, one.step_s, *simple)
+
+
+def _steps_of(step_s: float) -> int:
+    return 1 + max(1, min(_MOST_STEPS, int(_TURN_S / max(step_s, 1e-9)) - 1))
+
+
+def decision(order: Sequence[Finalist]) -> Decision:
+    """Return what the trial decided, with the figures of all that were in it."""
+    first, *others = order
+    why = f"{first}; " + "; ".join(map(str, others))
+    return Decision("trial", f"{format_seconds(first.step_s)} a step", "search", why)
+
+
+def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
+    """Return the seconds of the first steps of a plan on its ranks, without the very first.
+
+    laws:     of the buffers that forward writes.
+    Raises:   RunError: a rank failed.
+    """
+    from penstock.program.lower_plan import lower_plan, stages_of
+    from penstock.runtime.launch import local_launcher
+    from penstock.runtime.run import Steps
+    from penstock.runtime.worker import Task, work
+
+    plan, graph = choice.plan, choice.captured.graph
+    program = lower_plan(plan, graph)
+    task = Task(
+        capture=choice.captured,
+        stages=stages_of(plan, graph),
+        job=choice.job,
+        windows=tuple((program, step) for step in range(num_steps)),
+        replicas=plan.replicas,
+        laws=laws,
+    )
+    steps = Steps(choice.job.micro_batches)
+    launch = local_launcher(plan.total_ranks)
+    launch(partial(work, task), plan.total_ranks, steps.add, groups=task.groups)
+    return [step.seconds for step in steps.finished][1:]
