@@ -14,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from ctypes import c_int
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
@@ -309,6 +310,15 @@ def counts_in_a_database(net: Net, x: Tensor) -> Tensor:
     return x if len(net.table.execute("select * from calls").fetchall()) < 1000 else 2 * x
 
 
+def looks_for_a_file(net: Net, x: Tensor) -> Tensor:
+    return x if Path("warm").exists() else 2 * x
+
+
+def counts_in_memory_of_c(net: Net, x: Tensor) -> Tensor:
+    net.raw[0] += 1
+    return x if net.raw[0] < 1000 else 2 * x
+
+
 def with_a_table() -> dict[str, object]:
     table = sqlite3.connect(":memory:")
     table.execute("create table calls (number integer)")
@@ -316,6 +326,8 @@ def with_a_table() -> dict[str, object]:
 
 
 FOUND = [
+    (looks_for_a_file, 1, dict, "files"),
+    (counts_in_memory_of_c, 2, lambda: {"raw": (c_int * 4)()}, r"model\.raw"),
     (counts_in_an_array, 2, lambda: {"counts": array("i", [0])}, "model.counts"),
     (counts_in_the_environment, 2, dict, "os.environ"),
     (counts_in_a_database, 1, with_a_table, "model.table"),

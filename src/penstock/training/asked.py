@@ -36,6 +36,7 @@ _THEIRS = (
 )
 # Files of Python through which code may ask without being the one that asks.
 _THROUGH = ("uuid.py", "secrets.py", "random.py", "pathlib.py", "tempfile.py", "_pydatetime.py")
+_LOOKING = ("genericpath.py", "posixpath.py", "pathlib.py", "glob.py", "shutil.py")
 _READING = ("numpy", "torch/serialization.py", "pathlib.py", "safetensors", "gzip.py", "json")
 
 _CLOCKS = {
@@ -43,6 +44,7 @@ _CLOCKS = {
     *(getattr(time, name) for name in ("perf_counter", "perf_counter_ns", "process_time")),
     *(getattr(time, name) for name in ("process_time_ns", "localtime", "gmtime", "strftime")),
 }
+_FILES = {os.stat, os.lstat, os.access, os.listdir, os.scandir}
 _CHANCE = {os.urandom, getattr(os, "getrandom", os.urandom)}
 _MACHINE = {os.getpid, socket.gethostname, os.getloadavg, os.times}
 
@@ -118,7 +120,9 @@ class Asked:
         if event != "c_call":
             return
         if (what := _what(called)) is not None:
-            line = _asking(frame, _THROUGH)
+            if what == "files" and not self.reads_files:
+                return
+            line = _asking(frame, _LOOKING if what == "files" else _THROUGH)
             if line is not None:
                 self.found[what, line] = _WHY[what]
         elif isinstance(getattr(called, "__self__", None), torch.Tensor):
@@ -144,6 +148,7 @@ class Asked:
 _WHY = {
     "the time": "asked for here; a traced step would keep that of the trace",
     "chance": "asked for here, and no seed sets it",
+    "files": "looked for here while the loss is computed",
     "the machine": "asked for here, and it differs from process to process",
 }
 
@@ -156,6 +161,8 @@ def _what(called: Any) -> str | None:
             return "chance"
         if called in _MACHINE:
             return "the machine"
+        if called in _FILES:
+            return "files"
     except TypeError:  # an object that has no hash
         return None
     owner = getattr(called, "__self__", None)

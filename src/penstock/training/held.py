@@ -10,7 +10,6 @@ What tensors hold is left to `flow`: they are read by ops.
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeArgument=false
 
-import array
 import contextvars
 import ctypes
 import dis
@@ -46,6 +45,7 @@ from penstock.training.asked import is_ours
 
 _MOST = 200_000  # values that are looked at
 _LONG = 1_000  # a longer container is one value
+_MOST_BYTES = 2**20  # of memory that is not numpy's
 _MOST_ELEMENTS = 10_000_000  # of an array; of a larger one, evenly spread ones are read
 _PLAIN = (int, float, complex, str, bytes, range, slice, enum.Enum, PurePath, type(None))
 _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
@@ -268,8 +268,6 @@ def _plain(value: object) -> object:
     """Return what stands for a value that holds no others; None for another."""
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, bytearray | array.array):
-        return bytes(value)
     if isinstance(value, str | bytes) and len(value) > _LONG:
         return type(value).__name__, len(value), hash(value)
     if isinstance(value, _PLAIN):
@@ -284,7 +282,17 @@ def _plain(value: object) -> object:
         every = value.size // _MOST_ELEMENTS + 1
         part = value.tobytes() if every == 1 else value.reshape(-1)[::every].tobytes()
         return value.shape, str(value.dtype), hashlib.blake2b(part).hexdigest()
-    return None
+    return _memory(value)
+
+
+def _memory(value: Any) -> object:
+    """Return what stands for memory that Python lets one see: of an array, of ctypes, shared."""
+    try:
+        with memoryview(value) as seen:
+            part = seen.cast("B") if seen.contiguous and seen.nbytes else seen
+            return part[:_MOST_BYTES].tobytes()
+    except (TypeError, ValueError, BufferError):  # it has none, or one of other objects
+        return None
 
 
 def _key(key: object) -> object:
