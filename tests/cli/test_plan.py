@@ -393,7 +393,7 @@ def test_simulated_timeline_is_written_and_holds_the_plans_memory(
 def test_simulation_is_printed_with_picture_memory_and_step_time(call: Call, folder: Path) -> None:
     done = call("simulate", folder / "plan.json")
     lines = done.out.splitlines()
-    assert sum(re.match(r"rank \d  .*\bF\d", line) is not None for line in lines) == 2
+    assert sum(re.match(r"rank \d  .*\b[FB]\d", line) is not None for line in lines) == 2
     assert any(line.startswith("predicted: ") and "samples/s" in line for line in lines)
     assert "peak bytes" in done.out
 

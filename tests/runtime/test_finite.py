@@ -19,6 +19,7 @@ from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import Task, work
+from penstock.training.listener import SILENT
 from penstock.training.results import explained
 from tests.parity.models import plan_of
 
@@ -96,7 +97,7 @@ def eagerly(own: Job, folder: Path, ranks: int = 2) -> RunError:
 def caught(own: Job, folder: Path, run, ranks: int, launcher) -> RunError:
     with pytest.raises(RunError) as problem:
         launcher(run, ranks, lambda step: None)
-    error = explained(folder, own, problem.value)
+    error = explained(folder, own, problem.value, SILENT)
     assert not (folder / "checkpoints" / ".not-finite").exists()
     return error
 
@@ -200,7 +201,7 @@ def test_a_run_whose_numbers_are_finite_leaves_nothing(tmp_path: Path) -> None:
     run_processes(lambda end, tell: work_eagerly(task, end, tell), 1, lambda step: None)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
     other = RunError("of another kind")
-    assert explained(tmp_path, job(), other) is other
+    assert explained(tmp_path, job(), other, SILENT) is other
 
 
 def test_what_an_earlier_run_left_in_part_is_no_matter(tmp_path: Path) -> None:
