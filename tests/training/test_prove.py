@@ -13,7 +13,9 @@ from penstock.graph.trace import capture
 from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.runtime import optimizer
 from penstock.runtime.launch import run_processes
+from penstock.runtime.updates import Updates
 from penstock.training import digest
+from penstock.training import prove as proving
 from penstock.training.compare import compared, compared_gradients, compared_updates
 from penstock.training.plain import Plain
 from penstock.training.proof import proof_from_json
@@ -168,6 +170,58 @@ def test_state_of_an_optimizer_inside_another_is_compared():
     case = case_of("gpt", plan)
     proof = prove(replace(case, job=replace(case.job, optimizer=Outer)), (0, 5))
     assert proof.problem == ""
+
+
+def parts_only(monkeypatch):
+    """Let memory be short of six copies, and not of three."""
+    monkeypatch.setattr(proving, "_short_of", lambda made, copies: "no room" if copies > 3 else "")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["tied", "frozen"])
+def test_one_parameter_after_the_other_is_compared_alike(name, optimizer, monkeypatch):
+    plan = plan_of(captured(name, EXACT).graph, "zb_h1", 2, 4, replicas=2, clip=True)
+    case = case_of(name, plan, optimizer=optimizer, clip_norm=0.01)
+    whole = prove(case, (2, 7))
+    parts_only(monkeypatch)
+    assert proving.lacks_memory(case) == ""
+    parts = prove(case, (2, 7))
+    assert (parts.problem, parts.left_out) == ("", ())
+    assert {d.what for d in parts.differences} == {d.what for d in whole.differences}
+    for one, other in zip(parts.differences, whole.differences, strict=True):
+        assert one.value == pytest.approx(other.value, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"data": shifted}, "micro-batch"),
+        ({"loss": growing()}, "the loss differs"),
+        ({"seed": 4}, "the gradient of"),
+        ({}, "the update of"),
+    ],
+)
+def test_what_differs_is_named_by_parts_too(change, named, monkeypatch):
+    parts_only(monkeypatch)
+    if not change:
+        right = Updates.step
+        more = lambda self, number, given, factor=1.0: right(self, number, given, 1.01)  # noqa: E731
+        monkeypatch.setattr(Updates, "step", more)
+    plan = plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2, replicas=2)
+    case = case_of("gpt", plan)
+    proof = prove(replace(case, job=replace(case.job, **change)), (0, 3))
+    assert named in proof.problem
+
+
+def test_an_optimizer_that_may_look_across_is_left_out_by_parts(monkeypatch):
+    parts_only(monkeypatch)
+    monkeypatch.setattr(optimizer, "_try_divided", lambda trial: None)  # it would be refused
+    plan = plan_of(captured("tied", EXACT).graph, "gpipe", 2, 4)
+    case = case_of("tied", plan)
+    proof = prove(replace(case, job=replace(case.job, optimizer=blind)), (0, 3))
+    assert proof.problem == ""
+    assert any("updates" in words for words in proof.left_out)
+    assert "update" not in {d.what for d in proof.differences}
 
 
 def test_a_later_step_goes_on_from_a_checkpoint(tmp_path):

@@ -56,10 +56,16 @@ def compared(
 
 def compared_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
     """Return how far two steps' gradients are apart; a missing one is one of zeros."""
-    zeros = {n: torch.zeros_like(v) for n, v in {**found, **expected}.items()}
     scale = max(map(greatest, expected.values()), default=0.0)
     least = SMALL * scale if math.isfinite(scale) else 0.0
-    return compared("gradients", {**zeros, **found}, {**zeros, **expected}, least_scale=least)
+    rows: list[Difference] = []
+    for name in sorted({*found, *expected}):
+        one, other = found.get(name), expected.get(name)
+        one = torch.zeros_like(other) if one is None and other is not None else one
+        other = torch.zeros_like(one) if other is None and one is not None else other
+        if one is not None and other is not None:
+            rows.append(compared("gradients", {name: one}, {name: other}, least_scale=least))
+    return worst_of(rows) if rows else Difference("gradients", "", 0.0, bitwise=True)
 
 
 def compared_updates(

@@ -5,7 +5,7 @@ the gradients of one step are compared, and an update from the very same gradien
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,14 @@ from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.sequential import sequential
+from penstock.runtime.weights import load_model
 from penstock.training.compare import Difference, compared, compared_gradients, compared_updates
 from penstock.training.digest import Reads, recorded
 from penstock.training.plain import Plain
 from penstock.training.proof import Proof, proof_of
 
 INFINITY = float("inf")
+Earlier = checkpoint.Checkpoint | None
 
 
 class Late(NamedTuple):
@@ -47,6 +49,7 @@ class Case:
     resume:    the checkpoint that the first of `steps` begins with; None: the first weights.
     backward:  whether there is any.
     late:      of an asynchronous run; None: every gradient is of the newest weights.
+    by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
     """
 
@@ -55,6 +58,7 @@ class Case:
     resume: Path | None = None
     backward: bool = True
     late: Late | None = None
+    by_parts: bool = False
     model: nn.Module | None = None
 
 
@@ -66,9 +70,15 @@ def judged(case: Case, folder: Path) -> Proof:
     """
     start = time.perf_counter()
     with _Untouched(case.model):
-        rows = list(_steps(case, folder) if case.late is None else _window(case.late, case, folder))
+        left_out = list(_left_out(case))
+        if case.late is not None:
+            rows = list(_window(case.late, case, folder))
+        elif case.by_parts and case.backward:
+            rows = list(_steps_by_parts(case, folder, left_out))
+        else:
+            rows = list(_steps(case, folder))
     seconds = time.perf_counter() - start
-    return proof_of(case.job, case.steps, rows, tuple(_left_out(case)), seconds)
+    return proof_of(case.job, case.steps, rows, tuple(left_out), seconds)
 
 
 class _Untouched:
@@ -113,6 +123,75 @@ def _steps(case: Case, folder: Path) -> Iterator[Difference]:
         plain.load(found.tensors, found.plain)
 
 
+def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[Difference]:
+    """Yield what `_steps` does, holding weights and gradients, and of all else one parameter's.
+
+    left_out:  gets what cannot be compared so: updates by an optimizer that may look at several
+               parameters together.
+    """
+    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), Reads()
+    plain = Plain(replace(case.job, data=recorded(case.job.data, reads)))
+    before = None if case.resume is None else checkpoint.unread(case.resume)
+    if not plain.is_plain:
+        left_out.append("updates: all of the optimizer's state at once needs more memory")
+    for step in case.steps:
+        if before is not None:
+            load_model(plain.model, before.tensors)
+        found = _found(folder, step, checkpoint.unread)
+        made = plain.gradients(step)
+        yield _data_difference(found, reads.taken())
+        yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
+        if (buffers := plain.buffers()) and case.job.buffers == "exact":
+            yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
+        yield compared_gradients(_Part(found.tensors, "gradients/"), made.gradients)
+        plain.model.zero_grad()
+        if plain.is_plain:
+            plain.rate(step)
+            for name in plain.parameters:
+                yield from _update_of(name, plain, step, found, before)
+        yield from _copy_differences(found)
+        before = found
+
+
+def _update_of(
+    name: str, plain: Plain, step: int, found: checkpoint.Checkpoint, earlier: Earlier
+) -> Iterator[Difference]:
+    """Yield how the update of one parameter and its state differ; then give both up."""
+    if earlier is not None:
+        plain.take(name, earlier.tensors, earlier.plain)
+    parameter, gradient = plain.parameters[name], found.tensors.get(f"gradients/{name}")
+    before = {name: parameter.detach().clone()}
+    plain.apply(step, {} if gradient is None else {name: gradient})
+    weight = found.tensors.get(f"weights/{name}")
+    weights = {} if weight is None else {name: weight}
+    yield compared_updates(weights, {name: parameter.detach()}, before)
+    tensors, values = plain.optimizer_state()
+    own = f"optimizer/{name}/"
+    held = {key: found.tensors[key] for key in found.tensors if key.startswith(own)}
+    if held or tensors:
+        yield compared("optimizer", held, tensors)
+    for key, value in values.items():
+        if found.plain.get(key) != value:
+            yield Difference("optimizer", key, INFINITY, bitwise=False)
+    plain.forget(name)
+
+
+class _Part(Mapping[str, Tensor]):
+    """The tensors whose names begin with a prefix, without it; each is read when asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
+        self.tensors, self.prefix = tensors, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[self.prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (k.removeprefix(self.prefix) for k in self.tensors if k.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def _window(late: Late, case: Case, folder: Path) -> Iterator[Difference]:
     """Yield the differences of a window of an asynchronous run."""
     program, reads = late.program, Reads()
@@ -127,10 +206,12 @@ def _window(late: Late, case: Case, folder: Path) -> Iterator[Difference]:
     yield from _copy_differences(found)
 
 
-def _found(folder: Path, step: int) -> checkpoint.Checkpoint:
+def _found(
+    folder: Path, step: int, load: Callable[[Path], checkpoint.Checkpoint] = checkpoint.load
+) -> checkpoint.Checkpoint:
     newest = checkpoint.latest(folder / str(step))
     assert newest is not None, "every rank has written its part"
-    return checkpoint.load(newest)
+    return load(newest)
 
 
 def _data_difference(found: checkpoint.Checkpoint, read: list[tuple[int, str]]) -> Difference:

@@ -70,8 +70,11 @@ class Plain:
 
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Let the optimizer make the next weights from `gradients`."""
-        for name, parameter in self.parameters.items():
-            parameter.grad = gradients[name].clone() if name in gradients else None
+        self.rate(step)
+        self.apply(step, gradients)
+
+    def rate(self, step: int) -> None:
+        """Set the rate of a step."""
         if self.job.learning_rate is not None:
             factor = float(self.job.learning_rate(step))
             for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -80,6 +83,11 @@ class Plain:
             _compat.without_order_warning(self.optimizer)
             self.scheduler.step()
             self.scheduled += 1
+
+    def apply(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Update the parameters that have a gradient, at the rate that is set."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = gradients[name].clone() if name in gradients else None
         if self.is_plain:
             self.optimizer.step()
         else:
@@ -101,6 +109,17 @@ class Plain:
         trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         put_state(self.optimizer, trainable, tensors, plain)
         return tensors, plain
+
+    def take(self, name: str, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
+        """Take over the optimizer's state of one parameter from a checkpoint."""
+        own = {key: tensors[key] for key in tensors if key.startswith(f"optimizer/{name}/")}
+        values = {k: v for k, v in plain.items() if k.startswith(f"optimizer/{name}/")}
+        take_state(self.optimizer, {name: self.parameters[name]}, own, values)
+
+    def forget(self, name: str) -> None:
+        """Give up gradient and state of one parameter."""
+        self.parameters[name].grad = None
+        self.optimizer.state.pop(self.parameters[name], None)
 
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
         """Go on from the state of a checkpoint.

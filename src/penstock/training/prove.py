@@ -45,6 +45,7 @@ from penstock.units import format_bytes
 
 WINDOW = 4  # steps of an asynchronous schedule
 COPIES = 6  # of the weights that the plain loop holds
+LEAST_COPIES = 3  # where it updates one parameter after the other
 APART = 5  # steps between two that are proved: other batches, rates and random states
 
 
@@ -121,15 +122,20 @@ def apart_judged(case: Case, folder: Path) -> Proof:
     return proof_from_json(apart(lambda: judged(case, folder).to_json()))
 
 
-def lacks_memory(captured: Capture) -> str:
+def lacks_memory(planned: Planned) -> str:
     """Return why the plain loop cannot be run beside the ranks; empty if there is room for it.
 
-    It holds weights, gradients, two moments of each and two copies to compare, and what one
-    micro-batch keeps for its backward.
+    It holds what one micro-batch keeps for its backward, the weights as they were and are, and
+    gradients; for all updates at once two moments of each and one more copy to compare.
     """
+    is_late = is_asynchronous(planned.plan)
+    return _short_of(planned.captured, COPIES if is_late else LEAST_COPIES)
+
+
+def _short_of(captured: Capture, copies: int) -> str:
     weights = sum(p.numel() * p.element_size() for p in captured.model.parameters())
     (stage,) = cut(captured.graph, (), (False,)).stages
-    needed = COPIES * weights + stage.forward.peak_bytes + stage.backward.peak_bytes
+    needed = copies * weights + stage.forward.peak_bytes + stage.backward.peak_bytes
     device = device_here()
     free = free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     if needed <= free:
@@ -149,7 +155,9 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
     clip_norm = planned.job.clip_norm if plan.clip else None
     job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
     if not is_asynchronous(plan):
-        return Case(job, steps, resume, trains(plan.schedule), model=captured.model)
+        by_parts = bool(_short_of(captured, COPIES))
+        backward = trains(plan.schedule)
+        return Case(job, steps, resume, backward, by_parts=by_parts, model=captured.model)
     job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)

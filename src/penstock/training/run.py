@@ -47,7 +47,7 @@ def _check(planned: Planned, num_steps: int, launcher: Launcher) -> None:
     if found.one_process or found.failed:
         message = found.failed or f"a plan would train another thing: {found.one_process}"
         raise JobError(message, hint=_MEND)
-    if lacks_memory(planned.captured):
+    if lacks_memory(planned):
         return
     proof = prove_planned(planned, steps_to_prove(0, num_steps), launcher=launcher)
     if proof.problem:

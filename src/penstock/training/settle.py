@@ -119,7 +119,7 @@ def proved(
     before = kept(key, "proof")
     if before is not None:
         return _told(f"{proof_from_json(before)}, as was found before", listener)
-    if short := lacks_memory(planned.captured):
+    if short := lacks_memory(planned):
         return _told(f"left out: {short}", listener)
     with listener.busy("comparing two steps with the plain loop"):
         proof = prove(steps_to_prove(steps.start, steps.stop))
