@@ -30,11 +30,11 @@ from penstock.timeline import (
     breakdown_of_ranks,
     busy_s,
     parts_table,
-    spent_from_json,
     step_s,
 )
 from penstock.timeline.bottleneck import CAUSE, FLAG
 from penstock.timeline.breakdown import WORK, covered_s
+from penstock.typed import typed
 from tests.kinds import kind_s
 
 PIPELINES = ("gpipe", "one_f_one_b", "zb_h1", "zb_h2", "interleaved", "double_buffered")
@@ -215,7 +215,7 @@ def test_messages_that_cross_are_late_together_once():
 def test_what_a_rank_spent_comes_back_from_json():
     messages = (Sent(0, 1, 2, 3, 4),), (Taken(0, 1, 2, 3, 4),)
     spent = Spent(3, 4.0, (("F", 1.0),), (met((0, 1), 0.5),), 0.25, 2, *messages)
-    assert spent_from_json(json.loads(json.dumps(asdict(spent)))) == spent
+    assert typed(Spent, json.loads(json.dumps(asdict(spent)))) == spent
 
 
 # --- of a timeline -----------------------------------------------------------------------------

@@ -8,9 +8,15 @@ import pytest
 from penstock.typed import MisfitError, typed
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Point:
     x: int
     y: float = 2.0
+
+
+class Pair(NamedTuple):
+    first: int
+    second: float
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,7 @@ class Shape:
     kind: Literal["open", "closed"]
     points: tuple[Point, ...]
     box: tuple[float, float]
+    pairs: tuple[Pair, ...]
     weights: dict[str, float | None]
     filled: bool = False
     centre: Point | None = None
@@ -27,17 +34,37 @@ class Shape:
 GOOD = {
     "name": "caf\u00e9",
     "kind": "open",
-    "points": [{"x": 1}, [2, 3]],
+    "points": [{"x": 1}, {"x": 2, "y": 3}],
     "box": [0, 1.5],
+    "pairs": [[1, 2]],
     "weights": {"a": 1, "b": None},
     "centre": {"x": -1, "y": 0},
 }
 
 
 def test_values_become_records():
-    made = Shape("caf\u00e9", "open", (Point(1), Point(2, 3.0)), (0.0, 1.5), {"a": 1.0, "b": None})
-    assert typed(Shape, GOOD) == Shape(*list(vars(made).values())[:5], centre=Point(-1, 0.0))
-    assert type(typed(Shape, GOOD).box[0]) is float
+    made, points = typed(Shape, GOOD), (Point(1), Point(2, 3.0))
+    head = "caf\u00e9", "open", points, (0.0, 1.5), (Pair(1, 2.0),)
+    assert made == Shape(*head, {"a": 1.0, "b": None}, centre=Point(-1, 0.0))
+    assert [type(value) for value in (made.box[0], made.pairs[0].second)] == [float, float]
+
+
+def test_what_is_made_already_is_taken_as_it_is():
+    rest = {name: value for name, value in GOOD.items() if name != "points"}
+    assert typed(Shape, rest, points=(Point(9),)).points == (Point(9),)
+    with pytest.raises(MisfitError, match=r"points is .*, not a field that is known"):
+        typed(Shape, GOOD, points=())
+    with pytest.raises(MisfitError, match="box is missing"):
+        typed(Shape, {"name": "a", "kind": "open", "pairs": [], "weights": {}}, points=())
+
+
+def test_more_fields_pass_where_they_may():
+    more = {**GOOD, "colour": "red", "points": [{"x": 1, "z": [float("nan")]}]}
+    assert typed(Shape, more, more=True).points == (Point(1),)
+    with pytest.raises(MisfitError, match=r"points\[0\].x is '1'"):
+        typed(Shape, {**more, "points": [{"x": "1", "z": 1}]}, more=True)
+    with pytest.raises(MisfitError, match=r"points\[0\].x is missing"):
+        typed(Shape, {**more, "points": [{"z": 1}]}, more=True)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +79,12 @@ def test_values_become_records():
         ({"points": [{"x": True}]}, "points[0].x is True, not a whole number"),
         ({"points": [{"x": 2**63}]}, "points[0].x is 9223372036854775808, not a whole number"),
         ({"points": [{"x": 1, "z": 1}]}, "points[0].z is 1, not a field that is known"),
-        ({"points": [{"y": 1}]}, "points[0] is {'y': 1}, not an object with x"),
-        ({"points": [[1]]}, "points[0] is [1], not a list of 2"),
+        ({"points": [{"y": 1}]}, "points[0].x is missing"),
+        ({"points": [[1]]}, "points[0] is [1], not an object"),
+        ({"pairs": [[1]]}, "pairs[0] is [1], not a list of 2"),
+        ({"pairs": [[1, 2], [1, 2, 3]]}, "pairs[1] is [1, 2, 3], not a list of 2"),
+        ({"pairs": [[1, True]]}, "pairs[0][1] is True, not a number"),
+        ({"weights": {"\ud800": 1}}, "weights.\\ud800 is '\\ud800', not a text that can be"),
         ({"box": [1]}, "box is [1], not a list of 2"),
         ({"box": [1, float("nan")]}, "box[1] is nan, not a number"),
         ({"box": [1, 10**400]}, "box[1] is a huge number, not a number"),
@@ -62,6 +93,8 @@ def test_values_become_records():
         ({"filled": 1}, "filled is 1, not true or false"),
         ({"centre": {"x": "1"}}, "centre.x is '1', not a whole number"),
         ({"centre": 3}, "centre is 3, not an object or null"),
+        ({"centre": {"x": 1, "z": 3}}, "centre.z is 3, not a field that is known"),
+        ({"colour": 3}, "colour is 3, not a field that is known"),
     ],
 )
 def test_misfit_is_told_with_its_place(change, message):

@@ -90,6 +90,21 @@ def read_json(path: Path | str, error: type[PenstockError], what: str) -> dict[s
     return json_object(read_bytes(path, error, what), error, f"{what} {path}")
 
 
+def read_noun(
+    path: Path | str, error: type[PenstockError], what: str, *, hint: str
+) -> dict[str, Json]:
+    """Return the rest of the JSON object in `path`, which says that it is a `what`.
+
+    Raises:   `error`: as `read_json`, or it is another thing.
+    """
+    content = read_json(path, error, what)
+    found = content.pop("penstock", None)
+    if found != what:
+        told = f": it is a {found:.40}" if isinstance(found, str) else ""
+        raise error(f"{path} is JSON, but no {what}{told}", hint=hint)
+    return content
+
+
 def json_object(text: bytes | str, error: type[PenstockError], place: str) -> dict[str, Json]:
     """Return the JSON object that `text` is.
 

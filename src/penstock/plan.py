@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from penstock.errors import PlanError, ScheduleError
-from penstock.files import Json, read_json, write_text
+from penstock.files import Json, read_noun, write_text
 from penstock.graph.graph import Graph
 from penstock.schedule import Schedule, recipe
 from penstock.schedule.recipe import (
@@ -19,7 +19,7 @@ from penstock.schedule.recipe import (
     name_of,
     words_of,
 )
-from penstock.typed import MisfitError, typed
+from penstock.typed import MisfitError, damage, typed
 from penstock.units import format_bytes, format_seconds
 
 _MOST_LISTED = 8  # ranks
@@ -28,7 +28,8 @@ By = Literal["search", "user", "only choice"]
 Buffers = Literal["exact", "one copy", "per replica"]
 
 
-class Decision(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Decision:
     """One decision: what was decided, its value, who took it, and what it was expected to gain."""
 
     what: str
@@ -37,7 +38,8 @@ class Decision(NamedTuple):
     why: str
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prediction:
     """What the simulation of a plan says: seconds per step, bytes per rank, dollars per step."""
 
     step_s: float
@@ -142,8 +144,8 @@ class Plan:
         """Return the plan as JSON values."""
         rows = {each.name: getattr(self, each.name) for each in fields(self)}
         rows["schedule"] = recipe.to_json(self.schedule)
-        rows["decisions"] = [decision._asdict() for decision in self.decisions]
-        rows["predicted"] = None if self.predicted is None else self.predicted._asdict()
+        rows["decisions"] = list(map(asdict, self.decisions))
+        rows["predicted"] = None if self.predicted is None else asdict(self.predicted)
         return {"penstock": "plan", **json.loads(json.dumps(rows))}
 
     def save(self, path: Path | str) -> None:
@@ -163,16 +165,12 @@ class Plan:
 
         Raises:   PlanError: missing, damaged, no plan, or decisions that contradict each other.
         """
-        content = read_json(path, PlanError, "plan")
-        if content.pop("penstock", None) != "plan":
-            raise PlanError(f"{path} is JSON, but no plan", hint="make one with `penstock plan`")
+        hint = "make it again with `penstock plan`"
+        content = read_noun(path, PlanError, "plan", hint=hint)
         for beside in ("front", "tally"):  # what else was found, where it was printed
             content.pop(beside, None)
-        try:
+        with damage(f"plan {path}", PlanError, hint=hint):
             return _read(content)
-        except (PlanError, ScheduleError, MisfitError) as problem:
-            hint = "make it again with `penstock plan`"
-            raise PlanError(f"plan {path} is damaged: {problem}", hint=hint) from problem
 
 
 def _read(content: dict[str, Json]) -> Plan:
@@ -180,13 +178,14 @@ def _read(content: dict[str, Json]) -> Plan:
 
     Raises:   PlanError, ScheduleError, MisfitError: it is no plan, or one that cannot be.
     """
-    given: dict[str, object] = dict(content)
-    if "schedule" in content:
-        try:
-            given["schedule"] = recipe.from_json(content["schedule"])
-        except MisfitError as problem:
-            raise problem.inside("schedule") from None
-    return typed(Plan, given)
+    if "schedule" not in content:
+        raise MisfitError("is missing", "schedule")
+    try:
+        schedule = recipe.from_json(content["schedule"])
+    except MisfitError as problem:
+        raise problem.inside("schedule") from None
+    rest = {name: value for name, value in content.items() if name != "schedule"}
+    return typed(Plan, rest, schedule=schedule)
 
 
 def _check_schedule(plan: Plan) -> None:

@@ -1,233 +1,221 @@
-"""Typed: plain values, as JSON has them, as the records that their fields are annotated as.
+"""Typed: plain values, as files have them, as the records that their fields are annotated as.
 
-One reader for the nouns that are kept in files.  Nothing is converted but a whole number where a
-number is wanted, and lists into tuples; what does not fit is told with its place.
+msgspec checks and makes them.  Nothing is converted but a whole number where a number is wanted,
+and lists into tuples.  What does not fit is looked for here, to be told with its place.
 """
 
-import math
+import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from decimal import Decimal
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from inspect import Parameter, signature
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-Reader = Callable[[Any], Any]
+import msgspec
+from msgspec import Meta
+
+from penstock.errors import PenstockError
+
 Made = TypeVar("Made")
 
-_MOST = 2**63  # numbers of files end in columns of 64 bits
-_WORDS = {
-    str: "a text",
-    int: "a whole number below 2 ** 63",
-    float: "a number",
-    bool: "true or false",
+Endless: TypeAlias = Annotated[float, Meta(description="a number")]  # inf and nan, too
+Number: TypeAlias = Annotated[  # that fits columns of 32 bits
+    int, Meta(gt=-(2**31), lt=2**31, description="a whole number of at most 32 bits")
+]
+
+_UNIONS = (Union, types.UnionType)
+_MOST = 2**63 - 1  # numbers of files end in columns of 64 bits
+_WRITABLE = "\\A[^\ud800-\udfff]*\\Z"  # JSON can write one half of a pair of characters
+_CHECKED: dict[Any, Any] = {  # and what an error says is wanted
+    str: Annotated[str, Meta(pattern=_WRITABLE, description="a text that can be written")],
+    int: Annotated[int, Meta(ge=-_MOST, le=_MOST, description="a whole number below 2 ** 63")],
+    float: Annotated[
+        float, Meta(ge=-sys.float_info.max, le=sys.float_info.max, description="a number")
+    ],
+    Decimal: Annotated[int | Decimal, Meta(description="a number")],
+    bool: Annotated[bool, Meta(description="true or false")],
+    types.NoneType: Annotated[None, Meta(description="null")],
 }
 
 
 class MisfitError(ValueError):
-    """A value that is not of the type it must have: where, what and of which type."""
+    """A value that is not of the type it must have: what is wrong, and where."""
 
-    def __init__(self, found: object, wanted: str, place: str = "") -> None:
-        super().__init__(found, wanted, place)
-        self.found, self.wanted, self.place = found, wanted, place
+    def __init__(self, what: str, place: str = "") -> None:
+        super().__init__(what, place)
+        self.what, self.place = what, place
+
+    @classmethod
+    def of(cls, found: object, wanted: str, place: str = "") -> "MisfitError":
+        """Return "place is found, not wanted", long values cut."""
+        text = "a huge number"
+        if not isinstance(found, int) or abs(found) < 10**50:
+            text = str(found) if isinstance(found, Decimal) else repr(found)
+        return cls(f"is {text if len(text) <= 60 else f'{text[:57]}...'}, not {wanted}", place)
 
     def inside(self, outer: str) -> "MisfitError":
         """Return the same, seen from a value that holds the one at fault."""
         joint = "." if self.place and not self.place.startswith("[") else ""
-        return MisfitError(self.found, self.wanted, f"{outer}{joint}{self.place}")
+        return MisfitError(self.what, f"{outer}{joint}{self.place}")
 
     def __str__(self) -> str:
         """Return "place is value, not a number"."""
-        return f"{self.place or 'it'} is {_short(self.found)}, not {self.wanted}"
+        return f"{self.place or 'it'} {self.what}"
 
 
-def typed(kind: type[Made], value: object) -> Made:
+def typed(kind: type[Made], value: object, *, more: bool = False, **made: object) -> Made:
     """Return `value` as a `kind`: a record, text, number, tuple, mapping, Literal or union of them.
 
+    A dataclass is made of an object, a NamedTuple of a list.
+    more:   whether objects may have fields that are not known; they are passed over.
+    made:   fields of the record that are made already, and are not in `value`.
     Raises:   MisfitError: a part is of another type, missing or unknown; a number is not finite.
               What the records raise.
     """
-    return _reader(kind)(value)
+    without = tuple(made)
+    if not _fits(kind, value, more, without):
+        raise _misfit(kind, value, more, without)
+    if not made:
+        return msgspec.convert(value, kind)
+    hints, values = get_type_hints(kind), msgspec.convert(value, dict[str, Any])
+    rest = {name: msgspec.convert(values[name], hints[name]) for name in values.keys() & hints}
+    return kind(**rest, **made)
 
 
-def _short(value: object) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**50 else "a huge number"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+@contextmanager
+def damage(place: str, error: type[PenstockError], *, hint: str) -> Generator[None]:
+    """Raise what does not fit, and what a record refuses, as an `error` that names the place.
 
-
-@cache
-def _reader(kind: Any) -> Reader:
-    """Return what reads values of a type."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    if origin is list:
-        return _list
-    if origin is Literal:
-        return lambda value: _one_of(args, value)
-    if origin in (Union, types.UnionType):
-        readers = [_reader(each) for each in args]
-        return lambda value: _any_of(readers, value)
-    if origin is tuple and args[-1] is Ellipsis:
-        item = _reader(args[0])
-        return lambda value: tuple(_items(item, value))
-    if origin is tuple:
-        parts = [_reader(each) for each in args]
-        return lambda value: _fixed(parts, value)
-    if origin is not None and issubclass(origin, Mapping):
-        item = _reader(args[1])
-        return lambda value: _mapping(item, value)
-    return lambda value: _record(kind, value)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise MisfitError(value, _WORDS[str])
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:  # half of a pair, which JSON can write
-            raise MisfitError(value, "a text that can be written") from None
-    return value
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not -_MOST < value < _MOST:
-        raise MisfitError(value, _WORDS[int])
-    return value
-
-
-def _number(value: object) -> float:
-    if type(value) is float and math.isfinite(value):
-        return value
-    if type(value) is int and -_MOST < value < _MOST:
-        return float(value)
-    raise MisfitError(value, _WORDS[float])
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise MisfitError(value, _WORDS[bool])
-    return value
-
-
-def _none(value: object) -> None:
-    if value is not None:
-        raise MisfitError(value, "null")
-
-
-_PLAIN: dict[Any, Reader] = {
-    str: _text,
-    int: _whole,
-    float: _number,
-    bool: _flag,
-    types.NoneType: _none,
-}
-
-
-def _one_of(names: tuple[object, ...], value: object) -> object:
-    if not isinstance(value, str) or value not in names:
-        raise MisfitError(value, f"one of {', '.join(map(str, names))}")
-    return value
-
-
-def _any_of(readers: Sequence[Reader], value: object) -> object:
-    problems: list[MisfitError] = []
-    for read in readers:
-        try:
-            return read(value)
-        except MisfitError as problem:
-            problems.append(problem)
-    deepest = max(problems, key=lambda problem: len(problem.place))
-    if deepest.place:
-        raise deepest
-    raise MisfitError(value, " or ".join(problem.wanted for problem in problems))
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise MisfitError(value, "a list")
-    return cast("list[object]", value)
-
-
-def _items(read: Reader, value: object) -> list[object]:
-    items = _list(value)
+    hint:   where the record itself has none.
+    Raises:   `error`: "`place` is damaged: why".
+    """
     try:
-        return list(map(read, items))
-    except MisfitError:
-        for at, item in enumerate(items):  # again, to say where
-            try:
-                read(item)
-            except MisfitError as problem:
-                raise problem.inside(f"[{at}]") from None
-        raise
+        yield
+    except (MisfitError, PenstockError) as problem:
+        raise error(
+            f"{place} is damaged: {problem}", hint=getattr(problem, "hint", "") or hint
+        ) from problem
 
 
-def _fixed(readers: Sequence[Reader], value: object) -> tuple[object, ...]:
-    items = _list(value)
-    if len(items) != len(readers):
-        raise MisfitError(value, f"a list of {len(readers)}")
-    found: list[object] = []
-    for at, (read, item) in enumerate(zip(readers, items, strict=True)):
-        try:
-            found.append(read(item))
-        except MisfitError as problem:
-            raise problem.inside(f"[{at}]") from None
-    return tuple(found)
-
-
-def _object(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise MisfitError(value, "an object")
-    return cast("dict[str, object]", value)
-
-
-def _mapping(read: Reader, value: object) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, item in _object(value).items():
-        try:
-            found[_text(key)] = read(item)
-        except MisfitError as problem:
-            raise problem.inside(_key(key)) from None
-    return found
-
-
-def _key(key: str) -> str:
-    return key.encode("ascii", "backslashreplace").decode()[:60]
+def _fits(kind: Any, value: object, more: bool, without: tuple[str, ...] = ()) -> bool:
+    try:
+        msgspec.convert(value, _form(kind, more, without), builtin_types=(Decimal,))
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
 @cache
-def _readers(kind: Any) -> dict[str, Reader]:
-    hints = get_type_hints(kind)
-    names = [each.name for each in fields(kind) if each.init] if is_dataclass(kind) else list(hints)
-    return {name: _reader(hints[name]) for name in names}
+def _form(kind: Any, more: bool, without: tuple[str, ...] = ()) -> Any:
+    """Return the type that a value is checked by before a `kind` is made of it."""
+    origin, args = get_origin(kind), get_args(kind)
+    if kind in _CHECKED:
+        return _CHECKED[kind]
+    if is_dataclass(kind):
+        own = {name: _form(of, more) for name, of in _fields(kind).items() if name not in without}
+        rows = [(n, of) if n in _needed(kind) else (n, of, None) for n, of in own.items()]
+        return msgspec.defstruct(str(kind), rows, kw_only=True, forbid_unknown_fields=not more)
+    if own := _fields(kind):
+        return tuple[tuple(_form(of, more) for of in own.values())]
+    if origin in _UNIONS:
+        return Union[tuple(_form(each, more) for each in args)]  # noqa: UP007 - not known before
+    if origin in (None, Annotated, Literal):
+        return kind
+    return origin[tuple(each if each is ... else _form(each, more) for each in args)]
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    """Return the types of the fields of which a record is made, by name; none of what is none."""
+    if not (hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields")):
+        return {}
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in signature(kind).parameters}
 
 
 @cache
 def _needed(kind: Any) -> tuple[str, ...]:
     """Return the fields of a record that have no default."""
-    if not is_dataclass(kind):
-        return tuple(name for name in _readers(kind) if name not in kind._field_defaults)
-    own = (each for each in fields(kind) if each.init)
-    return tuple(e.name for e in own if e.default is MISSING and e.default_factory is MISSING)
+    own = signature(kind).parameters
+    return tuple(name for name in own if own[name].default is Parameter.empty)
 
 
-def _record(kind: Any, value: object) -> Any:
-    if isinstance(value, kind):  # read before
-        return value
-    readers = _readers(kind)
-    if isinstance(value, list) and issubclass(cast("type[object]", kind), tuple):
-        return kind(*_fixed(list(readers.values()), cast("list[object]", value)))
-    values = _object(cast("object", value))
-    for name in values:
-        if name not in readers:
-            raise MisfitError(values[name], "a field that is known", _key(name))
-    for name in _needed(kind):
-        if name not in values:
-            raise MisfitError(values, f"an object with {name}")
-    found: dict[str, Any] = {}
-    for name, item in values.items():
-        try:
-            found[name] = readers[name](item)
-        except MisfitError as problem:
-            raise problem.inside(name) from None
-    return kind(**found)
+# -- what does not fit ----------------------------------------------------------------------------
+
+
+def _misfit(kind: Any, value: Any, more: bool, without: tuple[str, ...] = ()) -> MisfitError:
+    """Return what is wrong with a value that does not fit, as deep inside as can be."""
+    arms = get_args(kind) if get_origin(kind) in _UNIONS else ()
+    kind = next((each for each in arms if _shape(each) is type(value)), kind)
+    for place, inner, part in _parts(kind, value):
+        if not _fits(inner, part, more):
+            return _misfit(inner, part, more).inside(_writable(place))
+    if is_dataclass(kind) and isinstance(value, dict):
+        given = cast("dict[str, object]", value)
+        for name in given:
+            if not more and (name in without or name not in _fields(kind)):
+                return MisfitError.of(given[name], "a field that is known", _writable(name))
+        missing = (name for name in _needed(kind) if name not in given and name not in without)
+        return MisfitError("is missing", next(missing))
+    return MisfitError.of(value, _words(kind, value))
+
+
+def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield place, type and value of what is inside a value, if it has the shape of its type."""
+    shape, args = _shape(kind), get_args(kind)
+    if shape is not type(value):
+        return
+    if shape is list:
+        kinds = args[:1] * len(value) if args[1:] in ((), (...,)) else args
+        kinds = tuple(_fields(kind).values()) or kinds
+        for at, (inner, part) in enumerate(zip(kinds, value, strict=False)):
+            yield f"[{at}]", inner, part
+    elif is_dataclass(kind):
+        for name, inner in _fields(kind).items():
+            if name in value:
+                yield name, inner, value[name]
+    else:
+        for key, part in value.items():
+            yield key, args[0], key
+            yield key, args[1], part
+
+
+def _shape(kind: Any) -> type | None:
+    """Return dict or list, if values of a type are made of one."""
+    origin = get_origin(kind)
+    if is_dataclass(kind) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        return dict
+    return list if origin in (list, tuple) or _fields(kind) else None
+
+
+def _words(kind: Any, value: Any) -> str:
+    """Return what is wanted where a value stands."""
+    kind = _CHECKED.get(kind, kind)
+    origin, args, shape = get_origin(kind), get_args(kind), _shape(kind)
+    if origin in _UNIONS:
+        return " or ".join(_words(each, value) for each in args)
+    if origin is Annotated:
+        return args[1].description
+    if shape is list and isinstance(value, list):
+        return f"a list of {len(_fields(kind) or args)}"
+    if shape is not None:
+        return "a list" if shape is list else "an object"
+    return f"one of {', '.join(map(str, args))}"
+
+
+def _writable(key: str) -> str:
+    return key.encode("ascii", "backslashreplace").decode()[:60]

@@ -333,7 +333,7 @@ def test_what_is_wrong_is_named(run: Path, tmp_path: Path) -> None:
         "predicted.trace.json": (
             (("traceEvents", -1, "pid"), 10**19),
             Timeline.load,
-            '"pid" of item',
+            "].pid is 10000000000000000000, not a whole number",
         ),
     }
     for name, ((place, value), load, words) in said.items():

@@ -118,9 +118,13 @@ def test_words_tell_two_schedules_of_one_name_apart() -> None:
     ("content", "error", "message"),
     [
         (None, ScheduleError, "schedule is None"),
-        ({}, ScheduleError, "num_stages is None"),
-        ({"builder": "zb_greedy"}, MisfitError, "an object with seconds"),
-        ({"builder": "zb_greedy", "seconds": {"forward_s": 1}}, MisfitError, "seconds is"),
+        ({}, ScheduleError, "name is missing"),
+        ({"builder": "zb_greedy"}, MisfitError, "seconds is missing"),
+        (
+            {"builder": "zb_greedy", "seconds": {"forward_s": 1}},
+            MisfitError,
+            r"seconds\.input_s is missing",
+        ),
         ("fast", ScheduleError, "there is no schedule 'fast'"),
     ],
 )

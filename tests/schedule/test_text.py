@@ -93,13 +93,13 @@ def without(key):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (without("num_stages"), "num_stages is None"),
+        (without("num_stages"), "num_stages is missing"),
         ({**without(""), "num_steps": "1"}, "num_steps is '1'"),
         ({**without(""), "num_steps": True}, "num_steps is True"),
-        (without("orders"), "a schedule of name"),
-        ({**without(""), "orders": [1]}, "rank 0: '1' is not an action"),
+        (without("orders"), "orders is missing"),
+        ({**without(""), "orders": [1]}, "orders[0] is 1, not a text"),
         ({**without(""), "orders": ["F0.0 F0"]}, "rank 0: 'F0' is not an action"),
-        ({**without(""), "weight_rule": None}, "a schedule of name"),
+        ({**without(""), "weight_rule": None}, "weight_rule is None, not a text"),
         ({**without(""), "penstock": "plan"}, "this is a plan, not a schedule"),
     ],
 )

@@ -1,12 +1,17 @@
 """What was proved is found again by what it was made from, and by nothing else."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from penstock.training.store import keep, kept, key_of
 from tests.parity.models import job_of
+
+
+@dataclass
+class Note:
+    problem: str
 
 
 @pytest.fixture(autouse=True)
@@ -17,13 +22,14 @@ def _folder(tmp_path, monkeypatch):
 def test_the_same_job_finds_what_was_kept(tmp_path):
     job = job_of("gpt", torch.float32)
     key = key_of(job, "plan")
-    assert kept(key, "proof") is None
+    assert kept(Note, key, "proof") is None
     keep(key, "proof", {"problem": ""})
-    assert kept(key_of(job_of("gpt", torch.float32), "plan"), "proof") == {"problem": ""}
-    assert kept(key, "examined") is None
+    assert kept(Note, key_of(job_of("gpt", torch.float32), "plan"), "proof") == Note("")
+    assert kept(Note, key, "examined") is None
     (path,) = (tmp_path / "penstock" / "proofs").iterdir()
-    path.write_text("{")
-    assert kept(key, "proof") is None  # a damaged one is made again
+    for damaged in ("{", "{}", '{"problem": 3}'):
+        path.write_text(damaged)
+        assert kept(Note, key, "proof") is None  # a damaged one is made again
 
 
 def test_another_plan_number_or_line_of_code_has_another_key(tmp_path, monkeypatch):
@@ -52,4 +58,4 @@ def test_what_is_typed_by_hand_is_never_kept(monkeypatch):
     assert key_of(job_of("gpt", torch.float32), "") is None
     assert key_of(job_of("gpt", torch.float32), "job") is not None
     keep(key, "proof", {})
-    assert kept(key, "proof") is None
+    assert kept(Note, key, "proof") is None

@@ -1,12 +1,14 @@
 """Config: the sizes of a transformer from the config.json that Hugging Face keeps with a model."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
+
+from msgspec import Meta
 
 from penstock.errors import EstimateError
 from penstock.estimate.transformer import Transformer
-from penstock.files import Json, read_json
+from penstock.files import read_json
+from penstock.typed import damage, typed
 
 
 class _Family(NamedTuple):
@@ -36,6 +38,10 @@ _NAMES = {  # ours, and what files call it
     "key_heads": ("num_key_value_heads",),
     "head_size": ("head_dim",),
 }
+_TIED = "tie_word_embeddings"
+_Size: TypeAlias = Annotated[
+    int, Meta(ge=1, lt=2**31, description="a whole number from 1 to 2 ** 31")
+]
 
 
 def read_model(path: Path | str, *, sequence: int = 0) -> Transformer:
@@ -51,7 +57,11 @@ def read_model(path: Path | str, *, sequence: int = 0) -> Transformer:
     if family is None:
         hint = f"known are {', '.join(_FAMILIES)}; or give the name of a model"
         raise EstimateError(f"{path} has model_type {kind!r}", hint=hint)
-    sizes = {name: _size(content, keys, str(path)) for name, keys in _NAMES.items()}
+    with damage(str(path), EstimateError, hint="is this the config.json of a model?"):
+        known = {key: content.get(key) for keys in _NAMES.values() for key in keys}
+        given = typed(dict[str, _Size | None], known)
+        tied = typed(dict[str, bool | None], {_TIED: content.get(_TIED)})[_TIED]
+    sizes = {name: next(filter(None, map(given.get, keys)), 0) for name, keys in _NAMES.items()}
     for name in ("hidden", "blocks", "heads", "vocabulary", "positions"):
         if not sizes[name]:
             hint = "take the config.json of a language model"
@@ -60,10 +70,6 @@ def read_model(path: Path | str, *, sequence: int = 0) -> Transformer:
     if family.learned_positions and tokens > sizes["positions"]:
         message = f"{tokens} tokens, and {path} has {sizes['positions']} learned positions"
         raise EstimateError(message, hint="ask for a shorter --sequence")
-    tied = content.get("tie_word_embeddings", family.tied)
-    if not isinstance(tied, bool):
-        hint = "write true or false"
-        raise EstimateError(f"tie_word_embeddings of {path} is {tied!r}", hint=hint)
     return Transformer(
         sizes["hidden"],
         sizes["blocks"],
@@ -74,19 +80,6 @@ def read_model(path: Path | str, *, sequence: int = 0) -> Transformer:
         key_heads=sizes["key_heads"],
         head_size=sizes["head_size"],
         gated=family.gated,
-        tied=tied,
+        tied=family.tied if tied is None else tied,
         positions=sizes["positions"] if family.learned_positions else 0,
     )
-
-
-def _size(content: Mapping[str, Json], keys: tuple[str, ...], where: str) -> int:
-    """Return the first of `keys` that has a value, 0 where none has."""
-    for key in keys:
-        value = content.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-            message = f"{key} of {where} is {value!r:.40}, not a whole number from 1 to 2 ** 31"
-            raise EstimateError(message, hint="is this the config.json of a model?")
-        return value
-    return 0

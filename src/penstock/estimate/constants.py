@@ -19,7 +19,7 @@ from penstock.files import Json, read_json, write_text
 from penstock.typed import MisfitError, typed
 
 Quantity: TypeAlias = Literal["time", "memory"]
-Seen: TypeAlias = "dict[str, tuple[float, float] | tuple[str, ...]]"
+Seen: TypeAlias = "dict[str, tuple[float | str, ...]]"
 
 SHIPPED = Path(__file__).with_name("constants.json")
 
@@ -127,6 +127,11 @@ class Constants:
         if wrong or not 0 <= self.spread < math.inf:
             message = f"constants of {self.cluster}: no value of 0 or more for {', '.join(wrong)}"
             raise EstimateError(message, hint="fit them again")
+        for name, seen in self.seen.items():
+            words = [value for value in seen if isinstance(value, str)]
+            if len(words) != len(seen) and (words or len(seen) != 2):
+                message = f"constants of {self.cluster}: {name} is seen in {seen}"
+                raise EstimateError(message, hint="give the least and the greatest, or words")
 
     @property
     def array(self) -> Floats:
@@ -140,7 +145,7 @@ class Constants:
         return tuple(name for name, seen in self.seen.items() if not _within(own[name], seen))
 
 
-def _within(value: float | str, seen: tuple[float, float] | tuple[str, ...]) -> bool:
+def _within(value: float | str, seen: tuple[float | str, ...]) -> bool:
     if isinstance(value, str):
         return value in seen
     least, most = cast("tuple[float, float]", seen)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import GraphError
-from penstock.files import Json, read_json, write_text
-from penstock.typed import MisfitError, typed
+from penstock.files import Json, read_noun, write_text
+from penstock.typed import MisfitError, damage, typed
 
 NodeKind = Literal["parameter", "buffer", "input", "scale", "constant", "op"]
 Phase = Literal["F", "B"]
@@ -176,14 +176,10 @@ class Graph:
 
         Raises:   GraphError: the file is missing, damaged or no graph.
         """
-        content = read_json(path, GraphError, "graph")
-        if content.get("penstock") != "graph":
-            raise GraphError(f"{path} is JSON, but no graph", hint="trace the job again")
-        try:
+        hint = "trace the job again"
+        content = read_noun(path, GraphError, "graph", hint=hint)
+        with damage(f"graph {path}", GraphError, hint=hint):
             return cls._from_json(content)
-        except (GraphError, MisfitError) as problem:
-            hint = "trace the job again"
-            raise GraphError(f"graph {path} is damaged: {problem}", hint=hint) from problem
 
     @classmethod
     def _from_json(cls, content: Mapping[str, Json]) -> "Graph":
@@ -191,8 +187,9 @@ class Graph:
         rows = typed(tuple[list[Any], ...], content.get("nodes"))
         wrong = [at for at, row in enumerate(rows) if len(row) != len(columns)]
         if wrong:
-            raise MisfitError(rows[wrong[0]], f"a row of {len(columns)}", f"nodes[{wrong[0]}]")
-        rest = {key: value for key, value in content.items() if key not in ("penstock", "columns")}
+            place = f"nodes[{wrong[0]}]"
+            raise MisfitError.of(rows[wrong[0]], f"a row of {len(columns)}", place)
+        rest = {key: value for key, value in content.items() if key != "columns"}
         nodes = [dict(zip(columns, row, strict=True)) for row in rows]
         return typed(cls, {**rest, "nodes": nodes})
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from penstock.errors import ProfileError
 from penstock.files import Json, read_json, write_text
-from penstock.typed import MisfitError, typed
+from penstock.typed import damage, typed
 
 _MOST = 1e15  # seconds or bytes: sums of them stay numbers
 How = Literal["measured", "estimated"]
@@ -108,8 +108,6 @@ class Profile:
         if not isinstance(content, dict) or content.get("penstock") != "profile":
             raise ProfileError(f"{path} is JSON, but no profile", hint="measure again")
         fields = {name: value for name, value in content.items() if name != "penstock"}
-        try:
+        hint = "delete it; it will be measured again"
+        with damage(f"profile {path}", ProfileError, hint=hint):
             return typed(cls, fields)
-        except (ProfileError, MisfitError) as problem:
-            hint = "delete it; it will be measured again"
-            raise ProfileError(f"profile {path} is damaged: {problem}", hint=hint) from problem

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import ProgramError
-from penstock.files import read_json, write_text
+from penstock.files import read_noun, write_text
 from penstock.program.codes import COMPUTE, RECEIVE, Codes
 from penstock.program.instructions import Code as Code
 from penstock.program.instructions import Compute as Compute
@@ -35,6 +35,7 @@ from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
 from penstock.schedule.orders import F
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
+from penstock.typed import damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,21 +164,7 @@ class Program:
 
         Raises:   ProgramError: the file cannot be read, is no program, or is not sound.
         """
-        content = read_json(path, ProgramError, "program")
-        saved = from_json(content, tuple(weight_rules), f"program {path}")
-        try:
-            return cls(
-                saved.num_stages,
-                saved.num_micro_batches,
-                saved.code,
-                saved.edges,
-                saved.num_steps,
-                saved.weight_rule,
-                saved.tied,
-                saved.replicas,
-                saved.clip,
-                saved.stage_bytes,
-            )
-        except ProgramError as problem:
-            message = f"program {path} is not sound: {problem.message}"
-            raise ProgramError(message, hint=problem.hint) from problem
+        hint = "is it a program file? make it again"
+        content = read_noun(path, ProgramError, "program", hint=hint)
+        with damage(f"program {path}", ProgramError, hint=hint):
+            return cls(*from_json(content, tuple(weight_rules)))

@@ -242,7 +242,11 @@ def plan(inputs: Inputs) -> Iterator[Markup]:
         yield section("Plan", tag("p", "This run has no plan.", class_="note"))
         return
     rows = (
-        tag("tr", tag("th", d.what, scope="row"), *(tag("td", text) for text in d[1:]))
+        tag(
+            "tr",
+            tag("th", d.what, scope="row"),
+            *(tag("td", text) for text in (d.value, d.by, d.why)),
+        )
         for d in inputs.plan.decisions
     )
     head = ("Decision", "Value", "Taken by", "Why")

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.files import read_json, write_text
+from penstock.typed import Endless, damage, typed
 
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -36,6 +38,23 @@ class Checkpoint(NamedTuple):
     step: int
     tensors: Mapping[str, Tensor]
     plain: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What state.json holds."""
+
+    step: int
+    parts: tuple[str, ...]
+    plain: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """What best.json holds."""
+
+    step: int
+    val_loss: Endless
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -162,10 +181,9 @@ def best(checkpoints: Path) -> tuple[int, float] | None:
     if not path.exists():
         return None
     told = read_json(path, CheckpointError, "note of the best checkpoint")
-    step, value = told.get("step"), told.get("val_loss")
-    if not isinstance(step, int) or not isinstance(value, int | float):
-        raise CheckpointError(f"{path} names no step or loss", hint=f"delete {path.parent}")
-    return step, float(value)
+    with damage(f"{path}", CheckpointError, hint=f"delete {path.parent}"):
+        best = typed(_Best, told)
+    return best.step, best.val_loss
 
 
 def _complete(checkpoints: Path) -> list[Path]:
@@ -212,12 +230,8 @@ def unread(folder: Path) -> Checkpoint:
 
     For one that this very run has written: a damaged file is found late.
     """
-    content = read_json(folder / "state.json", CheckpointError, "checkpoint")
-    step, parts, plain = content["step"], content["parts"], content["plain"]
-    assert isinstance(step, int)
-    assert isinstance(parts, list)
-    assert isinstance(plain, dict)
-    return Checkpoint(step, _Unread([folder / str(name) for name in parts]), plain)
+    state = _state(folder)
+    return Checkpoint(state.step, _Unread([folder / name for name in state.parts]), state.plain)
 
 
 def load(folder: Path) -> Checkpoint:
@@ -225,13 +239,9 @@ def load(folder: Path) -> Checkpoint:
 
     Raises:   CheckpointError: a file is missing, truncated or damaged.
     """
-    content = read_json(folder / "state.json", CheckpointError, "checkpoint")
-    step, parts, plain = content.get("step"), content.get("parts"), content.get("plain")
-    if type(step) is not int or not isinstance(parts, list) or not isinstance(plain, dict):
-        message = f"{folder / 'state.json'} says nothing of step, parts or plain values"
-        raise CheckpointError(message, hint=_to_older(folder))
+    state = _state(folder)
     tensors: dict[str, Tensor] = {}
-    for part in (folder / str(name) for name in parts):
+    for part in (folder / name for name in state.parts):
         try:
             if part.exists() and not part.is_file():  # a pipe never ends
                 raise IsADirectoryError("no regular file")
@@ -239,7 +249,14 @@ def load(folder: Path) -> Checkpoint:
         except (SafetensorError, OSError, ValueError) as problem:
             message = f"checkpoint file {part} is missing or damaged: {problem}"
             raise CheckpointError(message, hint=_to_older(folder)) from problem
-    return Checkpoint(step, tensors, plain)
+    return Checkpoint(state.step, tensors, state.plain)
+
+
+def _state(folder: Path) -> _State:
+    path = folder / "state.json"
+    content = read_json(path, CheckpointError, "checkpoint")
+    with damage(f"checkpoint {path}", CheckpointError, hint=_to_older(folder)):
+        return typed(_State, content)
 
 
 def _to_older(folder: Path) -> str:

@@ -26,6 +26,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError, RunError
 from penstock.files import read_json, write_text
 from penstock.runtime.transport import Transport, TransportError
+from penstock.typed import damage, typed
 
 _PATIENCE_S = 20.0  # for which the others are waited for
 _LOOK_S = 0.1
@@ -158,8 +159,8 @@ def _found(folder: Path) -> Found | None:
     if not (folder / "found.json").exists():
         return None
     content = read_json(folder / "found.json", CheckpointError, "note")
-    listed = {name: tuple(value) for name, value in content.items() if isinstance(value, list)}
-    return Found(**{**content, **listed})  # pyright: ignore[reportArgumentType]
+    with damage(f"{folder / 'found.json'}", CheckpointError, hint=f"delete {folder}"):
+        return typed(Found, content)
 
 
 def left(checkpoints: Path) -> tuple[Found, dict[str, Tensor]] | None:

@@ -17,6 +17,7 @@ from penstock.errors import RunError
 from penstock.runtime.links import Probe, compare, probe, probe_of
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.shared_memory import host_key
+from penstock.typed import typed
 
 Pair = tuple[int, int]
 
@@ -77,7 +78,7 @@ def survey(transport: Transport, seat: Seat) -> Survey:
         for level, pair in pairs_of(homes, seats, compared)
     )
     links = {level: found.link for level, found in probes}
-    cluster = cluster_of(homes, seats, [_kind(told) for told in kinds], links, cores)
+    cluster = cluster_of(homes, seats, [typed(DeviceKind, told) for told in kinds], links, cores)
     return Survey(cluster, tuple(compared), probes)
 
 
@@ -85,11 +86,6 @@ def _told(transport: Transport, own: object) -> list[Any]:
     """Return what every rank tells."""
     everyone = tuple(range(transport.num_ranks))
     return list(map(json.loads, transport.all_gather_bytes(json.dumps(own).encode(), everyone)))
-
-
-def _kind(told: dict[str, Any]) -> DeviceKind:
-    rates = tuple((name, rate) for name, rate in told.pop("flop_per_s"))
-    return DeviceKind(flop_per_s=rates, **told)
 
 
 def homes_of(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:

@@ -36,7 +36,8 @@ from penstock.runtime.transport.shared_memory import SharedMemoryTransport, avai
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
 from penstock.runtime.worker import RankResult, Report
-from penstock.timeline import Held, Span, spent_from_json
+from penstock.timeline import Held, Span, Spent
+from penstock.typed import typed
 
 T = TypeVar("T")
 Groups = Sequence[tuple[int, ...]]
@@ -269,7 +270,7 @@ def from_json(content: dict[str, Any]) -> RankResult:
         window_s=tuple(content["window_s"]),
         typical_s=content["typical_s"],
         versions={int(stage): count for stage, count in content["versions"]},
-        spent=None if content["spent"] is None else spent_from_json(content["spent"]),
+        spent=None if content["spent"] is None else typed(Spent, content["spent"]),
     )
 
 

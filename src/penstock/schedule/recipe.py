@@ -13,9 +13,9 @@ import hashlib
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias, cast, get_type_hints
+from typing import Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
 
@@ -237,10 +237,11 @@ def from_json(content: Json) -> AnySchedule:
     if "builder" not in content:
         return Schedule.from_json(content)
     written = typed(_Written, content)
-    return replace(Recipe.parse(written.builder), seconds=Seconds(*written.seconds))
+    return replace(Recipe.parse(written.builder), seconds=Seconds(*astuple(written.seconds)))
 
 
-class _Times(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Times:
     """Seconds, as files have them."""
 
     forward_s: float | tuple[float, ...]
@@ -249,7 +250,8 @@ class _Times(NamedTuple):
     message_s: float
 
 
-class _Written(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Written:
     """A recipe with seconds, as files have it."""
 
     builder: str

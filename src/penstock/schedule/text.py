@@ -6,12 +6,14 @@ Whether the parts make a schedule is for `Schedule` to say.
 import csv
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import ScheduleError
 from penstock.files import Json, json_object
 from penstock.schedule.orders import Action
 from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
+from penstock.typed import damage, typed
 
 _HEAD = re.compile(
     r"schedule(?: (?P<name>.+))?: stages (?P<num_stages>\d{1,9}), micro-batches "
@@ -33,6 +35,18 @@ class Fields(NamedTuple):
     num_steps: int
     weight_rule: WeightRule
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A schedule as in a file."""
+
+    name: str
+    num_stages: int
+    num_micro_batches: int
+    num_steps: int
+    weight_rule: str
+    orders: tuple[str, ...]
 
 
 def parse_any(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
@@ -89,19 +103,15 @@ def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -
     """
     if (what := content.get("penstock", "schedule")) != "schedule":
         raise ScheduleError(f"this is a {what}, not a schedule", hint="give the file of a schedule")
-    sizes: list[int] = []
-    for key in _SIZES:
-        number = content.get(key)
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise ScheduleError(f"{key} is {number!r}", hint=f"give {key} as a whole number")
-        sizes.append(number)
-    lines, name, rule = (content.get(key) for key in ("orders", "name", "weight_rule"))
-    if not isinstance(lines, list) or not isinstance(name, str) or not isinstance(rule, str):
-        found = ", ".join(f"{key} ({type(content[key]).__name__})" for key in sorted(content))
-        hint = "give orders as a list of texts, name and weight_rule as texts"
-        raise ScheduleError(f"a schedule of {found}", hint=hint)
-    orders = [_actions(str(line).split(), f"rank {rank}") for rank, line in enumerate(lines)]
-    return Fields(sizes[0], sizes[1], orders, sizes[2], _rule(rule, weight_rules), name)
+    rest = {key: value for key, value in content.items() if key != "penstock"}
+    with damage("schedule", ScheduleError, hint="write it with `penstock schedule NAME --out`"):
+        written = typed(_Written, rest)
+        orders = [
+            _actions(line.split(), f"rank {rank}") for rank, line in enumerate(written.orders)
+        ]
+    sizes = written.num_stages, written.num_micro_batches
+    rule = _rule(written.weight_rule, weight_rules)
+    return Fields(*sizes, orders, written.num_steps, rule, written.name)
 
 
 def parse_torch_csv(text: str) -> Fields:

@@ -24,7 +24,6 @@ from penstock.timeline.spent import Sent as Sent
 from penstock.timeline.spent import Spent as Spent
 from penstock.timeline.spent import Taken as Taken
 from penstock.timeline.spent import breakdown_of_ranks as breakdown_of_ranks
-from penstock.timeline.spent import spent_from_json as spent_from_json
 from penstock.timeline.svg import svg_of as svg_of
 from penstock.timeline.timeline import Timeline as Timeline
 from penstock.timeline.timeline import bubble_fraction as bubble_fraction

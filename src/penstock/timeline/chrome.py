@@ -7,13 +7,13 @@ back bit for bit.
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Context, Decimal
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from penstock.errors import TimelineError
 from penstock.timeline.spans import (
     LANES,
-    SPAN_KINDS,
     Held,
     Lane,
     MemoryCurve,
@@ -22,15 +22,12 @@ from penstock.timeline.spans import (
     Spans,
     Totals,
 )
+from penstock.typed import MisfitError, Number, typed
 
 SCHEMA = "penstock timeline 1"
 _MOST_S = 10**15
 _SLACK = 1e-9  # of the differences of floats
 _EXACT = Context(prec=2000)  # no sum or difference of two floats' texts needs more digits
-_LANE_OF: dict[str, Lane] = {lane: lane for lane in LANES}
-_KIND_OF: dict[str, SpanKind] = {kind: kind for kind in SPAN_KINDS}
-
-Value: TypeAlias = "bool | int | Decimal | str | list[Value] | dict[str, Value] | None"
 
 
 class Parts(NamedTuple):
@@ -93,13 +90,11 @@ def from_text(content: bytes) -> Parts:
     Raises:   TimelineError: not UTF-8, not JSON, or not what `to_text` writes.
     """
     try:
-        document: Value = json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
-        return _parts(_Reader(document, "the file"))
-    except (
-        ValueError,
-        ArithmeticError,
-        RecursionError,
-    ) as problem:  # arithmetic: exponents that no clock shows
+        document = json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
+        return _parts(typed(_File, document, more=True))
+    except MisfitError as problem:
+        raise TimelineError(str(problem)) from problem
+    except (ValueError, ArithmeticError, RecursionError) as problem:  # exponents no clock shows
         raise TimelineError(f"not readable JSON: {problem or type(problem).__name__}") from problem
 
 
@@ -107,101 +102,102 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no number")
 
 
-class _Reader:
-    """A JSON value and its place; each method takes it as one type or raises a TimelineError."""
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Any event; what is of a kind not known here a tool has added."""
 
-    def __init__(self, value: Value, place: str) -> None:
-        self.value, self.place = value, place
-
-    def __getitem__(self, key: str) -> "_Reader":
-        if not isinstance(self.value, dict):
-            raise self.wrong("an object")
-        if key not in self.value:
-            raise TimelineError(f'{self.place} has no "{key}"')
-        return _Reader(self.value[key], f'"{key}" of {self.place}')
-
-    def items(self) -> "list[_Reader]":
-        if not isinstance(self.value, list):
-            raise self.wrong("a list")
-        return [_Reader(item, f"item {at} of {self.place}") for at, item in enumerate(self.value)]
-
-    def integer(self) -> int:
-        if (
-            not isinstance(self.value, int)
-            or isinstance(self.value, bool)
-            or abs(self.value) >= 2**63
-        ):
-            raise self.wrong("a whole number of at most 64 bits")
-        return self.value
-
-    def decimal(self) -> Decimal:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | Decimal):
-            raise self.wrong("a number")
-        return Decimal(self.value)
-
-    def seconds(self, power: int = 0) -> Decimal:
-        """Return a time, 10 ** `power` seconds being one, as decimal seconds."""
-        found = self.decimal().scaleb(power, _EXACT)
-        if not abs(found) < _MOST_S:
-            raise self.wrong("a time with which one can reckon")
-        return found
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.wrong("a text")
-        return self.value
-
-    def wrong(self, wanted: str) -> TimelineError:
-        found = str(self.value)
-        return TimelineError(
-            f"{self.place} is {found if len(found) < 60 else found[:57] + '...'}, not {wanted}"
-        )
+    ph: str
 
 
-def _parts(document: _Reader) -> Parts:
-    about = document["otherData"]
-    if about["schema"].text() != SCHEMA:
-        raise TimelineError(f'its schema is "{about["schema"].text()}", not "{SCHEMA}"')
-    spans, memory = list[Span](), list[Held]()
-    for event in document["traceEvents"].items():
-        match event["ph"].text():
-            case "X":
-                spans.append(_span(event))
-            case "C":
-                size_bytes = event["args"]["bytes"].integer()
-                memory.append(Held(_rank(event["pid"]), float(event["ts"].seconds(-6)), size_bytes))
-            case _:  # names of lanes, and whatever a tool has added
-                pass
-    meta = about["meta"].value
-    if not isinstance(meta, dict):
-        raise about["meta"].wrong("an object")
-    pairs = tuple((key, about["meta"][key].text()) for key in meta)
-    totals = about["totals"]
-    busy_s = tuple(float(item.seconds()) for item in totals["busy_s"].items())
-    peak_bytes = tuple(item.integer() for item in totals["peak_bytes"].items())
-    summed = Totals(float(totals["step_s"].seconds()), busy_s, peak_bytes)
+@dataclass(frozen=True, slots=True)
+class _Args:
+    kind: SpanKind
+    stage: Number
+    micro_batch: Number
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """An event of kind X."""
+
+    pid: Number
+    cat: Lane
+    ts: Decimal
+    dur: Decimal
+    args: _Args
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An event of kind C."""
+
+    pid: Number
+    ts: Decimal
+    args: _Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    step_s: Decimal
+    busy_s: tuple[Decimal, ...]
+    peak_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    schema: Literal["penstock timeline 1"]
+    num_ranks: Number
+    meta: dict[str, str]
+    totals: _Totals
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    otherData: _About  # noqa: N815 - as the format has it
+    traceEvents: tuple[dict[str, Any], ...]  # noqa: N815
+
+
+def _parts(file: _File) -> Parts:
+    about, totals = file.otherData, file.otherData.totals
+    events = {f"traceEvents[{at}]": event for at, event in enumerate(file.traceEvents)}
+    kinds = typed(dict[str, _Event], events, more=True)
+
+    def of(kind: str) -> dict[str, object]:
+        return {place: events[place] for place, event in kinds.items() if event.ph == kind}
+
+    spans = [_span(*row) for row in typed(dict[str, _Span], of("X"), more=True).items()]
+    memory = [
+        Held(event.pid, float(_seconds(event.ts, f"{place}.ts", -6)), event.args.bytes)
+        for place, event in typed(dict[str, _Held], of("C"), more=True).items()
+    ]
+    step_s = float(_seconds(totals.step_s, "otherData.totals.step_s"))
     first = min((span.start_s for span in spans), default=0.0)
     longest_s = max((span.end_s for span in spans), default=0.0) - first
-    if summed.step_s < longest_s * (1 - _SLACK):
-        raise totals["step_s"].wrong(f"the {longest_s:g} s of its spans, or more")
-    return Parts(_rank(about["num_ranks"]), Spans.of(spans), MemoryCurve.of(memory), pairs, summed)
+    if step_s < longest_s * (1 - _SLACK):
+        wanted = f"the {longest_s:g} s of its spans, or more"
+        raise MisfitError.of(totals.step_s, wanted, "otherData.totals.step_s")
+    busy_s = tuple(float(_seconds(each, "otherData.totals.busy_s")) for each in totals.busy_s)
+    summed = Totals(step_s, busy_s, totals.peak_bytes)
+    meta = tuple(about.meta.items())
+    return Parts(about.num_ranks, Spans.of(spans), MemoryCurve.of(memory), meta, summed)
 
 
-def _span(event: _Reader) -> Span:
-    args = event["args"]
-    lane, kind = _LANE_OF.get(event["cat"].text()), _KIND_OF.get(args["kind"].text())
-    if lane is None:
-        raise event["cat"].wrong(f"one of {' '.join(LANES)}")
-    if kind is None:
-        raise args["kind"].wrong(f"one of {' '.join(SPAN_KINDS)}")
-    start_s = event["ts"].seconds(-6)
-    end_s = _EXACT.add(start_s, event["dur"].seconds(-6))
-    where = _rank(args["stage"]), _rank(args["micro_batch"])
-    return Span(_rank(event["pid"]), lane, kind, *where, float(start_s), float(end_s))
+def _span(place: str, event: _Span) -> Span:
+    start_s = _seconds(event.ts, f"{place}.ts", -6)
+    end_s = _EXACT.add(start_s, _seconds(event.dur, f"{place}.dur", -6))
+    of = event.args
+    times = float(start_s), float(end_s)
+    return Span(event.pid, event.cat, of.kind, of.stage, of.micro_batch, *times)
 
 
-def _rank(number: _Reader) -> int:
-    """Return a number that fits the columns, which have 32 bits."""
-    if abs(number.integer()) >= 2**31:
-        raise number.wrong("a whole number of at most 32 bits")
-    return number.integer()
+def _seconds(value: Decimal, place: str, power: int = 0) -> Decimal:
+    """Return a time, 10 ** `power` seconds being one, as decimal seconds."""
+    found = value.scaleb(power, _EXACT)
+    if not abs(found) < _MOST_S:
+        raise MisfitError.of(value, "a time with which one can reckon", place)
+    return found

@@ -6,9 +6,9 @@ sum, so each is compared by itself.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,20 +68,6 @@ class Spent:
     sent: tuple[Sent, ...] = ()
     taken: tuple[Taken, ...] = ()
     free: float = 1.0
-
-
-def spent_from_json(content: Mapping[str, Any]) -> Spent:
-    """Return what `dataclasses.asdict` and JSON have made lists of."""
-    listed: dict[str, Any] = {
-        "parts": tuple((part, seconds) for part, seconds in content["parts"]),
-        "meetings": tuple(
-            Meetings(tuple(ranks), total_s, tuple(sample_s))
-            for ranks, total_s, sample_s in content["meetings"]
-        ),
-        "sent": tuple(Sent(*row) for row in content["sent"]),
-        "taken": tuple(Taken(*row) for row in content["taken"]),
-    }
-    return Spent(**{**content, **listed})
 
 
 def breakdown_of_ranks(spent: Sequence[Spent]) -> Breakdown:

@@ -7,8 +7,7 @@ own: a counter in the job's code that is moved by asking is where it was when th
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
 
 from penstock.errors import JobError, PenstockError
 from penstock.files import Json
@@ -21,6 +20,7 @@ from penstock.runtime.optimizer import undividable
 from penstock.search import Wish
 from penstock.training.data_check import check_data
 from penstock.training.impure import describe, impurities
+from penstock.typed import typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,7 @@ class Examined:
 
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON values."""
-        laws = {name: [law.coefficient, law.why] for name, law in self.laws.items()}
-        names = "one_process", "failed", "seconds"
-        content = {**{name: getattr(self, name) for name in names}, "laws": laws}
-        return json.loads(json.dumps(content))
-
-
-def examined_from_json(content: Mapping[str, Any]) -> Examined:
-    """Return what `to_json` gave."""
-    laws = {name: BufferLaw(*row) for name, row in content["laws"].items()}
-    names = "one_process", "failed", "seconds"
-    return Examined(laws=laws, **{name: content[name] for name in names})
+        return json.loads(json.dumps(asdict(self)))
 
 
 def examine(job: Job, *, check: bool = True) -> Examined:
@@ -58,7 +48,7 @@ def examine(job: Job, *, check: bool = True) -> Examined:
     check:    whether to look for what a trace would lose, too.
     Raises:   RunError: the process died.
     """
-    return examined_from_json(apart(lambda: _examined(job, check=check).to_json()))
+    return typed(Examined, apart(lambda: _examined(job, check=check).to_json()))
 
 
 def examine_optimizer(job: Job, captured: Capture) -> str:

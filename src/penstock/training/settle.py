@@ -3,12 +3,11 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import JobError, RunError
-from penstock.files import Json
 from penstock.job import Job
 from penstock.plan import Decision, Plan
 from penstock.search import Wish
@@ -44,14 +43,12 @@ def examined(job: Job, text: str, care: Care, listener: Listener) -> "Examined":
     text:     how the job was named; "": it was not, and nothing is kept.
     Raises:   JobError: it can be trained only by the plain loop, and that is not wanted.
     """
-    from penstock.training.examine import examine, examined_from_json
+    from penstock.training.examine import Examined, examine
     from penstock.training.store import keep, kept, key_of
 
     key = key_of(job, text, f"checked: {care.check}")
-    before = kept(key, "examined")
-    if before is not None:
-        found = examined_from_json(before)
-    else:
+    found = kept(Examined, key, "examined")
+    if found is None:
         with listener.busy("examining the job"):
             found = examine(job, check=care.check)
         if not found.failed:
@@ -76,12 +73,19 @@ def bounded(
     from penstock.training.store import keep, kept, key_of
 
     key = key_of(job, text, captured.graph.digest)
-    before = kept(key, "optimizer")
+    before = kept(_Optimizer, key, "optimizer")
     if before is None:
         with listener.busy("examining the optimizer"):
-            before = dict[str, Json](whole=examine.examine_optimizer(job, captured))
-        keep(key, "optimizer", before)
-    return examine.bounded(job, found, str(before["whole"]), wish)
+            before = _Optimizer(examine.examine_optimizer(job, captured))
+        keep(key, "optimizer", asdict(before))
+    return examine.bounded(job, found, before.whole, wish)
+
+
+@dataclass(frozen=True, slots=True)
+class _Optimizer:
+    """Why the optimizer has to stay whole; empty if it need not."""
+
+    whole: str
 
 
 class Checked(NamedTuple):
@@ -108,7 +112,7 @@ def proved(
     prove:    compares the steps of these numbers; called at most once.
     Raises:   RunError: they differ, and that is not wanted.
     """
-    from penstock.training.proof import proof_from_json
+    from penstock.training.proof import Proof
     from penstock.training.prove import lacks_memory, steps_to_prove
     from penstock.training.store import keep, kept, key_of
 
@@ -116,9 +120,9 @@ def proved(
         return Checked(NO_CHECK)
     graph = planned.captured.graph.digest
     key = key_of(planned.job, text, graph, _decisions_of(planned.plan))
-    before = kept(key, "proof")
+    before = kept(Proof, key, "proof")
     if before is not None:
-        return _told(f"{proof_from_json(before)}, as was found before", listener)
+        return _told(f"{before}, as was found before", listener)
     if short := lacks_memory(planned):
         return _told(f"left out: {short}", listener)
     with listener.busy("comparing two steps with the plain loop"):

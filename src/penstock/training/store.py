@@ -10,9 +10,10 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,7 +22,9 @@ from penstock.errors import CheckpointError
 from penstock.files import Json, read_json, write_text
 from penstock.job import Job, is_users
 from penstock.profile.store import default_folder
+from penstock.typed import damage, typed
 
+Kept = TypeVar("Kept")
 log = logging.getLogger(__name__)
 
 
@@ -65,19 +68,20 @@ def _sources() -> Iterator[str]:
             yield file
 
 
-def kept(key: str | None, what: str) -> dict[str, Json] | None:
-    """Return what `keep` wrote under `key`; None where there is none."""
+def kept(kind: type[Kept], key: str | None, what: str) -> Kept | None:
+    """Return what `keep` wrote under `key` as a `kind`; None where there is none."""
     path = _path(key, what)
     if path is None or not path.is_file():
         return None
     try:
-        return read_json(path, CheckpointError, what)
+        with damage(f"{path}", CheckpointError, hint="delete it"):
+            return typed(kind, read_json(path, CheckpointError, what))
     except CheckpointError as problem:
         log.warning("what was kept cannot be used, so it is made again: %s", problem)
         return None
 
 
-def keep(key: str | None, what: str, content: dict[str, Json]) -> None:
+def keep(key: str | None, what: str, content: Mapping[str, Json]) -> None:
     """Write `content` where `kept` looks; where that fails, only warn."""
     path = _path(key, what)
     if path is None:
