@@ -183,27 +183,30 @@ def test_impossible_cluster_is_refused_with_the_value(make: "type[Cluster]", say
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("latency_s", "latency"), '[inside] has an unknown key "latency"'),
+        (("latency_s", "latency"), "[inside]: latency is 1e-06, not a field that is known"),
         (("[inside]", "[near]"), 'the file has an unknown key "near"'),
-        (("latency_s = 1e-06\n", ""), '[inside] has no "latency_s"'),
-        (('device = "cpu"\n', ""), '[[host]] number 2 has no "device"'),
+        (("latency_s = 1e-06\n", ""), "[inside]: latency_s is missing"),
+        (('device = "cpu"\n', ""), "[[host]] number 2: device is missing"),
         (("latency_s = 1e-06", "latency_s = -1e-06"), "[inside]: link has latency_s = -1e-06"),
         (
             ("latency_s = 1e-06", "latency_s = true"),
-            '"latency_s" of [inside] is True, not a number',
+            "[inside]: latency_s is True, not a number",
         ),
         (
             ("num_devices = 1", "num_devices = 1.5"),
-            '"num_devices" of [[host]] number 2 is 1.5, not a whole number',
+            "[[host]] number 2: num_devices is 1.5, not a whole number",
         ),
         (("num_devices = 1", "num_devices = 0"), '[[host]] number 2: host "b" has 0 devices'),
-        (('name = "b"', "name = 7"), '"name" of [[host]] number 2 is 7, not a text'),
+        (('name = "b"', "name = 7"), "[[host]] number 2: name is 7, not a text"),
         (('name = "b"', 'name = "a"'), '2 hosts are named "a"'),
         (("preemptible = true", 'preemptible = "yes"'), "is 'yes', not true or false"),
-        (('"float32" = 100000000000.0', '"float32" = "fast"'), "is 'fast', not a number"),
+        (
+            ('"float32" = 100000000000.0', '"float32" = "fast"'),
+            "number 1: flop_per_s.float32 is 'fast', not a number",
+        ),
         (
             ('flop_per_s = { "float32" = 100000000000.0 }', "flop_per_s = 1e11"),
-            "is 100000000000.0, not a table",
+            "flop_per_s is 100000000000.0, not a table",
         ),
         (("[inside]", "[[inside]]"), "not a table"),
         (("[inside]", "[inside"), "not readable TOML"),

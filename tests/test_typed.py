@@ -51,11 +51,11 @@ def test_values_become_records():
 
 def test_what_is_made_already_is_taken_as_it_is():
     rest = {name: value for name, value in GOOD.items() if name != "points"}
-    assert typed(Shape, rest, points=(Point(9),)).points == (Point(9),)
+    assert typed(Shape, rest, made={"points": (Point(9),)}).points == (Point(9),)
     with pytest.raises(MisfitError, match=r"points is .*, not a field that is known"):
-        typed(Shape, GOOD, points=())
+        typed(Shape, GOOD, made={"points": ()})
     with pytest.raises(MisfitError, match="box is missing"):
-        typed(Shape, {"name": "a", "kind": "open", "pairs": [], "weights": {}}, points=())
+        typed(Shape, {"name": "a", "kind": "open", "pairs": [], "weights": {}}, made={"points": ()})
 
 
 def test_more_fields_pass_where_they_may():
@@ -63,6 +63,8 @@ def test_more_fields_pass_where_they_may():
     assert typed(Shape, more, more=True).points == (Point(1),)
     with pytest.raises(MisfitError, match=r"points\[0\].x is '1'"):
         typed(Shape, {**more, "points": [{"x": "1", "z": 1}]}, more=True)
+    with pytest.raises(MisfitError, match=r"points\[0\]..ud800 is 3, not a field that is known"):
+        typed(Shape, {**more, "points": [{"x": 1, "\ud800": 3}]}, more=True)
     with pytest.raises(MisfitError, match=r"points\[0\].x is missing"):
         typed(Shape, {**more, "points": [{"z": 1}]}, more=True)
 

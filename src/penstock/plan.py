@@ -185,7 +185,7 @@ def _read(content: dict[str, Json]) -> Plan:
     except MisfitError as problem:
         raise problem.inside("schedule") from None
     rest = {name: value for name, value in content.items() if name != "schedule"}
-    return typed(Plan, rest, schedule=schedule)
+    return typed(Plan, rest, made={"schedule": schedule})
 
 
 def _check_schedule(plan: Plan) -> None:

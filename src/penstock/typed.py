@@ -5,13 +5,13 @@ and lists into tuples.  What does not fit is looked for here, to be told with it
 """
 
 import sys
-import types
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from decimal import Decimal
 from functools import cache
 from inspect import Parameter, signature
+from types import MappingProxyType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -37,7 +37,7 @@ Number: TypeAlias = Annotated[  # that fits columns of 32 bits
     int, Meta(gt=-(2**31), lt=2**31, description="a whole number of at most 32 bits")
 ]
 
-_UNIONS = (Union, types.UnionType)
+_UNIONS = (Union, UnionType)
 _MOST = 2**63 - 1  # numbers of files end in columns of 64 bits
 _WRITABLE = "\\A[^\ud800-\udfff]*\\Z"  # JSON can write one half of a pair of characters
 _CHECKED: dict[Any, Any] = {  # and what an error says is wanted
@@ -48,7 +48,7 @@ _CHECKED: dict[Any, Any] = {  # and what an error says is wanted
     ],
     Decimal: Annotated[int | Decimal, Meta(description="a number")],
     bool: Annotated[bool, Meta(description="true or false")],
-    types.NoneType: Annotated[None, Meta(description="null")],
+    NoneType: Annotated[None, Meta(description="null")],
 }
 
 
@@ -77,12 +77,18 @@ class MisfitError(ValueError):
         return f"{self.place or 'it'} {self.what}"
 
 
-def typed(kind: type[Made], value: object, *, more: bool = False, **made: object) -> Made:
+def typed(
+    kind: type[Made],
+    value: object,
+    *,
+    more: bool = False,
+    made: Mapping[str, object] = MappingProxyType({}),
+) -> Made:
     """Return `value` as a `kind`: a record, text, number, tuple, mapping, Literal or union of them.
 
     A dataclass is made of an object, a NamedTuple of a list.
     more:   whether objects may have fields that are not known; they are passed over.
-    made:   fields of the record that are made already, and are not in `value`.
+    made:   fields of the record that are made already, by name; they are not in `value`.
     Raises:   MisfitError: a part is of another type, missing or unknown; a number is not finite.
               What the records raise.
     """
@@ -167,7 +173,8 @@ def _misfit(kind: Any, value: Any, more: bool, without: tuple[str, ...] = ()) ->
     if is_dataclass(kind) and isinstance(value, dict):
         given = cast("dict[str, object]", value)
         for name in given:
-            if not more and (name in without or name not in _fields(kind)):
+            is_known = more or (name in _fields(kind) and name not in without)
+            if not is_known or not _fits(str, name, more):
                 return MisfitError.of(given[name], "a field that is known", _writable(name))
         missing = (name for name in _needed(kind) if name not in given and name not in without)
         return MisfitError("is missing", next(missing))

@@ -349,7 +349,8 @@ def test_numbers_that_no_machine_has_are_refused(tmp_path: Path) -> None:
     text.save(tmp_path / "c.toml")
     good = (tmp_path / "c.toml").read_text()
     for key in ("memory_bytes", "num_devices", "latency_s", "bytes_per_s"):
-        for value in ("10000000000000000000", "1" + 400 * "0", "-1", "nan", '"4"', "[4]"):
+        huge = [] if key.endswith("_s") else ["10000000000000000000"]
+        for value in (*huge, "1" + 400 * "0", "-1", "nan", '"4"', "[4]"):
             changed = re.sub(rf"^{key} = .*$", f"{key} = {value}", good, flags=re.MULTILINE)
             (tmp_path / "c.toml").write_text(changed)
             words = "devices" if key == "num_devices" else key

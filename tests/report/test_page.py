@@ -294,7 +294,7 @@ def test_metrics_of_wrong_types_are_refused_or_shown(metrics):
     st.dictionaries(st.sampled_from([*SUMMARY, "other"]), anything, max_size=4),
 )
 def test_summary_of_wrong_types_is_refused_or_shown(summary):
-    check_whole_or_refused("of the summary", summary=summary)
+    check_whole_or_refused("the summary", summary=summary)
 
 
 def check_whole_or_refused(place: str, **parts: object) -> None:

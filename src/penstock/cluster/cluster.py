@@ -15,6 +15,7 @@ from penstock.cluster.collectives import USUAL, Algorithm, Collective, best
 from penstock.cluster.machine import Machine, detect
 from penstock.errors import ClusterError
 from penstock.files import read_bytes, write_text
+from penstock.typed import Endless
 from penstock.units import GB, TFLOP, format_bytes, format_seconds
 
 LEVELS = ("inside", "between", "across")
@@ -100,9 +101,9 @@ class Link:
     """
 
     latency_s: float
-    bytes_per_s: float
+    bytes_per_s: Endless
     overhead_s: float = 0.0
-    copy_bytes_per_s: float = math.inf
+    copy_bytes_per_s: Endless = math.inf
     slowdown: float = 0.0
 
     def __post_init__(self) -> None:

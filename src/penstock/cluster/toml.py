@@ -2,11 +2,12 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from json import dumps
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, get_origin
 
 from penstock.errors import ClusterError
+from penstock.typed import MisfitError, typed
 
 Value: TypeAlias = "str | int | float | bool | Mapping[str, Value] | Sequence[Value]"
 
@@ -18,7 +19,6 @@ class Record(Protocol):
 
 
 Made = TypeVar("Made", bound=Record)
-_MOST = 2**63
 
 
 def parse(content: bytes) -> dict[str, Value]:
@@ -67,40 +67,25 @@ def record(kind: type[Made], place: str, table: Value) -> Made:
         raise ClusterError(
             f"{place} is {table!r}, not a table", hint=f"write it as {place} with lines key = value"
         )
-    table = cast("Mapping[str, Value]", table)
-    known = fields(kind)
-    check_keys(place, table, [each.name for each in known])
-    for each in known:
-        if each.name not in table and each.default is MISSING:
-            needed = ", ".join(one.name for one in known if one.default is MISSING)
-            raise ClusterError(f'{place} has no "{each.name}"', hint=f"needed keys: {needed}")
-    values = {
-        each.name: _value(each.type, f'"{each.name}" of {place}', table[each.name])
-        for each in known
-        if each.name in table
-    }
+    own = fields(kind)
+    names = [each.name for each in own if get_origin(each.type) is tuple and each.name in table]
     try:
-        return kind(**values)
+        pairs = {name: _pairs(name, table[name]) for name in names}
+        return typed(kind, {k: v for k, v in table.items() if k not in pairs}, made=pairs)
+    except MisfitError as problem:
+        hint = f"known keys: {', '.join(each.name for each in own)}"
+        raise ClusterError(f"{place}: {problem}", hint=hint) from problem
     except ClusterError as problem:
         raise ClusterError(f"{place}: {problem}", hint=problem.hint) from problem
 
 
-def _value(wanted: object, place: str, value: Value) -> object:
-    if type(value) is int and abs(value) >= _MOST:
-        raise ClusterError(f"{place} is {value!r:.40}, not below 2 ** 63")
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(wanted, type) and type(value) is wanted:
-        return value
-    if wanted in (str, int, float, bool):
-        words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-        raise ClusterError(f"{place} is {value!r}, not {words[cast('type', wanted)]}")
+def _pairs(name: str, value: Value) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, Mapping):
-        raise ClusterError(
-            f"{place} is {value!r}, not a table", hint="write { name = number, ... }"
-        )
-    pairs = cast("Mapping[str, Value]", value).items()
-    return tuple((name, _value(float, f'"{name}" in {place}', number)) for name, number in pairs)
+        raise MisfitError.of(value, "a table like { name = number, ... }", name)
+    try:
+        return tuple(typed(dict[str, float], value).items())
+    except MisfitError as problem:
+        raise problem.inside(name) from None
 
 
 def to_text(document: Mapping[str, Record | Sequence[Record]]) -> str:

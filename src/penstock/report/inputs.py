@@ -3,9 +3,11 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+from msgspec import Meta
 
 from penstock.errors import ReportError, TimelineError
 from penstock.files import Json, json_object, read_bytes
@@ -18,21 +20,41 @@ from penstock.timeline import (
     peak_bytes,
     step_s,
 )
+from penstock.typed import Endless, damage, typed
 
 RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"
 DAMAGED = "the file is damaged; run again, or take the file away and resume"
-_MOST_S = 1e15
-OWN_KEYS = (
-    "val_loss",
-    "checked",
-    "step_s_predicted",
-    "step_s_measured",
-    "peak_bytes_predicted",
-    "peak_bytes_measured",
-    "cap_bytes",
-    "breakdown",
-    "bottleneck",
-)
+_Time: TypeAlias = Annotated[
+    float, Meta(ge=0, le=1e15, description="a time with which one can reckon")
+]
+_Sizes: TypeAlias = float | tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the metrics."""
+
+    step: int
+    loss: Endless | None
+    seconds: Endless | None
+    samples_per_second: Endless | None = None
+    tokens_per_second: Endless | None = None
+    val_loss: Endless | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """The figures of a summary that are no facts of the job; `breakdown` is read by its noun."""
+
+    val_loss: Endless | None = None
+    checked: str | None = None
+    step_s_predicted: _Time | None = None
+    step_s_measured: _Time | None = None
+    peak_bytes_predicted: _Sizes = None
+    peak_bytes_measured: _Sizes = None
+    cap_bytes: _Sizes = None
+    breakdown: Any = None
+    bottleneck: Any = None
 
 
 class Step(NamedTuple):
@@ -110,11 +132,13 @@ def inputs_of(
     Raises:   ReportError: a figure that is no number.
     """
     predicted, measured = timelines
-    reader = _Reader(summary, "the summary")
+    with damage("the summary", ReportError, hint=DAMAGED):
+        own = typed(_Summary, _figures(_Summary, summary))
     lengths_s = [None if t is None else step_s(t) / num_steps(t) for t in timelines]
     plan_s = None if plan is None or plan.predicted is None else plan.predicted.step_s
     peaks = [() if t is None or not any(peak_bytes(t)) else peak_bytes(t) for t in timelines]
     plan_bytes = () if plan is None or plan.predicted is None else plan.predicted.peak_bytes
+    own_names = [each.name for each in fields(_Summary)]
     ranks = max([*(t.num_ranks for t in timelines if t is not None), 1])
     return Inputs(
         title=title,
@@ -122,19 +146,19 @@ def inputs_of(
         predicted=predicted,
         measured=measured,
         steps=steps_of(metrics),
-        val_loss=reader.number("val_loss"),
+        val_loss=own.val_loss,
         step_s=Pair(
-            _first(reader.seconds("step_s_predicted"), lengths_s[0], plan_s),
-            _first(reader.seconds("step_s_measured"), lengths_s[1]),
+            _first(own.step_s_predicted, lengths_s[0], plan_s),
+            _first(own.step_s_measured, lengths_s[1]),
         ),
         peak_bytes=(
-            reader.sizes("peak_bytes_predicted") or peaks[0] or plan_bytes,
-            reader.sizes("peak_bytes_measured") or peaks[1],
+            _sizes(own.peak_bytes_predicted) or peaks[0] or plan_bytes,
+            _sizes(own.peak_bytes_measured) or peaks[1],
         ),
-        cap_bytes=reader.sizes("cap_bytes", ranks),
-        facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in OWN_KEYS})),
+        cap_bytes=_sizes(own.cap_bytes, ranks),
+        facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in own_names})),
         breakdown=_breakdown(summary.get("breakdown")),
-        checked=reader.text("checked"),
+        checked=own.checked,
     )
 
 
@@ -153,18 +177,11 @@ def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[Step, ...]:
     """
     steps: dict[int, Step] = {}
     for at, line in enumerate(metrics):
-        reader = _Reader(line, f"line {at + 1} of the metrics")
-        step = reader.needed("step")
-        if not step.is_integer() or abs(step) > 2**53:
-            raise ReportError(f"{reader.place} has step {step}, no whole number", hint=DAMAGED)
-        steps[int(step)] = Step(
-            int(step),
-            reader.needed("loss"),
-            reader.needed("seconds"),
-            reader.number("samples_per_second"),
-            reader.number("tokens_per_second"),
-            reader.number("val_loss"),
-        )
+        with damage(f"line {at + 1} of the metrics", ReportError, hint=DAMAGED):
+            own = typed(_Line, _figures(_Line, line))
+        loss, seconds = (math.nan if x is None else x for x in (own.loss, own.seconds))
+        rates = own.samples_per_second, own.tokens_per_second
+        steps[own.step] = Step(own.step, loss, seconds, *rates, own.val_loss)
     return tuple(steps[at] for at in sorted(steps))
 
 
@@ -209,55 +226,16 @@ def _content(path: Path, what: str) -> bytes:
         raise ReportError(problem.message, hint=RESUME) from problem
 
 
-class _Reader(NamedTuple):
-    """An object of a file and its place; each method takes a value as one type or raises."""
+def _figures(kind: Any, values: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what is of fields of `kind`, floats of numpy as plain ones."""
+    own = {each.name: values[each.name] for each in fields(kind) if each.name in values}
+    return {k: float(v) if isinstance(v, float) else v for k, v in own.items()}
 
-    values: Mapping[str, Json]
-    place: str
 
-    def number(self, key: str) -> float | None:
-        value = self.values.get(key)
-        return None if value is None else self._float(key, value)
-
-    def seconds(self, key: str) -> float | None:
-        """Return a time with which one can reckon."""
-        value = self.number(key)
-        if value is not None and not 0 <= value <= _MOST_S:
-            raise self._wrong(key, self.values.get(key), "no time")
-        return value
-
-    def text(self, key: str) -> str | None:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self._wrong(key, value, "no text")
-        return value
-
-    def needed(self, key: str) -> float:
-        if key not in self.values:
-            raise ReportError(f'{self.place} has no "{key}"', hint=DAMAGED)
-        value = self.values[key]
-        return math.nan if value is None else self._float(key, value)
-
-    def sizes(self, key: str, copies: int = 1) -> tuple[int, ...]:
-        """Return bytes per rank; one number stands for `copies` ranks."""
-        value = self.values.get(key)
-        items = [value] * copies if isinstance(value, int | float) else value or []
-        if not isinstance(items, list):
-            raise self._wrong(key, value)
-        numbers = [self._float(key, item) for item in items]
-        if not all(map(math.isfinite, numbers)):
-            raise self._wrong(key, value)
-        return tuple(map(int, numbers))
-
-    def _float(self, key: str, value: Json) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(key, value)
-        if abs(value) > 1e300:  # a whole number may be beyond any float
-            return math.inf if value > 0 else -math.inf
-        return float(value)
-
-    def _wrong(self, key: str, value: Json, what: str = "no number") -> ReportError:
-        return ReportError(f'"{key}" of {self.place} is {value!r:.60}, {what}', hint=DAMAGED)
+def _sizes(value: _Sizes, copies: int = 1) -> tuple[int, ...]:
+    """Return bytes per rank; one number stands for `copies` ranks."""
+    each = (value,) * copies if isinstance(value, int | float) else value or ()
+    return tuple(map(int, each))
 
 
 def _first(*values: float | None) -> float | None:
@@ -273,7 +251,8 @@ def _facts(prefix: str, values: Mapping[str, Json]) -> Iterable[tuple[str, float
             case bool() | None:
                 yield prefix + key, {True: "yes", False: "no", None: "not known"}[value]
             case int() | float():
-                yield prefix + key, _Reader({key: value}, "the summary").needed(key)
+                huge = math.inf if value > 0 else -math.inf
+                yield prefix + key, huge if abs(value) > 1e300 else float(value)
             case str():
                 yield prefix + key, value
             case list():

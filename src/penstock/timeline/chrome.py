@@ -6,10 +6,10 @@ back bit for bit.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from penstock.errors import TimelineError
 from penstock.timeline.spans import (
@@ -91,7 +91,7 @@ def from_text(content: bytes) -> Parts:
     """
     try:
         document = json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
-        return _parts(typed(_File, document, more=True))
+        return _parts(typed(_File, document, more=True), document["traceEvents"])
     except MisfitError as problem:
         raise TimelineError(str(problem)) from problem
     except (ValueError, ArithmeticError, RecursionError) as problem:  # exponents no clock shows
@@ -159,16 +159,15 @@ class _About:
 @dataclass(frozen=True, slots=True)
 class _File:
     otherData: _About  # noqa: N815 - as the format has it
-    traceEvents: tuple[dict[str, Any], ...]  # noqa: N815
+    traceEvents: tuple[_Event, ...]  # noqa: N815
 
 
-def _parts(file: _File) -> Parts:
+def _parts(file: _File, events: Sequence[object]) -> Parts:
     about, totals = file.otherData, file.otherData.totals
-    events = {f"traceEvents[{at}]": event for at, event in enumerate(file.traceEvents)}
-    kinds = typed(dict[str, _Event], events, more=True)
+    kinds = [event.ph for event in file.traceEvents]
 
     def of(kind: str) -> dict[str, object]:
-        return {place: events[place] for place, event in kinds.items() if event.ph == kind}
+        return {f"traceEvents[{at}]": events[at] for at, own in enumerate(kinds) if own == kind}
 
     spans = [_span(*row) for row in typed(dict[str, _Span], of("X"), more=True).items()]
     memory = [
