@@ -22,7 +22,7 @@ from penstock.plan import (
     schedule_of,
 )
 from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.schedule import SCHEDULES, Schedule, Seconds, find, one_f_one_b, zb_greedy
+from penstock.schedule import SCHEDULES, Schedule, Seconds, find, one_f_one_b, refine, zb_greedy
 from penstock.schedule.recipe import Recipe, trains
 from tests.program.programs import random_schedule
 from tests.schedule.test_recipe import recipes
@@ -310,3 +310,47 @@ def test_misfit_in_a_schedule_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**PLAN.to_json(), "schedule": wrong}))
     with pytest.raises(PlanError, match=r"is damaged: schedule\.seconds"):
         Plan.load(tmp_path / "plan.json")
+
+
+def test_stages_in_units_are_cut_at_every_block_and_built_by_the_same_recipe() -> None:
+    graph = chain([1] * 6, [1] * 6)
+    again = (True, False)
+    plan = plan_by_hand(graph, [1], "gpipe", num_micro_batches=2, recompute=again, replicas=2)
+    cut = decide(plan, [], Prediction(1.0, (1,))).refined(graph)
+    assert cut.cuts == (0, 1, 2, 3, 4)
+    assert cut.cut_names == tuple(point.name for point in graph.cut_points)
+    assert cut.recompute == (True, True, False, False, False, False)
+    assert cut.schedule == Recipe("gpipe", units=(2, 4))
+    assert schedule_of(cut) == refine(schedule_of(plan), (2, 4))
+    assert (cut.num_ranks, cut.replicas, cut.predicted) == (2, 2, None)
+    assert [each.value for each in cut.decisions if each.what == "units"] == ["2 4"]
+    assert Plan.from_text(json.dumps(cut.to_json())) == cut
+    assert cut.refined(graph) == cut
+    assert "schedule: gpipe -> gpipe / units 2 4" in diff(plan, cut)
+
+
+@pytest.mark.parametrize(
+    ("units", "cuts"), [(1, (1,)), (2, (0, 1, 3)), (3, (0, 1, 2, 3)), (9, (0, 1, 2, 3, 4))]
+)
+def test_at_most_so_many_units_are_spread_over_a_stage(units: int, cuts: tuple[int, ...]) -> None:
+    graph = chain([1] * 6, [1] * 6)
+    cut = plan_by_hand(graph, [1], "gpipe", num_micro_batches=2).refined(graph, units)
+    assert cut.cuts == cuts
+
+
+def test_units_that_cannot_be_are_refused() -> None:
+    with pytest.raises(PlanError, match="0 units of a stage"):
+        PLAN.refined(GRAPH, 0)
+    with pytest.raises(PlanError, match="the plan is for graph"):
+        PLAN.refined(chain([1, 2, 3], [1, 2, 3]))
+    with pytest.raises(ScheduleError, match="units 2 1 is of 3 stages, not of 2"):
+        replace(PLAN, schedule="gpipe / units 2 1")
+
+
+def test_written_schedule_and_recipe_of_units_are_refined_again() -> None:
+    graph = chain([1] * 6, [1] * 6)
+    plan = plan_by_hand(graph, [1], one_f_one_b(2, 3))
+    twice = plan.refined(graph, 2).refined(graph)
+    assert schedule_of(twice).orders == refine(one_f_one_b(2, 3), (2, 4)).orders
+    named = plan_by_hand(graph, [1], "gpipe", num_micro_batches=3)
+    assert named.refined(graph, 2).refined(graph).schedule == Recipe("gpipe", units=(2, 4))

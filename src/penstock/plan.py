@@ -1,13 +1,15 @@
 """Plan: the decisions, who took each of them and why, and what they are expected to give."""
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json, read_noun, write_text
+from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
 from penstock.schedule import Schedule, recipe
 from penstock.schedule.recipe import (
@@ -17,6 +19,7 @@ from penstock.schedule.recipe import (
     built,
     has_window,
     name_of,
+    refined,
     words_of,
 )
 from penstock.typed import MisfitError, damage, typed
@@ -26,6 +29,7 @@ _MOST_LISTED = 8  # ranks
 _MOST_WORK = 50_000_000  # what a schedule can list: arrays of about 2 GiB
 By = Literal["search", "user", "only choice"]
 Buffers = Literal["exact", "one copy", "per replica"]
+Units: TypeAlias = Literal["block"] | int  # of a stage: one for each block, or at most so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class Plan:
     cuts:               indices of the graph's cut points, one fewer than stages.
     cut_names:          their names, for people and for the check against the graph.
     schedule:           a recipe (or its name), or the schedule itself: one synchronous step of
-                        these stages, micro-batches and ranks.
+                        these stages, micro-batches and ranks.  A recipe's units say which stages
+                        are parts of one, as `refined` makes them.
     num_micro_batches:  per replica and step.
     num_ranks:          ranks of one pipeline; a rank holds several stages if there are more.
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
@@ -120,6 +125,18 @@ class Plan:
     def total_ranks(self) -> int:
         """Return the number of ranks of all replicas."""
         return self.num_ranks * self.replicas
+
+    def refined(self, graph: Graph, units: Units = "block") -> "Plan":
+        """Return the plan with each stage cut again, into units: stages of their own.
+
+        Where a rank did a stage it does its units, one after the other; what it computes, sends
+        and waits for stays what it was (schedule/refine.py).  A unit repeats F where its stage did,
+        from what F handed to it; a tied parameter that several units use counts once for each.
+        units:    "block": one for each block of the model (`block_ends`); or at most so many of a
+                  stage, cut at points that are spread evenly.
+        Raises:   PlanError: the plan is for another graph, or `units` is below 1.
+        """
+        return _refined(self, graph, units)
 
     def __str__(self) -> str:
         head = (
@@ -241,6 +258,41 @@ def check_fits(plan: Plan, graph: Graph) -> None:
     for at, name in zip(plan.cuts, plan.cut_names, strict=True):
         if at >= len(graph.cut_points) or graph.cut_points[at].name != name:
             raise PlanError(f"the plan cuts {name!r}, which is not cut point {at} of this graph")
+
+
+def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
+    check_fits(plan, graph)
+    if asked != "block" and asked < 1:
+        raise PlanError(f"{asked} units of a stage", hint='give "block", or 1 or more')
+    ends = (-1, *plan.cuts, len(graph.cut_points))
+    inner = [range(a + 1, b) for a, b in itertools.pairwise(ends)]  # the cut points in a stage
+    if asked == "block":
+        blocks = set(block_ends(graph))
+        chosen = [[point for point in points if point in blocks] for points in inner]
+    else:
+        chosen = [_spread(points, asked - 1) for points in inner]
+    units = tuple(len(points) + 1 for points in chosen)
+    if set(units) == {1}:
+        return plan
+    cuts = tuple(sorted({*plan.cuts, *itertools.chain.from_iterable(chosen)}))
+    again = zip(plan.recompute, units, strict=True) if plan.recompute else ()
+    value = " ".join(map(str, units))
+    why = "one for each block" if asked == "block" else f"at most {asked} of a stage"
+    return replace(
+        plan,
+        cuts=cuts,
+        cut_names=tuple(graph.cut_points[cut].name for cut in cuts),
+        schedule=refined(plan.schedule, units),
+        recompute=tuple(repeats for repeats, count in again for _ in range(count)),
+        decisions=(*plan.decisions, Decision("units", value, "user", f"asked for {why}")),
+        predicted=None,
+    )
+
+
+def _spread(points: range, count: int) -> list[int]:
+    """Return so many of `points`, or all if there are no more, evenly spread."""
+    count = min(count, len(points))
+    return [points[(k + 1) * (len(points) + 1) // (count + 1) - 1] for k in range(count)]
 
 
 def diff(a: Plan, b: Plan) -> tuple[str, ...]:

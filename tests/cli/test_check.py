@@ -36,6 +36,14 @@ def test_replicas_and_more_steps_are_compared(call: Call) -> None:
     assert "update equal" in found["why"]
 
 
+def test_units_are_compared(call: Call) -> None:
+    flags = ["--units", "block", "--schedule", "zb_h1", "--json"]
+    found = json.loads(call("check", f"{JOBS}:dropout", *flags).out)
+    assert (found["ok"], found["bitwise"]) == (True, True)
+    assert found["stages"] > 2
+    assert found["schedule"].startswith("zb_h1 / units ")
+
+
 def test_a_step_that_differs_is_told_and_exits_1(call: Call) -> None:
     done = call("check", f"{JOBS}:wrong_gradient", "--json")
     assert done.code == 1
@@ -55,7 +63,14 @@ def test_a_model_that_cannot_be_traced_is_told_and_exits_1(call: Call) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--stages", "40"], ["--schedule", "gpip"], ["--replicas", "3"], ["--plan", "nowhere.json"]],
+    [
+        ["--stages", "40"],
+        ["--schedule", "gpip"],
+        ["--replicas", "3"],
+        ["--plan", "nowhere.json"],
+        ["--units", "0"],
+        ["--units", "blocks"],
+    ],
 )
 def test_bad_usage_exits_2(call: Call, arguments: list[str]) -> None:
     done = call("check", f"{JOBS}:small", *arguments)

@@ -196,6 +196,12 @@ def test_plans_of_other_names_share_a_folder(call: Call, machines: Path, tmp_pat
         (("--schedule", "zb_h1"), "schedule", Recipe("zb_h1")),
         (("--schedule", "double_buffered"), "schedule", Recipe("double_buffered")),
         (("--schedule", "interleaved", "--stages", 4), "num_stages", 4),
+        (("--schedule", "gpipe / units 2 1"), "schedule", Recipe("gpipe", units=(2, 1))),
+        (
+            ("--schedule", "gpipe", "--stages", 2, "--units", 2),
+            "schedule",
+            Recipe("gpipe", units=(2, 2)),
+        ),
     ],
 )
 def test_wish_is_kept(

@@ -15,7 +15,9 @@ from penstock.schedule import (
     bubble_fraction,
     find,
     num_messages,
+    one_f_one_b,
     peak_activations,
+    refine,
     versions,
 )
 from penstock.schedule.recipe import Recipe
@@ -179,3 +181,15 @@ def test_schedule_that_was_written_is_drawn_and_annealed_again(call: Call, tmp_p
     mine.write_text("rank 0  F0.0 F0.0")
     error, _ = call("schedule", mine).refusal(2)
     assert "F0.0 stands twice" in error
+
+
+def test_schedule_in_units_is_drawn_with_as_many_stages(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "cut.txt"
+    name = "one_f_one_b / units 2 3"
+    done = call("schedule", name, "--micro-batches", 2, "--out", out)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{name}: 5 stages on 2 ranks, 2 micro-batches")
+    assert Schedule.load(out) == refine(one_f_one_b(2, 2), (2, 3))
+    done = call("schedule", name, "--stages", 4)
+    assert (done.code, done.err.count("hint: ")) == (2, 1)
+    assert "units 2 3 is of 5 stages, not of 4" in done.err

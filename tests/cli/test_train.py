@@ -13,6 +13,7 @@ import pytest
 from penstock.plan import Plan
 from penstock.schedule import Schedule
 from penstock.schedule.asynchronous import pipedream
+from penstock.schedule.recipe import Recipe
 from penstock.timeline import Timeline, breakdown_from_json
 from tests.cli.conftest import Call, Done
 
@@ -124,6 +125,23 @@ def test_resumed_run_goes_on_as_if_it_had_not_stopped(
     assert losses(Path(parts)) == losses(Path(whole))
 
 
+def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_path: Path) -> None:
+    wish = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2", "--no-check"]
+    whole, parts, job = str(tmp_path / "whole"), str(tmp_path / "parts"), f"{JOBS}:small"
+    assert call("train", job, "--out", whole, *wish).code == 0
+    done = call("train", job, "--out", parts, "--steps", "2", "--units", "block", *wish)
+    assert done.code == 0, done.err
+    plan = Plan.load(tmp_path / "parts" / "plan.json")
+    assert plan.num_stages > 2
+    assert plan.predicted is not None
+    assert call("train", job, "--out", parts, "--resume", "--no-check").code == 0
+    assert Plan.load(tmp_path / "parts" / "plan.json") == plan
+    given = ["--plan", f"{whole}/plan.json", "--units", "2", "--no-check"]
+    assert call("train", job, "--out", str(tmp_path / "given"), *given).code == 0
+    assert Plan.load(tmp_path / "given" / "plan.json").schedule == Recipe("pipemare", units=(2, 2))
+    assert losses(Path(parts)) == losses(Path(whole)) == losses(tmp_path / "given")
+
+
 def test_pipemare_begins_with_synchronous_steps(call: Call, tmp_path: Path) -> None:
     wish = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2"]
     done = call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish, "--steps", "9")
@@ -191,6 +209,8 @@ def test_failure_of_a_rank_ends_the_run_with_its_error(
         ["--stages", "40"],
         ["--plan", "no-such-plan.json"],
         ["--ranks", "0"],
+        ["--units", "many"],
+        ["--units", "2", "--eager"],
     ],
 )
 def test_bad_usage_is_told_and_leaves_nothing(

@@ -91,6 +91,24 @@ def test_peak_is_the_predicted_one(schedule, stages, options, name):
     assert found == pytest.approx(expected, rel=CLOSE)
 
 
+@pytest.mark.parametrize("name", ["gpt", "tied", "batch_norm"])
+@pytest.mark.parametrize(
+    ("schedule", "options", "least"),
+    [
+        ("one_f_one_b", {}, 0.98),
+        ("zb_h1", {}, 0.98),
+        ("pipedream", {}, 0.98),
+        ("one_f_one_b", {"recompute": (True, True)}, 0.7),  # one unit at a time is there again
+    ],
+)
+def test_peak_of_units_is_predicted_and_no_more_than_that_of_stages(schedule, options, least, name):
+    plan = plan_of(captured(name, FLOAT).graph, schedule, 2, 4, **options)
+    cut = plan.refined(captured(name, FLOAT).graph)
+    found = measured(cut, name)
+    assert found == pytest.approx(predicted(cut, name, Cluster.here(2)), rel=CLOSE)
+    assert least <= max(found) / max(predicted(plan, name, Cluster.here(2))) <= 1.01
+
+
 @pytest.mark.parametrize(
     ("schedule", "stages", "replicas"),
     [

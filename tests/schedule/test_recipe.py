@@ -1,19 +1,21 @@
 """Recipes: a builder with all its arguments, or a schedule itself, told, read back and built."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
-from penstock.schedule import SCHEDULES, Schedule, Seconds, find, gpipe, two_bp, zb_greedy
+from penstock.schedule import SCHEDULES, Schedule, Seconds, find, gpipe, refine, two_bp, zb_greedy
 from penstock.schedule.recipe import (
     Recipe,
     any_schedule,
     built,
     from_json,
     name_of,
+    refined,
     to_json,
     words_of,
 )
@@ -194,3 +196,28 @@ def test_nor_where_a_search_for_these_seconds_ends_above_the_one_for_equal_ones(
 def test_zb_greedy_takes_the_seconds() -> None:
     seconds = Seconds((1, 1, 1, 5), 1.0, 1.0)
     assert zb_greedy(4, 8, seconds=seconds) != zb_greedy(4, 8)
+
+
+@given(recipes(), st.lists(st.integers(1, 3), min_size=4, max_size=4), st.integers(4, 6))
+def test_recipe_of_units_refines_what_its_builder_builds(
+    recipe: Recipe, units: list[int], count: int
+) -> None:
+    cut = recipe.refined(units)
+    assert Recipe.parse(cut.name) == replace(cut, seconds=None)
+    assert from_json(json.loads(json.dumps(to_json(cut)))) == cut
+    expected = refine(recipe.build(4, count), units)
+    assert cut.build(sum(units), count) == expected == refined(expected, (1,) * sum(units))
+    again = [1 + place % 2 for place in range(sum(units))]
+    assert cut.refined(again).build(sum(again), count).orders == refine(expected, again).orders
+
+
+def test_recipe_of_units_is_of_as_many_stages_and_tells_them() -> None:
+    cut = Recipe.parse("two_bp(limit=4) / units 2 3")
+    assert cut == Recipe("two_bp", (("limit", 4),), units=(2, 3))
+    assert str(cut) == to_json(cut) == "two_bp(limit=4) / units 2 3"
+    with pytest.raises(ScheduleError, match="units 2 3 is of 5 stages, not of 4"):
+        cut.build(4, 2)
+    with pytest.raises(ScheduleError, match="units are 2 0"):
+        Recipe("gpipe", units=(2, 0))
+    with pytest.raises(ScheduleError, match="for 3 stages"):  # seconds are of the builder's stages
+        Recipe("zb_greedy", seconds=Seconds((1, 2), 1, 1), units=(2, 2, 2)).build(6, 2)

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,3 +141,21 @@ def test_schedule_on_one_rank_can_be_written() -> None:
     schedule = find("interleaved")(3, 2, num_ranks=1)
     found = search(GRAPH, PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule=schedule))
     assert (found.plan.num_stages, found.plan.total_ranks) == (3, 1)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_schedule_of_units_is_built_for_the_seconds_of_whole_stages(name: str) -> None:
+    """Units of stage 0 hand gradients on inside it: what was W of the stage is I of those."""
+    plan = plan_by_hand(GRAPH, [1], name, num_micro_batches=3)
+    judge = Judge(GRAPH, PROFILE, cluster_of(2, link=SLOW))
+    own, cut = (judge.candidate(each).plan.schedule for each in (plan, plan.refined(GRAPH)))
+    assert isinstance(own, Recipe)
+    assert isinstance(cut, Recipe)
+    assert cut.units == (2, 4)
+    plain, found = own.seconds, cut.seconds
+    assert plain is not None
+    assert found is not None
+    assert found[0] == pytest.approx(plain[0], rel=1e-2)
+    assert found.message_s == plain.message_s
+    whole, other = (np.add(*np.broadcast_arrays(each[1], each[2])) for each in (plain, found))
+    assert other == pytest.approx(whole, rel=1e-2)

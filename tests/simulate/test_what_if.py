@@ -21,6 +21,7 @@ from penstock.simulate.what_if import (
     Change,
     Run,
     balanced,
+    changed,
     measured_run,
     usual_changes,
     what_if,
@@ -298,3 +299,12 @@ def test_program_that_gathers_weights_is_not_replayed():
     measured = Timeline.of(1, timeline.spans, meta=(("clock", "measured"),))
     with pytest.raises(ProgramError, match="gathers weights"):
         record(gathered, measured)
+
+
+@given(seeds)
+def test_another_schedule_of_units_has_the_same_units(seed: int):
+    truth = plain(seed)
+    run = run_of(replace(plan_of(), schedule="one_f_one_b / units 1 1"), truth, None)
+    expected = replace(plan_of(), schedule="gpipe / units 1 1")
+    assert changed(run, Change(schedule="gpipe")) == expected
+    assert "gpipe / units 1 1" in dict(usual_changes(run))

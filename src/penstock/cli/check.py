@@ -13,7 +13,7 @@ from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
-from penstock.plan import Plan, plan_by_hand
+from penstock.plan import Plan, Units, plan_by_hand
 from penstock.schedule import Schedule
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.training import ask
@@ -29,6 +29,7 @@ def check(  # noqa: PLR0913 - the flags of the command
         int | None, typer.Option(min=1, help="Cut into so many stages; default: 2, or the file's.")
     ] = None,
     schedule: Annotated[str, typer.Option(help=ask.HELP)] = "one_f_one_b",
+    units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, some apart.")] = 2,
@@ -39,12 +40,12 @@ def check(  # noqa: PLR0913 - the flags of the command
     Exits 1 where they differ.  Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
     with face.only_results():
-        asked = ask.schedule_asked(schedule)
+        asked, in_units = ask.schedule_asked(schedule), ask.units_asked(units)
         loaded = load_job(job)
         ask.check_fits(asked, loaded)
         given = None if plan is None else Plan.load(plan)
         cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
-        found = _checked(loaded, given, cuts, steps)
+        found = _checked(loaded, given, cuts, steps, in_units)
     if as_json:
         face.show_json(found)
     else:
@@ -73,7 +74,9 @@ def _cuts(
     return _Cuts(stages or own[0], asked, replicas or own[1], recompute)
 
 
-def _checked(job: Job, given: Plan | None, cuts: _Cuts, steps: int) -> dict[str, Json]:
+def _checked(
+    job: Job, given: Plan | None, cuts: _Cuts, steps: int, units: Units | None
+) -> dict[str, Json]:
     import torch
 
     from penstock.graph.trace import capture
@@ -87,6 +90,7 @@ def _checked(job: Job, given: Plan | None, cuts: _Cuts, steps: int) -> dict[str,
         except GraphError as problem:
             return _untraced(given.num_stages if given else cuts.stages, cuts, problem)
     chosen = given or by_hand(captured.graph, job, cuts)
+    chosen = chosen if units is None else chosen.refined(captured.graph, units)
     launcher = local_launcher(chosen.total_ranks)
     numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
     with face.busy("running the plain steps and the planned ones"):

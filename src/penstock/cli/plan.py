@@ -16,7 +16,7 @@ from penstock.plan import Decision, Plan, Prediction
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Objective, Wish
 from penstock.training import ask, prepare, saved
-from penstock.training.choose import Aim, Machines, Searched, best, decided
+from penstock.training.choose import Aim, Machines, Searched, best, decided, in_units
 from penstock.training.settle import Care, bounded, examined
 from penstock.units import format_bytes, format_seconds
 
@@ -38,6 +38,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
+    units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, tracing aside; then the best so far."),
@@ -50,7 +51,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
 
     Example: penstock plan examples/gpt.py --ranks 2 --out plan.json
     """
-    aim = _objective(objective)
+    aim, cut = _objective(objective), ask.units_asked(units)
     asked = None if schedule is None else ask.schedule_asked(schedule)
     if out is not None:
         face.check_place(out)
@@ -63,10 +64,10 @@ def plan(  # noqa: PLR0913 - the flags of a command
         there = prepare.machines(cluster, ranks, view.TERMINAL)
         machines = Machines(there, prepare.profiled, view.TERMINAL)
         found = best(loaded, wish, captured, machines, Aim(aim, limit, with_front=True))
-        chosen = decided(found.choice.plan, decisions)
+        choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
+        chosen = in_units(choice, cut, found.profiles, there).plan
     if out is not None:
-        basis = saved.Basis(found.choice.captured.graph, found.profiles, there)
-        saved.save_plan(out, chosen, basis)
+        saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
     _show(chosen, found, as_json=as_json)
     if out is not None:
         face.say(f"wrote {out}")

@@ -31,6 +31,7 @@ UNIT_S = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "U": 0.0}
 UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stages"
 _MOST_FORWARDS = 50_000_000  # arrays of about 2 GiB
 _MOST_DRAWN = 64  # ranks
+_STAGES = 4
 
 _SECONDS = typer.Option(
     metavar="F,I,W[,MESSAGE[,COPY]]",
@@ -44,7 +45,7 @@ def schedule(  # noqa: PLR0913 - the flags
     name: Annotated[
         str | None, typer.Argument(help="A name, or a file of one; default: list all.")
     ] = None,
-    stages: Annotated[int, typer.Option(min=1, help="Stages of the model.")] = 4,
+    stages: Annotated[int | None, typer.Option(min=1, help="Default: 4, or its units.")] = None,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Ranks, where stages share them.")
@@ -68,6 +69,7 @@ def schedule(  # noqa: PLR0913 - the flags
     if how is None:
         _check_no_search({"--seconds": seconds, "--limit": limit, "--within": within})
     made = None if name is None else _named(name, stages, micro_batches, ranks)
+    stages = stages or _STAGES
     if how is not None:
         times = finding.times_of(seconds or "1,1,1", made.num_stages if made else stages)
         aim = finding.aim_of(made, (stages, micro_batches, ranks), limit, times)
@@ -86,11 +88,13 @@ def schedule(  # noqa: PLR0913 - the flags
         _all(stages, micro_batches)
 
 
-def _named(name: str, stages: int, micro_batches: int, ranks: int | None) -> Schedule:
-    """Return the schedule in a file, or the named one of these sizes."""
+def _named(name: str, stages: int | None, micro_batches: int, ranks: int | None) -> Schedule:
+    """Return the schedule in a file, or the named one of these sizes, by default of its units."""
     with face.busy("building"):
         asked = schedule_asked(name)
-        return asked if isinstance(asked, Schedule) else build(asked, stages, micro_batches, ranks)
+        if isinstance(asked, Schedule):
+            return asked
+        return build(asked, stages or sum(asked.units) or _STAGES, micro_batches, ranks)
 
 
 def _check_no_search(flags: Mapping[str, object]) -> None:

@@ -15,6 +15,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     plan: Annotated[Path | None, typer.Option(help="Train by this plan.")] = None,
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
+    units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps in all; default: the job's.")
     ] = None,
@@ -55,6 +56,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             ranks=ranks,
             stages=stages,
             schedule=schedule,
+            units=ask.units_asked(units),
             num_steps=steps,
             out=out,
             resume=resume,

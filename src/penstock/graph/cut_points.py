@@ -35,6 +35,28 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     return _unique_names(_with_work(heavy, kept))
 
 
+def block_ends(graph: Graph) -> tuple[int, ...]:
+    """Return the indices of the cut points that divide the model into its blocks.
+
+    A block is a module with a number, as in a list or a sequence, that is inside no other one; the
+    last cut point behind ops of it ends it.  A cut point behind an op of none is an end, too.
+    """
+    ops = [i for i, node in enumerate(graph.nodes) if node.kind == "op" and node.phase == "F"]
+    blocks = [
+        _block_of(graph.nodes[ops[bisect.bisect_left(ops, point.at) - 1]].module)
+        for point in graph.cut_points
+    ]
+    last = {block: index for index, block in enumerate(blocks)}
+    return tuple(index for index, block in enumerate(blocks) if not block or last[block] == index)
+
+
+def _block_of(module: str) -> str:
+    """Return the path of the outermost module with a number; empty: there is none."""
+    parts = module.split(".")
+    numbered = (place for place, part in enumerate(parts) if part.isdecimal())
+    return ".".join(parts[: next(numbered, -1) + 1])
+
+
 def free_ops(graph: Graph) -> list[bool]:
     """Return which ops any stage may repeat for itself instead of receiving their value.
 

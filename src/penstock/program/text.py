@@ -27,7 +27,7 @@ from penstock.program.instructions import (
     TiedGroup,
     parse_instruction,
 )
-from penstock.schedule.weight_rule import WeightRule
+from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
               ProgramError: a weight rule that is not known, or no instruction.
     """
     written = typed(_Written, content)
-    rule = next((rule for rule in weight_rules if rule.name == written.weight_rule), None)
+    rule = rule_named(written.weight_rule, weight_rules)
     if rule is None:
         known = " ".join(rule.name for rule in weight_rules)
         raise ProgramError(f"weight_rule is {written.weight_rule!r}; known are {known}")

@@ -34,6 +34,7 @@ from penstock.schedule.layer_pipe import layer_pipe
 from penstock.schedule.list_schedule import list_schedule
 from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.schedule.orders import KINDS, Action, Kind, Orders, Row, arrange
+from penstock.schedule.refine import refine
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.two_bp import delay_weights, two_bp
 from penstock.schedule.weight_rule import (
@@ -89,6 +90,7 @@ __all__ = [
     "num_messages",
     "one_f_one_b",
     "peak_activations",
+    "refine",
     "scaled",
     "two_bp",
     "v_half",

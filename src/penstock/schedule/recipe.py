@@ -2,6 +2,7 @@
 
     one_f_one_b
     two_bp(limit=4)
+    one_f_one_b / units 4 4                                     each of two stages in four units
     zb_greedy for F 2.1 0.9 ms, I 2 0.8 ms, W 1.9 0.7 ms
 
 What has the sizes (stages, micro-batches, ranks, the steps of a window) makes the schedule of it.
@@ -24,10 +25,11 @@ from penstock.files import Json
 from penstock.schedule import SYNCHRONOUS, Schedule, Seconds, find
 from penstock.schedule.greedy import per_stage
 from penstock.schedule.orders import F
+from penstock.schedule.refine import check_units, refine, words_of_units
 from penstock.typed import MisfitError, typed
 
 _SIZES = ("num_stages", "num_micro_batches", "num_ranks", "num_steps")
-_TEXT = re.compile(r"(\w+)(?:\((.*)\))?", re.ASCII)
+_TEXT = re.compile(r"(\w+)(?:\((.*)\))?(?:\s*/\s*units((?:\s+\d{1,9})+))?", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
 
 Argument: TypeAlias = int | str
@@ -39,14 +41,19 @@ class Recipe:
 
     arguments:  by name, sorted; no sizes.
     seconds:    for which the builder arranges the actions, if it takes any; None: all alike.
+    units:      into how many each of the builder's own stages is cut (refine.py); empty: none is.
+                The seconds are then those of the builder's stages, the sizes those of the units.
     Raises:     ScheduleError: no such builder or argument, or a value that it cannot have.
     """
 
     builder: str
     arguments: tuple[tuple[str, Argument], ...] = ()
     seconds: Seconds | None = None
+    units: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.units:
+            check_units(self.units)
         known = _known(self.builder)
         object.__setattr__(self, "arguments", tuple(sorted(self.arguments)))
         own = known.keys() - {*_SIZES, "seconds"}
@@ -74,9 +81,10 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Return builder and arguments without seconds, as `parse` reads them."""
+        """Return builder, arguments and units without seconds, as `parse` reads them."""
         words = ", ".join(f"{name}={value}" for name, value in self.arguments)
-        return f"{self.builder}({words})" if words else self.builder
+        named = f"{self.builder}({words})" if words else self.builder
+        return f"{named}{words_of_units(self.units)}" if self.units else named
 
     def __str__(self) -> str:
         if self.seconds is None:
@@ -103,7 +111,8 @@ class Recipe:
                 hint = f"write {found[1]}(name=value)"
                 raise ScheduleError(f"{part.strip()!r} is no argument of {found[1]}", hint=hint)
             pairs.append((name, int(value) if _NUMBER.fullmatch(value) else value))
-        return cls(found[1], tuple(pairs))
+        units = tuple(map(int, (found[3] or "").split()))
+        return cls(found[1], tuple(pairs), units=units)
 
     def build(
         self,
@@ -117,21 +126,38 @@ class Recipe:
 
         Raises:   ScheduleError: it cannot be built for these sizes.
         """
+        self.check(num_stages)
         extra: dict[str, Any] = dict(self.arguments)
         if self.seconds is not None:
             extra["seconds"] = self.seconds
         for name, number in (("num_ranks", num_ranks), ("num_steps", num_steps)):
             if number is not None and name in _known(self.builder):
                 extra[name] = number
-        return find(self.builder)(num_stages, num_micro_batches, **extra)
+        own = len(self.units) or num_stages
+        made = find(self.builder)(own, num_micro_batches, **extra)
+        return refine(made, self.units) if self.units else made
 
     def check(self, num_stages: int) -> None:
-        """Check that the seconds are of so many stages.
+        """Check that units and seconds are of so many stages.
 
         Raises:   ScheduleError: they are not.
         """
+        if self.units and sum(self.units) != num_stages:
+            message = f"{self.name} is of {sum(self.units)} stages, not of {num_stages}"
+            raise ScheduleError(message, hint="give units that add up to the number of stages")
         if self.seconds is not None:
-            per_stage(self.seconds._asdict(), num_stages)
+            per_stage(self.seconds._asdict(), len(self.units) or num_stages)
+
+    def refined(self, units: Sequence[int]) -> "Recipe":
+        """Return the recipe that cuts stage s of what this one makes into `units[s]`.
+
+        Raises:   ScheduleError: one of them is below 1, or there is no such number of stages.
+        """
+        counts = check_units(units)
+        self.check(len(counts))
+        ends = np.cumsum(self.units or (1,) * len(counts))
+        parts = np.split(np.array(counts), ends[:-1])
+        return replace(self, units=tuple(int(part.sum()) for part in parts))
 
 
 AnySchedule: TypeAlias = Recipe | Schedule  # of which a schedule of given sizes can be had
@@ -179,6 +205,26 @@ def built_on(
     except ScheduleError:
         return None
     return made if made.num_ranks == ranks else None
+
+
+def refined(of: AnySchedule, units: Sequence[int]) -> AnySchedule:
+    """Return what makes the schedule whose stage s is cut into `units[s]` of them.
+
+    Raises:   ScheduleError: `units` is of another number of stages, or one of them is below 1.
+    """
+    return of.refined(units) if isinstance(of, Recipe) else refine(of, units)
+
+
+def units_of(of: AnySchedule) -> tuple[int, ...]:
+    """Return into how many units a recipe cuts each stage of its own; empty: into none."""
+    return of.units if isinstance(of, Recipe) else ()
+
+
+def as_cut(asked: AnySchedule, of: AnySchedule) -> AnySchedule:
+    """Return the recipe `asked` with the units of `of`, unless it has its own; a schedule as is."""
+    if not isinstance(asked, Recipe) or asked.units:
+        return asked
+    return replace(asked, units=units_of(of))
 
 
 def name_of(of: AnySchedule) -> str:

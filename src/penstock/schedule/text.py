@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock.errors import ScheduleError
 from penstock.files import Json, json_object
 from penstock.schedule.orders import Action
-from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule
+from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule, rule_named
 from penstock.typed import damage, typed
 
 _HEAD = re.compile(
@@ -144,9 +144,8 @@ def _actions(words: Sequence[str], where: str) -> list[Action]:
 
 
 def _rule(name: str, weight_rules: Sequence[WeightRule]) -> WeightRule:
-    for rule in weight_rules:
-        if rule.name == name:
-            return rule
+    if (found := rule_named(name, weight_rules)) is not None:
+        return found
     known = ", ".join(rule.name for rule in weight_rules)
     raise ScheduleError(f"there is no weight rule {name}", hint=f"use one of: {known}")
 

@@ -15,9 +15,11 @@ m // M are done.  The laws differ in which of these they read:
     2BW             F and B the version of one step before
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:  # a schedule has a rule, so its file imports this one
     from penstock.schedule.schedule import Schedule
 
 Number = TypeVar("Number", int, IntArray)
+_UNITS = re.compile(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", re.ASCII)
 
 
 class Reads(NamedTuple, Generic[Number]):
@@ -305,6 +308,48 @@ WEIGHT_RULES = (
     PREDICTED,
     PREDICTED_COMPENSATED,
 )
+
+
+@cache
+def of_units(rule: WeightRule, units: tuple[int, ...]) -> WeightRule:
+    """Return `rule` for stages each of which is cut into `units[stage]` of them.
+
+    A unit does what the rule says of the stage that it is a part of.  A rule that does not ask for
+    the stage's place is that of units too: `SYNCHRONOUS`.
+    """
+    if rule == SYNCHRONOUS:
+        return rule
+    ends = np.cumsum(units)
+
+    def whole(unit: Number, num_stages: int) -> Number:
+        if num_stages != ends[-1]:
+            message = f"{rule.name} is in {ends[-1]} units, not in {num_stages}"
+            raise ScheduleError(message, hint=f"its units are {' '.join(map(str, units))}")
+        found = np.searchsorted(ends, unit, side="right")
+        return cast("Number", int(found) if isinstance(unit, int) else found)
+
+    def law(
+        stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+    ) -> Reads[Number]:
+        return rule.law(whole(stage, num_stages), micro_batch, len(units), num_micro_batches)
+
+    def staleness(stage: int, num_stages: int, num_micro_batches: int) -> float:
+        return rule.staleness(whole(stage, num_stages), len(units), num_micro_batches)
+
+    name = f"{rule.name}/{','.join(map(str, units))}"
+    return replace(rule, name=name, law=law, staleness=staleness)
+
+
+def rule_named(name: str, rules: Iterable[WeightRule]) -> WeightRule | None:
+    """Return the one of `rules` with that name, of units where it says so; None: there is none."""
+    known = tuple(rules)
+    for rule in known:
+        if rule.name == name:
+            return rule
+    head, _, counts = name.rpartition("/")
+    if not _UNITS.fullmatch(counts) or (rule := rule_named(head, known)) is None:
+        return None
+    return of_units(rule, tuple(map(int, counts.split(","))))
 
 
 def scaled(rate: float, momentum: float, *, samples: int, reference: int) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from penstock.schedule.recipe import (
     name_of,
     shares_ranks,
     trains,
+    units_of,
     words_of,
 )
 
@@ -132,6 +133,8 @@ def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
     """Return the numbers of stages to try: two or three on a rank, where they share ranks."""
     if isinstance(schedule, Schedule):
         return (schedule.num_stages,)
+    if units := units_of(schedule):
+        return (sum(units),)
     if shares_ranks(schedule):
         return 2 * num_ranks, 3 * num_ranks
     return num_ranks, num_ranks - 1  # fewer than ranks, where one of them lives on several

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.cluster import Cluster
 from penstock.graph.stages import Stages
 from penstock.plan import Plan, schedule_of
@@ -61,11 +63,21 @@ def suited(plan: Plan, setting: Setting, *, alike: Schedule | None = None) -> Pl
             row.append(
                 max(_rounded(float(setting.costs.action_s[kind, stage, at])) for at in kinds)
             )
-    forward, whole, first, second = (tuple(rows[kind]) for kind in (F, B, I, W))
+    units = recipe.units or (1,) * len(rows[F])  # of the builder's own stages
+    forward, whole, first, second = (_together(rows[kind], units) for kind in (F, B, I, W))
     if (made.orders.kinds == B).any():
         first, second = whole, 0.0
     seconds = Seconds(forward, first, second, _rounded(_message_s(made, setting)))
     return replace(plan, schedule=replace(recipe, seconds=seconds))
+
+
+def _together(seconds: Sequence[float], units: Sequence[int]) -> tuple[float, ...]:
+    """Return the seconds of stages that are cut into so many units each."""
+    if set(units) == {1}:
+        return tuple(seconds)
+    ends = np.cumsum(units).tolist()
+    parts = (seconds[end - count : end] for end, count in zip(ends, units, strict=True))
+    return tuple(_rounded(sum(part)) for part in parts)
 
 
 def _message_s(made: Schedule, setting: Setting) -> float:

@@ -27,10 +27,12 @@ from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
     any_schedule,
+    as_cut,
     built_on,
     has_window,
     name_of,
     trains,
+    units_of,
 )
 from penstock.simulate.carry import carried
 from penstock.simulate.matched import Floats
@@ -182,7 +184,9 @@ def changed(run: Run, change: Change) -> Plan:
     Raises:   ScheduleError: no such schedule.  PlanError: one of other sizes.
               GraphError, ProfileError: its stages cannot be priced.
     """
-    asked = None if change.schedule is None else any_schedule(change.schedule)
+    asked = None
+    if change.schedule is not None:
+        asked = as_cut(any_schedule(change.schedule), run.plan.schedule)
     plan = replace(
         run.plan,
         schedule=asked or run.plan.schedule,
@@ -306,7 +310,8 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
         yield "all stages as long as each other", balanced(run)
     plan = run.plan
     several = plan.num_ranks > 1 and trains(plan.schedule)
-    for each in [Recipe(make.__name__) for make in SCHEDULES] if several else []:
+    units = units_of(plan.schedule)
+    for each in [Recipe(make.__name__, units=units) for make in SCHEDULES] if several else []:
         if each.name == name_of(plan.schedule) or has_window(each) or not trains(each):
             continue
         made = built_on(each, plan.num_stages, plan.num_micro_batches, plan.num_ranks)

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from penstock.errors import PlanError, ScheduleError
 from penstock.job import Job
+from penstock.plan import Units
 from penstock.schedule import Schedule
 from penstock.schedule.recipe import AnySchedule, Recipe, name_of
 
 HELP = "A name of `penstock schedule`, or a file: its text, JSON, or torch's CSV."
+UNITS_HELP = "Cut stages into units: block (one each), or at most so many of a stage."
+_MOST_UNITS = 1_000_000
 
 
 def schedule_asked(text: str) -> AnySchedule:
@@ -19,12 +22,27 @@ def schedule_asked(text: str) -> AnySchedule:
     """
     path = Path(text)
     if not path.is_file():
-        if path.suffix or len(path.parts) > 1:
+        if " / units " not in text and (path.suffix or len(path.parts) > 1):
             hint = "check the path; `penstock schedule` lists the names"
             raise ScheduleError(f"there is no schedule file {text}", hint=hint)
         return Recipe.parse(text)
     found = Schedule.load(path)
     return found if found.name else replace(found, name=" ".join(path.stem.split()))
+
+
+def units_asked(text: str | None) -> Units | None:
+    """Return what a flag says of units: "block", or at most how many a stage has.
+
+    Raises:   PlanError: it is neither.
+    """
+    match text:
+        case None | "block":
+            return text
+        case number if number.isdecimal() and 1 <= int(number) < _MOST_UNITS:
+            return int(number)
+        case _:
+            message = f'--units is "{text}", neither block nor a number'
+            raise PlanError(message, hint="write --units block, or --units 4")
 
 
 def check_fits(asked: str | AnySchedule | None, job: Job) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, PlanError
+from penstock.graph.graph import Graph
 from penstock.job import Job
-from penstock.plan import Decision, Plan, Prediction, check_fits, decide
+from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
 from penstock.search import Candidate, Found, Objective, Tally, Wish, evaluate, front_of, search
 from penstock.training.listener import SILENT, Listener
@@ -108,21 +109,52 @@ class Machines(NamedTuple):
     listener: Listener = SILENT
 
 
-def given(job: Job, plan: Plan, folder: Path, captured: "Capture", there: Machines) -> Choice:
+def given(
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    captured: "Capture",
+    there: Machines,
+    units: Units | None = None,
+) -> Choice:
     """Return `plan`, predicted for the machines that are there, saved in `folder`.
 
     Where it is for hosts that are not, its ranks are on those that are, as these are numbered.
+    units:    into which its stages are cut; None: they stay as they are.
     Raises:   PlanError: it is for another model, or for another number of micro-batches.
     """
     cluster = there.cluster or machines(None, plan.total_ranks, there.listener)
     plan = on_hosts_of(plan, cluster)
     joined, captured = for_plan(job, plan, captured, there.listener)
     profiles = there.profile(captured, joined, cluster, there.listener)
-    candidate, _ = evaluate(captured.graph, profiles, cluster, plan)
+    plan = _predicted(plan, captured.graph, profiles, cluster)
+    choice = in_units(Choice(joined, captured, plan), units, profiles, cluster)
+    save(folder, captured, choice.plan, profiles, cluster)
+    return choice
+
+
+def in_units(
+    choice: Choice, units: Units | None, profiles: "Sequence[Profile]", cluster: Cluster
+) -> Choice:
+    """Return a choice with its stages in such units, predicted; None: as it is.
+
+    Raises:   PlanError: the job's optimizer stays whole.
+    """
+    if units is None:
+        return choice
+    plan, graph = choice.plan, choice.captured.graph
+    whole = next((each for each in plan.decisions if each.what == "optimizer"), None)
+    if whole is not None:
+        message = f"the optimizer cannot be divided into units: {whole.why}"
+        raise PlanError(message, hint="leave --units out, or mend the optimizer")
+    plan = plan.refined(graph, units)
+    return choice._replace(plan=_predicted(plan, graph, profiles, cluster))
+
+
+def _predicted(plan: Plan, graph: Graph, profiles: "Sequence[Profile]", cluster: Cluster) -> Plan:
+    candidate, _ = evaluate(graph, profiles, cluster, plan)
     prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
-    plan = decide(plan, plan.decisions, prediction)
-    save(folder, captured, plan, profiles, cluster)
-    return Choice(joined, captured, plan)
+    return decide(plan, plan.decisions, prediction)
 
 
 def on_hosts_of(plan: Plan, cluster: Cluster | None) -> Plan:

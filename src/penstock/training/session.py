@@ -12,7 +12,7 @@ from penstock.cluster import Cluster
 from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job
-from penstock.plan import Decision, Plan
+from penstock.plan import Decision, Plan, Units
 from penstock.search import Wish
 from penstock.training import saved, trial
 from penstock.training.choose import (
@@ -22,6 +22,7 @@ from penstock.training.choose import (
     decided,
     for_plan,
     given,
+    in_units,
     on_hosts_of,
     save,
 )
@@ -65,6 +66,7 @@ class Session:
     """One run: what was asked for, and the phases in which it is done.
 
     text:     how the job was named, "file.py:name"; "": it was given as a record.
+    units:    into which the stages of the plan are cut, whichever it is; None: it stays as it is.
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
     """
 
@@ -78,6 +80,7 @@ class Session:
     there: Machines
     every: Every = EVERY
     care: Care = Care()  # noqa: RUF009 - a frozen record
+    units: Units | None = None
     on_step: Callable[[Row], None] | None = None
     checked: str = ""
 
@@ -118,7 +121,13 @@ class Session:
 
     def _is_strict(self) -> bool:
         """Return whether there is to be a plan or nothing."""
-        asked = self.given_plan, self.wish.schedule, self.wish.stages, self.there.cluster
+        asked = (
+            self.given_plan,
+            self.wish.schedule,
+            self.wish.stages,
+            self.there.cluster,
+            self.units,
+        )
         return self.care.strict or any(each is not None for each in asked)
 
     def prove(
@@ -197,7 +206,8 @@ class Session:
         wish, decisions = bounded(self.job, self.text, captured, found, self.wish, self.listener)
         choice = self._kept(captured) if checkpoint is not None else None
         if self.given_plan is not None:
-            choice = given(self.job, self.given_plan, self.folder, captured, self.there)
+            about = self.folder, captured, self.there
+            choice = given(self.job, self.given_plan, *about, self.units)
         elif choice is None:
             choice = self._searched(captured, wish, decisions, found)
         self.listener.say(str(choice.plan))
@@ -227,13 +237,14 @@ class Session:
             choice, trials = order[0].choice, (trial.decision(order),)
         choice = choice._replace(plan=decided(choice.plan, (*decisions, *trials)))
         profiles = searched.profiles_of(choice)
+        choice = in_units(choice, self.units, profiles, cluster)
         save(self.folder, choice.captured, choice.plan, profiles, cluster)
         return choice
 
     def _kept(self, captured: "Capture") -> Choice | None:
         """Return the plan of the run to resume, if it is what is wished for."""
         path = self.folder / "plan.json"
-        if self.wish.schedule or self.wish.stages or not path.exists():
+        if self.wish.schedule or self.wish.stages or self.units or not path.exists():
             return None
         plan = on_hosts_of(Plan.load(path), self.there.cluster)
         if self.wish.ranks not in (None, plan.total_ranks):

@@ -10,7 +10,7 @@ import torch
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.job import Job, load_job
-from penstock.plan import Plan
+from penstock.plan import Plan, Units
 from penstock.runtime.launch import under_torchrun
 from penstock.schedule.recipe import AnySchedule
 from penstock.search import Wish
@@ -38,6 +38,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     ranks: int | None = None,
     stages: int | None = None,
     schedule: AnySchedule | str | None = None,
+    units: Units | None = None,
     num_steps: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
@@ -59,6 +60,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     plan:              train by this one, or by that in a file; default: searched for, with as many
                        `ranks`, `stages` and with that `schedule` where they are given: a name,
                        a file, or a schedule.
+    units:             into which stages are cut: "block", one for each block, or at most so many
+                       of a stage; default: into none.
     num_steps:         in all; default: the job's.
     out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
     resume:            go on from the last checkpoint in `out`, if one is there.
@@ -77,8 +80,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     """
 
     def make() -> Session:
-        if eager and (plan or schedule or stages):
-            hint = "leave out --plan, --schedule, --stages"
+        if eager and (plan or schedule or stages or units):
+            hint = "leave out --plan, --schedule, --stages, --units"
             raise PlanError("--eager trains without a plan", hint=hint)
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
         folder = _folder_of(job, out)
@@ -98,6 +101,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             every=parse_every(str(checkpoint_every)),
             care=Care(check, strict, eager, trial),
             on_step=on_step,
+            units=ask.units_asked(None if units is None else str(units)),
         )
 
     with _one_thread():

@@ -10,7 +10,7 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Program
-from penstock.schedule.recipe import Recipe
+from penstock.schedule.recipe import Recipe, units_of
 
 _MOST_STEPS = 100  # of an asynchronous window between checkpoints that are due by the clock
 FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched, before the rest
@@ -80,7 +80,8 @@ def _warm_up(graph: Graph, plan: Plan, steps: range) -> list[tuple[Program, int]
     until = min(schedule_of(plan).weight_rule.warm_up_steps, steps.stop)
     if steps.start >= until:
         return []
-    program = lower_plan(replace(plan, schedule=Recipe("one_f_one_b")), graph)
+    drained = Recipe("one_f_one_b", units=units_of(plan.schedule))
+    program = lower_plan(replace(plan, schedule=drained), graph)
     return [(program, step) for step in range(steps.start, until)]
 
 
