@@ -2,12 +2,17 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import penstock as ps
+from penstock.errors import PlanError
+from penstock.plan import Decision, plan_by_hand
+from penstock.training.choose import Choice, in_units
 from tests.cli.training import small
+from tests.search.chains import chain
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +78,8 @@ def test_the_plan_of_an_earlier_run_in_the_same_folder_is_followed(tmp_path):
         ({"schedule": "gpip"}, "there is no schedule 'gpip'"),
         ({"checkpoint_every": 0}, "neither a number of steps nor a time"),
         ({"plan": "no.json"}, "no.json"),
+        ({"units": 0}, "neither block nor a number"),
+        ({"units": "block", "eager": True}, "trains without a plan"),
         ({"out": __file__}, "is a file, not a folder"),
     ],
 )
@@ -80,3 +87,13 @@ def test_what_is_wrong_is_told_before_anything_runs(asked, message, tmp_path):
     with pytest.raises(ps.PenstockError, match=message):
         ps.train(small(), **{"out": tmp_path / "run", **asked})
     assert not (tmp_path / "run").exists()
+
+
+def test_optimizer_that_stays_whole_is_refused_units():
+    graph = chain([1] * 4, [1] * 4)
+    whole = Decision("optimizer", "whole on each replica", "only choice", "it looks at all")
+    plan = replace(plan_by_hand(graph, [], "gpipe", num_micro_batches=1), decisions=(whole,))
+    choice = Choice(small(), SimpleNamespace(graph=graph), plan)
+    assert in_units(choice, None, (), None) is choice
+    with pytest.raises(PlanError, match="cannot be divided into units: it looks at all"):
+        in_units(choice, "block", (), None)
