@@ -10,6 +10,7 @@ from penstock.graph.trace import capture
 from penstock.plan import schedule_of
 from penstock.profile import Profile
 from penstock.schedule import refine
+from penstock.schedule.orders import I
 
 
 def test_every_schedule_that_drains_stands_beside_its_units():
@@ -29,7 +30,10 @@ def test_every_schedule_that_drains_stands_beside_its_units():
         assert refined.plan.num_stages == sum(counts) >= 9
         if not plain.plan.schedule.takes_seconds:
             assert schedule_of(refined.plan) == refine(schedule_of(plain.plan), counts)
-        assert 0.9 < refined.predicted_s / plain.predicted_s < 1.2
+        # The first stage's I has nothing to do, its units' has; a unit repeats less of F.
+        splits = (schedule_of(plain.plan).orders.kinds == I).any()
+        least = 0.7 if splits or any(plain.plan.recompute) else 1.0
+        assert least < refined.predicted_s / plain.predicted_s < 1.1
 
 
 def test_row_has_the_medians_and_the_ratios_of_the_turns():
