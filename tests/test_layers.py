@@ -17,6 +17,7 @@ ROOMS = (
     "typed",
     "heap",
     "_compat",
+    "far",
     "job",
     "batches",
     "writers",
@@ -39,7 +40,7 @@ ROOMS = (
 )
 
 # Where torch may be imported; everything else plans and simulates without it.
-TORCH_ROOMS = {"_compat", "batches", "runtime", "training", "report", "cli"}
+TORCH_ROOMS = {"_compat", "far", "batches", "runtime", "training", "report", "cli"}
 TORCH_FILES = {
     "graph/trace.py",
     "graph/aliases.py",

@@ -30,6 +30,7 @@ _MOST_WORK = 50_000_000  # what a schedule can list: arrays of about 2 GiB
 By = Literal["search", "user", "only choice"]
 Buffers = Literal["exact", "one copy", "per replica"]
 Units: TypeAlias = Literal["block"] | int  # of a stage: one for each block, or at most so many
+Offloaded = Literal["none", "state", "activations", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Plan:
     num_ranks:          ranks of one pipeline; a rank holds several stages if there are more.
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
     recompute:          for each stage, whether B repeats F instead of keeping its activations.
+    offload:            for each stage, what is in far memory while it is not needed: the state of
+                        the optimizer, what F keeps for the backward, or both.
     clip:               whether gradients are clipped by their global norm (the job says to what).
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
@@ -72,6 +75,8 @@ class Plan:
     buffers:            which values those that forward writes have: "exact", those of the plain
                         loop; "one copy", likewise, by one copy of each stage that takes its
                         micro-batches in order; "per replica", those of the first replica.
+    early:              computes by which each receive is posted before the one that it is posted
+                        for; over gloo a message moves only then.
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
                         empty: as they stand in the cluster.
     """
@@ -84,10 +89,12 @@ class Plan:
     num_ranks: int
     replicas: int = 1
     recompute: tuple[bool, ...] = ()
+    offload: tuple[Offloaded, ...] = ()
     clip: bool = False
     post_validation: bool = False
     joined: int = 1
     buffers: Buffers = "exact"
+    early: int = 0
     hosts: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
@@ -101,6 +108,8 @@ class Plan:
         for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
+        if self.early < 0:
+            raise PlanError(f"early is {self.early} computes; it must be 0 or more")
         work = self.num_stages * self.num_micro_batches, self.num_ranks * self.replicas
         if max(work) > _MOST_WORK:
             counts = f"{work[0]} forwards of a pipeline, {work[1]} ranks"
@@ -114,6 +123,7 @@ class Plan:
             raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
+        _check_offload(self)
         _check_schedule(self)
 
     @property
@@ -203,6 +213,18 @@ def _read(content: dict[str, Json]) -> Plan:
         raise problem.inside("schedule") from None
     rest = {name: value for name, value in content.items() if name != "schedule"}
     return typed(Plan, rest, made={"schedule": schedule})
+
+
+def _check_offload(plan: Plan) -> None:
+    """Raise where what is to be offloaded cannot be."""
+    if plan.offload and len(plan.offload) != plan.num_stages:
+        raise PlanError(f"offload says {len(plan.offload)} of {plan.num_stages} stages")
+    for word in plan.offload:
+        if word not in get_args(Offloaded):
+            raise PlanError(f"offload says {word!r}, not one of {get_args(Offloaded)}")
+    if plan.clip and plan.post_validation and {"state", "both"} & set(plan.offload):
+        hint = "clip before the update, or let the state stay"
+        raise PlanError("an update that may be taken back needs the optimizer's state", hint=hint)
 
 
 def _check_schedule(plan: Plan) -> None:
@@ -322,6 +344,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
     num_ranks: int | None = None,
     replicas: int = 1,
     recompute: Sequence[bool] = (),
+    offload: Sequence[Offloaded] = (),
     clip: bool = False,
     post_validation: bool = False,
 ) -> Plan:
@@ -351,6 +374,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
         num_ranks=own_ranks if num_ranks is None else num_ranks,
         replicas=replicas,
         recompute=tuple(recompute) or (False,) * (len(cuts) + 1),
+        offload=tuple(offload),
         clip=clip,
         post_validation=post_validation,
     )

@@ -268,9 +268,11 @@ def test_what_fails_on_one_host_ends_all_of_them(here: Path, tmp_path: Path) -> 
 def test_plan_for_hosts_that_are_not_there_is_for_those_that_are() -> None:
     plan = plan_by_hand(chain([4, 4], [4, 4]), [0], "gpipe", num_micro_batches=2)
     turned = replace(plan, hosts=("b", "a"))
-    assert on_hosts_of(turned, UNLIKE) == turned
+    early = replace(plan, early=4)
+    assert on_hosts_of(turned, UNLIKE) == replace(early, hosts=("b", "a"))
     others = replace(UNLIKE, hosts=(Host("a", "big", 1), Host("c", "small", 1)))
-    assert on_hosts_of(turned, others) == on_hosts_of(turned, None) == plan
+    assert on_hosts_of(turned, others) == early
+    assert on_hosts_of(turned, None) == on_hosts_of(early, Cluster.here(2)) == plan
 
 
 def test_cluster_of_this_host_is_what_the_plan_is_for(call: Call, tmp_path: Path) -> None:

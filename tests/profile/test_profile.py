@@ -24,6 +24,7 @@ PROFILE = Profile(
     state_bytes_per_byte=2.0,
     update_workspace_per_byte=0.5,
     copy_s_per_byte=3e-10,
+    far_s_per_byte=4e-10,
 )
 
 

@@ -31,6 +31,7 @@ PROFILE = Profile(
     state_bytes_per_byte=2.0,
     update_workspace_per_byte=0.5,
     copy_s_per_byte=0.1,
+    far_s_per_byte=0.2,
 )
 
 

@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from penstock.program.program import Compute, Receive, Reduce, Reshard, Send, Unshard, Update
+from penstock.program.program import (
+    Compute,
+    Offload,
+    Receive,
+    Reduce,
+    Reload,
+    Reshard,
+    Send,
+    Unshard,
+    Update,
+)
 
 MUTATIONS = (
     "drop",
@@ -80,6 +90,12 @@ def _change(program, one, how, chance):
             return replace(one, of=one.of._replace(kind=chance.choice("FBI")))
         case "kind" if isinstance(one, Unshard):
             return Reshard(one.stage)
+        case "kind" if isinstance(one, Offload):
+            return Reload(one.of)
+        case "retag" if isinstance(one, Offload | Reload):
+            return replace(one, of=one.of._replace(micro_batch=chance.randrange(window)))
+        case "stage" if isinstance(one, Offload | Reload):
+            return replace(one, of=one.of._replace(stage=chance.randrange(program.num_stages)))
         case "step" if isinstance(one, Update | Reduce):
             return replace(one, step=chance.randrange(program.num_steps))
         case "stage" if isinstance(one, Update | Unshard | Reshard):

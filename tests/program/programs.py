@@ -2,12 +2,15 @@
 
 import random
 from dataclasses import replace
+from typing import get_args
 
 from hypothesis import strategies as st
 
 from penstock.errors import ProgramError
+from penstock.plan import Offloaded
 from penstock.program.codes import Codes
 from penstock.program.lower import chain, lower_schedule
+from penstock.program.passes import offload
 from penstock.program.program import (
     Compute,
     Edge,
@@ -171,7 +174,16 @@ def programs(draw, *, kinds=KINDS, max_stages=4, max_micro_batches=4):
     except ProgramError:  # a random window may have no place for sums over several stages
         assert kind == "window"
         program = lower_schedule(schedule, edges=edges, replicas=replicas)
+    if chance.random() < 0.3:
+        program = with_copies(program, chance)
     return with_shards(program, chance) if chance.random() < 0.3 else program
+
+
+def with_copies(program, chance):
+    """Return `program` with copies to far memory and back, of some stages."""
+    words = [chance.choice(get_args(Offloaded)) for _ in range(program.num_stages)]
+    has_updates = any(isinstance(one, Update) for code in program.code for one in code)
+    return offload(program, words) if has_updates else program
 
 
 def with_shards(program, chance):

@@ -13,8 +13,10 @@ from collections import defaultdict
 
 from penstock.program.program import (
     Compute,
+    Offload,
     Receive,
     Reduce,
+    Reload,
     Reshard,
     Send,
     Unshard,
@@ -200,6 +202,12 @@ class Rank(threading.Thread):
             one.stage: False for one in self.code if isinstance(one, Unshard | Reshard)
         }
         self.meetings = defaultdict(int)
+        self.far = {}  # what F keeps, by (stage, micro-batch)
+        copies = [one for one in self.code if isinstance(one, Offload | Reload)]
+        self.state_is_far = {
+            one.of.stage: isinstance(one, Reload) for one in reversed(copies) if one.of.kind == "U"
+        }
+        self.state_began_far = dict(self.state_is_far)
 
     def run(self):
         try:
@@ -207,6 +215,9 @@ class Rank(threading.Thread):
                 with self.wires.changed:
                     self.do(instruction)
                     self.wires.changed.notify_all()
+            with self.wires.changed:
+                if self.state_is_far != self.state_began_far:
+                    self.wires.fault("a state ends elsewhere than it began")
         except Fault:
             pass
         finally:
@@ -239,6 +250,25 @@ class Rank(threading.Thread):
                 self.switch(stage, True)
             case Reshard(stage):
                 self.switch(stage, False)
+            case Offload(of):
+                self.copy(of, away=True)
+            case Reload(of):
+                self.copy(of, away=False)
+
+    def copy(self, of, *, away):
+        kind, stage, number = of
+        if kind == "F":
+            here, there = (self.outs, self.far) if away else (self.far, self.outs)
+            used = any((one, stage, number) in self.done for one in "BIW")
+            if (stage, number) not in here or used:
+                self.wires.fault(f"{of}: not where it should be")
+            there[stage, number] = here.pop((stage, number))
+            return
+        steps = number + away  # updates that were made
+        made = (stage, steps) in self.weights and (stage, steps + 1) not in self.weights
+        if not made or self.state_is_far[stage] == away:
+            self.wires.fault(f"{of}: not where it should be")
+        self.state_is_far[stage] = away
 
     def column(self):
         return tuple(
@@ -324,6 +354,8 @@ class Rank(threading.Thread):
         if not done.issuperset(need) or done.intersection(bad):
             self.wires.fault(f"{action}: after {done}")
         gradients = [self.read(e, m, wait=kind != "W") for e in self.law.into[stage, "B"]]
+        if (stage, m) not in self.outs:
+            self.wires.fault(f"{action}: what F kept is far")
         args = self.outs[stage, m], inputs, gradients
         if kind in "BI":
             self.made["B", stage, m] = self.law.input_gradient(weights, *args)
@@ -388,6 +420,8 @@ class Rank(threading.Thread):
             self.wires.fault(f"U{stage}.{step}: stage is gathered")
         if (stage, step) not in self.weights or (stage, step + 1) in self.weights:
             self.wires.fault(f"U{stage}.{step}: not its turn")
+        if self.state_is_far.get(stage):
+            self.wires.fault(f"U{stage}.{step}: its state is far")
         if self.program.clip and step not in self.norm:
             self.wires.fault(f"U{stage}.{step}: no norm")
         tied = {

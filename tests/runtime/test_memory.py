@@ -6,27 +6,26 @@ from functools import cache, partial
 import pytest
 import torch
 
-from penstock.cluster import Cluster, Host, Link
+from penstock.cluster import Cluster
 from penstock.graph.traced import trace
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous, plan_by_hand, schedule_of
 from penstock.profile import Profile, measure
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.of_plan import lower
+from penstock.program.passes.receive_early import EARLY
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.schedule import weight_copies
 from penstock.search import evaluate
-from penstock.simulate.price import as_run, held_of
+from penstock.simulate.price import held_of, memory_on
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
 from penstock.training.run import run
 from tests.parity.models import captured, job_of, plan_of
 
 FLOAT = torch.float32
-CPU = Cluster.here(1).devices
-TWO_HOSTS = Cluster(CPU, (Host("a", "cpu", 1), Host("b", "cpu", 1)), between=Link(1e-3, 25e6))
 CLOSE = 0.02  # what the allocator rounds up is much of tensors of 16 numbers
 
 
@@ -43,12 +42,12 @@ def programs(plan: Plan, name: str):
     return lower_plan(plan, captured(name, FLOAT).graph, num_steps=window), window
 
 
-def predicted(plan: Plan, name: str, cluster: Cluster) -> tuple[int, ...]:
+def predicted(plan: Plan, name: str) -> tuple[int, ...]:
     graph = captured(name, FLOAT).graph
     program, window = programs(plan, name)
     alive = weight_copies(schedule_of(plan, num_steps=window)) if window > 1 else ()
     held = held_of(graph, stages_of(plan, graph), profile_of(name), alive)
-    program, memory = as_run(program, [held], [0] * program.num_ranks, cluster)
+    memory = memory_on([held], program, [0] * program.num_ranks, posted=plan.early > 0)
     return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
 
 
@@ -87,7 +86,7 @@ def test_peak_is_the_predicted_one(schedule, stages, options, name):
     optimizer = {"clip_norm": 1.0} if options.get("clip") else {}
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, **options)
     found = measured(plan, name, **optimizer)
-    expected = predicted(plan, name, Cluster.here(plan.total_ranks))
+    expected = predicted(plan, name)
     assert found == pytest.approx(expected, rel=CLOSE)
 
 
@@ -125,13 +124,11 @@ def test_peak_over_gloo_counts_the_messages_whose_receives_are_posted(
     monkeypatch.setattr(launch, "available", lambda: (False, "as between hosts"))
     name = "tied"
     graph = captured(name, FLOAT).graph
-    plan = plan_of(graph, schedule, stages, 6 * replicas, replicas=replicas)
-    apart = replace(
-        TWO_HOSTS, hosts=tuple(replace(h, num_devices=replicas) for h in TWO_HOSTS.hosts)
-    )
-    expected = predicted(plan, name, apart)
+    alike = plan_of(graph, schedule, stages, 6 * replicas, replicas=replicas)
+    plan = replace(alike, early=EARLY)
+    expected = predicted(plan, name)
     assert measured(plan, name) == pytest.approx(expected, rel=CLOSE)
-    assert sum(expected) > sum(predicted(plan, name, Cluster.here(plan.total_ranks)))
+    assert sum(expected) > sum(predicted(alike, name))
 
 
 def test_peak_does_not_grow_from_window_to_window():

@@ -75,6 +75,7 @@ def profile_of(graph: Graph, forward_s: Sequence[float], **more: float) -> Profi
             "state_bytes_per_byte",
             "update_workspace_per_byte",
             "copy_s_per_byte",
+            "far_s_per_byte",
         ),
         0.0,
     )

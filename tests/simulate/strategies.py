@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
-from penstock.program.instructions import Edge, TiedGroup
+from penstock.program.edges import Edge, TiedGroup
 from penstock.program.lower import chain, lower_schedule
 from penstock.program.program import Code, Compute, Instruction, Program, Reshard, Unshard
 from penstock.schedule import SCHEDULES, Action

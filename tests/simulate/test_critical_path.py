@@ -140,7 +140,7 @@ def test_gap_that_nothing_explains_is_idle():
     ]
     path = critical_path(program, Timeline.of(1, spans, meta=(("clock", "measured"),)))
     assert path.seconds() == {
-        "compute": 2.0, "update": 0.5, "message": 0.0, "collective": 0.0, "idle": 0.5,
+        "compute": 2.0, "update": 0.5, "copy": 0.0, "message": 0.0, "collective": 0.0, "idle": 0.5,
     }  # fmt: skip
     assert [hop.reason for hop in path.hops] == ["compute", "idle", "compute", "update"]
 

@@ -17,8 +17,9 @@ from penstock.graph.graph import Graph
 from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
 from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.passes.receive_early import early_on
 from penstock.schedule import KINDS
-from penstock.simulate.price import as_run, costs_of, held_of, memory_on
+from penstock.simulate.price import costs_of, held_of, memory_on
 from penstock.simulate.simulate import simulate
 from tests.graph.zoo import floats, job_of
 from tests.search.chains import chain, profile_of
@@ -32,6 +33,7 @@ PROFILE = profile_of(
     update_s=0.25,
     update_s_per_byte=0.1,
     copy_s_per_byte=0.05,
+    far_s_per_byte=0.25,
     state_bytes_per_byte=2.0,
     update_workspace_per_byte=0.5,
 )
@@ -147,12 +149,12 @@ def test_workspace_adds_to_the_peak() -> None:
 
 
 def test_on_several_hosts_a_message_is_held_from_its_posted_receive_on() -> None:
-    plan = plan_of("gpipe")
-    held, program = [held_of(GRAPH, stages_of(plan, GRAPH), PROFILE)], lower_plan(plan, GRAPH)
-    assert as_run(program, held, (0, 0), Cluster.here(2))[0] == program
     hosts = Host("a", "cpu", 1), Host("b", "cpu", 1)
     apart = Cluster(Cluster.here(1).devices, hosts, between=Link(1e-3, 25e6))
-    posted, memory = as_run(program, held, (0, 0), apart)
+    assert (early_on(Cluster.here(2), 2), early_on(apart, 1), early_on(apart, 2)) == (0, 0, 4)
+    plan = replace(plan_of("gpipe"), early=early_on(apart, 2))
+    held, posted = [held_of(GRAPH, stages_of(plan, GRAPH), PROFILE)], lower_plan(plan, GRAPH)
+    memory = memory_on(held, posted, (0, 0), posted=True)
     assert [str(one) for one in posted.code[1][:3]] == ["F0.0<r0e0s0", "F0.1<r0e0s1", "F1.0"]
     curve = simulate(posted, lambda action: 1.0, memory=memory).memory
     found = [curve.sizes_bytes[curve.ranks == rank].tolist() for rank in (0, 1)]

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
-from penstock.program.instructions import TiedGroup
+from penstock.program.edges import TiedGroup
 from penstock.program.lower import lower, lower_schedule
 from penstock.program.program import Program
 from penstock.schedule import KINDS, SCHEDULES, gpipe

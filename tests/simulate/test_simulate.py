@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, Host, Link
 from penstock.errors import ClusterError, ProgramError
 from penstock.program.codes import SEND, Codes
-from penstock.program.instructions import Edge
+from penstock.program.edges import Edge
 from penstock.program.lower import chain, lower, lower_schedule
 from penstock.program.program import Code, Compute, Program, Reshard, Unshard, Update
 from penstock.schedule import (

@@ -48,6 +48,7 @@ PROFILE = Profile(
     state_bytes_per_byte=0.0,
     update_workspace_per_byte=0.0,
     copy_s_per_byte=0.0,
+    far_s_per_byte=0.0,
 )
 
 

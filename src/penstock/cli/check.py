@@ -13,7 +13,7 @@ from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
-from penstock.plan import Plan, Units, plan_by_hand
+from penstock.plan import Offloaded, Plan, Units, plan_by_hand
 from penstock.schedule import Schedule
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.training import ask
@@ -32,6 +32,7 @@ def check(  # noqa: PLR0913 - the flags of the command
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
+    offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, some apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -45,6 +46,7 @@ def check(  # noqa: PLR0913 - the flags of the command
         ask.check_fits(asked, loaded)
         given = None if plan is None else Plan.load(plan)
         cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
+        cuts = cuts._replace(offload=ask.offload_asked(offload) or "none")
         found = _checked(loaded, given, cuts, steps, in_units)
     if as_json:
         face.show_json(found)
@@ -61,6 +63,7 @@ class _Cuts(NamedTuple):
     schedule: AnySchedule
     replicas: int
     recompute: bool
+    offload: Offloaded = "none"
 
 
 def _cuts(
@@ -141,6 +144,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         num_ranks=made.num_ranks,
         replicas=wanted.replicas,
         recompute=(wanted.recompute,) * stages,
+        offload=(wanted.offload,) * stages,
         clip=job.clip_norm is not None,
     )
     return replace(plan, buffers=job.buffers)

@@ -39,6 +39,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
+    offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, tracing aside; then the best so far."),
@@ -55,7 +56,8 @@ def plan(  # noqa: PLR0913 - the flags of a command
     asked = None if schedule is None else ask.schedule_asked(schedule)
     if out is not None:
         face.check_place(out)
-    wish = Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=asked)
+    away = ask.offload_asked(offload)
+    wish = Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=asked, offload=away)
     with face.only_results():
         loaded = load_job(job)
         ask.check_fits(asked, loaded)

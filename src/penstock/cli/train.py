@@ -28,6 +28,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         bool, typer.Option("--resume", help="Go on from the last checkpoint.")
     ] = False,
     checkpoint_every: Annotated[str, typer.Option(help="500 (steps), 30s, 10m or 2h.")] = "100",
+    offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="Without a plan: plain data parallelism.")
     ] = False,
@@ -57,6 +58,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             stages=stages,
             schedule=schedule,
             units=ask.units_asked(units),
+            offload=ask.offload_asked(offload),
             num_steps=steps,
             out=out,
             resume=resume,

@@ -54,6 +54,46 @@ def segment_memory(
     return peak, now - sum(map(owner.size_bytes, held - owner.of_all(stay)))
 
 
+def moved(graph: Graph, stages: Stages, stage: int) -> tuple[tuple[int, ...], ...]:
+    """Return the values that F keeps for the backward, and that can be elsewhere meanwhile.
+
+    By memory: those of one lie in the same.  Not what other stages may hold too: what F sends on,
+    and what the stage that sent it keeps as well.
+    """
+    kept = _kept(graph, stages, stage)
+    edges = [edge for edge in stages.edges if edge.kind == "F"]
+    sent = {v for e in edges if e.source == stage for v in e.values}
+    own = _owner(graph, stages, stage)
+    shared = own.of_all(sent)
+    for edge in edges:
+        if edge.target == stage:
+            there = _owner(graph, stages, edge.source).of_all(_kept(graph, stages, edge.source))
+            others = _owner(graph, stages, edge.source)
+            shared |= {own.of(value) for value in edge.values if others.of(value) in there}
+    groups: dict[int, list[int]] = {}
+    for value in sorted(kept):
+        root = own.of(value)
+        if root not in shared and own.size_bytes(root):
+            groups.setdefault(root, []).append(value)
+    return tuple(map(tuple, groups.values()))
+
+
+def moved_bytes(graph: Graph, stages: Stages, stage: int) -> int:
+    """Return the bytes of what `moved` returns."""
+    own = _owner(graph, stages, stage)
+    return sum(own.size_bytes(own.of(group[0])) for group in moved(graph, stages, stage))
+
+
+def _kept(graph: Graph, stages: Stages, stage: int) -> set[int]:
+    """Return what a stage holds from its F to its backward."""
+    forward = stages.stages[stage].forward
+    return set(forward.keeps) | (set(forward.inputs) - set(forward.takes))
+
+
+def _owner(graph: Graph, stages: Stages, stage: int) -> "_Owner":
+    return _Owner(graph, {v for e in stages.edges if e.target == stage for v in e.values})
+
+
 def _last_uses(
     graph: Graph, segment: Segment, owner: "_Owner", lasting: AbstractSet[int]
 ) -> dict[int, set[int]]:

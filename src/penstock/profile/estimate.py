@@ -10,6 +10,7 @@ from penstock.profile.profile import Profile
 from penstock.profile.roofline import DEFAULT, Efficiency, op_seconds
 
 _CALL_S = 30e-6  # of Python, per segment: what measured profiles of CPU hosts have
+_FAR_BYTES_PER_S = 12e9  # pinned host memory over PCIe 3 x16, as it is usually measured
 _UPDATE_LAUNCHES = 12  # of an optimizer that takes all weights at once
 _UPDATE_WORKSPACE = 1.0  # bytes per byte: such an optimizer holds a temporary of every weight
 
@@ -44,6 +45,7 @@ def estimated(
         state_bytes_per_byte=state_bytes_per_byte,
         update_workspace_per_byte=_UPDATE_WORKSPACE,
         copy_s_per_byte=2 * byte_s,
+        far_s_per_byte=1 / _FAR_BYTES_PER_S,
         kind=device.name,
     )
 

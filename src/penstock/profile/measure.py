@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.batches import started
+from penstock.far import far_memory
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.cut import cut
 from penstock.graph.optimizer import Loan, Whole, stand_ins, whole_optimizer
@@ -34,6 +35,7 @@ from penstock.profile.profile import Profile
 T = TypeVar("T")
 _WARM_UPS = 2
 _MIN_RUNS = 5
+_FAR_BYTES = 1 << 24
 _BUDGET_S = 2.0  # for the op-by-op runs
 
 
@@ -270,7 +272,16 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
         "state_bytes_per_byte": state / size,
         "update_workspace_per_byte": workspace / size,
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
+        "far_s_per_byte": _far_s(size),
     }
+
+
+def _far_s(size_bytes: int) -> float:
+    """Return the seconds of moving a byte to far memory or back, of a block of usual size."""
+    count = max(1, min(size_bytes, _FAR_BYTES))
+    near = torch.zeros(count, dtype=torch.uint8, device=device_here())
+    far = far_memory(count, near.device)
+    return _timed(lambda: (far.copy_(near), near.copy_(far))) / (2 * count)
 
 
 def _updated(

@@ -21,6 +21,7 @@ _NUMBERS = (
     "state_bytes_per_byte",
     "update_workspace_per_byte",
     "copy_s_per_byte",
+    "far_s_per_byte",
 )
 
 
@@ -39,6 +40,7 @@ class Profile:
     state_bytes_per_byte:     optimizer state held per byte of parameter.
     update_workspace_per_byte:   held while the optimizer runs, per byte of parameter.
     copy_s_per_byte:          copying a version of the weights.
+    far_s_per_byte:           moving something to far memory, or back.
     kind:       name of the device kind of a cluster that it is of; "" for any.
     """
 
@@ -56,6 +58,7 @@ class Profile:
     state_bytes_per_byte: float
     update_workspace_per_byte: float
     copy_s_per_byte: float
+    far_s_per_byte: float
     kind: str = ""
 
     def __post_init__(self) -> None:

@@ -1,29 +1,55 @@
 """Codes: for every rank, its instructions.  Arrays inside, tuples of instructions outside."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
+from penstock.program.instructions import OPS as OPS
 from penstock.program.instructions import (
+    SPAN_KINDS,
+    TABLE,
+    Bytes,
     Code,
-    Compute,
     Instruction,
-    Receive,
     Reduce,
-    Reshard,
-    Send,
-    Unshard,
-    Update,
+    Row,
 )
-from penstock.schedule.orders import KINDS, Action
+from penstock.program.instructions import Op as Op
+from penstock.schedule.orders import KINDS, Action, F, U
 
-Op = Literal["compute", "send", "receive", "reduce", "update", "unshard", "reshard"]
-OPS: tuple[Op, ...] = ("compute", "send", "receive", "reduce", "update", "unshard", "reshard")
-COMPUTE, SEND, RECEIVE, REDUCE, UPDATE, UNSHARD, RESHARD = range(len(OPS))
+COMPUTE, SEND, RECEIVE, REDUCE, UPDATE, UNSHARD, RESHARD, OFFLOAD, RELOAD = range(len(OPS))
+
+
+def _flags(says: Callable[[Row], bool]) -> NDArray[np.bool_]:
+    """Return by op what `says` of its row; loops look it up."""
+    return np.array([says(row) for row in TABLE])
+
+
+WORKS = _flags(lambda row: row.does == "works")
+JOINS = _flags(lambda row: row.does == "joins")
+SHOWN = _flags(lambda row: row.lane is not None)
+WAITS_FOR_SUMS = _flags(lambda row: row.waits == "sums")
+USES_STAGE = _flags(lambda row: "stage" in row.columns)
+USES_EDGE = _flags(lambda row: "edge" in row.columns)
+USES_PEER = _flags(lambda row: "peer" in row.columns)
+USES_NUMBER = _flags(lambda row: "micro_batch" in row.columns)  # U: of a step; Reduce: likewise
+OF_KIND = np.array([[kind in row.kinds for kind in KINDS] for row in TABLE])  # [op, kind]
+HOLDS: tuple[Bytes, ...] = tuple(row.bytes for row in TABLE)
+# What works and moves have a row each in Costs and Memory: those of KINDS, then copies.
+COPIES = ("offload F", "offload U", "reload F", "reload U")
+NUM_COSTS = len(KINDS) + len(COPIES)
+COST_ROW = np.zeros((len(OPS), len(KINDS)), np.int64)  # [op, kind]
+COST_ROW[:] = np.arange(len(KINDS))
+COST_ROW[OFFLOAD, [F, U]] = len(KINDS), len(KINDS) + 1
+COST_ROW[RELOAD, [F, U]] = len(KINDS) + 2, len(KINDS) + 3
+SPAN_OF = np.array(  # [op, kind]: as what it is shown, a place in SPAN_KINDS
+    [[SPAN_KINDS.index(row.span or kind) for kind in KINDS] for row in TABLE], np.uint8
+)
+
 SMALL = (
     "stage",
     "edge",
@@ -33,7 +59,6 @@ SMALL = (
 )  # int16 where all their numbers fit, else int32
 
 Numbers: TypeAlias = NDArray[np.int16 | np.int32]
-_Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -43,13 +68,13 @@ class Codes:
     `codes[rank]` is a tuple of instructions, made anew at each call; the columns are what is kept,
     those of `rank` from `offsets[rank]` to `offsets[rank + 1]`.  16 bytes per instruction, or 26
     where a small column holds a number above 32,767.  An operand that an op lacks is -1 (a kind or
-    version 0).
+    version 0).  TABLE says which op has which.
     """
 
     op: NDArray[np.uint8]  # place in OPS
-    kind: NDArray[np.uint8]  # place in KINDS: of a Compute, or of the action whose value is sent
-    stage: Numbers  # likewise; or of an Update, Unshard, Reshard
-    micro_batch: NDArray[np.int32]  # likewise; of a Reduce or Update, the step
+    kind: NDArray[np.uint8]  # place in KINDS: of its action; U of an Update
+    stage: Numbers  # likewise; or of an Unshard, Reshard
+    micro_batch: NDArray[np.int32]  # likewise; of a Reduce, or where the kind is U, the step
     edge: Numbers  # of a message; of a Reduce, its place in `reductions`
     peer: Numbers
     version: Numbers
@@ -80,7 +105,7 @@ class Codes:
             return codes
         table: dict[Reduce, int] = {}
         lengths: list[int] = []
-        rows: list[_Row] = []
+        rows: list[tuple[int, ...]] = []
         for code in codes:
             before = len(rows)
             rows += [_encode(instruction, table) for instruction in code]
@@ -118,23 +143,16 @@ class Codes:
         columns = (getattr(self, name)[part].tolist() for name in COLUMNS)
         return tuple(self._decode(row) for row in zip(*columns, strict=True))
 
-    def _decode(self, row: _Row) -> Instruction:
-        op, kind, stage, micro_batch, edge, peer, version, slot = row
-        match OPS[op]:
-            case "compute":
-                return Compute(Action(KINDS[kind], stage, micro_batch), version)
-            case "send":
-                return Send(Action(KINDS[kind], stage, micro_batch), edge, peer, slot)
-            case "receive":
-                return Receive(Action(KINDS[kind], stage, micro_batch), edge, peer, slot)
-            case "reduce":
-                return replace(self.reductions[edge], step=micro_batch)
-            case "update":
-                return Update(stage, micro_batch)
-            case "unshard":
-                return Unshard(stage)
-            case "reshard":
-                return Reshard(stage)
+    def _decode(self, row: Sequence[int]) -> Instruction:
+        """Return the instruction of a row: its operands stand in the columns that TABLE names."""
+        own = TABLE[row[0]]
+        if own.of is Reduce:
+            return replace(self.reductions[row[_EDGE]], step=row[_NUMBER])
+        values = [row[COLUMNS.index(name)] for name in own.columns]
+        if own.columns[0] != "kind":
+            return own.of(*values)
+        kind, stage, micro_batch, *others = values
+        return own.of(Action(KINDS[kind], stage, micro_batch), *others)
 
     def __iter__(self) -> Iterator[Code]:
         return map(self.__getitem__, range(len(self)))
@@ -159,6 +177,17 @@ class Codes:
 
 
 COLUMNS = ("op", "kind", "stage", "micro_batch", "edge", "peer", "version", "slot")
+_LACKING: tuple[int, ...] = (
+    0,
+    0,
+    -1,
+    -1,
+    -1,
+    -1,
+    0,
+    -1,
+)  # what a column holds of an instruction without it
+_NUMBER, _EDGE = COLUMNS.index("micro_batch"), COLUMNS.index("edge")
 
 
 def columns_of(
@@ -194,23 +223,22 @@ def small_type(largest: int) -> type[np.int16] | type[np.int32]:
     return np.int16 if largest <= np.iinfo(np.int16).max else np.int32
 
 
-def _encode(instruction: Instruction, table: dict[Reduce, int]) -> _Row:
-    match instruction:
-        case Compute((kind, stage, micro_batch), version):
-            return COMPUTE, KINDS.index(kind), stage, micro_batch, -1, -1, version, -1
-        case Send((kind, stage, micro_batch), edge, peer, slot):
-            return SEND, KINDS.index(kind), stage, micro_batch, edge, peer, 0, slot
-        case Receive((kind, stage, micro_batch), edge, peer, slot):
-            return RECEIVE, KINDS.index(kind), stage, micro_batch, edge, peer, 0, slot
-        case Reduce():
-            entry = table.setdefault(replace(instruction, step=0), len(table))
-            return REDUCE, 0, -1, instruction.step, entry, -1, 0, -1
-        case Update(stage, step):
-            return UPDATE, 0, stage, step, -1, -1, 0, -1
-        case Unshard(stage):
-            return UNSHARD, 0, stage, -1, -1, -1, 0, -1
-        case Reshard(stage):
-            return RESHARD, 0, stage, -1, -1, -1, 0, -1
+def _encode(instruction: Instruction, table: dict[Reduce, int]) -> tuple[int, ...]:
+    op = _OP_OF[type(instruction)]
+    own, row = TABLE[op], list(_LACKING)
+    row[0], row[1] = op, KINDS.index(own.kinds[0])
+    if isinstance(instruction, Reduce):
+        row[_EDGE] = table.setdefault(replace(instruction, step=0), len(table))
+        row[_NUMBER] = instruction.step
+        return tuple(row)
+    first, *others = astuple(instruction)
+    values = [*first, *others] if own.columns[0] == "kind" else [first, *others]
+    for name, value in zip(own.columns, values, strict=True):
+        row[COLUMNS.index(name)] = KINDS.index(value) if name == "kind" else value
+    return tuple(row)
+
+
+_OP_OF = {row.of: op for op, row in enumerate(TABLE)}
 
 
 def excerpt(codes: Codes, row: int, *, around: int = 4) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.codes import COMPUTE, RECEIVE, REDUCE, SEND, UNSHARD
+from penstock.program.codes import COMPUTE, JOINS, RECEIVE, REDUCE, SEND
 from penstock.program.loops import loop, part
 from penstock.program.reductions import NeededSums
 from penstock.program.rules import Columns, Facts, Sizes
@@ -103,7 +103,7 @@ def _run(code: Columns, waits: Waits, traffic: Traffic) -> None:
         while traffic.row[rank] < code.offsets[rank + 1]:
             row = int(traffic.row[rank])
             op = code.op[row]
-            if op in (REDUCE, UNSHARD):
+            if JOINS[op]:
                 if not _come(code, row, rank, waits, traffic):
                     break
                 top = _let_go(code, row, rank, waits, traffic, top)

@@ -107,6 +107,16 @@ WORDS: dict[int, tuple[str, str]] = {
     ),
     rules.GATHERED_TWICE: ("the stage is gathered already", "put a Reshard between two Unshards"),
     rules.DROPPED_TWICE: ("the stage is not gathered", "put an Unshard before each Reshard"),
+    rules.IS_AWAY: ("it is in far memory", "put its Reload before it"),
+    rules.NOT_AWAY: ("it is not in far memory", "put its Offload before it"),
+    rules.NOTHING_THERE: (
+        "nothing is kept of it then",
+        "what F keeps can be away between it and its B or I, on the same rank",
+    ),
+    rules.NOT_VALIDATED_YET: (
+        "the update may still be taken back, which changes that state",
+        "clip before the update",
+    ),
 }
 
 
@@ -125,6 +135,10 @@ def broken_rule(program: "Program", finding: Finding) -> ProgramError:
     if rule == rules.NOT_DROPPED:
         hint = "put a Reshard after the last use"
         return ProgramError(f"rank {row} ends with stage {number} gathered", hint=hint)
+    if rule == rules.NOT_BACK:
+        hint = "let it be at the end where it was at the beginning, for the next step begins so"
+        message = f"rank {row} ends with the optimizer state of stage {number} elsewhere"
+        return ProgramError(message, hint=hint)
     words, hint = WORDS[rule]
     code = program.code
     rank, (instruction,) = code.rank_at(row), code.between(slice(row, row + 1))

@@ -1,24 +1,29 @@
-"""Instructions: what one rank can be told to do, and what the instructions refer to.
+"""Instructions: what one rank can be told to do, and the table of all that is to be known of them.
 
 F0.3          Compute: forward of stage 0 on micro-batch 3, at weights of version 0
 F0.3@-1       the same at version -1 (the one before version 0)
 F0.3>r1e0s2   Send: the value that F0.3 made, to rank 1, over edge 0, into its slot 2
 F0.3<r0e0s2   Receive: the same message at the other end, from rank 0
-tied:wte.0    Reduce: the gradients of bucket "wte", of step 0 (tied | replicas | norm)
+tied:wte.0    Reduce: the gradients of bucket "wte", of step 0 (tied | replicas | norm | validate)
 U0.0          Update: the optimizer's step 0 on stage 0; it makes version 1
 unshard0      Unshard: gather the weights of stage 0;  reshard0 drops them again
+F0.3>far      Offload: what F0.3 keeps for the backward, to far memory;  F0.3<far brings it back
+U0.0>far      Offload: the optimizer's state of stage 0 as U0.0 left it
+U0.1<far      Reload: the same state, for U0.1
+
+Text, columns, verifier, ledger, simulator and timeline read TABLE; only a runtime that binds an
+instruction has to know more.  A new one is a class, a row, and a function that binds it.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import ProgramError, ScheduleError
-from penstock.schedule.schedule import Action
+from penstock.schedule.orders import KINDS, Action
 
-EdgeKind = Literal["F", "B"]
-EDGE_KINDS: tuple[EdgeKind, ...] = ("F", "B")
 How = Literal["tied", "replicas", "norm", "validate"]
 HOWS: tuple[How, ...] = (
     "tied",
@@ -27,45 +32,18 @@ HOWS: tuple[How, ...] = (
     "validate",
 )  # also the order in which they come; the last one after the updates
 
-_MESSAGE = re.compile(r"([FBI]\d+\.\d+)([<>])r(\d{1,9})e(\d{1,9})s(\d{1,9})", re.ASCII)
 
+class Printed:
+    """Prints as its row of the table says."""
 
-class Edge(NamedTuple):
-    """A value that `kind` of one stage makes and another stage uses, once per micro-batch.
-
-    F: made by the forward of `source`, there before the forward of `target`, kept until the last
-    use by `target` (source < target).  B: made by B or I of `source`, used by B, or by I and W, of
-    `target` (source > target).
-    """
-
-    kind: EdgeKind
-    source: int
-    target: int
-    size_bytes: int = 0
+    __slots__ = ()
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.source}->{self.target}"
-
-
-class TiedGroup(NamedTuple):
-    """One parameter that several stages use: its gradients are summed before they update it."""
-
-    name: str
-    stages: tuple[int, ...]
-    size_bytes: int = 0
-
-
-class StageBytes(NamedTuple):
-    """The bytes that one stage holds on its rank, by how long it holds them."""
-
-    weights: int = 0  # one version of the parameters; their gradient is as large
-    optimizer: int = 0  # the optimizer's state
-    activations: int = 0  # from F to B (or I), per micro-batch, received values not counted
-    deferred: int = 0  # from I to W, per micro-batch
+        return to_text(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Printed):
     """Run F, B, I or W of a stage on a micro-batch, at one version of its weights.
 
     It waits for the messages that it uses: the Receives posted before it.
@@ -74,12 +52,9 @@ class Compute:
     action: Action
     version: int = 0
 
-    def __str__(self) -> str:
-        return f"{self.action}@{self.version}" if self.version else str(self.action)
-
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Printed):
     """Issue the message (edge, micro-batch) to rank `peer`, into its slot `slot`, and go on."""
 
     of: Action
@@ -87,12 +62,9 @@ class Send:
     peer: int
     slot: int
 
-    def __str__(self) -> str:
-        return f"{self.of}>r{self.peer}e{self.edge}s{self.slot}"
-
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class Receive(Printed):
     """Post the receive of (edge, micro-batch) from rank `peer` into the own `slot`, and go on."""
 
     of: Action
@@ -100,12 +72,9 @@ class Receive:
     peer: int
     slot: int
 
-    def __str__(self) -> str:
-        return f"{self.of}<r{self.peer}e{self.edge}s{self.slot}"
-
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Printed):
     """Sum a step's gradients over `ranks`; every one of them waits for all.
 
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
@@ -119,43 +88,137 @@ class Reduce:
     step: int = 0
     size_bytes: int = 0
 
-    def __str__(self) -> str:
-        return f"{self.how}:{self.bucket}.{self.step}"
-
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(Printed):
     """Let the optimizer make version step + 1 of a stage's weights."""
 
     stage: int
     step: int = 0
 
-    def __str__(self) -> str:
-        return f"U{self.stage}.{self.step}"
-
 
 @dataclass(frozen=True, slots=True)
-class Unshard:
+class Unshard(Printed):
     """Begin to gather the weights of a stage, and go on; its next Compute waits for them."""
 
     stage: int
 
-    def __str__(self) -> str:
-        return f"unshard{self.stage}"
-
 
 @dataclass(frozen=True, slots=True)
-class Reshard:
+class Reshard(Printed):
     """Drop the gathered weights of a stage, all but the own shard."""
 
     stage: int
 
-    def __str__(self) -> str:
-        return f"reshard{self.stage}"
+
+@dataclass(frozen=True, slots=True)
+class Offload(Printed):
+    """Move what an action left to far memory, and free it here.
+
+    F: what it keeps for the backward of its micro-batch.  U: the optimizer's state of its stage.
+    """
+
+    of: Action
 
 
-Instruction: TypeAlias = Compute | Send | Receive | Reduce | Update | Unshard | Reshard
+@dataclass(frozen=True, slots=True)
+class Reload(Printed):
+    """Bring back what an Offload moved: that of the same F, or, for an update U, its stage's."""
+
+    of: Action
+
+
+Instruction: TypeAlias = (
+    Compute | Send | Receive | Reduce | Update | Unshard | Reshard | Offload | Reload
+)
 Code: TypeAlias = tuple[Instruction, ...]  # of one rank, in the order of issue
+
+
+Op = Literal[
+    "compute", "send", "receive", "reduce", "update", "unshard", "reshard", "offload", "reload"
+]
+Does = Literal["works", "sends", "posts", "joins", "drops"]
+Waits = Literal["", "inputs", "sums"]
+Bytes = Literal["", "action", "message", "weights", "no weights"]
+Lane = Literal["compute", "send", "receive", "collective", "update", "copy"]
+SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard", "offload", "reload"]
+
+
+class Row(NamedTuple):
+    """What is to be known of an instruction.
+
+    of:       its class.
+    text:     how it prints; {of} is its action, other names in braces are those of operands.
+    columns:  of Codes in which its operands stand, in their order; an action takes three.
+    kinds:    those that its action can be of; of an operand-less kind, the one that its column has.
+    does:     on its rank's clock.  works: has the computing thread for its seconds; sends: hands a
+              message over; posts: makes room for one; joins: is a collective, which runs on a lane
+              of its own once all members have come to it; drops: takes no time.
+    waits:    inputs: messages and gathered weights; sums: all collectives that were issued.
+    bytes:    that it takes or frees.  action: what Memory says of its kind; message: from a
+              Receive to the first use; weights: those that are gathered.
+    lane:     of a timeline that shows it; None: none.
+    span:     as what it is shown; None: as its action's kind.
+    """
+
+    name: Op
+    of: type[Any]
+    text: str
+    columns: tuple[str, ...]
+    kinds: str
+    does: Does
+    waits: Waits = ""
+    bytes: Bytes = ""
+    lane: Lane | None = None
+    span: SpanKind | None = None
+
+
+_ACTION = ("kind", "stage", "micro_batch")
+_MESSAGE = (*_ACTION, "edge", "peer", "slot")
+TABLE = (
+    Row("compute", Compute, "{of}{version}", (*_ACTION, "version"), "FBIW", "works", "inputs",
+        "action", "compute"),
+    Row("send", Send, "{of}>r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "sends", lane="send"),
+    Row("receive", Receive, "{of}<r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "posts",
+        bytes="message", lane="receive"),
+    Row("reduce", Reduce, "{how}:{bucket}.{step}", ("edge", "micro_batch"), "F", "joins",
+        lane="collective", span="reduce"),
+    Row("update", Update, "U{stage}.{step}", ("stage", "micro_batch"), "U", "works", "sums",
+        "action", "update", "U"),
+    Row("unshard", Unshard, "unshard{stage}", ("stage",), "F", "joins",
+        bytes="weights", lane="collective", span="unshard"),
+    Row("reshard", Reshard, "reshard{stage}", ("stage",), "F", "drops", bytes="no weights"),
+    Row("offload", Offload, "{of}>far", _ACTION, "FU", "works",
+        bytes="action", lane="copy", span="offload"),
+    Row("reload", Reload, "{of}<far", _ACTION, "FU", "works",
+        bytes="action", lane="copy", span="reload"),
+)  # fmt: skip
+OPS: tuple[Op, ...] = tuple(row.name for row in TABLE)
+LANES: tuple[Lane, ...] = ("compute", "send", "receive", "collective", "update", "copy")
+SPAN_KINDS: tuple[SpanKind, ...] = (
+    *KINDS,  # an action's kind has one code everywhere
+    "reduce",
+    "unshard",
+    "offload",
+    "reload",
+)
+ROW_OF: dict[type[Any], Row] = {row.of: row for row in TABLE}
+_PATTERNS = {
+    "of": r"(?P<of>[{kinds}]\d+\.\d+)",
+    "version": r"(?:@(?P<version>-?\d{1,9}))?",
+    "how": r"(?P<how>[a-z]+)",
+    "bucket": r"(?P<bucket>.+)",
+}
+
+
+def to_text(instruction: Printed) -> str:
+    """Return how an instruction prints."""
+    row = ROW_OF[type(instruction)]
+    given = {each.name: getattr(instruction, each.name) for each in fields(instruction)}  # type: ignore[arg-type]
+    given["of"] = given.get("of", given.get("action"))
+    version = given.get("version", 0)
+    given["version"] = f"@{version}" if version else ""
+    return row.text.format(**given)
 
 
 def parse_instruction(text: str, reductions: Mapping[tuple[str, str], Reduce]) -> Instruction:
@@ -164,76 +227,39 @@ def parse_instruction(text: str, reductions: Mapping[tuple[str, str], Reduce]) -
     `reductions` says, by (how, bucket), over which ranks and with how many bytes a Reduce is.
     Raises:   ProgramError: no instruction prints so.
     """
-    try:
-        return _parse(text, reductions)
-    except (ValueError, KeyError, ScheduleError) as problem:
-        hint = "write F0.3 F0.3@-1 F0.3>r1e0s2 F0.3<r0e0s2 tied:wte.0 U0.0 unshard0 reshard0"
-        raise ProgramError(f"{text!r} is no instruction", hint=hint) from problem
+    for row in TABLE:
+        if found := _pattern(row).fullmatch(text):
+            try:
+                return _made(row, found.groupdict(), reductions)
+            except (ValueError, KeyError, ScheduleError):
+                break
+    hint = "write F0.3 F0.3@-1 F0.3>r1e0s2 F0.3<r0e0s2 tied:wte.0 U0.0 unshard0 reshard0 F0.3>far"
+    raise ProgramError(f"{text!r} is no instruction", hint=hint)
 
 
-def _parse(text: str, reductions: Mapping[tuple[str, str], Reduce]) -> Instruction:
-    if message := _MESSAGE.fullmatch(text):
-        of, direction, *operands = message.groups()
-        edge_end = Send if direction == ">" else Receive
-        peer, edge, slot = map(int, operands)
-        return edge_end(Action.parse(of), edge, peer, slot)
-    if ":" in text:
-        how, rest = text.split(":", 1)
-        bucket, step = rest.rsplit(".", 1)
-        return replace(reductions[how, bucket], step=int(step))
-    for prefix, sharding in (("unshard", Unshard), ("reshard", Reshard)):
-        if text.startswith(prefix):
-            return sharding(int(text.removeprefix(prefix)))
-    action, at, version = text.partition("@")
-    parsed = Action.parse(action)
-    if parsed.kind == "U" and not at:
-        return Update(parsed.stage, parsed.micro_batch)
-    if parsed.kind == "U":
-        raise ValueError(text)
-    return Compute(parsed, int(version) if at else 0)
+def _made(
+    row: Row, given: Mapping[str, str | None], reductions: Mapping[tuple[str, str], Reduce]
+) -> Instruction:
+    if row.of is Reduce:
+        return replace(
+            reductions[str(given["how"]), str(given["bucket"])], step=int(str(given["step"]))
+        )
+    operands: list[object] = []
+    for each in fields(row.of):
+        value = given["of" if each.name == "action" else each.name]
+        is_action = each.name in ("of", "action")
+        operands.append(Action.parse(str(value)) if is_action else int(value or 0))
+    return row.of(*operands)
 
 
-def check_edges(edges: Iterable[Edge], num_stages: int) -> None:
-    """Return when every edge joins two of the stages in the direction of its kind.
-
-    Raises:   ProgramError: one does not, or two join the same stages.
-    """
-    seen: set[tuple[str, int, int]] = set()
-    for edge in edges:
-        forward = edge.source < edge.target
-        if not 0 <= min(edge.source, edge.target) < max(edge.source, edge.target) < num_stages:
-            hint = f"an edge joins two of the {num_stages} stages"
-            raise ProgramError(f"edge {edge} is no edge of this program", hint=hint)
-        if forward != (edge.kind == "F") or edge.size_bytes < 0:
-            hint = "F edges lead to later stages, B edges to earlier ones; sizes are 0 or more"
-            raise ProgramError(f"edge {edge} of {edge.size_bytes} bytes cannot be", hint=hint)
-        if edge[:3] in seen:
-            raise ProgramError(
-                f"edge {edge} stands there twice", hint="put its values into one message"
-            )
-        seen.add(edge[:3])
-
-
-def check_tied(groups: Sequence[TiedGroup], num_stages: int) -> None:
-    """Return when every group joins stages that there are and has a name of its own.
-
-    Raises:   ProgramError: one does not.
-    """
-    for group in groups:
-        stages = set(group.stages)
-        if (
-            len(stages) < 2
-            or len(stages) < len(group.stages)
-            or not stages <= set(range(num_stages))
-        ):
-            hint = "a tied group joins two or more different stages"
-            raise ProgramError(
-                f"tied group {group.name} joins stages {group.stages} of {num_stages}", hint=hint
-            )
-        if not group.name or group.name.split() != [group.name]:
-            raise ProgramError(
-                f"tied group {group.name!r} has no name of one word", hint="name its parameter"
-            )
-    if len({group.name for group in groups}) < len(groups):
-        names = " ".join(group.name for group in groups)
-        raise ProgramError(f"two tied groups of one name: {names}", hint="give each its own")
+@cache
+def _pattern(row: Row) -> re.Pattern[str]:
+    """Return what the text of a row's instructions looks like."""
+    parts = re.split(r"\{(\w+)\}", row.text)
+    words = [
+        _PATTERNS.get(part, rf"(?P<{part}>\d{{1,9}})").replace("{kinds}", row.kinds)
+        if at % 2
+        else re.escape(part)
+        for at, part in enumerate(parts)
+    ]
+    return re.compile("".join(words), re.ASCII)

@@ -214,7 +214,8 @@ def write_code(work: Turns, sources: Sources, clock: Clock, mail: Inbox, code: C
                 time = int(clock.summed[extra]) if op == REDUCE else time + 1
                 _write_mail(time, num_ranks, mail, sources.wiring, code)
                 stage, edge = (-1, of) if op == REDUCE else (of, -1)
-                _write(code, mail, (op, 0, stage, int(work.extra_step[extra]), edge, -1, 0))
+                kind = F if op == REDUCE else U
+                _write(code, mail, (op, kind, stage, int(work.extra_step[extra]), edge, -1, 0))
                 extra += 1
             if index < work.offsets[rank + 1]:
                 time = _tick_of(index, time, work, sources, clock)
@@ -314,7 +315,7 @@ def _write_action(
     kind, stage = work.kinds[index], int(work.stages[index])
     micro_batch = int(work.numbers[index])
     if kind == U:
-        _write(code, mail, (UPDATE, 0, stage, micro_batch, -1, -1, 0))
+        _write(code, mail, (UPDATE, U, stage, micro_batch, -1, -1, 0))
         return
     law = sources.laws.forward if kind == F else sources.laws.backward
     version = law[min(stage, law.shape[0] - 1), micro_batch]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
 from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
-from penstock.program.instructions import Edge, StageBytes, TiedGroup, check_edges, check_tied
+from penstock.program.edges import Edge, StageBytes, TiedGroup, check_edges, check_tied
 from penstock.program.issue import (
     Clock,
     Inbox,

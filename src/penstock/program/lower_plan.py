@@ -1,11 +1,16 @@
-"""Lower a plan: its stages cut from the graph, its schedule built, messages added."""
+"""Lower a plan: its stages cut from the graph, its schedule built, messages added, passes applied.
+
+What comes out is what is simulated and what runs, to the letter.
+"""
 
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
 from penstock.plan import Plan, check_fits, schedule_of
-from penstock.program.instructions import Edge, StageBytes, TiedGroup
+from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
+from penstock.program.passes.offload import offload
+from penstock.program.passes.receive_early import receive_early
 from penstock.program.program import Program
 from penstock.schedule import Schedule
 from penstock.schedule.recipe import trains
@@ -36,7 +41,7 @@ def lower_plan(
     """
     stages = stages_of(plan, graph) if stages is None else stages
     nodes = graph.nodes
-    return lower_schedule(
+    program = lower_schedule(
         schedule or schedule_of(plan, num_steps=num_steps),
         edges=[Edge(e.kind, e.source, e.target, e.size_bytes) for e in stages.edges],
         tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
@@ -49,3 +54,6 @@ def lower_plan(
             for stage in stages.stages
         ],
     )
+    if set(plan.offload) - {"none"}:
+        program = offload(program, plan.offload)
+    return receive_early(program, distance=plan.early) if plan.early else program

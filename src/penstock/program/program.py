@@ -18,19 +18,21 @@ import numpy as np
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
 from penstock.program.codes import COMPUTE, RECEIVE, Codes
+from penstock.program.edges import Edge as Edge
+from penstock.program.edges import StageBytes as StageBytes
+from penstock.program.edges import TiedGroup as TiedGroup
+from penstock.program.edges import check_edges, check_tied
 from penstock.program.instructions import Code as Code
 from penstock.program.instructions import Compute as Compute
-from penstock.program.instructions import Edge as Edge
 from penstock.program.instructions import Instruction as Instruction
+from penstock.program.instructions import Offload as Offload
 from penstock.program.instructions import Receive as Receive
 from penstock.program.instructions import Reduce as Reduce
+from penstock.program.instructions import Reload as Reload
 from penstock.program.instructions import Reshard as Reshard
 from penstock.program.instructions import Send as Send
-from penstock.program.instructions import StageBytes as StageBytes
-from penstock.program.instructions import TiedGroup as TiedGroup
 from penstock.program.instructions import Unshard as Unshard
 from penstock.program.instructions import Update as Update
-from penstock.program.instructions import check_edges, check_tied
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
 from penstock.schedule.orders import F

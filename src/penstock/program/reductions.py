@@ -6,7 +6,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.instructions import HOWS, How, Reduce, StageBytes, TiedGroup
+from penstock.program.edges import StageBytes, TiedGroup
+from penstock.program.instructions import HOWS, How, Reduce
 
 Holders: TypeAlias = Sequence[
     Sequence[tuple[int, ...]]

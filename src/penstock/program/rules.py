@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 
 from penstock.program.codes import (
     COMPUTE,
+    OF_KIND,
+    OFFLOAD,
     RECEIVE,
     REDUCE,
+    RELOAD,
     RESHARD,
     SEND,
     UNSHARD,
     UPDATE,
+    USES_EDGE,
+    USES_NUMBER,
+    USES_PEER,
+    USES_STAGE,
     Numbers,
 )
 from penstock.program.loops import loop, part
@@ -64,7 +71,12 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_UPDATED,
     NOT_VALIDATED,
     NOT_DROPPED,
-) = range(35)
+    IS_AWAY,
+    NOT_AWAY,
+    NOTHING_THERE,
+    NOT_VALIDATED_YET,
+    NOT_BACK,
+) = range(40)
 NUM_HOWS, VALIDATE = 4, 3  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
@@ -96,6 +108,7 @@ class Sizes(NamedTuple):
     reductions: int
     pipeline_ranks: int
     sharding: bool  # the program has an Unshard or a Reshard
+    copying: bool  # it has an Offload or a Reload
 
 
 class Places(NamedTuple):
@@ -117,6 +130,7 @@ class Known(NamedTuple):
     closed: NDArray[np.int64]  # stage -> steps whose gradient was summed already
     summed: NDArray[np.int64]  # NUM_HOWS * stage + how -> reductions of the current step so far
     gathered: NDArray[np.int8]  # stage -> 0 never sharded, 1 sharded, 2 gathered
+    away: NDArray[np.int8]  # stage -> 1 where its optimizer state is far, plus 2 where it began so
     next_step: NDArray[np.int64]  # reduction -> its next step
     stepper: NDArray[np.int64]  # reduction -> rank to which next_step belongs
     last_send: NDArray[np.int64]  # sender -> row of the last Send received from it
@@ -140,6 +154,8 @@ class Facts(NamedTuple):
 FORWARD_ONLY, WHOLE, SPLIT = 1 << F, 1 << F | 1 << B, 1 << F | 1 << I | 1 << W
 BACKWARD = 1 << B | 1 << I  # what makes the values of B edges
 PENDING, GATHERED = 1, 2
+AWAY, BEGAN_AWAY = 1, 2
+KEPT_AWAY = 1 << 7  # of Known.now: what F keeps for the backward is far
 
 
 @loop
@@ -168,21 +184,23 @@ def place(code: Columns, sizes: Sizes, places: Places) -> Finding:
 
 @part
 def _in_range(code: Columns, sizes: Sizes, row: int) -> bool:
-    op = code.op[row]
-    if op > RESHARD or (op == REDUCE and not 0 <= code.edge[row] < sizes.reductions):
+    op, kind = code.op[row], code.kind[row]
+    if op >= len(OF_KIND) or kind > U or not OF_KIND[op, kind]:
         return False
-    if op in (SEND, RECEIVE):
-        if not 0 <= code.edge[row] < sizes.edges or not 0 <= code.slot[row] < sizes.micro_batches:
+    if USES_EDGE[op]:
+        edges = sizes.reductions if op == REDUCE else sizes.edges
+        if not 0 <= code.edge[row] < edges:
+            return False
+    if USES_PEER[op]:
+        if not 0 <= code.slot[row] < sizes.micro_batches:
             return False
         if not 0 <= code.peer[row] < len(code.offsets) - 1:
             return False
-    if op <= RECEIVE and (
-        code.kind[row] >= U or not 0 <= code.micro_batch[row] < sizes.micro_batches
-    ):
-        return False
-    if op in (REDUCE, UPDATE) and not 0 <= code.micro_batch[row] < sizes.steps:
-        return False
-    return op == REDUCE or 0 <= code.stage[row] < sizes.stages
+    if USES_NUMBER[op]:
+        numbers = sizes.steps if op == REDUCE or kind == U else sizes.micro_batches
+        if not 0 <= code.micro_batch[row] < numbers:
+            return False
+    return not USES_STAGE[op] or 0 <= code.stage[row] < sizes.stages
 
 
 @part
@@ -205,7 +223,7 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
     """Find the first instruction that its own rank is not ready for."""
     for rank in range(len(code.offsets) - 1):
         held = facts.held[facts.held_offsets[rank] : facts.held_offsets[rank + 1]]
-        _arrive(code, rank, held, facts.sizes.sharding, state)
+        _arrive(code, rank, held, facts.sizes, state)
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             op = code.op[row]
             if op == COMPUTE:
@@ -216,6 +234,8 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
                 rule, other = _receive(code, row, rank, facts, state)
             elif op == REDUCE:
                 rule, other = _reduce(code, row, rank, facts, state)
+            elif op == OFFLOAD or op == RELOAD:  # noqa: SIM109 - numba makes a loop of `in`
+                rule, other = _copy(code, row, rank, facts, state)
             else:
                 rule, other = _weights(code, row, rank, facts, state)
             if rule != FINE:
@@ -228,22 +248,28 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
                 return NOT_VALIDATED, rank, stage
             if state.gathered[stage] == GATHERED:
                 return NOT_DROPPED, rank, stage
+            if state.away[stage] in (AWAY, BEGAN_AWAY):
+                return NOT_BACK, rank, stage
     return FINE, -1, -1
 
 
 @part
-def _arrive(
-    code: Columns, rank: int, held: NDArray[np.int64], sharding: bool, state: Known
-) -> None:
+def _arrive(code: Columns, rank: int, held: NDArray[np.int64], sizes: Sizes, state: Known) -> None:
     for stage in held:
         state.here[stage] = rank
         state.updates[stage] = state.closed[stage] = 0
         state.summed[NUM_HOWS * stage : NUM_HOWS * (stage + 1)] = 0
-        state.gathered[stage] = 0
-    if sharding:
+        state.gathered[stage] = state.away[stage] = 0
+    if sizes.sharding:
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             if code.op[row] == UNSHARD or code.op[row] == RESHARD:
                 state.gathered[code.stage[row]] = PENDING
+    if sizes.copying:
+        for row in range(code.offsets[rank + 1] - 1, code.offsets[rank] - 1, -1):
+            if code.kind[row] == U and code.op[row] == RELOAD:  # the first one counts
+                state.away[code.stage[row]] = AWAY | BEGAN_AWAY
+            elif code.kind[row] == U and code.op[row] == OFFLOAD:
+                state.away[code.stage[row]] = 0
 
 
 @part
@@ -267,7 +293,10 @@ def _compute(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
         step = micro_batch // (sizes.micro_batches // sizes.steps)
         if step < state.closed[stage]:
             return TOO_LATE_FOR_SUM, step
-    state.now[(replica * sizes.stages + stage) * sizes.micro_batches + micro_batch] |= 1 << kind
+    at = (replica * sizes.stages + stage) * sizes.micro_batches + micro_batch
+    if state.now[at] & KEPT_AWAY:
+        return IS_AWAY, -1
+    state.now[at] |= 1 << kind
     if kind in (B, W) or not facts.backward:
         _free_slots(code, stage, micro_batch, rank, facts, state)
     return FINE, -1
@@ -418,10 +447,39 @@ def _weights(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
         return UPDATE_OUT_OF_STEP, int(state.updates[stage])
     if state.gathered[stage] == GATHERED:
         return GATHERED_AT_UPDATE, -1
+    if state.away[stage] & AWAY:
+        return IS_AWAY, -1
     for how in range(VALIDATE):
         if state.summed[NUM_HOWS * stage + how] != facts.sums.needs[NUM_HOWS * stage + how]:
             return NOT_SUMMED, how
         state.summed[NUM_HOWS * stage + how] = 0
     state.updates[stage] += 1
     state.closed[stage] = max(state.closed[stage], state.updates[stage])
+    return FINE, -1
+
+
+@part
+def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
+    """Offload or Reload, of what F keeps or of the optimizer's state."""
+    sizes, stage, number = facts.sizes, int(code.stage[row]), code.micro_batch[row]
+    is_reload = code.op[row] == RELOAD
+    if state.here[stage] != rank or not facts.backward:
+        return NOT_THIS_STAGE, -1
+    if code.kind[row] == U:
+        if facts.sums.needs[NUM_HOWS * stage + VALIDATE]:
+            return NOT_VALIDATED_YET, -1
+        due = state.updates[stage] if is_reload else state.updates[stage] - 1
+        if number != due:
+            return UPDATE_OUT_OF_STEP, int(due)
+        if bool(state.away[stage] & AWAY) != is_reload:
+            return (NOT_AWAY if is_reload else IS_AWAY), -1
+        state.away[stage] ^= AWAY
+        return FINE, -1
+    at = (rank // sizes.pipeline_ranks * sizes.stages + stage) * sizes.micro_batches + number
+    done = state.now[at] & ~KEPT_AWAY
+    if facts.places.where[at] != rank or done != 1 << F:
+        return NOTHING_THERE, -1
+    if bool(state.now[at] & KEPT_AWAY) != is_reload:
+        return (NOT_AWAY if is_reload else IS_AWAY), -1
+    state.now[at] ^= KEPT_AWAY
     return FINE, -1

@@ -18,15 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from penstock.errors import ProgramError
 from penstock.files import Json
 from penstock.program.codes import Codes
-from penstock.program.instructions import (
-    Edge,
-    How,
-    Instruction,
-    Reduce,
-    StageBytes,
-    TiedGroup,
-    parse_instruction,
-)
+from penstock.program.edges import Edge, StageBytes, TiedGroup
+from penstock.program.instructions import How, Instruction, Reduce, parse_instruction
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
 

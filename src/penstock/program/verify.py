@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.program import rules
-from penstock.program.codes import REDUCE, UNSHARD, Codes
+from penstock.program.codes import JOINS, OFFLOAD, RELOAD, RESHARD, UNSHARD, Codes
 from penstock.program.deadlock import stops
 from penstock.program.faults import broken_rule, deadlock, missing, mixed_up
 from penstock.program.instructions import Reduce
@@ -90,7 +90,8 @@ def _sizes_of(program: "Program") -> Sizes:
         len(program.edges),
         len(program.code.reductions),
         program.num_ranks // program.replicas,
-        bool((program.code.op >= UNSHARD).any()),
+        bool(np.isin(program.code.op, (UNSHARD, RESHARD)).any()),
+        bool(np.isin(program.code.op, (OFFLOAD, RELOAD)).any()),
     )
 
 
@@ -122,6 +123,7 @@ def _fresh(facts: Facts, num_ranks: int) -> Known:
         closed=np.zeros(sizes.stages, np.int64),
         summed=np.zeros(rules.NUM_HOWS * sizes.stages, np.int64),
         gathered=np.zeros(sizes.stages, np.int8),
+        away=np.zeros(sizes.stages, np.int8),
         next_step=np.zeros(len(facts.sums.hows), np.int64),
         stepper=np.full(len(facts.sums.hows), -1, np.int64),
         last_send=np.zeros(num_ranks, np.int64),
@@ -134,7 +136,7 @@ def _check_collectives(program: "Program", facts: Facts) -> None:
     code = program.code
     if not code.reductions and not facts.sizes.sharding:
         return
-    rows = np.flatnonzero((code.op == REDUCE) | ((code.op == UNSHARD) & (program.replicas > 1)))
+    rows = np.flatnonzero(JOINS[code.op] & ((code.op != UNSHARD) | (program.replicas > 1)))
     bounds = np.searchsorted(rows, code.offsets)
     first: dict[tuple[int, ...], tuple[int, list[str]]] = {}
     for rank, (start, end) in enumerate(pairwise(bounds.tolist())):

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
-from penstock.program.instructions import Edge
+from penstock.program.edges import Edge
 from penstock.schedule.weight_rule import WeightRule
 
 

@@ -45,6 +45,7 @@ LOOKS: dict[Part, Look] = {
     "I": Look("I"),
     "W": Look("W"),
     "optimizer": Look("U"),
+    "copies": Look("offload"),
     "messages": Look("unshard"),
     "waiting": Look("track"),
     "collectives": Look("reduce"),

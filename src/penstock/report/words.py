@@ -18,6 +18,8 @@ KIND_WORDS = {
     "U": "update",
     "reduce": "reduce",
     "unshard": "unshard",
+    "offload": "offload",
+    "reload": "reload",
 }
 
 

@@ -21,9 +21,11 @@ from penstock.graph.code import Function
 from penstock.graph.stages import Segment, SegmentKind
 from penstock.program.program import (
     Compute,
+    Offload,
     Program,
     Receive,
     Reduce,
+    Reload,
     Reshard,
     Send,
     Unshard,
@@ -113,6 +115,10 @@ class _Binder:
                     calls.append(Bound(call, "collective", *where, ranks=instruction.ranks))
                 case Update(stage, step):
                     calls.append(Bound(self._update(stage, step), "update", "U", stage, step))
+                case Offload(of) | Reload(of):
+                    call = self._copy(of, is_reload=isinstance(instruction, Reload))
+                    kind = "reload" if isinstance(instruction, Reload) else "offload"
+                    calls.append(Bound(call, "copy", kind, of.stage, of.micro_batch))
                 case Unshard() | Reshard():
                     hint = "use a plan without sharding"
                     raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
@@ -387,6 +393,18 @@ class _Binder:
                 frame[value] = _with_strides(frame[value], node)
 
         return take
+
+    # -- far memory --------------------------------------------------------------------------
+
+    def _copy(self, of: Action, *, is_reload: bool) -> Call:
+        """Return the call of an Offload or a Reload."""
+        if of.kind == "U":
+            state = self.rank.weights_of(of.stage).far()
+            return _nothing if state is None else (state.reload if is_reload else state.offload)
+        frames = self.rank.far_frames(of.stage)
+        frame = self.rank.frames[of.stage, of.micro_batch]
+        copy = frames.reload if is_reload else frames.offload
+        return copy(of.micro_batch, frame)
 
     # -- the end of a step -------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ class Meter:
             "I": seconds["I", ()],
             "W": seconds["W", ()],
             "optimizer": seconds["update", ()] + seconds["versions", ()],
+            "copies": seconds["copy", ()],
             "messages": max(0.0, calls_s - waiting_s),
             "waiting": waiting_s,
             "once": self.once_s,

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from penstock.batches import Reads
 from penstock.graph.code import Function, function_of, micro_batch_seed
+from penstock.graph.memory import moved
 from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture, device_here
 from penstock.job import Job
-from penstock.program.passes.receive_early import receive_early
 from penstock.program.program import Program
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
@@ -26,6 +26,7 @@ from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
+from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.reader import Order, Reader
@@ -80,6 +81,7 @@ class Rank:
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
+        self._far: dict[int, FarFrames] = {}
         self._reader = Reader(job, self.device)
 
     @property
@@ -92,14 +94,6 @@ class Rank:
 
     def expect(self, program: Program) -> None:
         """Make room for the messages of `program`; before anything is bound, for every program."""
-        self._make_room(self._as_posted(program))
-
-    def _as_posted(self, program: Program) -> Program:
-        """Return `program` with its Receives where this transport wants them."""
-        early = self.transport.early
-        return receive_early(program, distance=early) if early else program
-
-    def _make_room(self, program: Program) -> None:
         peers = set(program.code.peer[program.code.slice_of(self.rank)].tolist()) - {-1}  # no peer
         for receiver in (self.rank, *peers):
             for (edge, sender), count in program.unread(receiver).items():
@@ -107,13 +101,12 @@ class Rank:
                 self._ahead[way] = max(count, self._ahead.get(way, 0))
 
     def bind(self, program: Program) -> list[Bound]:
-        """Return the calls of one window of `program` on this rank, posting early where it helps.
+        """Return the calls of one window of `program` on this rank.
 
         Raises:   RunError: sharded weights; or of job and program only one clips gradients.
                   JobError: the job's optimizer is none, or cannot be divided as the plan asks.
         """
-        program = self._as_posted(program)
-        self._make_room(program)
+        self.expect(program)
         self.per_step = program.num_micro_batches
         bound = bind.bind(self, program)
         self.optimizers.release()
@@ -194,6 +187,13 @@ class Rank:
         ranks = next(group for group in carry.groups if self.rank in group)
         is_first, coefficients = ranks[0] == self.rank, tuple(carry.coefficients.values())
         return Carried(lambda: tensors, coefficients, ranks, is_first)
+
+    def far_frames(self, stage: int) -> FarFrames:
+        """Return what moves the activations of a stage that lives here to far memory."""
+        if stage not in self._far:
+            groups = moved(self.capture.graph, self.stages, stage)
+            self._far[stage] = FarFrames(groups, self.device)
+        return self._far[stage]
 
     def function(self, stage: int, kind: SegmentKind) -> Function:
         """Return the function of a segment, made once."""

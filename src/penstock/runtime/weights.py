@@ -18,6 +18,7 @@ from penstock.errors import CheckpointError, JobError
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
+from penstock.runtime.copies import FarState, far_state
 from penstock.runtime.kept import tensors_in
 from penstock.runtime.optimizer import Optimizers, optimizers_of
 from penstock.runtime.staleness import Staleness
@@ -87,6 +88,7 @@ class StageWeights:
         self.predicted: list[tuple[list[Tensor], dict[int, Tensor]]] = []
         self.staleness: Staleness | None = None
         self.undo: _Undo | None = None
+        self.far_state: FarState | None = None
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.given: dict[str, Tensor] = {}
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
@@ -180,6 +182,16 @@ class StageWeights:
         if self.undo is not None:
             self.undo.put_gradients_back()
 
+    def far(self) -> FarState | None:
+        """Return what moves the optimizer's state to far memory; None where there is none.
+
+        Raises:   JobError: nobody knows what the state of this optimizer is.
+        """
+        if self.far_state is None and self.updates is not None:
+            updates = self.updates
+            self.far_state = far_state(updates.optimizer, is_plain=updates.is_plain)
+        return self.far_state
+
     def remember_updates(self) -> None:
         """From now on keep what is needed to take the last update back.
 
@@ -215,7 +227,8 @@ class StageWeights:
         if self.undo is not None:
             held += self.undo.held()
         if self.updates is not None:
-            held += self.updates.held()
+            far = self.far_state
+            held += [v for v in self.updates.held() if far is None or not far.is_far(v)]
         return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
     # -- by parameter name, independent of the plan ---------------------------------------------

@@ -1,8 +1,11 @@
 """The one decorator for loops over millions of actions: numba, with the types left as they are."""
 
+import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -11,8 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def compiled(function: Function) -> Function:
     """Return `function` compiled at its first call; the machine code is kept on disk if it can be.
 
-    Kept code is made anew when the function's own file changes, not when a constant does that it
-    imports from another file: after such a change remove the __pycache__ folders.
+    Kept code is made anew when the function's own file changes, or a constant that it imports.
     """
     return kept(function)
 
@@ -25,16 +27,28 @@ def kept(function: Function, **options: Any) -> Function:
         return njit(**options)(function)  # pyright: ignore
     cache: Any = getattr(made, "_cache", None)
     if cache is not None:  # numba compiles
-        _forget_what_is_older(cache._cache_file)
+        _forget_what_is_older(cache._cache_file, _constants(function))
     return made
 
 
-def _forget_what_is_older(file: Any) -> None:
-    """Let code be made anew that was kept for types that are no longer there.
+def _constants(function: Callable[..., object]) -> str:
+    """Return a digest of the numbers and tables that a function's file knows when it is read."""
+    values: dict[str, Any] = vars(sys.modules[function.__module__])
+    known = hashlib.sha256()
+    for name, value in sorted(values.items()):
+        if type(value) in (np.ndarray, int, float):
+            known.update(f"{name} {value!r}\n".encode())
+    return known.hexdigest()
+
+
+def _forget_what_is_older(file: Any, constants: str) -> None:
+    """Let code be made anew that was kept for other constants, or for types no longer there.
 
     Numba reads the types of kept code before it looks at its age, and fails where a record was
-    renamed or is gone.  (`_cache_file` and `_load_index` are its own names, used here only.)
+    renamed or is gone.  (`_cache_file`, `_source_stamp` and `_load_index` are its own names, used
+    here only.)
     """
+    file._source_stamp = file._source_stamp, constants
     read = file._load_index
 
     def load() -> dict[Any, str]:

@@ -30,7 +30,7 @@ from penstock.schedule.recipe import AnySchedule
 from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, most_held, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
-from penstock.simulate.price import Held, as_run, check_profile, costs_of, held_of
+from penstock.simulate.price import Held, check_profile, costs_of, held_of, memory_on
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
@@ -161,16 +161,17 @@ class Judge:
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
         cluster = self.cluster_of(plan.hosts)
         places = self.places(plan.hosts, program.num_ranks)
-        program, memory = as_run(program, held, places, cluster)
+        memory = memory_on(held, program, places, posted=plan.early > 0)
         return simulate(program, costs, cluster, memory=memory, spans=spans)
 
     def price(self, plan: Plan, alive: Sequence[int] = ()) -> Priced:
         """Return the stages of `plan`, priced; `alive` as in `costs_of`."""
-        key = plan.cuts, plan.recompute, tuple(alive)
+        copies = bool(set(plan.offload) - {"none"})
+        key = plan.cuts, plan.recompute, tuple(alive), copies
         if key not in self._priced:
-            stages = stages_of(plan, self.graph)
-            costs = costs_of(self.graph, stages, self.profiles, alive)
-            held = tuple(held_of(self.graph, stages, p, alive) for p in self.profiles)
+            stages, graph = stages_of(plan, self.graph), self.graph
+            costs = costs_of(graph, stages, self.profiles, alive, copies=copies)
+            held = tuple(held_of(graph, stages, p, alive, copies=copies) for p in self.profiles)
             self._priced[key] = Priced(stages, costs, held)
         return self._priced[key]
 
@@ -198,6 +199,8 @@ class Judge:
         except GraphError:
             return 0.0
         places, counts = self.places(plan.hosts, plan.total_ranks), self._counts_of(plan)
+        if objective == "memory" and plan.offload:
+            return 0.0
         if objective == "memory":
             peaks = most_held(self.schedule(self.suited(plan)).orders, held)
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))

@@ -49,6 +49,7 @@ def reasons(
         Decision("schedule", _made_for(plan), by(wish.schedule), schedule),
         Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
         Decision("recompute", _yes_no(plan), by(wish.recompute), again),
+        *((Decision("offload", wish.offload, "user", "asked for"),) if wish.offload else ()),
         _rests_on(judge),
     )
 
@@ -90,7 +91,11 @@ def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
         row = list(group)
         count = sum(host.num_devices for host in row)
         words.append(f"idle {_names(row)} ({count} {_kind(judge, row[0])})")
-    return (Decision("hosts", ", ".join(words), "search", why),)
+    found = Decision("hosts", ", ".join(words), "search", why)
+    if not plan.early:
+        return (found,)
+    posted = "between hosts a message moves only once its receive is posted"
+    return found, Decision("receives", f"{plan.early} computes early", "only choice", posted)
 
 
 def _names(hosts: Sequence[Host]) -> str:

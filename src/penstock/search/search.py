@@ -14,6 +14,7 @@ from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Plan, Prediction, decide, plan_by_hand
 from penstock.profile import Profiles
+from penstock.program.passes.receive_early import early_on
 from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
 from penstock.search.balance import balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
@@ -85,7 +86,8 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     ]
     if not plans:
         raise nothing_fits(graph, cluster, micro_batches, wish)
-    effort = Effort(prune, wish.recompute is None, is_over, progress)
+    rescues = wish.recompute is None and wish.offload is None
+    effort = Effort(prune, rescues, is_over, progress)
     field = Field(judge, plans, objective, effort)
     best, *others = _polished(field)
     cut_short = field.was_cut_short
@@ -161,7 +163,10 @@ class _Cutter:
             clip=self.clip,
         )
         bare, cuts = replace(bare, buffers=wish.buffers), self._cut(bare, shape)
-        plan = with_cuts(self.judge.graph, replace(bare, hosts=shape.hosts), cuts)
+        early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
+        offload = () if wish.offload is None else (wish.offload,) * shape.stages
+        bare = replace(bare, hosts=shape.hosts, early=early, offload=offload)
+        plan = with_cuts(self.judge.graph, bare, cuts)
         choices = (False, True) if wish.recompute is None else (wish.recompute,)
         for recompute in choices:
             yield replace(plan, recompute=(recompute,) * shape.stages)

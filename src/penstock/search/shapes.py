@@ -8,7 +8,7 @@ from penstock.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
-from penstock.plan import Buffers
+from penstock.plan import Buffers, Offloaded
 from penstock.schedule import SCHEDULES, Schedule
 from penstock.schedule.recipe import (
     AnySchedule,
@@ -30,6 +30,7 @@ class Wish:
     """What the user decided beforehand; None leaves it to the search.
 
     schedule:  a recipe, its name, or a schedule that stands for itself.
+    offload:   what every stage has in far memory while it is not needed; None: nothing.
     buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
     in_order:  whether only schedules are wanted in which each stage lives on one rank of its
                replica, and takes its micro-batches in order.
@@ -40,6 +41,7 @@ class Wish:
     stages: int | None = None
     schedule: str | AnySchedule | None = None
     recompute: bool | None = None
+    offload: Offloaded | None = None
     buffers: Buffers = "exact"
     in_order: bool = False
 

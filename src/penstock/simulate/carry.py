@@ -24,10 +24,10 @@ import numpy as np
 
 from penstock.cluster import Cluster
 from penstock.errors import ProfileError
-from penstock.program.codes import COMPUTE, REDUCE, SEND, UPDATE
+from penstock.program.codes import COST_ROW, REDUCE, SEND, WORKS
 from penstock.program.instructions import Reduce
 from penstock.program.program import Program
-from penstock.schedule.orders import KINDS, B, I, U, W
+from penstock.schedule.orders import KINDS, B, I, W
 from penstock.simulate.costs import Costs
 from penstock.simulate.matched import Floats
 from penstock.simulate.recorded import Recorded
@@ -75,10 +75,10 @@ Notes: TypeAlias = dict[str, None]  # in order, each once
 
 
 def _works(program: Program) -> Iterable[Work]:
-    """Return the key of every compute and update, in the order of the code."""
+    """Return the key of all that works, in the order of the code."""
     code = program.code
-    rows = np.flatnonzero(np.isin(code.op, (COMPUTE, UPDATE)))
-    kinds = np.where(code.op[rows] == UPDATE, U, code.kind[rows])
+    rows = np.flatnonzero(WORKS[code.op])
+    kinds = COST_ROW[code.op[rows], code.kind[rows]]
     columns = kinds.tolist(), code.stage[rows].tolist(), code.micro_batch[rows].tolist()
     return zip(_replicas(program, rows), *columns, strict=True)
 

@@ -1,18 +1,23 @@
 """What a simulation is given: seconds of actions, and bytes held."""
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.program.codes import NUM_COSTS
 from penstock.schedule.orders import KINDS
+
+Number = TypeVar("Number", np.float64, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
     """Seconds of every kind of action at every stage on every kind of device.
 
-    action_s   [kind, stage, device], kinds in the order of schedule.KINDS; U is the update
+    action_s   [kind, stage, device], kinds in the order of schedule.KINDS; U is the update.  Then,
+               unless they take no time, those of copies to far memory and back (codes.COPIES)
     devices    names of the device kinds; "" stands for any (then it is the only one)
     unshard_s  [stage]: gathering the weights, besides what the links take; empty: no time
     unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
@@ -33,7 +38,7 @@ class Costs:
         _freeze(self, np.int64, "unshard_bytes")
         action_s, unshard_s = self.action_s, self.unshard_s
         num_stages = action_s.shape[1] if action_s.ndim == 3 else 0
-        _check_shape("action_s", action_s, (len(KINDS), num_stages, len(self.devices)))
+        _check_rows("action_s", action_s, (num_stages, len(self.devices)))
         for name, given in (("unshard_s", unshard_s), ("unshard_bytes", self.unshard_bytes)):
             _check_shape(name, given, (num_stages if len(given) else 0,))
         for stage, size_bytes in enumerate(self.unshard_bytes.tolist()):
@@ -51,8 +56,9 @@ class Memory:
     """Bytes that a rank holds, and how its actions change them.
 
     start_bytes      [rank]: held from the beginning on
-    transient_bytes  [kind, stage]: above what is held, only while the action runs
-    net_bytes        [kind, stage]: held more after the action, or less (negative)
+    transient_bytes  [kind, stage]: above what is held, only while the action runs; as in Costs,
+                     rows of copies may follow
+    net_bytes        [kind, stage]: held more after the action, or less (negative); likewise
     unsharded_bytes  [stage]: held more from Unshard to Reshard; empty: nothing
     message_bytes    [edge]: held from a Receive to the first use; empty: nothing, as where messages
                      come only when they are used
@@ -74,7 +80,7 @@ class Memory:
         num_stages = net.shape[1] if net.ndim == 2 else 0
         _check_shape("start_bytes", start, (len(start),))
         for name, sizes in (("transient_bytes", transient), ("net_bytes", net)):
-            _check_shape(name, sizes, (len(KINDS), num_stages))
+            _check_rows(name, sizes, (num_stages,))
         _check_shape("unsharded_bytes", unsharded, (num_stages if len(unsharded) else 0,))
         _check_shape("message_bytes", self.message_bytes, (self.message_bytes.size,))
 
@@ -86,6 +92,19 @@ def _freeze(record: object, kind: type[np.float64] | type[np.int64], *names: str
         array = np.ascontiguousarray(given, dtype=kind).view()
         array.flags.writeable = False
         object.__setattr__(record, name, array)
+
+
+def with_copies(rows: NDArray[Number]) -> NDArray[Number]:
+    """Return rows by kind with those of copies, which are zeros where there are none."""
+    missing = NUM_COSTS - len(rows)
+    return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
+
+
+def _check_rows(name: str, array: NDArray[np.generic], shape: tuple[int, ...]) -> None:
+    """Raise unless there is one of `shape` for each kind, or for each of those and of copies."""
+    counts = len(KINDS), NUM_COSTS
+    if array.ndim == 0 or len(array) not in counts or array.shape[1:] != shape:
+        raise ValueError(f"{name} has shape {array.shape}, not {(len(KINDS), *shape)}")
 
 
 def _check_shape(name: str, array: NDArray[np.generic], shape: tuple[int, ...]) -> None:

@@ -22,16 +22,34 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.program.codes import COMPUTE, RECEIVE, REDUCE, RESHARD, SEND, UNSHARD, UPDATE
+from penstock.program.codes import (
+    COMPUTE,
+    JOINS,
+    OFFLOAD,
+    RECEIVE,
+    REDUCE,
+    RELOAD,
+    RESHARD,
+    SEND,
+    SPAN_OF,
+    UNSHARD,
+    UPDATE,
+    WORKS,
+)
 from penstock.program.program import Program
 from penstock.simulate.matched import Bools, Floats, Matched, match, sends_read
 from penstock.simulate.replay import arrivals
 from penstock.timeline import SPAN_KINDS, SpanKind, Timeline
 
-Reason = Literal["compute", "update", "message", "collective", "idle"]
-REASONS: tuple[Reason, ...] = ("compute", "update", "message", "collective", "idle")
+Reason = Literal["compute", "update", "copy", "message", "collective", "idle"]
+REASONS: tuple[Reason, ...] = ("compute", "update", "copy", "message", "collective", "idle")
 
-_KIND_OF: dict[int, SpanKind] = {UPDATE: "U", REDUCE: "reduce", UNSHARD: "unshard"}
+_REASON_OF: dict[int, Reason] = {
+    COMPUTE: "compute",
+    UPDATE: "update",
+    OFFLOAD: "copy",
+    RELOAD: "copy",
+}
 
 
 class Hop(NamedTuple):
@@ -102,18 +120,18 @@ class _Trail:
         self.starts_s, self.ends_s = matched.starts_s, matched.ends_s
         self.ranks = np.repeat(np.arange(program.num_ranks), np.diff(code.offsets)).tolist()
         self.reads = sends_read(program)
-        on_thread = [COMPUTE, UPDATE]
+        on_thread = WORKS[code.op]
         if matched.is_measured:
-            on_thread += [SEND, REDUCE]
+            on_thread = on_thread | np.isin(code.op, (SEND, REDUCE))
             self.there_s = arrivals(program, matched, self.reads).there_s
         else:
             self.there_s = _received_s(program, matched)
-        self.threads = _before(program, np.isin(code.op, on_thread))
+        self.threads = _before(program, on_thread)
         self.ahead = {} if matched.is_measured else _ahead(program)
         self.free_s = [self._over_s(row) for row in self.threads]
         if not matched.is_measured:
             self._hand_over()
-        self.collectives = _before(program, np.isin(code.op, (REDUCE, UNSHARD)))
+        self.collectives = _before(program, JOINS[code.op])
         self.sends = _before(program, code.op == SEND)
         self.gathers, self.members = _gathers(program), _members(program)
         self.hops = list[Hop]()
@@ -150,8 +168,8 @@ class _Trail:
     def back(self, at: _At) -> _At:
         """Explain what is at hand; return what it needed last, and from when on it is explained."""
         match int(self.code.op[at.row]):
-            case op if op in (COMPUTE, UPDATE):
-                return self._work(at, "compute" if op == COMPUTE else "update")
+            case op if op in _REASON_OF:
+                return self._work(at, _REASON_OF[op])
             case op if op == SEND:
                 return self._send(at)
             case _:
@@ -239,7 +257,7 @@ class _Trail:
         """
         start_s = max(0.0, min(start_s, end_s))
         code, own = self.code, self.ranks[row]
-        kind = _KIND_OF.get(int(code.op[row]), SPAN_KINDS[int(code.kind[row])])
+        kind = SPAN_KINDS[SPAN_OF[code.op[row], code.kind[row]]]
         where = int(code.stage[row]), int(code.micro_batch[row])
         ends = (own if rank < 0 else rank), (own if to < 0 else to)
         self.hops.append(Hop(reason, *ends, kind, *where, start_s, end_s))
@@ -303,7 +321,7 @@ def _members(program: Program) -> dict[int, list[int]]:
     code = program.code
     groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     counts: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for row in np.flatnonzero(np.isin(code.op, (REDUCE, UNSHARD))).tolist():
+    for row in np.flatnonzero(JOINS[code.op]).tolist():
         if code.op[row] == REDUCE:
             groups[0, int(code.edge[row]), int(code.micro_batch[row])].append(row)
         else:

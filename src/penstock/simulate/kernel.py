@@ -16,9 +16,20 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.codes import COMPUTE, RECEIVE, REDUCE, RESHARD, SEND, UNSHARD, UPDATE, Numbers
+from penstock.program.codes import (
+    COMPUTE,
+    COST_ROW,
+    JOINS,
+    RECEIVE,
+    RESHARD,
+    SEND,
+    UNSHARD,
+    WAITS_FOR_SUMS,
+    WORKS,
+    Numbers,
+)
 from penstock.schedule.compiled import compiled
-from penstock.schedule.orders import F, U, W
+from penstock.schedule.orders import F, W
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -75,9 +86,9 @@ FIRST, SECOND, FIRST_SHARED, SECOND_SHARED = range(4)
 class Durations(NamedTuple):
     """Seconds of actions."""
 
-    action_s: Floats  # [kind, stage, device kind]
+    action_s: Floats  # [row of costs, stage, device kind]
     device: Ints  # rank -> device kind
-    listed_s: Floats  # of every compute and update, as they stand in the code; empty: action_s
+    listed_s: Floats  # of all that works, as it stands in the code; empty: action_s
 
 
 class Threads(NamedTuple):
@@ -137,8 +148,8 @@ class Queues(NamedTuple):
 class Stamps(NamedTuple):
     """When what was done; empty where that is not asked for."""
 
-    works: Ints  # by rank: place of its next compute or update
-    work_s: Floats  # [computes and updates, 2]: start and end
+    works: Ints  # by rank: place of the next of those that work
+    work_s: Floats  # [of all that works, 2]: start and end
     sends: Ints  # by rank: place of its next Send
     send_s: Floats  # [Sends, 2]: first and last byte on the first lane
 
@@ -184,17 +195,17 @@ def run(job: Simulation) -> int:  # long: see the top of the file
             while row < offsets[rank + 1]:
                 op, stage = ops[row], int(stages[row])
                 message = int((base + edges[row]) * sizes.micro_batches + micro_batches[row])
-                if op == COMPUTE or op == UPDATE:  # noqa: SIM109 - numba makes a loop of `in`
-                    start_s, paid_s, kind, missing = clock_s[rank], 0.0, U, -1
-                    if op == UPDATE:
+                if WORKS[op]:
+                    kind = int(kinds[row])
+                    start_s, paid_s, missing = clock_s[rank], 0.0, -1
+                    if WAITS_FOR_SUMS[op]:
                         if over[rank] < issued[rank]:
                             _wait(rank, COLLECTIVE, 0, agenda)
                             break
                         if over[rank] > 0:
                             item = queues.offsets[rank] + over[rank] - 1
                             start_s = max(start_s, queues.over_s[item])
-                    else:
-                        kind = int(kinds[row])
+                    elif op == COMPUTE:
                         side = 2 * stage + (kind != F)
                         for place in range(into_offsets[side], into_offsets[side + 1]):
                             number = int((base + into[place]) * sizes.micro_batches)
@@ -219,7 +230,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                     if len(listed_s) > 0:
                         duration_s = listed_s[works[rank]]
                     else:
-                        duration_s = action_s[kind, stage, device[rank]]
+                        duration_s = action_s[COST_ROW[op, kind], stage, device[rank]]
                     beside_s = link_s[rank] - start_s
                     if beside_s > 0.0:  # beside a busy link, work takes 1 + slowdown times longer
                         slower = 1.0 + slowdown[rank]
@@ -450,8 +461,8 @@ def receive_s(job: Simulation) -> Floats:
 class Holds(NamedTuple):
     """Bytes of every action, and the memory curve that they make."""
 
-    transient: Ints  # [kind, stage]: above what is held, during the action
-    net: Ints  # [kind, stage]: held more (or less) after it
+    transient: Ints  # [row of costs, stage]: above what is held, during the action
+    net: Ints  # [row of costs, stage]: held more (or less) after it
     unsharded: Ints  # by stage
     message: Ints  # by edge: from the Receive to the first use; empty: nothing
     posted: NDArray[np.uint8]  # [edge * micro-batches + micro-batch]: alike in all replicas
@@ -472,22 +483,22 @@ def hold(job: Simulation, holds: Holds) -> None:
         _note(rank, now_s, 0, 0, holds)
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             op, stage = code.op[row], int(code.stage[row])
-            if op in (COMPUTE, UPDATE):
-                kind = int(code.kind[row]) if op == COMPUTE else U
+            if WORKS[op]:
+                kind, cost = int(code.kind[row]), COST_ROW[op, code.kind[row]]
                 start_s, now_s = (
                     (0.0, 0.0) if len(work_s) == 0 else (work_s[work, 0], work_s[work, 1])
                 )
                 work += 1
-                if len(holds.message) > 0 and kind != W and kind != U:
+                if len(holds.message) > 0 and op == COMPUTE and kind != W:
                     micro_batch = int(code.micro_batch[row])
                     holds.held[rank] -= _taken(2 * stage + (kind != F), micro_batch, job, holds)
-                _note(rank, start_s, 0, holds.transient[kind, stage], holds)
-                _note(rank, now_s, holds.net[kind, stage], 0, holds)
+                _note(rank, start_s, 0, holds.transient[cost, stage], holds)
+                _note(rank, now_s, holds.net[cost, stage], 0, holds)
             elif op == RECEIVE and len(holds.message) > 0:
                 edge = int(code.edge[row])
                 holds.posted[edge * job.sizes.micro_batches + int(code.micro_batch[row])] = 1
                 _note(rank, now_s, int(holds.message[edge]), 0, holds)
-            elif op in (REDUCE, UNSHARD):
+            elif JOINS[op]:
                 now_s = issued_s[collective]
                 collective += 1
                 if op == UNSHARD:

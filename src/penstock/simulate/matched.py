@@ -13,24 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TimelineError
-from penstock.program.codes import COMPUTE, OPS, RECEIVE, REDUCE, RESHARD, SEND, UNSHARD, UPDATE
+from penstock.program.codes import COMPUTE, REDUCE, SEND, SHOWN, SPAN_OF, WORKS
+from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.program.wiring import wire
 from penstock.schedule.orders import F, W
-from penstock.timeline import LANES, SPAN_KINDS, Lane, SpanKind, Timeline
+from penstock.timeline import LANES, SPAN_KINDS, Timeline
 
 Bools: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
 Key: TypeAlias = tuple[int, int, int, int, int]  # rank, lane, kind, stage, micro-batch
 
-_LANE_OF: dict[int, Lane] = {
-    SEND: "send",
-    RECEIVE: "receive",
-    UPDATE: "update",
-    REDUCE: "collective",
-    UNSHARD: "collective",
-}
-_KIND_OF: dict[int, SpanKind] = {UPDATE: "U", REDUCE: "reduce", UNSHARD: "unshard"}
 _HINT = "is it the timeline of a run of this plan?"
 
 
@@ -81,7 +74,7 @@ def match(program: Program, timeline: Timeline) -> Matched:
 def _check_order(program: Program, starts_s: Floats) -> None:
     """Raise unless the actions of every rank begin in the order of the code."""
     code = program.code
-    rows = np.flatnonzero(np.isin(code.op, (COMPUTE, UPDATE)))
+    rows = np.flatnonzero(WORKS[code.op])
     owners = np.searchsorted(code.offsets, rows, side="right")
     wrong = (np.diff(starts_s[rows]) < 0) & (np.diff(owners) == 0)
     for at in np.flatnonzero(wrong)[:1].tolist():
@@ -122,14 +115,11 @@ def _take_settled(
 def _keys(program: Program, rank: int) -> list[tuple[int, Key]]:
     """Return row and key of every instruction of a rank that a timeline may show."""
     code, part = program.code, program.code.slice_of(rank)
-    lanes = [LANES.index(_LANE_OF.get(op, "compute")) for op in range(len(OPS))]
-    own = {op: SPAN_KINDS.index(kind) for op, kind in _KIND_OF.items()}
+    lanes = [LANES.index(row.lane or "compute") for row in TABLE]
     found: list[tuple[int, Key]] = []
-    for row in range(part.start, part.stop):
-        op, kind = int(code.op[row]), int(code.kind[row])
-        where = int(code.stage[row]), int(code.micro_batch[row])
-        if op != RESHARD:
-            found.append((row, (rank, lanes[op], own.get(op, kind), *where)))
+    for row in (np.flatnonzero(SHOWN[code.op[part]]) + part.start).tolist():
+        op, where = int(code.op[row]), (int(code.stage[row]), int(code.micro_batch[row]))
+        found.append((row, (rank, lanes[op], int(SPAN_OF[op, code.kind[row]]), *where)))
     return found
 
 

@@ -11,7 +11,7 @@ from penstock.program.program import Program
 from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
-from penstock.simulate.price import as_run, costs_of, held_of, memory_on
+from penstock.simulate.price import costs_of, held_of, memory_on
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs
 from penstock.timeline import Timeline
@@ -31,8 +31,7 @@ def simulate(
               device (then the bytes held are known too); a table of costs; a function of the
               action; or what was recorded of a run.
     Without a `cluster`, messages and collectives take no time, and there is one profile.
-    With one, its hosts are put in the order that the plan has; and where memory is predicted for
-    several hosts, receives are posted as early as ranks post them.
+    With one, its hosts are put in the order that the plan has.
     Raises:   ProgramError: a profile, but the program was not lowered from a plan.
               ProfileError: the profile is of another graph, or none is of a rank's device.
               ClusterError: too few ranks, or no link where a message goes.
@@ -48,11 +47,9 @@ def simulate(
         hint = "give the cluster too"
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     alive = weight_copies(schedule_of(plan, num_steps=program.num_steps))
-    costs = costs_of(graph, stages, profiles, alive)
+    copies = bool(set(plan.offload) - {"none"})
+    costs = costs_of(graph, stages, profiles, alive, copies=copies)
     if memory is None:
-        held = [held_of(graph, stages, profile, alive) for profile in profiles]
-        if cluster is None:
-            memory = memory_on(held, program, places)
-        else:
-            program, memory = as_run(program, held, places, cluster)
+        held = [held_of(graph, stages, profile, alive, copies=copies) for profile in profiles]
+        memory = memory_on(held, program, places, posted=plan.early > 0)
     return simulate_costs(program, costs, cluster, memory=memory, spans=spans)

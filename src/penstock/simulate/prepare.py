@@ -8,13 +8,24 @@ from numpy.typing import NDArray
 
 from penstock.cluster import Cluster
 from penstock.errors import ClusterError
-from penstock.program.codes import COMPUTE, OPS, RECEIVE, REDUCE, RESHARD, SEND, UNSHARD, UPDATE
+from penstock.program.codes import (
+    COMPUTE,
+    JOINS,
+    OPS,
+    RECEIVE,
+    REDUCE,
+    RESHARD,
+    SEND,
+    UNSHARD,
+    UPDATE,
+    WORKS,
+)
 from penstock.program.program import Program
 from penstock.program.wiring import wire
-from penstock.schedule.orders import KINDS, Action, U
+from penstock.schedule.orders import KINDS, Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.simulate import kernel
-from penstock.simulate.costs import Costs, Memory
+from penstock.simulate.costs import Costs, Memory, with_copies
 from penstock.simulate.recorded import Recorded
 
 Seconds: TypeAlias = Callable[[Action], float]
@@ -28,8 +39,6 @@ def among(*chosen: int) -> Bools:
     return np.isin(np.arange(len(OPS)), chosen)
 
 
-WORKS = among(COMPUTE, UPDATE)
-COLLECTIVES = among(REDUCE, UNSHARD)
 SHARDING = among(UNSHARD, RESHARD)
 SENDS = among(SEND)
 
@@ -91,7 +100,7 @@ def _check_recorded(program: Program, recorded: Recorded, cluster: Cluster | Non
     op, message_s = program.code.op, recorded.message_s
     lengths = {
         "work_s": (recorded.work_s, int(WORKS[op].sum())),
-        "sum_s": (recorded.sum_s, int(COLLECTIVES[op].sum())),
+        "sum_s": (recorded.sum_s, int(JOINS[op].sum())),
         "start_s": (recorded.start_s, program.num_ranks),
     }
     if message_s is not None:
@@ -188,7 +197,7 @@ def _queues(
 ) -> kernel.Queues:
     """Return the queues; groups: the reductions, then for each rank of a pipeline its replicas."""
     codes, num_ranks, ranks = program.code, program.num_ranks, program.pipeline_ranks
-    rows = np.flatnonzero(COLLECTIVES[codes.op])
+    rows = np.flatnonzero(JOINS[codes.op])
     offsets, stages = np.searchsorted(rows, codes.offsets), codes.stage[rows].astype(np.int64)
     owners = np.repeat(np.arange(num_ranks), np.diff(offsets))
     reduces = codes.op[rows] == REDUCE
@@ -266,7 +275,7 @@ def _durations(
         raise ValueError(f"costs of {num_stages} stages for {wanted}")
     if seconds.devices != ("",):
         device[:] = list(_devices(program, seconds.devices, cluster))
-    return kernel.Durations(seconds.action_s, device, np.zeros(0))
+    return kernel.Durations(with_copies(seconds.action_s), device, np.zeros(0))
 
 
 def _devices(program: Program, devices: tuple[str, ...], cluster: Cluster | None) -> Iterator[int]:
@@ -283,7 +292,7 @@ def _devices(program: Program, devices: tuple[str, ...], cluster: Cluster | None
 
 
 def _listed_s(program: Program, seconds: Seconds) -> NDArray[np.float64]:
-    """Return the seconds of every compute and update, in the order of the code."""
+    """Return the seconds of all that works, in the order of the code; copies take none."""
     codes = program.code
     own = COMPUTE if program.weight_rule == SYNCHRONOUS else UPDATE
     asked = among(COMPUTE, own)
@@ -293,7 +302,7 @@ def _listed_s(program: Program, seconds: Seconds) -> NDArray[np.float64]:
         rows = part.start + np.flatnonzero(WORKS[codes.op[part]])
         wanted = asked[codes.op[rows]]
         taken_s, rows = np.zeros(len(rows)), rows[wanted]
-        kinds: list[int] = np.where(codes.op[rows] == UPDATE, U, codes.kind[rows]).tolist()
+        kinds: list[int] = codes.kind[rows].tolist()
         columns = kinds, codes.stage[rows].tolist(), codes.micro_batch[rows].tolist()
         actions = (Action(KINDS[kind], *where) for kind, *where in zip(*columns, strict=True))
         given_s = np.fromiter(map(seconds, actions), np.float64, len(rows))
@@ -325,8 +334,8 @@ def holds_of(program: Program, memory: Memory, *, curve: bool) -> kernel.Holds:
     unsharded = memory.unsharded_bytes
     messages = len(program.edges) * program.num_micro_batches * program.num_steps
     return kernel.Holds(
-        transient=memory.transient_bytes,
-        net=memory.net_bytes,
+        transient=with_copies(memory.transient_bytes),
+        net=with_copies(memory.net_bytes),
         unsharded=unsharded if len(unsharded) else np.zeros(program.num_stages, np.int64),
         message=memory.message_bytes,
         posted=np.zeros(messages, np.uint8),

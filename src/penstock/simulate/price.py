@@ -1,19 +1,18 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster import Cluster
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
-from penstock.graph.memory import peak_with_workspace
+from penstock.graph.memory import moved_bytes, peak_with_workspace
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.profile import Profile, Profiles
 from penstock.profile.kinds import as_tuple
-from penstock.program.passes.receive_early import as_posted
+from penstock.program.codes import NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.program import Program
 from penstock.schedule.orders import KINDS
 from penstock.simulate.costs import Costs, Memory
@@ -22,21 +21,30 @@ _SEGMENTS: tuple[SegmentKind, ...] = ("F", "B", "I", "W")
 
 
 def costs_of(
-    graph: Graph, stages: Stages, profiles: Profiles, versions: Sequence[int] = ()
+    graph: Graph,
+    stages: Stages,
+    profiles: Profiles,
+    versions: Sequence[int] = (),
+    *,
+    copies: bool = False,
 ) -> Costs:
     """Return the seconds of F, B, I, W and U of every stage on each profiled kind of device.
 
     The sum of the segment's ops, call_s, and for B and W adding up the gradients.  U: the
     optimizer, and a copy of the weights where more than one of the `versions` is held.
     A single profile is taken for any device.
+    copies:   whether also to say what it takes to move activations and state, there and back.
     Ignores:  reading the data.
     """
     row = as_tuple(profiles)
-    seconds = np.zeros((len(KINDS), len(stages.stages), len(row)))
+    seconds = np.zeros((NUM_COSTS if copies else len(KINDS), len(stages.stages), len(row)))
     for at, profile in enumerate(row):
         check_profile(graph, profile)
         for stage in stages.stages:
-            seconds[:, stage.index, at] = _stage_s(graph, stage, profile, versions)
+            seconds[: len(KINDS), stage.index, at] = _stage_s(graph, stage, profile, versions)
+        if copies:
+            sizes = np.tile(_copied_bytes(graph, stages, profile), (2, 1))
+            seconds[len(KINDS) :, :, at] = sizes * profile.far_s_per_byte
     return Costs(seconds, tuple(p.kind for p in row) if len(row) > 1 else ("",))
 
 
@@ -62,6 +70,16 @@ def _segment_s(graph: Graph, segment: Segment, profile: Profile) -> float:
     return computed + profile.call_s + added * profile.accumulate_s_per_byte
 
 
+def _copied_bytes(graph: Graph, stages: Stages, profile: Profile) -> NDArray[np.int64]:
+    """Return [2, stage]: the bytes of what F keeps and can be moved, and of the state."""
+    state = [
+        int(profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True))
+        for stage in stages.stages
+    ]
+    kept = [moved_bytes(graph, stages, stage.index) for stage in stages.stages]
+    return np.array([kept, state], np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """Bytes of the stages on one kind of device, whatever ranks they live on.
@@ -69,18 +87,24 @@ class Held:
     transient, net  [kind, stage], as in Memory; undo: more held after an update, until validated
     start           [stage]: weights, buffers; with a backward also gradients, optimizer state and
                     older versions
+    copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
+                    where nothing is
     """
 
     transient: NDArray[np.int64]
     net: NDArray[np.int64]
     undo: tuple[int, ...]
     start: tuple[int, ...]
+    copied: NDArray[np.int64] | None = None
 
 
-def memory_on(held: Sequence[Held], program: Program, places: Sequence[int]) -> Memory:
+def memory_on(
+    held: Sequence[Held], program: Program, places: Sequence[int], *, posted: bool = False
+) -> Memory:
     """Return the memory of the ranks of `program`; rank r is on the device of held[places[r]].
 
     Where a stage lives on unlike devices, its actions are taken to need what the worst needs.
+    posted:  whether a message is held from its Receive on, as where a plan posts them early.
     """
     used = [held[place] for place in sorted(set(places))]
     transient, net = used[0].transient, used[0].net
@@ -89,29 +113,45 @@ def memory_on(held: Sequence[Held], program: Program, places: Sequence[int]) -> 
     if any(reduce.how == "validate" for reduce in program.code.reductions):
         net = net.copy()
         net[KINDS.index("U")] = np.max([each.undo for each in used], axis=0)
+    copied = [each.copied for each in used if each.copied is not None]
+    if copied:
+        moved: NDArray[np.int64] = np.max(copied, axis=0)
+        transient = np.concatenate([transient, 0 * moved, moved])
+        net = np.concatenate([net, -moved, moved])
     start = [
         sum(held[place].start[stage] for stage in program.stages_of(rank))
+        - sum(_state(held[place])[stage] for stage in _away(program, rank))
         for rank, place in enumerate(places)
     ]
-    return Memory(np.array(start, np.int64), transient, net)
+    sizes = [edge.size_bytes for edge in program.edges] if posted else []
+    message = np.array(sizes, np.int64)
+    return Memory(np.array(start, np.int64), transient, net, message_bytes=message)
 
 
-def as_run(
-    program: Program, held: Sequence[Held], places: Sequence[int], cluster: Cluster
-) -> tuple[Program, Memory]:
-    """Return `program` with its Receives where ranks of `cluster` post them, and its memory then.
-
-    A posted Receive holds its message from there on.
-    """
-    posted, memory = as_posted(program, cluster), memory_on(held, program, places)
-    if posted is not program:
-        sizes = np.array([edge.size_bytes for edge in program.edges], np.int64)
-        memory = replace(memory, message_bytes=sizes)
-    return posted, memory
+def _state(held: Held) -> Sequence[int]:
+    assert held.copied is not None, "they are asked for where something is moved"
+    return held.copied[1].tolist()
 
 
-def held_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[int] = ()) -> Held:
-    """Return the bytes of the stages on the device of `profile`.
+def _away(program: Program, rank: int) -> list[int]:
+    """Return the stages whose optimizer state is far when a window begins: it is reloaded first."""
+    code, part = program.code, program.code.slice_of(rank)
+    rows = part.start + np.flatnonzero(
+        np.isin(code.op[part], (OFFLOAD, RELOAD)) & (code.kind[part] == KINDS.index("U"))
+    )
+    stages, firsts = np.unique(code.stage[rows], return_index=True)
+    return [s for s, at in zip(stages.tolist(), rows[firsts], strict=True) if code.op[at] == RELOAD]
+
+
+def held_of(
+    graph: Graph,
+    stages: Stages,
+    profile: Profile,
+    versions: Sequence[int] = (),
+    *,
+    copies: bool = False,
+) -> Held:
+    """Return the bytes of the stages on the device of `profile`; with `copies`, what can be moved.
 
     An action: `segment_memory` with the workspace, and the batch where a stage reads it.
     Ignores:  copies of messages that are sent; fragmentation.
@@ -138,7 +178,8 @@ def held_of(graph: Graph, stages: Stages, profile: Profile, versions: Sequence[i
         else sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers))
         for stage in stages.stages
     )
-    return Held(transient, net, undo, start)
+    copied = _copied_bytes(graph, stages, profile) if copies else None
+    return Held(transient, net, undo, start, copied)
 
 
 def _add_batch(

@@ -6,7 +6,7 @@
 A measured timeline holds what computing threads did, not what they waited for.  That is in the
 gaps: a thread that comes to a compute waits for its messages and copies them out, then runs.
 
-    compute, update   its span; a gap before it where no message is read is its own
+    what works        its span; a gap before it where no message is read is its own
     Send              its span.  The message may be there before it ends (the sender may lose the
                       processor to the reader it wakes): it is under way from the Send's start on
     reading           the gap before a compute whose messages were there already.  Where they were
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import ProgramError, TimelineError
-from penstock.program.codes import COMPUTE, RECEIVE, REDUCE, RESHARD, SEND, UNSHARD, UPDATE
+from penstock.program.codes import RECEIVE, REDUCE, SEND, SHOWN, UNSHARD, WORKS
 from penstock.program.program import Program
 from penstock.simulate.matched import Floats, Matched, match, sends_read
 from penstock.simulate.recorded import READING, SENDING, UNDER_WAY, Recorded
@@ -58,7 +58,7 @@ def record(program: Program, timeline: Timeline) -> Recorded:
     message_s[:, UNDER_WAY] = came.there_s - came.before_s
     message_s[:, READING] = came.reading_s
     return Recorded(
-        np.maximum(matched.ends_s - begins_s, 0.0)[np.isin(op, (COMPUTE, UPDATE))],
+        np.maximum(matched.ends_s - begins_s, 0.0)[WORKS[op]],
         _sums_s(program, matched, came)[op == REDUCE],
         np.maximum(message_s[op == SEND], 0.0),
         came.start_s,
@@ -133,7 +133,7 @@ def _walk(
     """Return when each thread began, and when it came to each row, from the first span on."""
     op, offsets = program.code.op, program.code.offsets.tolist()
     starts_s, before_s = np.zeros(program.num_ranks), np.zeros(len(op))
-    shown = ~np.isin(op, (RECEIVE, RESHARD))
+    shown = SHOWN[op] & (op != RECEIVE)
     for rank in range(program.num_ranks):
         rows = np.flatnonzero(shown[offsets[rank] : offsets[rank + 1]]) + offsets[rank]
         first, now_s = int(rows[0]), float(matched.settled_s[rank, 1])

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster import Cluster
-from penstock.program.codes import COMPUTE, UPDATE
+from penstock.program.codes import COST_ROW, WORKS
 from penstock.program.program import Program
-from penstock.schedule.orders import U
+from penstock.simulate.costs import with_copies
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -41,7 +41,7 @@ def shared_s(
     alone_s: Floats,
     run: Callable[[Floats], Floats],
 ) -> Floats:
-    """Return the seconds of every compute and update, of which `alone_s` are those without sharing.
+    """Return the seconds of all that works, of which `alone_s` are those without sharing.
 
     cores:  by number of the host, of those that have too few.
     run:    simulates with such seconds, and returns when each began and ended.
@@ -75,14 +75,14 @@ def _mean_share(spans_s: Floats, cores: int) -> Floats:
 
 
 def alone_s(program: Program, action_s: Floats, device: Ints) -> Floats:
-    """Return the seconds of every compute and update as they stand in the code."""
+    """Return the seconds of all that works as it stands in the code."""
     code, rows = program.code, _works(program)
-    kinds = np.where(code.op[rows] == UPDATE, U, code.kind[rows])
-    return action_s[kinds, code.stage[rows], device[_owners(program, rows)]]
+    costs = COST_ROW[code.op[rows], code.kind[rows]]
+    return with_copies(action_s)[costs, code.stage[rows], device[_owners(program, rows)]]
 
 
 def _works(program: Program) -> Ints:
-    return np.flatnonzero(np.isin(program.code.op, (COMPUTE, UPDATE)))
+    return np.flatnonzero(WORKS[program.code.op])
 
 
 def _owners(program: Program, rows: Ints) -> Ints:

@@ -9,6 +9,7 @@ Each rank has one computing thread, which takes its instructions in order:
     Reduce, Unshard   are issued, and the thread goes on; the collective lanes of all members run
               them one after another, each from when the last member has come to it
     Update    waits for all collectives that the rank has issued, then runs
+    Offload, Reload   run; a copy has the computing thread, as on a CPU
 
 A message waits until its lane is free, has it for size_bytes / bytes_per_s, and is there latency_s
 later.  Inside a host every pair of ranks has a lane for each direction; between hosts a message
@@ -28,24 +29,15 @@ import numpy as np
 
 from penstock.cluster import Cluster
 from penstock.errors import ProgramError
-from penstock.program.codes import (
-    COMPUTE,
-    OPS,
-    RECEIVE,
-    REDUCE,
-    SEND,
-    UNSHARD,
-    UPDATE,
-    Op,
-    excerpt,
-)
+from penstock.program.codes import JOINS, RECEIVE, SEND, SPAN_OF, WORKS, excerpt
+from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.simulate import kernel
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds, among, holds_of, job_of, offsets_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.sharing import alone_s, crowded, shared_s
-from penstock.timeline import LANES, SPAN_KINDS, Lane, MemoryCurve, Spans, Timeline, Totals
+from penstock.timeline import LANES, MemoryCurve, Spans, Timeline, Totals
 
 META = (("clock", "simulated"),)
 
@@ -131,33 +123,21 @@ def _curve(program: Program, holds: kernel.Holds) -> MemoryCurve:
     return MemoryCurve(ranks, holds.times_s, holds.sizes_bytes)
 
 
-LANE_OF_OP: dict[Op, Lane] = {
-    "compute": "compute",
-    "send": "send",
-    "receive": "receive",
-    "reduce": "collective",
-    "update": "update",
-    "unshard": "collective",
-}
-
-
 def _spans(program: Program, job: kernel.Simulation) -> Spans:
     """Return the spans, rank by rank in the order of the code."""
     code, queues = program.code, job.queues
-    times_s: dict[tuple[int, ...], kernel.Floats] = {(COMPUTE, UPDATE): job.record.work_s}
-    times_s[REDUCE, UNSHARD] = np.stack([queues.begun_s, queues.over_s], 1)
+    times_s = [(WORKS, job.record.work_s), (JOINS, np.stack([queues.begun_s, queues.over_s], 1))]
     if len(job.routes.offsets):
-        times_s[(SEND,)], times_s[(RECEIVE,)] = job.record.send_s, kernel.receive_s(job)
-    chosen = among(*(op for ops in times_s for op in ops))
+        messages = (SEND, job.record.send_s), (RECEIVE, kernel.receive_s(job))
+        times_s += [(among(op), both_s) for op, both_s in messages]
+    chosen = np.logical_or.reduce([ops for ops, _ in times_s])
     here = chosen[code.op]
     op, kinds, stages = code.op[here], code.kind[here], code.stage[here].astype(np.int32)
     counts = np.diff(offsets_of(program, chosen))
     ranks = np.repeat(np.arange(program.num_ranks, dtype=np.int32), counts)
-    lanes = np.array([LANES.index(LANE_OF_OP.get(name, "compute")) for name in OPS], np.uint8)[op]
-    for number, kind in ((UPDATE, "U"), (REDUCE, "reduce"), (UNSHARD, "unshard")):
-        kinds[op == number] = SPAN_KINDS.index(kind)
+    lanes = np.array([LANES.index(row.lane or "compute") for row in TABLE], np.uint8)[op]
     starts_s, ends_s = np.empty(len(op)), np.empty(len(op))
-    for ops, both_s in times_s.items():
-        those = among(*ops)[op]
-        starts_s[those], ends_s[those] = both_s[:, 0], both_s[:, 1]
-    return Spans(ranks, lanes, kinds, stages, code.micro_batch[here], starts_s, ends_s)
+    for ops, both_s in times_s:
+        starts_s[ops[op]], ends_s[ops[op]] = both_s[:, 0], both_s[:, 1]
+    columns = ranks, lanes, SPAN_OF[op, kinds], stages, code.micro_batch[here]
+    return Spans(*columns, starts_s, ends_s)

@@ -18,11 +18,11 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, is_asynchronous
 from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
-from penstock.program.codes import COMPUTE, REDUCE, UPDATE
+from penstock.program.codes import COMPUTE, COST_ROW, REDUCE, WORKS
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.schedule import SCHEDULES
-from penstock.schedule.orders import KINDS, Kind, U
+from penstock.schedule.orders import KINDS, Kind
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -256,8 +256,8 @@ def _check(program: Program, change: Change) -> None:
 def scaled(program: Program, recorded: Recorded, change: Change) -> Recorded:
     """Return the seconds with all of `change` but the order of work."""
     code = program.code
-    rows = np.flatnonzero(np.isin(code.op, (COMPUTE, UPDATE)))
-    kinds = np.where(code.op[rows] == UPDATE, U, code.kind[rows])
+    rows = np.flatnonzero(WORKS[code.op])
+    kinds = COST_ROW[code.op[rows], code.kind[rows]]
     owners = np.searchsorted(code.offsets, rows, side="right") - 1
     work_s = recorded.work_s.copy()
     named = [(KINDS.index(kind), times) for kind, times in change.kinds]
@@ -322,7 +322,7 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
 def balanced(run: Run) -> Change:
     """Return the change that makes all stages take the mean of their seconds."""
     code = run.program.code
-    computes = code.op[np.isin(code.op, (COMPUTE, UPDATE))] == COMPUTE
+    computes = code.op[WORKS[code.op]] == COMPUTE
     stages = code.stage[code.op == COMPUTE]
     counts = run.program.num_stages
     seconds = np.bincount(stages, run.recorded.work_s[computes], counts)

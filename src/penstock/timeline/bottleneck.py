@@ -16,6 +16,7 @@ least CAUSE of the step.
     compute      that pace itself: all ranks compute more slowly than predicted
     collectives  the sums themselves, without waiting for who comes late
     optimizer    updates, on the rank that takes longest
+    copies       to far memory and back, on the rank that takes longest
     checkpoint   writing checkpoints, but for the last
 
 If none costs that much, the run is "unclear".  A run that is as fast as predicted has nothing to
@@ -47,6 +48,7 @@ Cause: TypeAlias = Literal[
     "imbalance",
     "collectives",
     "optimizer",
+    "copies",
     "checkpoint",
     "compute",
     "unclear",
@@ -91,6 +93,8 @@ class Bottleneck(NamedTuple):
                 return f"rank {self.ranks[0]} has more work than the others"
             case "optimizer":
                 return f"the optimizer, on rank {self.ranks[0]}"
+            case "copies":
+                return f"far memory, on rank {self.ranks[0]}"
             case "checkpoint":
                 return "checkpoints"
             case "compute":
@@ -163,6 +167,9 @@ def _costs(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
     hint = "more micro-batches in a step, or an optimizer that is fused or foreach"
     words = "updates weights for {} of every step"
     yield _part(("optimizer", "optimizer"), measured, predicted, words, hint)
+    hint = "let TMPDIR be on a faster disk, or offload less"
+    words = "copies to far memory and back for {} of every step"
+    yield _part(("copies", "copies"), measured, predicted, words, hint)
     hint = "fewer replicas, more micro-batches in a step, or a faster network"
     words = "sums over ranks for {} of every step"
     yield _part(("collectives", "collectives"), measured, predicted, words, hint)

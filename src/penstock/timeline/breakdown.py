@@ -3,6 +3,7 @@
     data         waiting for the job's data
     F B I W      computing
     optimizer    updates, and keeping the versions of the weights that they replace
+    copies       moving what is kept to far memory and back
     messages     handing messages over: copying them in and out, and the calls themselves
     waiting      for a message to come, or for room to put one
     collectives  sums over ranks, from when the last rank has come to them
@@ -38,6 +39,7 @@ Part: TypeAlias = Literal[
     "I",
     "W",
     "optimizer",
+    "copies",
     "messages",
     "waiting",
     "collectives",
@@ -54,6 +56,7 @@ PART_WORDS: dict[Part, str] = {
     "I": "gradient of the input",
     "W": "gradient of the weights",
     "optimizer": "optimizer",
+    "copies": "to far memory and back",
     "messages": "handing messages over",
     "waiting": "waiting for messages",
     "collectives": "collectives",
@@ -182,7 +185,8 @@ def breakdown_of(timeline: Timeline) -> Breakdown | None:
         for kind in WORK:
             chosen = here & work & (spans.kinds == SPAN_KINDS.index(kind))
             row[kind] = float(lengths_s[chosen].sum())
-        row["optimizer"] = float(lengths_s[here & own & ~work].sum())
+        row["optimizer"] = float(lengths_s[here & (spans.lanes == LANES.index("update"))].sum())
+        row["copies"] = float(lengths_s[here & (spans.lanes == LANES.index("copy"))].sum())
         times = [
             (spans.starts_s[chosen], spans.ends_s[chosen]) for chosen in (here & own, here & sums)
         ]

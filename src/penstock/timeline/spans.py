@@ -2,31 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TimelineError
+from penstock.program.instructions import LANES as LANES
+from penstock.program.instructions import SPAN_KINDS as SPAN_KINDS
+from penstock.program.instructions import Lane as Lane
+from penstock.program.instructions import SpanKind as SpanKind
 
-Lane = Literal["compute", "send", "receive", "collective", "update"]
-SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard"]
-LANES: tuple[Lane, ...] = (
-    "compute",
-    "send",
-    "receive",
-    "collective",
-    "update",
-)  # array code = index
-SPAN_KINDS: tuple[SpanKind, ...] = (
-    "F",
-    "B",
-    "I",
-    "W",
-    "U",
-    "reduce",
-    "unshard",
-)  # begins as schedule.KINDS
 SPAN_COLUMNS = ("ranks", "lanes", "kinds", "stages", "micro_batches", "starts_s", "ends_s")
 MEMORY_COLUMNS = ("ranks", "times_s", "sizes_bytes")
 
@@ -44,8 +30,8 @@ class Span(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the short text of what was done: "F2.5", "U2.1", "reduce 0", "unshard 2"."""
-        if self.lane == "collective":
+        """Return the short text of what was done: "F2.5", "U2.1", "reduce 0", "offload 2"."""
+        if self.lane in ("collective", "copy"):
             return f"{self.kind} {self.micro_batch if self.stage < 0 else self.stage}"
         return f"{self.kind}{self.stage}.{self.micro_batch}"
 
@@ -115,7 +101,7 @@ class Spans:
 
     def working(self) -> NDArray[np.bool_]:
         """Return for each span whether the computing thread is at it: a compute or an update."""
-        return (self.lanes == LANES.index("compute")) | (self.lanes == LANES.index("update"))
+        return np.isin(self.lanes, [LANES.index(lane) for lane in ("compute", "update", "copy")])
 
     def __iter__(self) -> Iterator[Span]:
         lanes = list(map(LANES.__getitem__, self.lanes.tolist()))

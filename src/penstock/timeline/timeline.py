@@ -1,9 +1,10 @@
 """Timeline: who did what, from when to when, and the bytes held over time; simulated or measured.
 
-Five lanes per rank:
+Six lanes per rank:
 
     compute     F, B, I, W: the rank's own work
     update      U(stage, step); shares the computing thread with "compute"
+    copy        offload and reload: to far memory and back; shares the computing thread too
     send        from when a message has the wire until its last byte is on it
     receive     from when the first byte of a message is here until its last one is
     collective  reduce (stage -1; micro_batch = step) and unshard (micro_batch -1)

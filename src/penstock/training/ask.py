@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from penstock.errors import PlanError, ScheduleError
 from penstock.job import Job
-from penstock.plan import Units
+from penstock.plan import Offloaded, Units
 from penstock.schedule import Schedule
 from penstock.schedule.recipe import AnySchedule, Recipe, name_of
 
+OFFLOAD_HELP = "Keep in far memory what is not needed: state, activations or both."
 HELP = "A name of `penstock schedule`, or a file: its text, JSON, or torch's CSV."
 UNITS_HELP = "Cut stages into units: block (one each), or at most so many of a stage."
 _MOST_UNITS = 1_000_000
@@ -55,3 +57,17 @@ def check_fits(asked: str | AnySchedule | None, job: Job) -> None:
         message = f"{name_of(asked)} is of {own} micro-batches; a step of the job has {theirs}"
         hint = f"write it out for {theirs} micro-batches, or a number that divides them"
         raise PlanError(message, hint=hint)
+
+
+def offload_asked(text: str | None) -> Offloaded | None:
+    """Return what is to be in far memory while it is not needed.
+
+    Raises:   PlanError: not a word for it.
+    """
+    if text is None:
+        return None
+    for word in get_args(Offloaded):
+        if text == word:
+            return word
+    words = ", ".join(get_args(Offloaded))
+    raise PlanError(f'--offload is "{text}"', hint=f"it can be {words}")

@@ -15,6 +15,7 @@ from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
+from penstock.program.passes.receive_early import early_on
 from penstock.search import Candidate, Found, Objective, Tally, Wish, evaluate, front_of, search
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines, profiled_here, traced
@@ -158,9 +159,19 @@ def _predicted(plan: Plan, graph: Graph, profiles: "Sequence[Profile]", cluster:
 
 
 def on_hosts_of(plan: Plan, cluster: Cluster | None) -> Plan:
-    """Return `plan` without the order of its hosts, where they are not those of `cluster`."""
+    """Return `plan` for the hosts of `cluster`: in their own order, where it names others.
+
+    Receives are posted as early as gloo asks for between them, and NCCL does not.
+    """
+    from penstock.graph.trace import device_here
+
     names = set[str]() if cluster is None else {host.name for host in cluster.hosts}
-    return plan if names.issuperset(plan.hosts) else replace(plan, hosts=())
+    plan = plan if names.issuperset(plan.hosts) else replace(plan, hosts=())
+    if cluster is None or cluster.num_ranks < plan.total_ranks:
+        return plan
+    is_cpu = device_here().type == "cpu"
+    early = early_on(placed(cluster, plan.hosts), plan.total_ranks) if is_cpu else 0
+    return replace(plan, early=early)
 
 
 def for_plan(

@@ -235,7 +235,8 @@ class Session:
             with self.listener.busy("trying the best plans"):
                 order = trial.tried(choices, partial(trial.seconds_of, found.laws))
             choice, trials = order[0].choice, (trial.decision(order),)
-        choice = choice._replace(plan=decided(choice.plan, (*decisions, *trials)))
+        plan = on_hosts_of(decided(choice.plan, (*decisions, *trials)), cluster)
+        choice = choice._replace(plan=plan)
         profiles = searched.profiles_of(choice)
         choice = in_units(choice, self.units, profiles, cluster)
         save(self.folder, choice.captured, choice.plan, profiles, cluster)
@@ -244,7 +245,9 @@ class Session:
     def _kept(self, captured: "Capture") -> Choice | None:
         """Return the plan of the run to resume, if it is what is wished for."""
         path = self.folder / "plan.json"
-        if self.wish.schedule or self.wish.stages or self.units or not path.exists():
+        wish = self.wish
+        is_asked = wish.schedule or wish.stages or wish.offload or self.units
+        if is_asked or not path.exists():
             return None
         plan = on_hosts_of(Plan.load(path), self.there.cluster)
         if self.wish.ranks not in (None, plan.total_ranks):

@@ -10,7 +10,7 @@ import torch
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.job import Job, load_job
-from penstock.plan import Plan, Units
+from penstock.plan import Offloaded, Plan, Units
 from penstock.runtime.launch import under_torchrun
 from penstock.schedule.recipe import AnySchedule
 from penstock.search import Wish
@@ -39,6 +39,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     stages: int | None = None,
     schedule: AnySchedule | str | None = None,
     units: Units | None = None,
+    offload: Offloaded | None = None,
     num_steps: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
@@ -62,6 +63,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                        a file, or a schedule.
     units:             into which stages are cut: "block", one for each block, or at most so many
                        of a stage; default: into none.
+    offload:           what is in far memory while it is not needed: "state", "activations", "both".
     num_steps:         in all; default: the job's.
     out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
     resume:            go on from the last checkpoint in `out`, if one is there.
@@ -80,8 +82,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     """
 
     def make() -> Session:
-        if eager and (plan or schedule or stages or units):
-            hint = "leave out --plan, --schedule, --stages, --units"
+        if eager and (plan or schedule or stages or units or offload):
+            hint = "leave out --plan, --schedule, --stages, --units, --offload"
             raise PlanError("--eager trains without a plan", hint=hint)
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
         folder = _folder_of(job, out)
@@ -94,7 +96,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             text=job if isinstance(job, str) else "",
             folder=folder,
             num_steps=num_steps or loaded.num_steps,
-            wish=Wish(ranks=ranks, schedule=asked, stages=stages),
+            wish=Wish(ranks=ranks, schedule=asked, stages=stages, offload=offload),
             given_plan=chosen,
             resume=resume,
             there=Machines(there, listener=listener),

@@ -58,7 +58,13 @@ def windows_of(graph: Graph, plan: Plan, steps: range, every: Sequence[int]) -> 
 
     A synchronous program is one step.  An asynchronous one drains only after multiples of each of
     `every`, and once at the start, after a few steps that are watched for their memory.
+    Raises:   PlanError: receives are to be posted early where messages are matched by order.
     """
+    from penstock.graph.trace import device_here
+
+    if plan.early and device_here().type != "cpu":
+        message = f"receives are to be posted {plan.early} computes early, and NCCL goes by order"
+        raise PlanError(message, hint="make the plan again on these machines")
     if not is_asynchronous(plan):
         program = lower_plan(plan, graph)
         return tuple((program, step) for step in steps)

@@ -1,5 +1,6 @@
 """Passes: pure functions from `Program` to `Program`."""
 
+from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
 
-__all__ = ["receive_early"]
+__all__ = ["offload", "receive_early"]

@@ -9,7 +9,7 @@ Keeps:   everything but the places of the Receives and the numbers of the slots;
 Gains:   up to `distance` computes of time in which a message can arrive that would otherwise
          wait for its slot: a transfer begins when both its ends are ready.
 Costs:   a slot per Receive in between: at most the messages of `distance` computes more.
-When:    over gloo, where a message waits for its receive (`as_posted`).
+When:    over gloo, where a message waits for its receive: a plan says by how many (`early_on`).
 Source:  ours; where receives block, as on some NCCL streams, this order is the "early" one of
          torch.distributed.pipelining, whose late one (`defer_pp_recv`) mixes channels up.
 """
@@ -32,16 +32,14 @@ from penstock.schedule.orders import F
 EARLY = 4  # computes: over 25 MB/s and 1 ms, 1 gains 30 % of a 1F1B step, 4 gain 34 %, more none
 
 
-def as_posted(program: Program, cluster: Cluster) -> Program:
-    """Return `program` with its Receives where ranks of `cluster` post them.
+def early_on(cluster: Cluster, num_ranks: int) -> int:
+    """Return by how many computes the first ranks of `cluster` should post their receives early.
 
-    That is early where they are on several hosts.
-    Ignores:  that GPUs there do not (NCCL matches by order), so that up to EARLY messages too many
-              are counted; that ranks of one host which do not share memory do.
+    That is EARLY where they are on several hosts, else 0.
+    Ignores:  that GPUs need not (NCCL matches by order), so that room for up to EARLY messages too
+              many is taken.
     """
-    if cluster.host_number(0) == cluster.host_number(program.num_ranks - 1):
-        return program
-    return receive_early(program, distance=EARLY)
+    return 0 if cluster.host_number(0) == cluster.host_number(num_ranks - 1) else EARLY
 
 
 def receive_early(program: Program, *, distance: int = 1) -> Program:

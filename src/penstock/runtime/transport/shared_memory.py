@@ -97,10 +97,6 @@ class SharedMemoryTransport:
         return self._roster.num_ranks
 
     @property
-    def early(self) -> int:
-        return 0
-
-    @property
     def waited(self) -> Waited:
         return self._waited
 

@@ -54,10 +54,6 @@ class ThreadTransport:
         return self._rank
 
     @property
-    def early(self) -> int:
-        return 0
-
-    @property
     def waited(self) -> Waited:
         return self._waited
 

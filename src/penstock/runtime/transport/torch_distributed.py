@@ -3,9 +3,10 @@
 A message is packed into one flat buffer, so it costs one operation.
 
 gloo moves a message only once its receiver has told the sender, behind all that goes the same
-way, that it has posted the receive; so receives are posted `early`, and the line is never idle for
-want of one.  It matches by tag, which is the edge.  NCCL matches by order alone, so there receives
-stay where the program has them, and the first barrier opens the channels in one order on all ranks.
+way, that it has posted the receive; so a plan posts receives early (`Plan.early`), and the line is
+never idle for want of one.  It matches by tag, which is the edge.  NCCL matches by order alone, so
+there receives stay where lowering puts them, and the first barrier opens the channels in one order
+on all ranks.
 
 gloo's waits cannot be interrupted, but one operation that times out closes all
 connections of its group, and so ends every wait in it.  That is how a thread that
@@ -30,7 +31,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock import _compat
-from penstock.program.passes.receive_early import EARLY
 from penstock.runtime.transport.transport import (
     Post,
     Send,
@@ -109,10 +109,6 @@ class TorchDistributedTransport:
     @property
     def num_ranks(self) -> int:
         return self._num_ranks
-
-    @property
-    def early(self) -> int:
-        return EARLY if self._device.type == "cpu" else 0
 
     @property
     def waited(self) -> Waited:

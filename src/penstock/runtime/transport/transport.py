@@ -87,14 +87,6 @@ class Transport(Protocol):
     def num_ranks(self) -> int: ...
 
     @property
-    def early(self) -> int:
-        """Return how many computes before the last moment receives should be posted.
-
-        0 where a message needs no receive to be under way, and where order alone matches messages.
-        """
-        ...
-
-    @property
     def waited(self) -> Waited:
         """Return what all sends and receives of this end have waited so far; it goes on counting.
 

@@ -1,0 +1,89 @@
+"""Edges and groups: what the instructions of a program refer to, and the bytes of its stages."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from penstock.errors import ProgramError
+
+EdgeKind = Literal["F", "B"]
+EDGE_KINDS: tuple[EdgeKind, ...] = ("F", "B")
+
+
+class Edge(NamedTuple):
+    """A value that `kind` of one stage makes and another stage uses, once per micro-batch.
+
+    F: made by the forward of `source`, there before the forward of `target`, kept until the last
+    use by `target` (source < target).  B: made by B or I of `source`, used by B, or by I and W, of
+    `target` (source > target).
+    """
+
+    kind: EdgeKind
+    source: int
+    target: int
+    size_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.source}->{self.target}"
+
+
+class TiedGroup(NamedTuple):
+    """One parameter that several stages use: its gradients are summed before they update it."""
+
+    name: str
+    stages: tuple[int, ...]
+    size_bytes: int = 0
+
+
+class StageBytes(NamedTuple):
+    """The bytes that one stage holds on its rank, by how long it holds them."""
+
+    weights: int = 0  # one version of the parameters; their gradient is as large
+    optimizer: int = 0  # the optimizer's state
+    activations: int = 0  # from F to B (or I), per micro-batch, received values not counted
+    deferred: int = 0  # from I to W, per micro-batch
+
+
+def check_edges(edges: Iterable[Edge], num_stages: int) -> None:
+    """Return when every edge joins two of the stages in the direction of its kind.
+
+    Raises:   ProgramError: one does not, or two join the same stages.
+    """
+    seen: set[tuple[str, int, int]] = set()
+    for edge in edges:
+        forward = edge.source < edge.target
+        if not 0 <= min(edge.source, edge.target) < max(edge.source, edge.target) < num_stages:
+            hint = f"an edge joins two of the {num_stages} stages"
+            raise ProgramError(f"edge {edge} is no edge of this program", hint=hint)
+        if forward != (edge.kind == "F") or edge.size_bytes < 0:
+            hint = "F edges lead to later stages, B edges to earlier ones; sizes are 0 or more"
+            raise ProgramError(f"edge {edge} of {edge.size_bytes} bytes cannot be", hint=hint)
+        if edge[:3] in seen:
+            raise ProgramError(
+                f"edge {edge} stands there twice", hint="put its values into one message"
+            )
+        seen.add(edge[:3])
+
+
+def check_tied(groups: Sequence[TiedGroup], num_stages: int) -> None:
+    """Return when every group joins stages that there are and has a name of its own.
+
+    Raises:   ProgramError: one does not.
+    """
+    for group in groups:
+        stages = set(group.stages)
+        if (
+            len(stages) < 2
+            or len(stages) < len(group.stages)
+            or not stages <= set(range(num_stages))
+        ):
+            hint = "a tied group joins two or more different stages"
+            raise ProgramError(
+                f"tied group {group.name} joins stages {group.stages} of {num_stages}", hint=hint
+            )
+        if not group.name or group.name.split() != [group.name]:
+            raise ProgramError(
+                f"tied group {group.name!r} has no name of one word", hint="name its parameter"
+            )
+    if len({group.name for group in groups}) < len(groups):
+        names = " ".join(group.name for group in groups)
+        raise ProgramError(f"two tied groups of one name: {names}", hint="give each its own")

@@ -1,0 +1,125 @@
+"""Copies: what is moved to far memory, and back, on one rank."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock.errors import JobError
+from penstock.far import as_bytes, far_memory
+
+Frame = dict[int, Any]  # of one stage and micro-batch: values by node
+
+
+class FarState:
+    """The state of a plain optimizer, in far memory or near; room is made when it is first moved.
+
+    The optimizer's own entries are the far tensors while they are far, so that checkpoints find
+    them.  Scalars, as the count of steps, stay.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.room: dict[tuple[Tensor, str], Tensor] = {}
+
+    def offload(self) -> None:
+        """Move all of it to far memory."""
+        for parameter, state in self.optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and not self.is_far(value):
+                    far = self._room(parameter, key, value)
+                    state[key] = far.copy_(value)
+
+    def reload(self) -> None:
+        """Move all of it back; what is near, as after a checkpoint was read, stays."""
+        for (parameter, key), far in self.room.items():
+            state = self.optimizer.state.get(parameter, {})
+            if state.get(key) is far:
+                near = torch.empty_like(far, device=parameter.device, pin_memory=False)
+                state[key] = near.copy_(far)
+
+    def is_far(self, value: Tensor) -> bool:
+        """Return whether a tensor of the state is in far memory."""
+        return any(value is far for far in self.room.values())
+
+    def _room(self, parameter: Tensor, key: str, value: Tensor) -> Tensor:
+        place = parameter, key
+        known = self.room.get(place)
+        if known is None or known.shape != value.shape or known.dtype != value.dtype:
+            flat = far_memory(value.numel() * value.element_size(), value.device)
+            known = self.room[place] = flat.view(value.dtype).view(value.shape)
+        return known
+
+
+def far_state(optimizer: Optimizer | None, *, is_plain: bool) -> FarState | None:
+    """Return what moves the state of a stage's optimizer; None where it has none.
+
+    Raises:   JobError: nobody knows what the state of this optimizer is.
+    """
+    if optimizer is None:
+        return None
+    if not is_plain:
+        name = type(optimizer).__name__
+        message = f"the state of the job's optimizer, {name} of its own kind, cannot be offloaded"
+        raise JobError(message, hint="make the plan without offload of the state")
+    return FarState(optimizer)
+
+
+class _Lying(NamedTuple):
+    """How a value lies in a memory."""
+
+    value: int
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class FarFrames:
+    """What F of one stage keeps of micro-batches, in far memory.
+
+    groups:  values whose memory is moved, those of one memory together.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], device: torch.device) -> None:
+        self.groups, self.device = groups, device
+        self.free: list[list[Tensor]] = []  # rooms that are not used, with a part for each group
+        self.away: dict[int, list[tuple[Tensor, list[_Lying]]]] = {}
+
+    def offload(self, micro_batch: int, frame: Frame) -> Callable[[], None]:
+        """Return the call that moves what `frame` holds of a micro-batch."""
+
+        def call() -> None:
+            rooms = self.free.pop() if self.free else list[Tensor]()
+            self.away[micro_batch] = away = []
+            for at, group in enumerate(self.groups):
+                values = [(value, frame.pop(value)) for value in group if value in frame]
+                if not values:
+                    continue
+                near = as_bytes(values[0][1])
+                if at == len(rooms):
+                    rooms.append(far_memory(len(near), self.device))
+                rows = [
+                    _Lying(v, t.dtype, t.shape, t.stride(), t.storage_offset()) for v, t in values
+                ]
+                away.append((rooms[at].copy_(near), rows))
+
+        return call
+
+    def reload(self, micro_batch: int, frame: Frame) -> Callable[[], None]:
+        """Return the call that moves it back into `frame`."""
+
+        def call() -> None:
+            rooms: list[Tensor] = []
+            for far, rows in self.away.pop(micro_batch):
+                near = torch.empty(len(far), dtype=torch.uint8, device=self.device).copy_(far)
+                for row in rows:
+                    empty: Any = torch.empty(0, dtype=row.dtype, device=self.device)
+                    where = row.offset, row.shape, row.stride
+                    frame[row.value] = empty.set_(near.untyped_storage(), *where)
+                rooms.append(far)
+            self.free.append(rooms)
+
+        return call

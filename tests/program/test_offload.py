@@ -1,0 +1,218 @@
+"""Offload and Reload: in text, refused where they make no sense, simulated, run, and what is held.
+
+An instruction is a row of the table, a function that binds it, and this file.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import PlanError, ProgramError, RunError
+from penstock.plan import Plan
+from penstock.program.instructions import TABLE, parse_instruction
+from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.passes import offload
+from penstock.program.program import Offload, Program, Reload
+from penstock.runtime.launch import run_processes
+from penstock.runtime.worker import Task, work
+from penstock.schedule import Action, gpipe, one_f_one_b, zb_h1
+from penstock.schedule.orders import KINDS
+from penstock.simulate.costs import Costs, Memory
+from penstock.simulate.price import held_of, memory_on
+from penstock.simulate.simulate import simulate
+from penstock.timeline import peak_bytes
+from tests.parity.models import captured, job_of, plan_of
+from tests.parity.training import Run, train
+from tests.runtime.test_memory import CLOSE, profile_of
+
+FLOAT = torch.float32
+
+
+def changed(program, rank, change):
+    codes = [list(code) for code in program.code]
+    change(codes[rank])
+    return lambda: replace(program, code=codes)
+
+
+def test_copies_stand_around_what_they_are_of():
+    made = offload(lower(gpipe(1, 2)), ["both"])
+    expected = "F0.0 F0.0>far F0.1 F0.1>far F0.0<far B0.0 F0.1<far B0.1 U0.0<far U0.0 U0.0>far"
+    assert " ".join(map(str, made.code[0])) == expected
+    kept = offload(lower(one_f_one_b(2, 2)), ["activations", "activations"])
+    words = [[str(one) for one in code if isinstance(one, Offload | Reload)] for code in kept.code]
+    assert words[0] == ["F0.0>far", "F0.1>far", "F0.0<far", "F0.1<far"]
+    assert words[1] == [], "a backward that follows at once finds it here"
+    split = offload(lower(zb_h1(2, 2)), ["activations", "none"]).code[0]
+    assert "F0.0<far I0.0" in " ".join(map(str, split))
+    assert offload(lower(gpipe(2, 2)), ["none", "none"]) == lower(gpipe(2, 2))
+
+
+def test_text_and_file_hold_them(tmp_path):
+    made = offload(lower(gpipe(2, 2)), ["both", "state"])
+    made.save(tmp_path / "program.json")
+    assert Program.load(tmp_path / "program.json") == made
+    for text in ("F0.3>far", "F0.3<far", "U1.0>far", "U1.2<far"):
+        assert str(parse_instruction(text, {})) == text
+    with pytest.raises(ProgramError, match=r"'B0.3>far' is no instruction"):
+        parse_instruction("B0.3>far", {})
+
+
+def test_each_instruction_prints_as_its_row_says():
+    made = offload(lower(one_f_one_b(2, 2)), ["both", "both"])
+    found = {type(one) for code in made.code for one in code}
+    assert found < {row.of for row in TABLE}
+    for code in made.code:
+        for one in code:
+            assert parse_instruction(str(one), {}) == one
+
+
+BOTH = offload(lower(gpipe(2, 2)), ["both", "both"])
+CASES = {
+    "a compute of what is far": (lambda c: c.remove(Reload(Action("F", 0, 0))), "in far memory"),
+    "elsewhere than it began": (
+        lambda c: c.remove(Reload(Action("U", 0, 0))),
+        "optimizer state of stage 0 elsewhere",
+    ),
+    "twice there": (
+        lambda c: c.insert(c.index(Offload(Action("F", 0, 0))), Offload(Action("F", 0, 0))),
+        "it is in far memory",
+    ),
+    "twice back": (
+        lambda c: c.insert(c.index(Reload(Action("F", 0, 0))), Reload(Action("F", 0, 0))),
+        "it is not in far memory",
+    ),
+    "before it is made": (lambda c: c.insert(0, Offload(Action("F", 0, 0))), "nothing is kept"),
+    "of another step": (
+        lambda c: c.insert(len(c), Reload(Action("U", 0, 0))),
+        "next update of the stage is that of step 1",
+    ),
+    "of a stage elsewhere": (
+        lambda c: c.append(Offload(Action("U", 1, 0))),
+        "no gradients of that stage",
+    ),
+    "elsewhere at the end": (
+        lambda c: c.remove(Offload(Action("U", 0, 0))),
+        "optimizer state of stage 0 elsewhere",
+    ),
+    "out of range": (lambda c: c.append(Offload(Action("F", 0, 9))), "out of range"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_makes_no_sense_is_refused(case):
+    change, words = CASES[case]
+    with pytest.raises(ProgramError, match=words):
+        changed(BOTH, 0, change)()
+
+
+def test_state_is_not_moved_while_an_update_may_be_taken_back():
+    late = lower_schedule(gpipe(1, 2), clip=True, post_validation=True)
+    with pytest.raises(ProgramError, match="may still be taken back"):
+        offload(late, ["state"])
+    plan = plan_of(captured("tied", FLOAT).graph, "gpipe", 2, 4, clip=True, post_validation=True)
+    with pytest.raises(PlanError, match="needs the optimizer's state"):
+        replace(plan, offload=("state", "none"))
+
+
+def test_plan_that_says_something_else_is_refused():
+    plan = plan_of(captured("tied", FLOAT).graph, "gpipe", 2, 4)
+    with pytest.raises(PlanError, match="offload says 1 of 2 stages"):
+        replace(plan, offload=("state",))
+    with pytest.raises(PlanError, match="offload says 'weights', not one of"):
+        replace(plan, offload=("state", "weights"))
+
+
+def test_a_copy_has_the_computing_thread_and_changes_what_is_held():
+    rows = np.zeros((len(KINDS) + 4, 1, 1))
+    rows[:, 0, 0] = [1, 2, 0, 0, 4, 0.25, 8, 0.5, 16]  # F B I W U, F and U away, F and U back
+    net = np.array([[100], [-100], [0], [0], [0], [-60], [-7], [60], [7]])
+    memory = Memory(np.array([10]), np.zeros_like(net), net)
+    made = offload(lower(gpipe(1, 2)), ["both"])
+    timeline = simulate(made, Costs(rows), memory=memory)
+    assert timeline.totals.step_s == 2 * (1 + 2 + 0.25 + 0.5) + 4 + 8 + 16
+    copies = [(s.kind, s.stage, s.micro_batch) for s in timeline.spans if s.lane == "copy"]
+    assert copies == [
+        ("offload", 0, 0), ("offload", 0, 1), ("reload", 0, 0), ("reload", 0, 1),
+        ("reload", 0, 0), ("offload", 0, 0),
+    ]  # fmt: skip
+    held = timeline.memory.sizes_bytes.tolist()
+    assert max(held) == peak_bytes(timeline)[0] == 10 + 100 + 40
+    assert held[-1] == 10
+
+
+def test_costs_without_rows_of_copies_say_that_they_take_no_time():
+    made = offload(lower(gpipe(1, 2)), ["both"])
+    assert simulate(made, Costs(np.ones((len(KINDS), 1, 1)))).totals.step_s == 5.0
+
+
+GRID = [
+    ("gpt", "gpipe", 2, {}),
+    ("gpt", "interleaved", 4, {"clip": True}),
+    ("tied", "zb_h1", 2, {"replicas": 2}),
+    ("batch_norm", "one_f_one_b", 2, {"recompute": (True, False)}),
+    ("tied", "chimera", 2, {}),
+    ("tied", "pipedream", 2, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
+@pytest.mark.parametrize("word", ["state", "both"])
+def test_training_is_bit_equal(name, schedule, stages, options, word, tmp_path):
+    plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, **options)
+    plan = replace(plan, offload=("none",) * stages)
+    clip = {"clip_norm": 0.1} if options.get("clip") else {}
+    job, made = job_of(name, FLOAT, "adamw", **clip), captured(name, FLOAT)
+    away = replace(plan, offload=(word,) * stages)
+    stay, moved = (train(Run(p, job, made), tmp_path / p.offload[0]) for p in (plan, away))
+    assert stay.weights.keys() == moved.weights.keys()
+    assert any(key.startswith("optimizer/") for key in stay.weights)
+    for key, value in stay.weights.items():
+        assert torch.equal(value, moved.weights[key]), key
+    assert [step.loss for step in stay.steps] == [step.loss for step in moved.steps]
+
+
+@pytest.mark.parametrize("name", ["tied", "batch_norm", "frozen"])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "replicas"), [("gpipe", 2, 1), ("interleaved", 4, 1), ("zb_h1", 2, 2)]
+)
+@pytest.mark.parametrize("word", ["state", "activations", "both"])
+def test_peak_is_the_predicted_one_and_lower(word, schedule, stages, replicas, name):
+    made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
+    alike = plan_of(made.graph, schedule, stages, 4 * replicas, replicas=replicas)
+    plan = replace(alike, offload=(word,) * stages)
+    expected = _predicted(plan, made)
+    assert _measured(plan, made, job) == pytest.approx(expected, rel=CLOSE, abs=600)
+    assert sum(expected) < sum(_predicted(alike, made))
+
+
+def _predicted(plan: Plan, made):
+    program, stages = lower_plan(plan, made.graph), stages_of(plan, made.graph)
+    name = next(n for n in ("tied", "batch_norm", "frozen") if captured(n, FLOAT) is made)
+    held = held_of(made.graph, stages, profile_of(name), copies=bool(plan.offload))
+    memory = memory_on([held], program, [0] * program.num_ranks)
+    return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
+
+
+def _measured(plan: Plan, made, job):
+    program = lower_plan(plan, made.graph)
+    windows = tuple((program, number) for number in range(3))
+    task = Task(made, stages_of(plan, made.graph), job, windows, plan.replicas, memory_window=1)
+    run = partial(work, task)
+    results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
+    return [result.peak_bytes for result in results]
+
+
+def test_state_of_an_optimizer_of_its_own_kind_is_not_moved():
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    made = captured("tied", FLOAT)
+    plan = replace(plan_of(made.graph, "gpipe", 2, 4), offload=("state", "state"))
+    job = replace(job_of("tied", FLOAT, "sgd"), optimizer=lambda p: Own(p, lr=0.1))
+    with pytest.raises(RunError, match="Own of its own kind, cannot be offloaded"):
+        _measured(plan, made, job)
