@@ -152,7 +152,7 @@ def test_columns_of_different_lengths_or_codes_without_a_name_are_refused():
             good.ends_s,
         )
     codes = np.full(len(good), 9, np.uint8)
-    with pytest.raises(TimelineError, match="a span has lane 9 of 0 to 4"):
+    with pytest.raises(TimelineError, match="a span has lane 9 of 0 to 5"):
         Spans(
             good.ranks,
             codes,
@@ -259,13 +259,13 @@ def test_file_is_chrome_trace_json(tmp_path: Path):
     [
         (
             ('"ts": 1500000', '"ts": "1"'),
-            "traceEvents[15].ts is '1', not a number",
+            "traceEvents[17].ts is '1', not a number",
         ),
         (('"ts": 1500000', '"ts": NaN'), "NaN is no number"),
         (('"ts": 1500000', '"ts": 1e9999999'), "timeline"),
         (('"ts": 1500000', '"ts": 1e99999999999999999999'), "timeline"),
         (('"dur": 1500000', '"dur": -1'), "runs from 1.5 s to"),
-        (('"dur": 1500000, ', ""), "traceEvents[15].dur is missing"),
+        (('"dur": 1500000, ', ""), "traceEvents[17].dur is missing"),
         (('"cat": "update"', '"cat": "lunch"'), "cat is 'lunch', not one of compute, send"),
         (('"kind": "U"', '"kind": "V"'), "kind is 'V', not one of F, B, I, W, U"),
         (('"stage": 1', '"stage": 1.5'), "is 1.5, not a whole number"),

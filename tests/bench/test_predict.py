@@ -18,7 +18,7 @@ def uneven() -> tuple[Traced, Profile]:
     captured = capture(job)
     nodes = captured.graph.nodes
     op_s = tuple(1e-4 if node.kind == "op" else 0.0 for node in nodes)
-    rates = (0.0, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0)
+    rates = (0.0, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0, 0.0)
     sizes = (0,) * len(nodes)
     profile = Profile(captured.graph.digest, "cpu", "", "estimated", 1, op_s, sizes, *rates)
     return Traced(job, captured), profile

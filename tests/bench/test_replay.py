@@ -47,7 +47,7 @@ def test_every_source_and_target_can_be_lowered():
     count = len(graph.nodes)
     profile = Profile(
         graph.digest, "cpu", "", "estimated", 0, (1.0,) * count, (0,) * count,
-        *(0.0,) * 7,
+        *(0.0,) * 8,
     )  # fmt: skip
     found = list(sources(captured, profile, 0.5))
     assert [len(source.changes) for source in found] == [7, 6, 2]

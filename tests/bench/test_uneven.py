@@ -15,7 +15,7 @@ def test_pairs_differ_in_the_seconds_that_their_schedules_are_built_for() -> Non
     captured = capture(bench.jobs()["widths"])
     nodes = captured.graph.nodes
     op_s = tuple(1e-9 * node.flop for node in nodes)
-    rates = (0.0, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0)
+    rates = (0.0, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0, 0.0)
     profile = Profile(
         captured.graph.digest, "cpu", "", "estimated", 1, op_s, (0,) * len(nodes), *rates
     )

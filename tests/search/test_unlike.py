@@ -46,7 +46,7 @@ def everything(
         for hosts in itertools.permutations(names, ranks):
             for cuts in itertools.combinations(range(len(graph.cut_points)), ranks - 1):
                 plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=count)
-                plan = replace(plan, hosts=hosts)
+                plan = replace(plan, hosts=hosts, early=4)  # as between hosts
                 made, _ = evaluate(graph, profiles, cluster, plan)
                 memory = {kind.name: kind.memory_bytes for kind in cluster.devices}
                 if all(p <= memory[h] for p, h in zip(made.peak_bytes, hosts, strict=True)):

@@ -56,8 +56,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     asked = None if schedule is None else ask.schedule_asked(schedule)
     if out is not None:
         face.check_place(out)
-    away = ask.offload_asked(offload)
-    wish = Wish(ranks=ranks, replicas=replicas, stages=stages, schedule=asked, offload=away)
+    wish = Wish(ranks, replicas, stages, asked, offload=ask.offload_asked(offload))
     with face.only_results():
         loaded = load_job(job)
         ask.check_fits(asked, loaded)

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 from penstock.errors import ProgramError
 
 EdgeKind = Literal["F", "B"]
-EDGE_KINDS: tuple[EdgeKind, ...] = ("F", "B")
 
 
 class Edge(NamedTuple):
