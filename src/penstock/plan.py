@@ -298,6 +298,7 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
         return plan
     cuts = tuple(sorted({*plan.cuts, *itertools.chain.from_iterable(chosen)}))
     again = zip(plan.recompute, units, strict=True) if plan.recompute else ()
+    away = zip(plan.offload, units, strict=True) if plan.offload else ()
     value = " ".join(map(str, units))
     why = "one for each block" if asked == "block" else f"at most {asked} of a stage"
     return replace(
@@ -306,6 +307,7 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
         cut_names=tuple(graph.cut_points[cut].name for cut in cuts),
         schedule=refined(plan.schedule, units),
         recompute=tuple(repeats for repeats, count in again for _ in range(count)),
+        offload=tuple(word for word, count in away for _ in range(count)),
         decisions=(*plan.decisions, Decision("units", value, "user", f"asked for {why}")),
         predicted=None,
     )

@@ -206,6 +206,18 @@ def _measured(plan: Plan, made, job):
     return [result.peak_bytes for result in results]
 
 
+def test_a_plan_in_units_holds_the_state_of_one_unit_at_a_time():
+    made, job = captured("gpt", FLOAT), job_of("gpt", FLOAT, "adamw")
+    whole = replace(plan_of(made.graph, "gpipe", 2, 4), offload=("both", "none"))
+    plan = whole.refined(made.graph)
+    assert plan.num_stages > 2
+    assert set(zip(plan.offload, plan.offload[1:], strict=False)) == {
+        ("both", "both"), ("both", "none"), ("none", "none"),
+    }  # fmt: skip
+    peaks = [_measured(each, made, job) for each in (whole, plan)]
+    assert peaks[1][0] < peaks[0][0]
+
+
 def test_state_of_an_optimizer_of_its_own_kind_is_not_moved():
     class Own(torch.optim.SGD):
         def step(self, closure=None):

@@ -92,19 +92,20 @@ class FarFrames:
         """Return the call that moves what `frame` holds of a micro-batch."""
 
         def call() -> None:
-            rooms = self.free.pop() if self.free else list[Tensor]()
-            self.away[micro_batch] = away = []
-            for at, group in enumerate(self.groups):
+            rooms: list[Tensor] = self.free.pop() if self.free else []
+            away: list[tuple[Tensor, list[_Lying]]] = []
+            for group in self.groups:
                 values = [(value, frame.pop(value)) for value in group if value in frame]
                 if not values:
                     continue
-                near = as_bytes(values[0][1])
+                near, at = as_bytes(values[0][1]), len(away)
                 if at == len(rooms):
                     rooms.append(far_memory(len(near), self.device))
                 rows = [
                     _Lying(v, t.dtype, t.shape, t.stride(), t.storage_offset()) for v, t in values
                 ]
                 away.append((rooms[at].copy_(near), rows))
+            self.away[micro_batch] = away
 
         return call
 
