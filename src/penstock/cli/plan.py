@@ -67,10 +67,9 @@ def plan(  # noqa: PLR0913 - the flags of a command
         found = best(loaded, wish, captured, machines, Aim(aim, limit, with_front=True))
         choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
         chosen = in_units(choice, cut, found.profiles, there).plan
-    if out is not None:
-        saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
     _show(chosen, found, as_json=as_json)
     if out is not None:
+        saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
         face.say(f"wrote {out}")
 
 
