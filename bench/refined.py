@@ -4,8 +4,8 @@
 
 Two of the networks of bench/zoo.py, both GPTs, on two ranks, under every schedule that trains and
 drains; one_f_one_b also with recompute, and as two replicas of one stage.  The plan and its units
-(`plan.refined`) are predicted from one profile, then run by turns on the same ranks
-(bench/play.py).
+(`plan.refined`) are predicted from one profile, schedules that take seconds built for those of
+each, then run by turns on the same ranks (bench/play.py).
 
 stages, units       of the plan, and after it is cut
 plain_s, refined_s  seconds of a step, the median block
@@ -40,8 +40,8 @@ from penstock.profile.measure import measure
 from penstock.runtime.links import measure_link
 from penstock.schedule import SCHEDULES
 from penstock.schedule.recipe import Recipe, built_on, has_window, trains
-from penstock.search import evaluate
 from penstock.search.balance import balanced_cuts
+from penstock.search.judge import Judge
 from penstock.units import format_bytes, format_seconds
 
 RANKS = 2
@@ -89,7 +89,8 @@ def pairs(
 ) -> Iterator[tuple[Case, Case]]:
     """Yield each plan and its units, predicted."""
     for name, plan in plans(job, graph, profile):
-        both = [evaluate(graph, profile, cluster, each)[0] for each in (plan, plan.refined(graph))]
+        judge = Judge(graph, profile, cluster)
+        both = [judge.candidate(each) for each in (plan, plan.refined(graph))]
         plain, refined = (Case(name, c.plan, c.step_s, max(c.peak_bytes)) for c in both)
         yield plain, refined
 

@@ -17,7 +17,7 @@ def test_every_schedule_that_drains_stands_beside_its_units():
     job = JOBS["small gpt"]
     graph = capture(job).graph
     op_s = tuple(1e-9 * node.flop for node in graph.nodes)
-    rates = (1e-5, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0)
+    rates = (1e-5, 1e-10, 1e-10, 0.0, 2.0, 0.0, 0.0, 0.0)
     sizes = (0,) * len(graph.nodes)
     profile = Profile(graph.digest, "cpu", "", "estimated", 1, op_s, sizes, *rates)
     found = list(bench.pairs(job, graph, profile, Cluster.here(2)))

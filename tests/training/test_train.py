@@ -10,9 +10,10 @@ import torch
 import penstock as ps
 from penstock.errors import PlanError
 from penstock.plan import Decision, plan_by_hand
+from penstock.search.judge import Judge
 from penstock.training.choose import Choice, in_units
 from tests.cli.training import small
-from tests.search.chains import chain
+from tests.search.chains import chain, cluster_of, profile_of
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +98,17 @@ def test_optimizer_that_stays_whole_is_refused_units():
     assert in_units(choice, None, (), None) is choice
     with pytest.raises(PlanError, match="cannot be divided into units: it looks at all"):
         in_units(choice, "block", (), None)
+
+
+def test_schedule_for_seconds_is_built_for_those_of_the_units():
+    """The first stage hands no gradient on: all of its B is W, but its last units do."""
+    graph, cluster = chain([1] * 4, [1] * 4), cluster_of(2)
+    profile = profile_of(graph, (0.01,) * 4)
+    plan = plan_by_hand(graph, [1], "zb_greedy", num_micro_batches=4)
+    plan = Judge(graph, profile, cluster).candidate(plan).plan
+    choice = Choice(small(), SimpleNamespace(graph=graph), plan)
+    own, cut = plan.schedule, in_units(choice, "block", (profile,), cluster).plan.schedule
+    assert own.seconds.input_s[0] == 0.0
+    assert cut.units == (2, 2)
+    assert cut.seconds.input_s[0] == pytest.approx(0.01)
+    assert cut.seconds.weights_s[0] == pytest.approx(own.seconds.weights_s[0] - 0.01)

@@ -16,7 +16,9 @@ from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
 from penstock.program.passes.receive_early import early_on
+from penstock.schedule.recipe import Recipe
 from penstock.search import Candidate, Found, Objective, Tally, Wish, evaluate, front_of, search
+from penstock.search.judge import Judge
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines, profiled_here, traced
 from penstock.units import format_seconds
@@ -139,6 +141,8 @@ def in_units(
 ) -> Choice:
     """Return a choice with its stages in such units, predicted; None: as it is.
 
+    A schedule that is built for the seconds of the stages is built for those of their units.
+
     Raises:   PlanError: the job's optimizer stays whole.
     """
     if units is None:
@@ -149,6 +153,8 @@ def in_units(
         message = f"the optimizer cannot be divided into units: {whole.why}"
         raise PlanError(message, hint="leave --units out, or mend the optimizer")
     plan = plan.refined(graph, units)
+    if isinstance(plan.schedule, Recipe) and plan.schedule.seconds is not None:
+        plan = Judge(graph, profiles, cluster).suited(plan)
     return choice._replace(plan=_predicted(plan, graph, profiles, cluster))
 
 
