@@ -18,8 +18,9 @@ from penstock.training import digest
 from penstock.training import prove as proving
 from penstock.training.compare import compared, compared_gradients, compared_updates
 from penstock.training.plain import Plain
-from penstock.training.proof import proof_from_json
+from penstock.training.proof import Proof
 from penstock.training.prove import Planned, prove, prove_eager, steps_to_prove
+from penstock.typed import typed
 from tests.parity import models
 from tests.parity.models import TRAINING, captured, job_of, plan_of
 
@@ -44,7 +45,7 @@ def test_planned_steps_equal_the_plain_ones(number):
     assert [d for d in proof.differences if d.value > 1e-11] == []
     assert all(d.bitwise for d in proof.differences) or schedule not in BITWISE
     assert bool(proof.left_out) == late
-    assert proof_from_json(proof.to_json()) == proof
+    assert typed(Proof, proof.to_json()) == proof
 
 
 def test_processes_prove_the_same_and_the_plain_loop_has_one_of_its_own():

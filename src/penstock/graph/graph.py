@@ -153,18 +153,19 @@ class Graph:
     def to_json(self) -> dict[str, Json]:
         """Return the graph as JSON values, one row for each node."""
         columns = list(Node.__dataclass_fields__)
-        return {
+        content = {
             "penstock": "graph",
-            "key": list(self.key),
-            "columns": list(columns),
-            "nodes": [[_plain(getattr(node, column)) for column in columns] for node in self.nodes],
+            "key": self.key,
+            "columns": columns,
+            "nodes": [[getattr(node, column) for column in columns] for node in self.nodes],
             "loss": self.loss,
             "gradients": dict(self.gradients),
-            "cut_points": [asdict(point) for point in self.cut_points],
+            "cut_points": list(map(asdict, self.cut_points)),
             "samples": self.samples,
             "tokens": self.tokens,
-            **({"figures": [list(figure) for figure in self.figures]} if self.figures else {}),
+            **({"figures": self.figures} if self.figures else {}),
         }
+        return json.loads(json.dumps(content))
 
     def save(self, path: Path | str) -> None:
         """Write the graph as JSON, whole or not at all."""
@@ -197,7 +198,3 @@ class Graph:
 def with_cut_points(graph: Graph, cut_points: tuple[CutPoint, ...]) -> Graph:
     """Return `graph` with other cut points."""
     return replace(graph, cut_points=cut_points)
-
-
-def _plain(value: object) -> Json:
-    return json.loads(json.dumps(value))

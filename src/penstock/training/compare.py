@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.typed import Endless
+
 SMALL = 1e-3  # of the greatest gradient: below it only the absolute difference counts
 
 
@@ -24,7 +26,7 @@ class Difference:
 
     what: str
     where: str
-    value: float
+    value: Endless
     bitwise: bool
 
     def __str__(self) -> str:

@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from penstock.files import Json
 from penstock.job import Job
@@ -64,22 +63,6 @@ def proof_of(
     worst = tuple(worst_of(row for row in rows if row.what == group) for group in groups)
     too_far = [row for row in worst if not row.value <= _tolerance(row, job)]
     return Proof(steps, worst, "; ".join(map(_words, too_far)), left_out, seconds)
-
-
-def proof_from_json(content: Mapping[str, Any]) -> Proof:
-    """Return the proof that `to_json` gave."""
-    return Proof(
-        tuple(content["steps"]),
-        tuple(map(_difference, content["differences"])),
-        content["problem"],
-        tuple(content["left_out"]),
-        content["seconds"],
-    )
-
-
-def _difference(row: Mapping[str, Any]) -> Difference:
-    value = math.inf if row["value"] is None else row["value"]
-    return Difference(row["what"], row["where"], value, row["bitwise"])
 
 
 def _tolerance(row: Difference, job: Job) -> float:

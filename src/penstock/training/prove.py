@@ -11,7 +11,7 @@ makes a whole step of the last bit of a zero.
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,8 @@ from penstock.runtime.worker import RankResult, Report, State, Task, save, state
 from penstock.schedule.recipe import trains
 from penstock.training.digest import Reads, digest_of, recorded
 from penstock.training.judge import Case, Late, judged
-from penstock.training.proof import Proof, proof_from_json
+from penstock.training.proof import Proof
+from penstock.typed import typed
 from penstock.units import format_bytes
 
 WINDOW = 4  # steps of an asynchronous schedule
@@ -119,7 +120,7 @@ def apart_judged(case: Case, folder: Path) -> Proof:
 
     Raises:   as `judged`; RunError: the process died.
     """
-    return proof_from_json(apart(lambda: judged(case, folder).to_json()))
+    return typed(Proof, apart(lambda: asdict(judged(case, folder))))
 
 
 def lacks_memory(planned: Planned) -> str:
