@@ -183,7 +183,7 @@ def check_outcome(code: int, said: str) -> None:
 
 
 @pytest.mark.parametrize("name", READ_BY)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_field_of_another_value_is_told_or_does_no_harm(
     name: str, data: st.DataObject, run: Path, work: Path
@@ -272,7 +272,6 @@ def test_no_loader_waits_for_what_is_no_file(load, odd: str, tmp_path: Path) -> 
     assert PYTHON.search(str(caught.value)) is None
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_a_schedule_of_another_field_is_told_or_is_one(data, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("schedule") / "schedule.json"
@@ -311,7 +310,6 @@ def test_text_of_a_schedule_is_told_or_is_one(lines) -> None:
 CELLS = ("", "-1", "0", "1e400", "nan", "inf", "text", "9" * 30, "9" * 5000, "1_0", "\x00", "None")
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_a_cell_of_another_value_is_told_or_does_no_harm(data, tmp_path_factory) -> None:
     page = (Path(__file__).parents[2] / "docs" / "estimate.md").read_text()

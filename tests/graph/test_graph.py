@@ -36,7 +36,7 @@ def test_effects_are_ops_that_are_not_pure() -> None:
 
 
 def test_digest_is_of_nodes_key_loss_and_gradients_not_of_names_and_cut_points() -> None:
-    renamed = (replace(NODES[0], name="v", module="c"), *NODES[1:])
+    renamed = (replace(NODES[0], module="c"), replace(NODES[1], name="v"), *NODES[2:])
     assert replace(GRAPH, nodes=renamed).digest == GRAPH.digest
     assert replace(GRAPH, cut_points=()).digest == GRAPH.digest
     others = [
@@ -59,6 +59,7 @@ def test_digest_is_of_nodes_key_loss_and_gradients_not_of_names_and_cut_points()
         ({"nodes": (*NODES[:6], replace(NODES[6], origin=6))}, "has storage 6 and origin 6"),
         ({"cut_points": (CutPoint("b", 4, 0), CutPoint("a", 3, 0))}, r"not in order: \[4, 3\]"),
         ({"cut_points": (CutPoint("b", 4, 0), CutPoint("a", 4, 0))}, r"not in order: \[4, 4\]"),
+        ({"gradients": {"v": 6}}, "a gradient of v, and no such parameter"),
     ],
 )
 def test_graph_that_cannot_be_is_refused(change: dict, message: str) -> None:

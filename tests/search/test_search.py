@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster, Link
 from penstock.errors import PlanError, ProfileError, ScheduleError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, plan_by_hand
+from penstock.plan import Plan, Prediction, plan_by_hand
 from penstock.profile import Profile
 from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.schedule.recipe import name_of
@@ -104,7 +104,8 @@ def test_best_is_no_worse_than_any_candidate_and_its_figures_are_its_simulation(
         assert timeline.num_ranks == candidate.plan.total_ranks
         usd = 3.0 / 3600 * candidate.plan.total_ranks * candidate.step_s
         assert candidate.usd == pytest.approx(usd)
-    assert plan.predicted == (found[0].step_s, found[0].peak_bytes, found[0].usd)
+    expected = Prediction(found[0].step_s, found[0].peak_bytes, found[0].usd)
+    assert plan.predicted == expected
 
 
 @settings(max_examples=10)

@@ -103,6 +103,10 @@ class Graph:
         lost = [name for name, place in self.gradients.items() if place not in known]
         if lost:
             raise GraphError(f"the gradient of {lost[0]} is node {self.gradients[lost[0]]}")
+        names = {node.name for node in self.nodes if node.kind == "parameter"}
+        odd = [n for n, at in self.gradients.items() if at is not None and n not in names]
+        if odd:
+            raise GraphError(f"there is a gradient of {odd[0]}, and no such parameter")
         if not (min(self.samples, self.tokens) >= 0 and max(self.samples, self.tokens) < _MOST):
             raise GraphError(f"a micro-batch has {self.samples} samples, {self.tokens} tokens")
 
