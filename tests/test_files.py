@@ -1,6 +1,7 @@
 """Files: written whole or not at all, and named in what goes wrong."""
 
 import errno
+import math
 import os
 import resource
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PlanError
-from penstock.files import read_json, write_bytes, write_text
+from penstock.files import finite, read_json, write_bytes, write_text
 
 
 def test_written_file_holds_the_text_and_its_folder_nothing_else(tmp_path: Path) -> None:
@@ -27,6 +28,14 @@ def test_written_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+def test_who_reads_a_file_goes_on_in_the_old_one_while_a_new_one_is_written(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "plan.json", b"old")
+    with open(tmp_path / "plan.json", "rb") as reader:
+        write_bytes(tmp_path / "plan.json", b"new")
+        assert reader.read() == b"old"
+    assert (tmp_path / "plan.json").read_bytes() == b"new"
 
 
 def test_file_that_finds_no_room_leaves_the_old_one_and_is_named(tmp_path: Path) -> None:
@@ -69,3 +78,8 @@ def test_what_is_no_object_is_refused(tmp_path: Path, content: bytes, found: str
     with pytest.raises(PlanError, match=found) as caught:
         read_json(tmp_path / "plan.json", PlanError, "plan")
     assert caught.value.hint
+
+
+def test_what_json_cannot_say_becomes_null() -> None:
+    value = {"a": [1.5, math.inf, -math.inf, {"b": math.nan}], "c": "inf", "d": 2**64}
+    assert finite(value) == {"a": [1.5, None, None, {"b": None}], "c": "inf", "d": 2**64}

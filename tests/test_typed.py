@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import pytest
 
-from penstock.typed import MisfitError, typed
+from penstock.typed import MisfitError, Number, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +109,10 @@ def test_misfit_is_told_with_its_place(change, message):
 def test_a_record_is_made_of_an_object(value):
     with pytest.raises(MisfitError, match=r"it is .*, not an object"):
         typed(Shape, value)
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, 1 - 2**31])
+def test_a_number_is_one_that_fits_32_bits(value):
+    assert typed(Number, value) == value
+    with pytest.raises(MisfitError, match=r"not a whole number of at most 32 bits"):
+        typed(Number, value + (1 if value > 0 else -1))

@@ -1,0 +1,513 @@
+"""Breaks: the product with one thing wrong, in each of its rooms; some test must notice every one.
+
+    python -m tests.breaks [NAME ...] [--list] [--json]
+
+Each break is made in a copy of src, in a folder for temporary files; the working tree stays as it
+is.  Exits 1 where one passes unseen, or where the text that it changes is not there any more.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path("src") / "penstock"
+LIMIT_S = 600.0
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?: [^-]\S*)*)", re.MULTILINE)
+
+
+class Break(NamedTuple):
+    """One thing wrong.
+
+    file:   below src/penstock.
+    old:    stands exactly once in it; `new` stands there instead.
+    tests:  test files or test ids, of which one at least has to fail.
+    means:  what a person could have got wrong.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    means: str
+
+    @property
+    def room(self) -> str:
+        """Return the folder of src/penstock in which it is, or the file without its ending."""
+        return self.file.partition("/")[0].removesuffix(".py")
+
+
+class Seen(NamedTuple):
+    """What became of a break: the first test that failed, or "" and why there is none."""
+
+    name: str
+    room: str
+    noticed_by: str
+    problem: str
+    seconds: float
+
+
+BREAKS = (
+    Break(
+        "gib_decimal",
+        "units.py",
+        "KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40",
+        "KiB, MiB, GiB, TiB = 2**10, 2**20, 10**9, 2**40",
+        ("tests/test_units.py",),
+        "a binary unit that is the decimal one",
+    ),
+    Break(
+        "no_rename",
+        "files.py",
+        "        os.replace(temporary, path)\n",
+        "        path.write_bytes(content)\n        temporary.unlink()\n",
+        ("tests/test_files.py",),
+        "a file that readers may see half-written",
+    ),
+    Break(
+        "infinite_json",
+        "files.py",
+        "case float() if value - value != 0:",
+        "case float() if value != value:",
+        ("tests/test_files.py",),
+        "JSON with an infinity in it, which no other reader takes",
+    ),
+    Break(
+        "number_of_33_bits",
+        "typed.py",
+        "int, Meta(gt=-(2**31), lt=2**31,",
+        "int, Meta(gt=-(2**31), le=2**31,",
+        ("tests/test_typed.py",),
+        "the bound of a number off by one: it wraps around in a column of 32 bits",
+    ),
+    Break(
+        "half_kept",
+        "heap.py",
+        "and mallopt(_MMAP_MAX, _NO_BLOCK) == 1",
+        "and mallopt(_TRIM_THRESHOLD, _NEVER) == 1",
+        ("tests/test_heap.py",),
+        "large blocks still given back to the kernel at every step",
+    ),
+    Break(
+        "far_file_stays",
+        "far.py",
+        "        os.unlink(path)\n",
+        "        os.chmod(path, 0o600)\n",
+        ("tests/test_far.py",),
+        "files of far memory left on the disk",
+    ),
+    Break(
+        "clip_norm_zero",
+        "job.py",
+        "not 0 < value < math.inf",
+        "not 0 <= value < math.inf",
+        ("tests/test_job.py",),
+        "a limit of zero, which makes every gradient zero",
+    ),
+    Break(
+        "figures_with_step",
+        "writers.py",
+        'if value is not None and name != "step"',
+        "if value is not None",
+        ("tests/test_writers.py",),
+        "the number of the step drawn as a figure of its own",
+    ),
+    Break(
+        "same_augmentation",
+        "batches/by_number.py",
+        'seed_all(self.how.seed, "sample", at)',
+        'seed_all(self.how.seed, "sample", index)',
+        ("tests/test_batches.py",),
+        "each epoch draws the same random numbers for a sample",
+    ),
+    Break(
+        "ring_of_n",
+        "cluster/collectives.py",
+        "shifted(n, 1, 1 / n), 2 * (n - 1)",
+        "shifted(n, 1, 1 / n), 2 * n",
+        ("tests/cluster/test_collectives.py",),
+        "a ring of n rounds where n - 1 do",
+    ),
+    Break(
+        "attention_backward",
+        "graph/flop.py",
+        "return 10 * _attention(args[1], args[2])",
+        "return 8 * _attention(args[1], args[2])",
+        ("tests/graph/test_flop.py",),
+        "the product that attention repeats in its backward not counted",
+    ),
+    Break(
+        "sent_dies_early",
+        "graph/memory.py",
+        "lasting = owner.of_all(stay | handed)",
+        "lasting = owner.of_all(stay)",
+        ("tests/graph/test_memory.py",),
+        "what is sent counted as freed before it is sent",
+    ),
+    Break(
+        "whole_table_read",
+        "profile/roofline.py",
+        "read = min(read, 2 * written)",
+        "read = max(read, 2 * written)",
+        ("tests/profile/test_roofline.py",),
+        "an embedding that reads its whole table for a few rows",
+    ),
+    Break(
+        "old_versions",
+        "profile/store.py",
+        "(found.device, found.versions), (wanted.device, wanted.versions)",
+        "(found.device,), (wanted.device,)",
+        ("tests/profile/test_store.py",),
+        "a profile of another torch taken for one of this",
+    ),
+    Break(
+        "in_flight_less_one",
+        "estimate/memory.py",
+        "least(run.pipe - at, run.num_micro_batches)",
+        "least(run.pipe - at - 1, run.num_micro_batches)",
+        ("tests/estimate/test_memory.py",),
+        "one micro-batch too few in flight",
+    ),
+    Break(
+        "forward_too_early",
+        "schedule/one_f_one_b.py",
+        "2 * (m - warm_up) + 1",
+        "2 * (m - warm_up) - 1",
+        ("tests/schedule/test_one_f_one_b.py",),
+        "one forward more in the warm-up: the same step, more memory",
+    ),
+    Break(
+        "law_of_next_version",
+        "schedule/weight_rule.py",
+        "oldest = (micro_batch - num_stages + 1) // num_micro_batches",
+        "oldest = (micro_batch - num_stages) // num_micro_batches",
+        ("tests/schedule/test_weight_rule.py",),
+        "vertical sync a micro-batch later than it is",
+    ),
+    Break(
+        "units_of_w_forward",
+        "schedule/refine.py",
+        "BACKWARD = (B, I, W)",
+        "BACKWARD = (B, I)",
+        ("tests/schedule/test_refine.py",),
+        "units of W in the order of F",
+    ),
+    Break(
+        "one_unit_more",
+        "plan.py",
+        "_spread(points, asked - 1)",
+        "_spread(points, asked)",
+        ("tests/test_plan.py",),
+        "a cut point for each unit, where there is one between two",
+    ),
+    Break(
+        "plan_field_lost",
+        "plan.py",
+        "for each in fields(self)}",
+        'for each in fields(self) if each.name != "early"}',
+        ("tests/test_plan.py",),
+        "a field that is not written, and has a default when it is read",
+    ),
+    Break(
+        "slot_free_at_i",
+        "program/slots.py",
+        "(kind in (B, W) or not backward)",
+        "(kind <= W or not backward)",
+        ("tests/program/test_lower.py",),
+        "a slot given to the next message while W still needs what is in it",
+    ),
+    Break(
+        "two_replicas_summed",
+        "program/reductions.py",
+        "_union(replica[stage] for replica in holders)",
+        "_union(replica[stage] for replica in holders[:2])",
+        ("tests/program/test_lower.py",),
+        "gradients summed over the first two replicas alone",
+    ),
+    Break(
+        "gradients_overwritten",
+        "program/rules.py",
+        "    if state.taken[slot]:\n",
+        "    if state.taken[slot] and code.kind[row] == F:\n",
+        ("tests/program/test_verify.py",),
+        "the verifier lets a gradient be received over another one",
+    ),
+    Break(
+        "receive_late",
+        "program/passes/receive_early.py",
+        "ahead_computes <= computes + distance",
+        "ahead_computes < computes + distance",
+        ("tests/program/test_passes.py",),
+        "receives posted one compute later than asked for",
+    ),
+    Break(
+        "next_use_moved",
+        "program/passes/offload.py",
+        'after.kind in ("B", "I") and after[1:] == action[1:]',
+        'after.kind in ("B", "I") and after[1:] != action[1:]',
+        ("tests/program/test_offload.py",),
+        "what the next compute needs moved away, the rest kept",
+    ),
+    Break(
+        "least_of_totals",
+        "timeline/spent.py",
+        "return sum(map(min, zip(*samples, strict=True)))",
+        "return min(map(sum, samples))",
+        ("tests/test_breakdown.py",),
+        "ranks that are last by turns: their waiting told as the sum's own time",
+    ),
+    Break(
+        "peak_without_messages",
+        "simulate/price.py",
+        "[edge.size_bytes for edge in program.edges] if posted else []",
+        "[edge.size_bytes for edge in program.edges] if not posted else []",
+        ("tests/simulate/test_price.py",),
+        "messages that wait not held where they are posted early",
+    ),
+    Break(
+        "sum_from_the_start",
+        "simulate/kernel.py",
+        "item = queues.offsets[rank] + over[rank] - 1",
+        "item = queues.offsets[rank]",
+        ("tests/simulate/test_simulate.py", "tests/simulate/test_reference.py"),
+        "an update begins after the first sum, not after its own",
+    ),
+    Break(
+        "bound_with_sums",
+        "search/bounds.py",
+        "{*whole.forward.ops, *whole.backward.ops} - sums",
+        "{*whole.forward.ops, *whole.backward.ops}",
+        ("tests/search/test_bounds.py",),
+        "a bound of the search that is above what a plan takes: it prunes the best",
+    ),
+    Break(
+        "window_too_long",
+        "search/judge.py",
+        "(_WINDOW - _WINDOW // 2)",
+        "_WINDOW",
+        ("tests/search/test_search.py",),
+        "an asynchronous step said to take half of its time",
+    ),
+    Break(
+        "rate_compounds",
+        "runtime/rates.py",
+        'group["lr"] = first["lr"] * factor',
+        'group["lr"] = group["lr"] * factor',
+        ("tests/runtime/test_weights.py",),
+        "a factor on the last rate in place of the first",
+    ),
+    Break(
+        "update_factor_lost",
+        "runtime/rates.py",
+        'group["lr"] = options.get("lr", group["lr"]) * factor',
+        'group["lr"] = options.get("lr", group["lr"])',
+        ("tests/parity/test_asynchronous.py", "tests/parity/test_schedulers.py"),
+        "the rate of late gradients not lowered where a scheduler sets it",
+    ),
+    Break(
+        "tied_norm_twice",
+        "runtime/sums.py",
+        "if n in reached and owner.get(n, stage) == stage]",
+        "if n in reached]",
+        ("tests/parity/test_clipping.py",),
+        "a tied parameter counted in the norm by each stage that holds it",
+    ),
+    Break(
+        "version_not_kept",
+        "runtime/versions.py",
+        "version >= self.num_steps - self.history[stage]",
+        "version > self.num_steps - self.history[stage]",
+        ("tests/runtime/test_versions.py",),
+        "the oldest version that the next window reads not stashed",
+    ),
+    Break(
+        "worst_is_best",
+        "runtime/checkpoint.py",
+        "if known is not None and known[1] <= value:",
+        "if known is not None and known[1] >= value:",
+        ("tests/runtime/test_checkpoint.py",),
+        "the checkpoint with the greatest validation loss kept as the best",
+    ),
+    Break(
+        "offset_lost",
+        "runtime/copies.py",
+        "t.stride(), t.storage_offset()) for v, t in values",
+        "t.stride(), 0) for v, t in values",
+        ("tests/program/test_offload.py",),
+        "a view that comes back from far memory at the beginning of its storage",
+    ),
+    Break(
+        "ring_overrun",
+        "runtime/transport/shared_memory.py",
+        "full = (sent - num_slots) & WORD_MASK",
+        "full = (sent - num_slots - 1) & WORD_MASK",
+        ("tests/runtime/test_transport_shared_memory.py", "tests/runtime/test_transport.py"),
+        "a sender that fills a slot which is not read yet",
+    ),
+    Break(
+        "digest_without_shape",
+        "runtime/digest.py",
+        'f"{leaf.dtype} {list(leaf.shape)} "',
+        'f"{leaf.dtype} "',
+        ("tests/runtime/test_digest.py",),
+        "two batches of the same bytes in another shape taken for one",
+    ),
+    Break(
+        "error_of_measured",
+        "report/words.py",
+        "return predicted / measured - 1",
+        "return measured / predicted - 1",
+        ("tests/report/test_words.py",),
+        "errors relative to what was predicted, with the other sign",
+    ),
+    Break(
+        "proof_of_nothing",
+        "training/compare.py",
+        "for name in sorted(found.keys() | expected.keys()):",
+        "for name in sorted(found.keys() & expected.keys()):",
+        ("tests/training/test_prove.py",),
+        "a proof that compares what both have, which may be nothing",
+    ),
+    Break(
+        "nan_is_equal",
+        "training/proof.py",
+        "if not row.value <= _tolerance(row, job)]",
+        "if row.value > _tolerance(row, job)]",
+        ("tests/training/test_prove.py",),
+        "a difference that is no number passes as small",
+    ),
+    Break(
+        "listener_not_told",
+        "training/session.py",
+        "heard = (*self.job.writers, *([self.on_step] if self.on_step else []))",
+        "heard = self.job.writers or ([self.on_step] if self.on_step else [])",
+        ("tests/training/test_train.py",),
+        "on_step silent where the job has writers",
+    ),
+    Break(
+        "resume_skips_a_step",
+        "training/session.py",
+        "        return done, newest\n",
+        "        return done + 1, newest\n",
+        ("tests/training/test_train.py",),
+        "a resumed run that begins one step late",
+    ),
+    Break(
+        "check_exits_0",
+        "cli/check.py",
+        '    if not found["ok"]:\n',
+        '    if not found["traced"]:\n',
+        ("tests/cli/test_check.py",),
+        "a step that differs from the plain loop exits as if it were equal",
+    ),
+    Break(
+        "skipped_not_in_json",
+        "cli/predict.py",
+        '"layout": table.layout, "skipped": table.skipped}',
+        '"layout": table.layout}',
+        ("tests/cli/test_predict.py",),
+        "a field of a JSON document gone",
+    ),
+)
+
+
+def fault(one: Break) -> str:
+    """Return why a break cannot be made; empty where its text stands once in its file."""
+    file = ROOT / PACKAGE / one.file
+    if not file.is_file():
+        return f"there is no {one.file}"
+    count = file.read_text().count(one.old)
+    return "" if count == 1 else f"its text stands {count} times in {one.file}, not once"
+
+
+def broken(one: Break) -> Seen:
+    """Return what the tests say of the product with this break."""
+    start = time.monotonic()
+    if problem := fault(one):
+        return Seen(one.name, one.room, "", problem, 0.0)
+    with tempfile.TemporaryDirectory(prefix="penstock-break-") as folder:
+        copy = Path(shutil.copytree(ROOT / "src", Path(folder) / "src"))
+        file = copy / PACKAGE.name / one.file
+        file.write_text(file.read_text().replace(one.old, one.new))
+        code, said = _tested(one, copy)
+    ids = _FAILED.findall(said)
+    noticed, problem = (ids[0], "") if code == 1 and ids else ("", _problem(code, said))
+    return Seen(one.name, one.room, noticed, problem, time.monotonic() - start)
+
+
+def _tested(one: Break, source: Path) -> tuple[int, str]:
+    """Return exit code and output of the tests of a break, run on `source`; -1: not in time."""
+    kept = {"PYTHONPATH": str(source), "XDG_CACHE_HOME": str(source.parent / "cache")}
+    command = sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *one.tests
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **kept},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, ""
+    return done.returncode, done.stdout + done.stderr
+
+
+def _problem(code: int, said: str) -> str:
+    """Return why no test has failed."""
+    if code == 0:
+        return "PASSED UNSEEN"
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "nothing was said")
+    return f"not in {LIMIT_S:.0f} s" if code == -1 else f"pytest ended with {code}: {last}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make the breaks that are named, or all; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.breaks", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of a break; default: all")
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    asked = parser.parse_args(arguments)
+    known = {one.name: one for one in BREAKS}
+    if unknown := [name for name in asked.names if name not in known]:
+        parser.error(f"no break is called {', '.join(unknown)}; --list shows them")
+    chosen = [known[name] for name in asked.names] or BREAKS
+    if asked.list:
+        rows = [(one.name, one.room, one.means) for one in chosen]
+        print(json.dumps([one._asdict() for one in chosen]) if asked.json else _table(rows))
+        return 0
+    found = [_shown(broken(one), quiet=asked.json) for one in chosen]
+    if asked.json:
+        print(json.dumps([one._asdict() for one in found]))
+    unseen = [one.name for one in found if not one.noticed_by]
+    spent_s = sum(one.seconds for one in found)
+    print(f"{len(found)} breaks, {len(unseen)} not noticed, {spent_s:.0f} s", file=sys.stderr)
+    return 1 if unseen else 0
+
+
+def _shown(one: Seen, *, quiet: bool) -> Seen:
+    if not quiet:
+        what = one.noticed_by or one.problem
+        print(f"{one.name:22}  {one.room:9}  {one.seconds:5.1f} s  {what}", flush=True)
+    return one
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
