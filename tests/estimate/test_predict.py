@@ -110,6 +110,13 @@ def test_constants_below_zero_are_refused(name):
         replace(made, values=made.values | {name: -0.1})
 
 
+@pytest.mark.parametrize("seen", [(1.0,), (1.0, "a"), (1.0, 2.0, 3.0)])
+def test_constants_are_seen_between_two_numbers_or_with_words(seen):
+    (made,) = CONSTANTS
+    with pytest.raises(EstimateError, match="ranks is seen in"):
+        replace(made, seen=made.seen | {"ranks": seen})
+
+
 def test_constants_come_with_the_package():
     found = load()
     assert SHIPPED.name == "constants.json"

@@ -74,6 +74,14 @@ def test_damaged_line_of_the_metrics_is_named(run_folder):
         report_of(run_folder)
 
 
+@pytest.mark.parametrize("step_s", [-1, 1e16])
+def test_time_that_no_step_takes_is_refused(run_folder, step_s):
+    (run_folder / "summary.json").write_text(json.dumps({**SUMMARY, "step_s_measured": step_s}))
+    with pytest.raises(ReportError, match="the summary is damaged: step_s_measured is") as caught:
+        report_of(run_folder)
+    assert caught.value.hint
+
+
 def test_folder_that_holds_no_run_is_refused(tmp_path):
     for folder, what in ((tmp_path, "holds no run"), (tmp_path / "none", "is no folder")):
         with pytest.raises(ReportError, match=what) as caught:
