@@ -9,6 +9,7 @@ from penstock.profile import Profiles
 from penstock.search.candidate import Objective
 from penstock.search.search import search as search_all
 from penstock.search.shapes import Wish
+from penstock.search.simplest import ERROR
 
 
 def search(
@@ -21,6 +22,8 @@ def search(
     wish: Wish = Wish(),  # noqa: B008 - a frozen record
 ) -> Plan:
     """Return the best plan, with its reasons and what is predicted of it.
+
+    Of plans that are predicted to be as fast, but for the usual error, the simplest is taken.
 
     micro_batches:  per step over all replicas; default: those of the graph's job.
     Raises:         PlanError: nothing fits the wish or the memory; a graph from a file without
@@ -38,6 +41,7 @@ def search(
         cluster,
         micro_batches=micro_batches,
         objective=objective,
+        error=ERROR,
         clip=job is not None and job.clip_norm is not None,
         wish=wish,
     )

@@ -23,6 +23,7 @@ from penstock.search.judge import Judge
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Shape, Wish, nothing_fits, shapes
+from penstock.search.simplest import simplest, why_simplest
 from penstock.timeline import Timeline
 
 _POLISHED = 3  # candidates whose cuts are moved
@@ -57,6 +58,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     objective: Objective = "time",
     clip: bool = False,
     wish: Wish = Wish(),  # noqa: B008 - a frozen record
+    error: float = 0.0,
     prune: bool = True,
     with_front: bool = False,
     is_over: Callable[[], bool] = lambda: False,
@@ -67,6 +69,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     profiles:       one for all devices, or one for each kind.
     micro_batches:  per step over all replicas; the product of replicas and micro-batches of
                     each is always this number, so every candidate computes the same step.
+    error:          share of the best step within which the simplest plan is taken (simplest.py).
     prune:          whether candidates that cannot be the best by their busiest rank are left
                     unsimulated; the plan is the same.
     with_front:     whether to find the front too; then those are simulated that may be of it.
@@ -92,10 +95,14 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     best, *others = _polished(field)
     cut_short = field.was_cut_short
     why = reasons(best, field, judge, wish, cutter.devices(best.plan))
-    prediction = Prediction(best.step_s, best.peak_bytes, best.usd)
+    chosen = simplest(judge, best, [*others, *field.simulated], objective, error)
+    if chosen is not best:
+        why = reasons(chosen, field, judge, wish, cutter.devices(chosen.plan))
+        why = (*why, why_simplest(judge, chosen, best))
+    prediction = Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd)
     front = front_of([best, *others, *field.front()]) if with_front else ()
-    candidates = best, *others, *field.simulated
-    plan = decide(best.plan, why, prediction)
+    candidates = tuple(dict.fromkeys((chosen, best, *others, *field.simulated)))
+    plan = decide(chosen.plan, why, prediction)
     return Found(plan, candidates, front, field.tally(), cut_short)
 
 

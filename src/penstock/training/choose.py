@@ -19,6 +19,7 @@ from penstock.program.passes.receive_early import early_on
 from penstock.schedule.recipe import Recipe
 from penstock.search import Candidate, Found, Objective, Tally, Wish, evaluate, front_of, search
 from penstock.search.judge import Judge
+from penstock.search.simplest import ERROR
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines, profiled_here, traced
 from penstock.units import format_seconds
@@ -278,6 +279,7 @@ def _option(way: Way, wish: Wish, there: Machines, aim: Aim, is_over: Callable[[
             there.cluster,
             micro_batches=way.job.micro_batches,
             objective=aim.objective,
+            error=ERROR,
             clip=way.job.clip_norm is not None,
             wish=wish,
             with_front=aim.with_front,

@@ -1,0 +1,57 @@
+"""Simplest: of plans predicted to differ by less than predictions are off, the simplest one.
+
+A message or a stage more is one more thing that a prediction can miss: waiting for a core, for a
+link, for a peer that comes late.  So a plan has to be predicted faster by more than the usual error
+of a prediction before it is preferred to one with fewer messages and stages.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.plan import Decision, Plan
+from penstock.schedule.orders import F
+from penstock.schedule.recipe import name_of
+from penstock.search.candidate import Candidate, Objective
+from penstock.search.judge import Judge
+from penstock.units import format_seconds
+
+ERROR = 0.05  # of a predicted step: the median over 120 plans of four models (README.md)
+
+
+def simplest(
+    judge: Judge, best: Candidate, others: Sequence[Candidate], objective: Objective, error: float
+) -> Candidate:
+    """Return the simplest of the usable candidates whose score is within `error` of the best.
+
+    That is the one with fewest messages a step, then fewest stages, then the best score.
+    """
+    if objective == "memory" or error == 0:
+        return best
+    limit = best.score(objective)[0] * (1 + error)
+    close = [each for each in others if not each.refused and each.score(objective)[0] <= limit]
+    rows = [(*_size(judge, each.plan), at, each) for at, each in enumerate([best, *close])]
+    messages, stages, _, found = min(rows, key=lambda r: (r[0], r[1], r[3].score(objective), r[2]))
+    return best if (messages, stages) == rows[0][:2] else found
+
+
+def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
+    """Return the decision for `chosen` instead of `best`, which is predicted to be faster."""
+    (own, _), (theirs, stages) = _size(judge, chosen.plan), _size(judge, best.plan)
+    other = f"{best.plan.replicas} x {stages} stages, {name_of(best.plan.schedule)}"
+    why = (
+        f"{other}, is predicted at {format_seconds(best.step_s)} with {theirs:,} messages a step; "
+    )
+    why += f"{chosen.step_s / best.step_s - 1:.1%} is less than predictions are off"
+    return Decision("simplest", f"{own:,} messages a step", "search", why)
+
+
+def _size(judge: Judge, plan: Plan) -> tuple[int, int]:
+    """Return the messages of a step over a chain of the plan's stages, and its stages."""
+    orders = judge.schedule(judge.suited(plan)).orders
+    forward = orders.kinds == F
+    ranks = np.repeat(np.arange(len(orders.offsets) - 1), np.diff(orders.offsets))[forward]
+    where = np.full((plan.num_stages, int(orders.micro_batches.max()) + 1), -1)
+    where[orders.stages[forward], orders.micro_batches[forward]] = ranks
+    sent = int((where[1:] != where[:-1]).sum())
+    return 2 * sent * plan.replicas, plan.num_stages

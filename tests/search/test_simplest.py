@@ -1,0 +1,66 @@
+"""Of plans that are predicted to be as fast, the simplest is taken."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cluster import Link
+from penstock.search.judge import Judge
+from penstock.search.search import search
+from penstock.search.simplest import simplest
+from tests.search.chains import chain, chains, cluster_of, profile_of
+
+
+def messages(plan, judge):
+    """Return the messages of a step: each boundary that is crossed, there and back."""
+    home = {}
+    schedule = judge.schedule(judge.suited(plan))
+    for rank, order in enumerate(schedule.orders):
+        home |= {(one.stage, one.micro_batch): rank for one in order if one.kind == "F"}
+    crossed = sum(home[s, m] != home.get((s + 1, m), home[s, m]) for s, m in home)
+    return 2 * crossed * plan.replicas
+
+
+@settings(max_examples=30)
+@given(chains(3, 6), st.integers(2, 4), st.sampled_from([0.02, 0.05, 0.5]), st.booleans())
+def test_plan_has_fewest_messages_of_those_that_are_close(pair, ranks, error, slow):
+    graph, profile = pair
+    cluster = cluster_of(ranks, link=Link(0.5 if slow else 1e-6, 1e3 if slow else 1e9))
+    fast = search(graph, profile, cluster, micro_batches=4)
+    found = search(graph, profile, cluster, micro_batches=4, error=error)
+    judge = Judge(graph, profile, cluster)
+    best, chosen = fast.candidates[0], found.candidates[0]
+    assert chosen.plan == replace(found.plan, decisions=(), predicted=None)
+    assert chosen.step_s <= best.step_s * (1 + error) * (1 + 1e-12)
+    sizes = {
+        (messages(each.plan, judge), each.plan.num_stages)
+        for each in found.candidates
+        if not each.refused and each.step_s <= best.step_s * (1 + error)
+    }
+    assert (messages(chosen.plan, judge), chosen.plan.num_stages) == min(sizes)
+    told = [each for each in found.plan.decisions if each.what == "simplest"]
+    assert bool(told) == (chosen.plan != best.plan)
+
+
+def test_the_reason_names_what_it_was_taken_instead_of():
+    graph = chain([4] * 4, [4] * 4)
+    profile, cluster = profile_of(graph, [1.0, 1.0, 1.0, 0.97]), cluster_of(2)
+    plain = search(graph, profile, cluster, micro_batches=8)
+    found = search(graph, profile, cluster, micro_batches=8, error=0.5)
+    (why,) = [each for each in found.plan.decisions if each.what == "simplest"] or [None]
+    if plain.plan.num_stages > 1:
+        assert why is not None
+        assert "messages a step" in why.why
+        assert "less than predictions are off" in why.why
+    assert found.plan.num_stages == 1
+
+
+@pytest.mark.parametrize(("objective", "error"), [("memory", 0.5), ("time", 0.0)])
+def test_bytes_are_exact_and_no_error_means_the_best(objective, error):
+    graph = chain([4] * 4, [4] * 4)
+    judge = Judge(graph, profile_of(graph, [1.0] * 4), cluster_of(2))
+    found = search(graph, profile_of(graph, [1.0] * 4), cluster_of(2), micro_batches=4)
+    best, others = found.candidates[-1], found.candidates
+    assert simplest(judge, best, others, objective, error) is best
