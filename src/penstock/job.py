@@ -14,6 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
@@ -353,6 +354,7 @@ def _frames(problem: BaseException) -> traceback.StackSummary:
     return traceback.extract_tb(problem.__traceback__)
 
 
+@cache
 def is_users(filename: str) -> bool:
     """Return whether a file is neither Python's nor installed nor Penstock's."""
     others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")

@@ -10,9 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cluster import Link
 from penstock.graph.trace import capture
 from penstock.profile import Profile, measure
-from penstock.profile.store import Wanted, default_folder, find, keep, measured, optimizer_text
+from penstock.profile.store import (
+    Wanted,
+    default_folder,
+    find,
+    keep,
+    link_of,
+    measured,
+    optimizer_text,
+)
 from tests.cli import mlp
 
 WANTED = Wanted("0123", "sgd", 1, "cpu", "torch 2")
@@ -151,3 +160,20 @@ def test_without_a_home_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert default_folder() is None
+
+
+def test_link_of_this_host_is_measured_once(tmp_path):
+    asked, told = [], []
+
+    def measure():
+        asked.append(1)
+        return Link(1e-5, 3e9, overhead_s=2e-6, copy_bytes_per_s=5e9)
+
+    first = link_of(tmp_path, measure, told.append)
+    assert link_of(tmp_path, measure, told.append) == first
+    (path,) = tmp_path.iterdir()
+    assert (len(asked), told) == (1, [path])
+    path.write_text("damaged")
+    assert link_of(tmp_path, measure, told.append) == first
+    assert link_of(None, measure, told.append) == first
+    assert (len(asked), len(told)) == (3, 1)

@@ -15,8 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.cluster import Cluster, Link
 from penstock.cluster.machine import cpu_name
-from penstock.errors import ProfileError
+from penstock.errors import ClusterError, ProfileError
 from penstock.profile.profile import Profile
 
 if TYPE_CHECKING:
@@ -78,6 +79,31 @@ def keep(folder: Path, wanted: Wanted, profile: Profile) -> None:
         profile.save(wanted.path_in(folder))
     except OSError as problem:
         log.warning("the profile is not kept for the next time, in %s: %s", folder, problem)
+
+
+def link_of(folder: Path | None, measure: Callable[[], Link], tell: Callable[[Path], None]) -> Link:
+    """Return the link between two ranks of this host: the one kept in `folder`, or a new one.
+
+    tell:     is told of the file of a kept one.
+    """
+    if folder is None:
+        return measure()
+    made_by = hashlib.sha256(" ".join(_here()).encode()).hexdigest()[:16]
+    path = folder / f"link-{made_by}.toml"
+    try:
+        if path.exists():
+            found = Cluster.load(path).inside
+            if found is not None:
+                tell(path)
+                return found
+    except ClusterError as problem:
+        log.warning("the kept link cannot be used, so it is measured again: %s", problem)
+    link = measure()
+    try:
+        replace(Cluster.here(2), inside=link).save(path)
+    except OSError as problem:
+        log.warning("the link is not kept for the next time, in %s: %s", folder, problem)
+    return link
 
 
 def measured(

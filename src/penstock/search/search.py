@@ -101,7 +101,8 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
         why = (*why, why_simplest(judge, chosen, best))
     prediction = Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd)
     front = front_of([best, *others, *field.front()]) if with_front else ()
-    candidates = tuple(dict.fromkeys((chosen, best, *others, *field.simulated)))
+    candidates = best, *others, *field.simulated
+    candidates = candidates if chosen is best else (chosen, *candidates)
     plan = decide(chosen.plan, why, prediction)
     return Found(plan, candidates, front, field.tally(), cut_short)
 

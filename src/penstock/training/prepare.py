@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,10 +45,18 @@ def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluste
     cluster = Cluster.here(ranks)
     if cluster.num_ranks < 2:
         return cluster
+    from penstock.profile.store import default_folder, link_of
     from penstock.runtime.links import measure_link
 
     with listener.busy("measuring the link between two ranks"):
-        return replace(cluster, inside=measure_link())
+        link = link_of(default_folder(), measure_link, partial(_tell, "link", listener))
+        return replace(cluster, inside=link)
+
+
+def _tell(what: str, listener: Listener, path: Path) -> None:
+    """Say of which day a kept measurement is."""
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+    listener.say(f"{what} measured on {day} (delete {path} to measure again)")
 
 
 def started_on(given: Cluster | Path | str) -> Cluster:
@@ -120,10 +129,7 @@ def measured_as(
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
     beside = max(0, min(busiest, detect().cores) - 1)
 
-    def tell(path: Path) -> None:
-        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
-        listener.say(f"profile measured on {day} (delete {path} to measure again)")
-
+    tell = partial(_tell, "profile", listener)
     with listener.busy("measuring every op"):
         profile = measured(captured, job, beside=beside, folder=default_folder(), tell=tell)
     return replace(profile, kind=kind)
