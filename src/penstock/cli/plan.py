@@ -67,10 +67,9 @@ def plan(  # noqa: PLR0913 - the flags of a command
         found = best(loaded, wish, captured, machines, Aim(aim, limit, with_front=True))
         choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
         chosen = in_units(choice, cut, found.profiles, there).plan
-    _show(chosen, found, as_json=as_json)
     if out is not None:
         saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
-        face.say(f"wrote {out}")
+    _show(chosen, found, out, as_json=as_json)
 
 
 def _examined(job: Job, text: str, wish: Wish) -> "tuple[Capture, Wish, tuple[Decision, ...]]":
@@ -80,13 +79,15 @@ def _examined(job: Job, text: str, wish: Wish) -> "tuple[Capture, Wish, tuple[De
     return captured, *bounded(job, text, captured, found, wish, view.TERMINAL)
 
 
-def _show(plan: Plan, found: Searched, *, as_json: bool) -> None:
+def _show(plan: Plan, found: Searched, out: Path | None, *, as_json: bool) -> None:
     if as_json:
         front: list[Json] = [_row(each) for each in found.front]
         tally: dict[str, Json] = dict(found.tally._asdict())
         face.show_json({**plan.to_json(), "front": front, "tally": tally})
     else:
         face.show("\n".join([str(plan), "", *_others(found)]))
+    if out is not None:
+        face.say(f"wrote {out}")
 
 
 def _others(found: Searched) -> list[str]:
