@@ -24,6 +24,7 @@ from penstock.schedule.orders import KINDS
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.price import held_of, memory_on
 from penstock.simulate.simulate import simulate
+from penstock.simulate.what_if import measured_run, usual_changes, what_if
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, train
@@ -204,6 +205,16 @@ def _measured(plan: Plan, made, job):
     run = partial(work, task)
     results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
     return [result.peak_bytes for result in results]
+
+
+def test_a_run_with_copies_is_replayed_and_carried_to_other_schedules(tmp_path):
+    made, job = captured("tied", FLOAT), job_of("tied", FLOAT, "adamw")
+    plan = replace(plan_of(made.graph, "one_f_one_b", 2, 4), offload=("both", "both"))
+    timeline = train(Run(plan, job, made), tmp_path).timeline
+    again = measured_run(plan, made.graph, timeline, profile_of("tied"))
+    assert again.replayed_s == pytest.approx(timeline.totals.step_s, rel=0.01)
+    rests = [what_if(again, change).rests_on for _, change in usual_changes(again)]
+    assert any("copies to far memory as profiled" in row for row in rests), "gpipe has more of them"
 
 
 def test_a_plan_in_units_holds_the_state_of_one_unit_at_a_time():

@@ -224,6 +224,8 @@ def _words(hop: "Hop") -> str:
             return f"{hop.kind} of stage {hop.stage} on rank {hop.rank}"
         case "update":
             return f"update of stage {hop.stage} on rank {hop.rank}"
+        case "copy":
+            return f"{hop.kind} of stage {hop.stage} on rank {hop.rank}"
         case "message" if hop.rank == hop.peer:
             return f"handling messages on rank {hop.rank}"
         case "message":

@@ -24,11 +24,11 @@ import numpy as np
 
 from penstock.cluster import Cluster
 from penstock.errors import ProfileError
-from penstock.program.codes import COST_ROW, REDUCE, SEND, WORKS
+from penstock.program.codes import COPIES, COST_ROW, REDUCE, SEND, WORKS
 from penstock.program.instructions import Reduce
 from penstock.program.program import Program
 from penstock.schedule.orders import KINDS, B, I, W
-from penstock.simulate.costs import Costs
+from penstock.simulate.costs import Costs, with_copies
 from penstock.simulate.matched import Floats
 from penstock.simulate.recorded import Recorded
 
@@ -126,7 +126,11 @@ class _WorkSeconds:
                 )
                 self.notes[f"the mean of a stage {new}"] = None
                 return self._by(kind, way, stage, [self.all[each, stage] for each in way])
-        message = f"{KINDS[kind]} of stage {stage} was not run, and follows from nothing that was"
+        if kind >= len(KINDS) and self.costs is not None:
+            self.notes["copies to far memory as profiled"] = None
+            return float(with_copies(self.costs.action_s)[kind, stage, 0])
+        name = (*KINDS, *COPIES)[kind]
+        message = f"{name} of stage {stage} was not run, and follows from nothing that was"
         raise ProfileError(message, hint="replay a run that trains")
 
     def _by(
