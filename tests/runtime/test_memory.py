@@ -104,8 +104,8 @@ def test_peak_of_units_is_predicted_and_no_more_than_that_of_stages(schedule, op
     plan = plan_of(captured(name, FLOAT).graph, schedule, 2, 4, **options)
     cut = plan.refined(captured(name, FLOAT).graph)
     found = measured(cut, name)
-    assert found == pytest.approx(predicted(cut, name, Cluster.here(2)), rel=CLOSE)
-    assert least <= max(found) / max(predicted(plan, name, Cluster.here(2))) <= 1.01
+    assert found == pytest.approx(predicted(cut, name), rel=CLOSE)
+    assert least <= max(found) / max(predicted(plan, name)) <= 1.01
 
 
 @pytest.mark.parametrize(
