@@ -22,7 +22,7 @@ from penstock.profile.store import default_folder
 from penstock.units import GiB, format_bytes
 
 State = Literal["ok", "missing", "note"]  # without what is missing, nothing trains here
-LIBRARIES = ("numpy", "numba", "scipy", "typer", "rich", "safetensors", "fsspec")
+LIBRARIES = ("numpy", "numba", "scipy", "typer", "rich", "safetensors", "fsspec", "msgspec")
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 11)
 
 
