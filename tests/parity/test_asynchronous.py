@@ -13,6 +13,7 @@ from penstock.runtime.launch import run_processes
 from penstock.runtime.sequential import sequential
 from penstock.schedule import Schedule, find, versions
 from penstock.schedule.asynchronous import ASYNCHRONOUS, round_robin
+from tests.pairwise import pairwise
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, difference, differing, train
 
@@ -33,9 +34,9 @@ def expected(run: Run, num_steps: int) -> dict[str, torch.Tensor]:
     return sequential(run.job, program, num_steps, stages, run.captured.graph)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches", "optimizer"), pairwise(NAMES, (1, 3), ("sgd", "adamw"))
+)
 def test_thread_ranks_equal_the_sequential_definition(schedule, micro_batches, optimizer, tmp_path):
     run = run_of(schedule, optimizer, 4, micro_batches)
     outcome = train(run, tmp_path, (9,))

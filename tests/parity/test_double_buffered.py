@@ -40,8 +40,9 @@ def test_the_ten_line_loop_is_not_the_plain_one():
     assert difference(expected("gpt", "sgd", TWENTY, 4), synchronous) > 0.1
 
 
-@pytest.mark.parametrize("micro_batches", range(1, 7))
-@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("stages", "micro_batches"), [(s, m) for m in range(1, 7) for s in ((1, 4), (2, 8))[m % 2]]
+)
 def test_thread_ranks_equal_the_ten_line_loop(stages, micro_batches, tmp_path):
     optimizer = tuple(OPTIMIZERS)[(stages + micro_batches) % len(OPTIMIZERS)]
     outcome = train(run_of(optimizer, stages, micro_batches), tmp_path, (6,))
@@ -49,8 +50,10 @@ def test_thread_ranks_equal_the_ten_line_loop(stages, micro_batches, tmp_path):
     assert outcome.live_versions == (2,) * stages
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("micro_batches", range(1, 7))
+@pytest.mark.parametrize(
+    ("micro_batches", "optimizer"),
+    [(m, tuple(OPTIMIZERS)[m % len(OPTIMIZERS)]) for m in range(1, 7)],
+)
 def test_two_processes_equal_the_ten_line_loop(micro_batches, optimizer, tmp_path):
     outcome = train(run_of(optimizer, 2, micro_batches), tmp_path, (6,), run_processes)
     assert difference(outcome.weights, expected("gpt", optimizer, 6, micro_batches)) < 1e-12

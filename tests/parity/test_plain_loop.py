@@ -12,6 +12,7 @@ import torch
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.schedule import find
 from penstock.schedule.recipe import Recipe, has_window
+from tests.pairwise import pairwise
 from tests.parity.models import (
     MODELS,
     OPTIMIZERS,
@@ -45,9 +46,9 @@ def assert_equal_bits(run: Run, outcome, trained: Trained) -> None:
     assert [step.loss for step in outcome.steps] == trained.losses
 
 
-@pytest.mark.parametrize("micro_batches", range(1, 7))
-@pytest.mark.parametrize("stages", [1, 2, 4, 8])
-@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize(
+    ("schedule", "stages", "micro_batches"), pairwise(SYNCHRONOUS, (1, 2, 4, 8), range(1, 7))
+)
 def test_thread_ranks_give_the_bits_of_the_plain_loop(schedule, stages, micro_batches, tmp_path):
     optimizer = tuple(OPTIMIZERS)[(stages + micro_batches) % len(OPTIMIZERS)]
     run = run_of("dropout", torch.float32, optimizer, schedule, stages, micro_batches)
@@ -55,11 +56,14 @@ def test_thread_ranks_give_the_bits_of_the_plain_loop(schedule, stages, micro_ba
     assert_equal_bits(run, outcome, expected("dropout", torch.float32, optimizer, micro_batches))
 
 
+SIZES = (4, 1), (4, 5), (8, 3), (8, 8)  # stages, micro-batches: each schedule has two of them
 OTHERS = tuple(n for n in TRAINING if n not in SYNCHRONOUS and not has_window(Recipe(n)))
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(4, 1), (4, 5), (8, 3), (8, 8)])
-@pytest.mark.parametrize("schedule", OTHERS)
+@pytest.mark.parametrize(
+    ("schedule", "stages", "micro_batches"),
+    [(s, *size) for k, s in enumerate(OTHERS) for size in (SIZES[k % 2], SIZES[2 + k % 2])],
+)
 def test_all_other_schedules_train_the_plain_loop(schedule, stages, micro_batches, tmp_path):
     run = run_of("tied", EXACT, "sgd", schedule, stages, micro_batches)
     outcome, trained = train(run, tmp_path), expected("tied", EXACT, "sgd", micro_batches)
@@ -77,9 +81,10 @@ def test_all_other_schedules_train_the_plain_loop_in_two_processes(schedule, tmp
     assert difference(outcome.weights, plain_loop(job, STEPS, 4).weights) < 1e-11
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("micro_batches", range(1, 7))
-@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches", "optimizer"),
+    pairwise(SYNCHRONOUS, range(1, 7), tuple(OPTIMIZERS)),
+)
 def test_two_processes_give_the_bits_of_the_plain_loop(
     schedule, micro_batches, optimizer, tmp_path
 ):
