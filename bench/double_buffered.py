@@ -42,7 +42,7 @@ from bench.models import GPT, Size
 from bench.ours import Ours, lowered, rank_of
 from penstock.cluster import Cluster
 from penstock.graph.trace import Capture, capture
-from penstock.program.instructions import Edge
+from penstock.program.edges import Edge
 from penstock.program.lower import lower_schedule
 from penstock.runtime.links import measure_link
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport

@@ -41,7 +41,14 @@ def test_outcome_has_weights_losses_times_and_a_timeline(launcher):
     per_lane = {
         lane: int((outcome.timeline.spans.lanes == i).sum()) for i, lane in enumerate(LANES)
     }
-    assert per_lane == {"compute": 8, "send": 4, "receive": 0, "collective": 0, "update": 2}
+    assert per_lane == {
+        "compute": 8,
+        "send": 4,
+        "receive": 0,
+        "collective": 0,
+        "update": 2,
+        "copy": 0,
+    }
     starts = outcome.timeline.spans.starts_s
     assert starts.min() == 0.0
 

@@ -188,10 +188,10 @@ TABLE = (
     Row("unshard", Unshard, "unshard{stage}", ("stage",), "F", "joins",
         bytes="weights", lane="collective", span="unshard"),
     Row("reshard", Reshard, "reshard{stage}", ("stage",), "F", "drops", bytes="no weights"),
-    Row("offload", Offload, "{of}>far", _ACTION, "FU", "works",
-        bytes="action", lane="copy", span="offload"),
-    Row("reload", Reload, "{of}<far", _ACTION, "FU", "works",
-        bytes="action", lane="copy", span="reload"),
+    Row("offload", Offload, "{of}>far", _ACTION, "FU", "works", "sums",
+        "action", "copy", "offload"),
+    Row("reload", Reload, "{of}<far", _ACTION, "FU", "works", "sums",
+        "action", "copy", "reload"),
 )  # fmt: skip
 OPS: tuple[Op, ...] = tuple(row.name for row in TABLE)
 LANES: tuple[Lane, ...] = ("compute", "send", "receive", "collective", "update", "copy")

@@ -34,6 +34,7 @@ from penstock.program.codes import (
     SPAN_OF,
     UNSHARD,
     UPDATE,
+    WAITS_FOR_SUMS,
     WORKS,
 )
 from penstock.program.program import Program
@@ -183,7 +184,7 @@ class _Trail:
         thread, collective = self.threads[row], -1
         if not self.matched.is_measured:
             collective = self.gathers.get(row, -1)
-            collective = self.collectives[row] if reason == "update" else collective
+            collective = self.collectives[row] if WAITS_FOR_SUMS[self.code.op[row]] else collective
         free_s, over_s, rank = self.free_s[row], self._over_s(collective), self.ranks[row]
         if latest >= 0 and self.there_s[latest] > max(free_s, over_s):
             now_s = self._add("message", latest, float(self.there_s[latest]), start_s, to=rank)
