@@ -191,7 +191,7 @@ BREAKS = (
         "schedule/weight_rule.py",
         "oldest = (micro_batch - num_stages + 1) // num_micro_batches",
         "oldest = (micro_batch - num_stages) // num_micro_batches",
-        ("tests/schedule/test_weight_rule.py",),
+        ("tests/schedule/test_asynchronous.py",),
         "vertical sync a micro-batch later than it is",
     ),
     Break(
@@ -311,7 +311,7 @@ BREAKS = (
         "runtime/rates.py",
         'group["lr"] = options.get("lr", group["lr"]) * factor',
         'group["lr"] = options.get("lr", group["lr"])',
-        ("tests/parity/test_asynchronous.py", "tests/parity/test_schedulers.py"),
+        ("tests/runtime/test_weights.py",),
         "the rate of late gradients not lowered where a scheduler sets it",
     ),
     Break(

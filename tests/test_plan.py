@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,15 @@ def test_plan_that_is_saved_is_read_back(tmp_path: Path) -> None:
     for plan in (PLAN, REASONED, plan_by_hand(GRAPH, [], "gpipe", num_micro_batches=1)):
         plan.save(tmp_path / "plan.json")
         assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
+    more = {"recompute": (True, False), "offload": ("none", "activations"), "joined": 3, "early": 2}
+    more |= {"post_validation": True, "buffers": "per replica", "hosts": ("b", "a")}
+    plan = replace(REASONED, **more)
+    assert [each.name for each in fields(Plan) if getattr(plan, each.name) == each.default] == []
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
 
 
 def test_str_shows_every_decision_and_the_prediction() -> None:

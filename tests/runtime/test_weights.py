@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
 
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.cut import cut
@@ -81,6 +82,27 @@ def test_rate_is_a_factor_on_the_first_rate_and_not_on_the_last():
         weights.step(step)
         assert weights.optimizer is not None
         assert weights.optimizer.param_groups[0]["lr"] == 0.1 * factor
+
+
+@pytest.mark.parametrize(
+    ("options", "fades"),
+    [
+        ({}, 1.0),
+        ({"learning_rate": lambda step: 0.5**step}, 0.5),
+        ({"scheduler": lambda optimizer: ExponentialLR(optimizer, 0.5)}, 0.5),
+    ],
+)
+def test_factor_of_an_update_is_on_whatever_rate_its_step_has(options, fades):
+    weights, _ = mixed(lambda parameters: torch.optim.SGD(parameters, lr=0.1), **options)
+    weights.use_gradients([])
+    for step, factor in enumerate((1.0, 0.25, 1.0, 0.5)):
+        before = [flat.clone() for flat in weights.flats]
+        for flat in weights.flat_gradients:
+            flat.fill_(1.0)
+        weights.step(step, factor)
+        for old, parameter in zip(before, weights.flats, strict=True):
+            moved = (old - parameter).max().item()
+            assert moved == pytest.approx(0.1 * fades**step * factor, rel=1e-4)
 
 
 def test_a_stash_keeps_what_was_live():

@@ -1,6 +1,7 @@
 """Bounds are below what is simulated, and on plain pipelines not far below."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -70,6 +71,20 @@ def test_bounds_are_below_simulations_of_traced_models_on_unlike_devices(name: s
     judge = Judge(graph, [estimated(graph, kind, 2.0) for kind in kinds], cluster)
     for recompute in (False, True):
         check(judge, 4, recompute, lambda k: range(len(graph.cut_points))[:k])
+
+
+def test_bounds_are_below_whichever_op_is_slow() -> None:
+    """Also the sum of a tied weight's gradient, which stages that have a part each do not make."""
+    graph: Graph = trace(JOBS["tied"])
+    even = profile_of(graph, [0.0] * len(graph.nodes))
+    plan = plan_by_hand(graph, (0,), "one_f_one_b", num_micro_batches=2)
+    for slow in range(len(graph.nodes)):
+        if graph.nodes[slow].phase == "B":
+            op_s = tuple(float(op == slow) for op in range(len(graph.nodes)))
+            judge = Judge(graph, replace(even, op_s=op_s), cluster_of(2))
+            step_s = judge.candidate(plan).step_s
+            assert judge.rough(plan, "time") <= step_s
+            assert judge.bound(plan, "time") <= step_s
 
 
 def test_rough_bound_of_a_pipeline_is_its_step_but_for_messages() -> None:

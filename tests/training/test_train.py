@@ -46,8 +46,11 @@ class Ear(ps.Listener):
 def test_a_run_from_python_equals_the_plain_loop_and_goes_on(tmp_path):
     out, rows, ear, threads = tmp_path / "run", [], Ear(), torch.get_num_threads()
     asked = {"ranks": 2, "stages": 2, "schedule": "one_f_one_b", "out": out}
-    first = ps.train(small(), num_steps=3, on_step=rows.append, listener=ear, **asked)
+    written = []
+    job = replace(small(), writers=[written.append])
+    first = ps.train(job, num_steps=3, on_step=rows.append, listener=ear, **asked)
     assert [row["step"] for row in rows] == [1, 2, 3]
+    assert written == rows
     kept = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in kept] == rows
     summary = json.loads((out / "summary.json").read_text())
