@@ -221,6 +221,14 @@ def test_bad_usage_is_told_and_leaves_nothing(
     assert not out.exists() or not any(out.iterdir())
 
 
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_what_a_plan_says_is_not_asked_for_beside_it(call: Call, command: str) -> None:
+    done = call(command, f"{JOBS}:small", "--plan", "plan.json", "--stages", "2")
+    error, hint = done.refusal(2)
+    assert error == "a plan is given, and it says what --stages asks for"
+    assert hint == "leave out --plan, or --stages"
+
+
 def test_plan_for_another_model_is_refused(call: Call, tmp_path: Path) -> None:
     wish = ["--ranks", "2", "--stages", "2", "--steps", "1"]
     assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish).code == 0

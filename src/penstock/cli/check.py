@@ -44,6 +44,9 @@ def check(  # noqa: PLR0913 - the flags of the command
         asked, in_units = ask.schedule_asked(schedule), ask.units_asked(units)
         loaded = load_job(job)
         ask.check_fits(asked, loaded)
+        if plan is not None:
+            given_too = {"--stages": stages, "--replicas": replicas, "--offload": offload}
+            ask.check_left_out({**given_too, "--recompute": recompute})
         given = None if plan is None else Plan.load(plan)
         cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
         cuts = cuts._replace(offload=ask.offload_asked(offload) or "none")

@@ -1,5 +1,6 @@
 """Ask: the schedule that a flag asks for: a builder's name, with arguments, or a file."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -57,6 +58,17 @@ def check_fits(asked: str | AnySchedule | None, job: Job) -> None:
         message = f"{name_of(asked)} is of {own} micro-batches; a step of the job has {theirs}"
         hint = f"write it out for {theirs} micro-batches, or a number that divides them"
         raise PlanError(message, hint=hint)
+
+
+def check_left_out(asks: Mapping[str, object]) -> None:
+    """Raise where something is asked for, by flag, beside a plan, which says it already.
+
+    Raises:   PlanError: its flags.
+    """
+    flags = [flag for flag, value in asks.items() if value]
+    if flags:
+        hint = f"leave out --plan, or {' '.join(flags)}"
+        raise PlanError(f"a plan is given, and it says what {flags[0]} asks for", hint=hint)
 
 
 def offload_asked(text: str | None) -> Offloaded | None:

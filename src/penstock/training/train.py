@@ -82,9 +82,12 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     """
 
     def make() -> Session:
+        asks = {"--ranks": ranks, "--stages": stages, "--schedule": schedule, "--offload": offload}
         if eager and (plan or schedule or stages or units or offload):
             hint = "leave out --plan, --schedule, --stages, --units, --offload"
             raise PlanError("--eager trains without a plan", hint=hint)
+        if plan is not None:
+            ask.check_left_out(asks)
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
         folder = _folder_of(job, out)
         there = None if cluster is None else started_on(cluster)
