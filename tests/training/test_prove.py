@@ -16,9 +16,14 @@ from penstock.runtime.launch import run_processes
 from penstock.runtime.updates import Updates
 from penstock.training import digest
 from penstock.training import prove as proving
-from penstock.training.compare import compared, compared_gradients, compared_updates
+from penstock.training.compare import (
+    Difference,
+    compared,
+    compared_gradients,
+    compared_updates,
+)
 from penstock.training.plain import Plain
-from penstock.training.proof import Proof
+from penstock.training.proof import Proof, proof_of
 from penstock.training.prove import Planned, prove, prove_eager, steps_to_prove
 from penstock.typed import typed
 from tests.parity import models
@@ -297,6 +302,7 @@ NAN = math.nan
         ([NAN, 2.0], [1.0, 2.0], math.inf),
         ([1.0], [NAN], math.inf),
         ([1.0, 1.0], [1.0], math.inf),
+        ([math.inf, 1.0], [math.inf, 2.0], math.inf),
         ([], [], 0.0),
     ],
 )
@@ -323,6 +329,25 @@ def test_what_is_on_one_side_only_is_noticed():
         assert compared_gradients(found, expected).value >= 1.0
     zero = {"a": torch.ones(2), "b": torch.zeros(2)}
     assert compared_gradients(a, zero).bitwise  # no gradient is one of zeros
+
+
+@pytest.mark.parametrize(
+    ("found", "right"), [(1.0, NAN), (1.0, math.inf), (NAN, 1.0), (math.inf, 1.0), (2.0, NAN)]
+)
+def test_what_is_no_number_on_one_side_is_infinitely_far_apart(found, right):
+    one, other = {"w": torch.tensor([found, 0.5])}, {"w": torch.tensor([right, 0.5])}
+    for row in (
+        compared_updates(one, other, {"w": torch.ones(2)}),
+        compared("weights", one, other),
+    ):
+        assert (row.value, row.where) == (math.inf, "w")
+
+
+def test_a_difference_that_is_no_number_is_a_problem():
+    job = job_of("dropout", EXACT, "sgd")
+    for value in (NAN, math.inf, 1.0):
+        row = Difference("weights", "w", value, bitwise=False)
+        assert proof_of(job, (0,), (row,), (), 0.0).problem.startswith("the weight w")
 
 
 def test_gradients_that_are_zero_but_for_rounding_do_not_count():

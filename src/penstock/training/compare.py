@@ -50,7 +50,7 @@ def compared(
             continue
         bitwise = False
         scale = max(greatest(expected[name]), least_scale)
-        value = apart / scale if scale > 0 else apart
+        value = apart / scale if 0 < scale < math.inf else apart
         if not value <= worst:
             worst, where = value, name
     return Difference(what, where, worst, bitwise)
@@ -82,9 +82,10 @@ def compared_updates(
         if apart is None:
             continue
         bitwise = False
-        apart = max(0.0, apart - torch.finfo(right.dtype).eps * greatest(right))
+        if math.isfinite(apart):
+            apart = max(0.0, apart - torch.finfo(right.dtype).eps * greatest(right))
         moved = float((_wide(right) - _wide(before[name])).abs().max())
-        value = apart if apart == 0.0 or moved == 0.0 else apart / moved
+        value = apart / moved if 0 < apart < math.inf and moved > 0 else apart
         if not value <= worst:
             worst, where = value, name
     return Difference("update", where, worst, bitwise)
