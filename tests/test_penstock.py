@@ -181,6 +181,15 @@ def test_run_refuses_what_the_plan_would_not_train() -> None:
     assert ps.run(unseen, job, num_steps=1, launcher=run_threads, check=False).steps
 
 
+def test_run_refuses_early_receives_where_messages_go_by_order(
+    graph: ps.Graph, job: ps.Job, plan: ps.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ps.lower(replace(plan, early=2), graph)
+    monkeypatch.setattr("penstock.graph.trace.device_here", lambda: torch.device("cuda"))
+    with pytest.raises(PlanError, match="posted 2 computes early, and NCCL goes by order"):
+        ps.run(program, job, launcher=run_threads)
+
+
 def test_run_of_another_job_is_refused(graph: ps.Graph, plan: ps.Plan) -> None:
     with pytest.raises(GraphError, match="the job traces to graph"):
         ps.run(ps.lower(plan, graph), mlp.wider())

@@ -132,6 +132,11 @@ class Plan:
         return len(self.cuts) + 1
 
     @property
+    def offloads(self) -> bool:
+        """Return whether anything waits in far memory."""
+        return any(word != "none" for word in self.offload)
+
+    @property
     def total_ranks(self) -> int:
         """Return the number of ranks of all replicas."""
         return self.num_ranks * self.replicas

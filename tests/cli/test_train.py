@@ -165,6 +165,13 @@ def test_model_that_cannot_be_traced_trains_as_eager_data_parallel(
     assert summary["bottleneck"]["slowdown"] is None
 
 
+def test_model_that_cannot_be_traced_is_refused_what_needs_a_plan(
+    call: Call, tmp_path: Path
+) -> None:
+    wish = ["--offload", "state", "--out", str(tmp_path / "run")]
+    refused(call("train", f"{JOBS}:untraceable", *wish), 2)
+
+
 def test_slow_loader_is_named_on_the_terminal(call: Call, tmp_path: Path) -> None:
     flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--stages", "2"]
     done = call("train", f"{JOBS}:dripping", "--out", str(tmp_path / "run"), *flush)
@@ -279,9 +286,9 @@ def test_schedule_of_a_file_is_trained_proved_for_itself_and_gone_on_with(
     call: Call, tmp_path: Path
 ) -> None:
     mine, folder = tmp_path / "mine.csv", tmp_path / "run"
-    command = ["train", f"{JOBS}:dropout", "--out", str(folder), "--ranks", "2"]
+    command = ["train", f"{JOBS}:dropout", "--out", str(folder)]
     mine.write_text(ORDERS[0])
-    done = call(*command, "--schedule", str(mine), "--steps", "2")
+    done = call(*command, "--ranks", "2", "--schedule", str(mine), "--steps", "2")
     assert done.code == 0, done.err
     plan = Plan.load(folder / "plan.json")
     assert (plan.schedule, plan.schedule.name) == (load(mine), "mine")
@@ -293,7 +300,8 @@ def test_schedule_of_a_file_is_trained_proved_for_itself_and_gone_on_with(
         assert done.code == 0, done.err
         assert ("as was found before" in done.err) == before
     mine.unlink()
-    assert call(*command, "--resume", "--steps", "3").code == 0
+    done = call(*command, "--resume", "--steps", "3")
+    assert done.code == 0, done.err
     assert Plan.load(folder / "plan.json").schedule == plan.schedule
     alone = call("train", f"{JOBS}:dropout", "--out", f"{folder}-1", "--ranks", "1", "--steps", "3")
     assert alone.code == 0, alone.err

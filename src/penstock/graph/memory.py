@@ -67,8 +67,8 @@ def moved(graph: Graph, stages: Stages, stage: int) -> tuple[tuple[int, ...], ..
     shared = own.of_all(sent)
     for edge in edges:
         if edge.target == stage:
-            there = _owner(graph, stages, edge.source).of_all(_kept(graph, stages, edge.source))
             others = _owner(graph, stages, edge.source)
+            there = others.of_all(_kept(graph, stages, edge.source))
             shared |= {own.of(value) for value in edge.values if others.of(value) in there}
     groups: dict[int, list[int]] = {}
     for value in sorted(kept):

@@ -54,6 +54,6 @@ def lower_plan(
             for stage in stages.stages
         ],
     )
-    if set(plan.offload) - {"none"}:
+    if plan.offloads:
         program = offload(program, plan.offload)
     return receive_early(program, distance=plan.early) if plan.early else program

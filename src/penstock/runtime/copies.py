@@ -1,6 +1,6 @@
 """Copies: what is moved to far memory, and back, on one rank."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,9 +28,10 @@ class FarState:
         """Move all of it to far memory."""
         for parameter, state in self.optimizer.state.items():
             for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim() and not self.is_far(value):
+                if isinstance(value, Tensor) and value.dim():
                     far = self._room(parameter, key, value)
-                    state[key] = far.copy_(value)
+                    if value is not far:
+                        state[key] = far.copy_(value)
 
     def reload(self) -> None:
         """Move all of it back; what is near, as after a checkpoint was read, stays."""
@@ -40,9 +41,10 @@ class FarState:
                 near = torch.empty_like(far, device=parameter.device, pin_memory=False)
                 state[key] = near.copy_(far)
 
-    def is_far(self, value: Tensor) -> bool:
-        """Return whether a tensor of the state is in far memory."""
-        return any(value is far for far in self.room.values())
+    def near(self, held: Iterable[Tensor]) -> list[Tensor]:
+        """Return those of `held` that are not in far memory."""
+        far = {id(tensor) for tensor in self.room.values()}
+        return [tensor for tensor in held if id(tensor) not in far]
 
     def _room(self, parameter: Tensor, key: str, value: Tensor) -> Tensor:
         place = parameter, key

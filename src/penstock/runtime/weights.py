@@ -227,8 +227,8 @@ class StageWeights:
         if self.undo is not None:
             held += self.undo.held()
         if self.updates is not None:
-            far = self.far_state
-            held += [v for v in self.updates.held() if far is None or not far.is_far(v)]
+            state = self.updates.held()
+            held += state if self.far_state is None else self.far_state.near(state)
         return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
     # -- by parameter name, independent of the plan ---------------------------------------------

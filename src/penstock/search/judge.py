@@ -166,7 +166,7 @@ class Judge:
 
     def price(self, plan: Plan, alive: Sequence[int] = ()) -> Priced:
         """Return the stages of `plan`, priced; `alive` as in `costs_of`."""
-        copies = bool(set(plan.offload) - {"none"})
+        copies = plan.offloads
         key = plan.cuts, plan.recompute, tuple(alive), copies
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
@@ -199,7 +199,7 @@ class Judge:
         except GraphError:
             return 0.0
         places, counts = self.places(plan.hosts, plan.total_ranks), self._counts_of(plan)
-        if objective == "memory" and plan.offload:
+        if objective == "memory" and plan.offloads:
             return 0.0
         if objective == "memory":
             peaks = most_held(self.schedule(self.suited(plan)).orders, held)

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from penstock.program.codes import (
     COMPUTE,
     COST_ROW,
+    DROPPED_BYTES,
+    GATHERED_BYTES,
+    HOLDS,
     JOINS,
+    MESSAGE_BYTES,
     RECEIVE,
-    RESHARD,
     SEND,
-    UNSHARD,
     WAITS_FOR_SUMS,
     WORKS,
     Numbers,
@@ -290,7 +292,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                     if len(posted_s) > 0:
                         posted_s[message] = clock_s[rank]
                         _wake(int(peers[row]), POST, message, agenda)
-                elif op != RESHARD:
+                elif JOINS[op]:
                     _issue(rank, clock_s[rank], queues, agenda)
                 row += 1
             rows[rank] = row
@@ -494,16 +496,16 @@ def hold(job: Simulation, holds: Holds) -> None:
                     holds.held[rank] -= _taken(2 * stage + (kind != F), micro_batch, job, holds)
                 _note(rank, start_s, 0, holds.transient[cost, stage], holds)
                 _note(rank, now_s, holds.net[cost, stage], 0, holds)
-            elif op == RECEIVE and len(holds.message) > 0:
-                edge = int(code.edge[row])
-                holds.posted[edge * job.sizes.micro_batches + int(code.micro_batch[row])] = 1
-                _note(rank, now_s, int(holds.message[edge]), 0, holds)
             elif JOINS[op]:
                 now_s = issued_s[collective]
                 collective += 1
-                if op == UNSHARD:
-                    _note(rank, now_s, holds.unsharded[stage], 0, holds)
-            elif op == RESHARD:
+            if HOLDS[op] == MESSAGE_BYTES and len(holds.message) > 0:
+                edge = int(code.edge[row])
+                holds.posted[edge * job.sizes.micro_batches + int(code.micro_batch[row])] = 1
+                _note(rank, now_s, int(holds.message[edge]), 0, holds)
+            elif HOLDS[op] == GATHERED_BYTES:
+                _note(rank, now_s, holds.unsharded[stage], 0, holds)
+            elif HOLDS[op] == DROPPED_BYTES:
                 _note(rank, now_s, -holds.unsharded[stage], 0, holds)
 
 

@@ -47,9 +47,10 @@ def simulate(
         hint = "give the cluster too"
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     alive = weight_copies(schedule_of(plan, num_steps=program.num_steps))
-    copies = bool(set(plan.offload) - {"none"})
-    costs = costs_of(graph, stages, profiles, alive, copies=copies)
+    costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads)
     if memory is None:
-        held = [held_of(graph, stages, profile, alive, copies=copies) for profile in profiles]
+        held = [
+            held_of(graph, stages, profile, alive, copies=plan.offloads) for profile in profiles
+        ]
         memory = memory_on(held, program, places, posted=plan.early > 0)
     return simulate_costs(program, costs, cluster, memory=memory, spans=spans)

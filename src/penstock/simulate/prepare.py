@@ -10,11 +10,13 @@ from penstock.cluster import Cluster
 from penstock.errors import ClusterError
 from penstock.program.codes import (
     COMPUTE,
+    DROPPED_BYTES,
+    GATHERED_BYTES,
+    HOLDS,
     JOINS,
+    MESSAGE_BYTES,
     OPS,
-    RECEIVE,
     REDUCE,
-    RESHARD,
     SEND,
     UNSHARD,
     UPDATE,
@@ -39,7 +41,6 @@ def among(*chosen: int) -> Bools:
     return np.isin(np.arange(len(OPS)), chosen)
 
 
-SHARDING = among(UNSHARD, RESHARD)
 SENDS = among(SEND)
 
 
@@ -215,7 +216,7 @@ def _queues(
     taken_s[reduces] = np.array(reduce_s)[group[reduces]]
     if isinstance(seconds, Recorded):
         taken_s = seconds.sum_s.copy()
-    sharded = bool(SHARDING[codes.op].any())
+    sharded = bool((codes.op == UNSHARD).any())
     return kernel.Queues(
         offsets=offsets,
         group=group,
@@ -327,9 +328,10 @@ def holds_of(program: Program, memory: Memory, *, curve: bool) -> kernel.Holds:
         there = len(memory.message_bytes)
         raise ValueError(f"memory of {there} edges for a program of {len(program.edges)}")
     works = offsets_of(program, WORKS)
-    entries = np.arange(len(works)) + 2 * works + offsets_of(program, SHARDING)
+    weights = np.isin(HOLDS, (GATHERED_BYTES, DROPPED_BYTES))
+    entries = np.arange(len(works)) + 2 * works + offsets_of(program, weights)
     if len(memory.message_bytes):
-        entries += offsets_of(program, among(RECEIVE))
+        entries += offsets_of(program, HOLDS == MESSAGE_BYTES)
     size = int(entries[-1]) if curve else 0
     unsharded = memory.unsharded_bytes
     messages = len(program.edges) * program.num_micro_batches * program.num_steps

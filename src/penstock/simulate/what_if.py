@@ -212,9 +212,9 @@ def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ..
     steps = (run.program.num_steps if is_asynchronous(run.plan) else WINDOW) if several else 1
     program = lower_plan(plan, run.graph, num_steps=steps, stages=stages)
     _check_devices(run, program)
-    moves, costs = bool(set(plan.offload) - {"none"}), None
+    costs = None
     if run.profiles is not None:
-        costs = costs_of(run.graph, stages, run.profiles, copies=moves)
+        costs = costs_of(run.graph, stages, run.profiles, copies=plan.offloads)
     other = carried(run.program, run.recorded, program, costs=costs, cluster=run.cluster)
     copies = ("copies of weights as free",) if several and not is_asynchronous(run.plan) else ()
     return program, other.recorded, (*other.rests_on, *copies)

@@ -278,4 +278,4 @@ def _elsewhere(seen: _Seen, first: int, there: Sequence[str]) -> str:
     if number is None:
         return ""
     what = f"micro-batch {first + number} is another one in another process"
-    return f"{what}: its number, its name or its environment is in it"
+    return f"{what}: its number, its name, its environment or the time is in it"

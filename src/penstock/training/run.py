@@ -12,6 +12,7 @@ from penstock.runtime.run import run as run_stages
 from penstock.training.examine import examine
 from penstock.training.prove import Planned, lacks_memory, steps_to_prove
 from penstock.training.prove import prove as prove_planned
+from penstock.training.windows import check_early
 
 _MEND = "mend that; `check=False` runs it without a look"
 
@@ -35,6 +36,7 @@ def run(
     """
     origin = origin_of(program)
     check_chosen(origin.plan, job, origin.graph)
+    check_early(origin.plan)
     captured, _ = capture_of(origin.graph, job)
     steps = job.num_steps if num_steps is None else num_steps
     if check:

@@ -125,6 +125,7 @@ class Session:
             self.given_plan,
             self.wish.schedule,
             self.wish.stages,
+            self.wish.offload,
             self.there.cluster,
             self.units,
         )

@@ -53,6 +53,18 @@ def parse_every(text: str) -> Every:
     raise PlanError(message, hint="write 500 (steps), 30s, 10m or 2h")
 
 
+def check_early(plan: Plan) -> None:
+    """Raise where receives are to be posted early, and messages are matched by order.
+
+    Raises:   PlanError: on GPUs, where NCCL does that.
+    """
+    from penstock.graph.trace import device_here
+
+    if plan.early and device_here().type != "cpu":
+        message = f"receives are to be posted {plan.early} computes early, and NCCL goes by order"
+        raise PlanError(message, hint="make the plan again on these machines, or with early=0")
+
+
 def windows_of(graph: Graph, plan: Plan, steps: range, every: Sequence[int]) -> Windows:
     """Return the windows that make up `steps`, those that are left.
 
@@ -60,11 +72,7 @@ def windows_of(graph: Graph, plan: Plan, steps: range, every: Sequence[int]) -> 
     `every`, and once at the start, after a few steps that are watched for their memory.
     Raises:   PlanError: receives are to be posted early where messages are matched by order.
     """
-    from penstock.graph.trace import device_here
-
-    if plan.early and device_here().type != "cpu":
-        message = f"receives are to be posted {plan.early} computes early, and NCCL goes by order"
-        raise PlanError(message, hint="make the plan again on these machines")
+    check_early(plan)
     if not is_asynchronous(plan):
         program = lower_plan(plan, graph)
         return tuple((program, step) for step in steps)
