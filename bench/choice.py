@@ -41,12 +41,12 @@ from penstock.plan import Plan
 from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.schedule.recipe import name_of
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training import trial
 from penstock.training.choose import Choice, Machines, Searched, best
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines
-from penstock.training.settle import Care, examined
+from penstock.training.settle import CheckOptions, examined
 
 RANKS, TURNS = 2, 3
 MODELS = ("gpt", "cnn", "uneven", "small gpt")
@@ -106,11 +106,11 @@ def measured_anew(
 
 def choices_of(job: Job, there: Machines) -> tuple[dict[str, Choice], list[Choice], trial.Timer]:
     """Return the plan of each way, all that are to take turns, and what times them."""
-    laws = examined(job, "", Care(), SILENT).laws
-    captured, wish = capture(job), Wish()
-    found = best(job, wish, captured, there)
+    laws = examined(job, "", CheckOptions(), SILENT).laws
+    captured, fixed = capture(job), Fixed()
+    found = best(job, fixed, captured, there)
     timer = partial(trial.seconds_of, laws)
-    finalists = trial.finalists(found, wish, there)
+    finalists = trial.finalists(found, fixed, there)
     taken = {
         "best": fastest_predicted(found),
         "simplest": found.choice,

@@ -49,7 +49,7 @@ from penstock.profile.measure import measure
 from penstock.runtime.links import measure_link
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.schedule.recipe import name_of
-from penstock.search import Wish, evaluate, search
+from penstock.search import Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.units import format_bytes, format_seconds
 
@@ -167,7 +167,7 @@ def searched(model: Model, cluster: Cluster) -> Plan:
             cluster,
             micro_batches=traced.job.micro_batches,
             clip=traced.job.clip_norm is not None,
-            wish=Wish(ranks=RANKS),
+            fixed=Fixed(ranks=RANKS),
         )
         best.append((everything[0].step_s, replace(plan, joined=joined)))
     return min(best, key=lambda each: each[0])[1]

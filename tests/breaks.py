@@ -343,8 +343,8 @@ BREAKS = (
     Break(
         "offset_lost",
         "runtime/copies.py",
-        "t.stride(), t.storage_offset()) for v, t in values",
-        "t.stride(), 0) for v, t in values",
+        "t.stride(), t.storage_offset())\n",
+        "t.stride(), 0)\n",
         ("tests/program/test_offload.py",),
         "a view that comes back from far memory at the beginning of its storage",
     ),

@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 import penstock as ps
-from penstock.batches import Reads, read
+from penstock.batches import ReadNumbers, read
 from penstock.batches.how import Last
 from penstock.batches.reads import in_turn
 from penstock.errors import JobError
@@ -112,14 +112,14 @@ def test_workers_read_what_one_process_reads(made):
 def test_numbers_are_read_in_any_order(made):
     data = MADE[made]()
     whole = first(data(0), 20)
-    reads = Reads(2, (0, 4, 1, 5), 8, at=1)
+    reads = ReadNumbers(2, (0, 4, 1, 5), 8, at=1)
     wanted = [6, 3, 7, 10, 14, 11, 15]
     assert list(itertools.islice(reads.numbers(), 7)) == wanted
     assert first(read(data, reads), 7) == [whole[number] for number in wanted]
 
 
 def test_workers_read_numbers_in_any_order():
-    reads = Reads(1, (2, 0), 4)
+    reads = ReadNumbers(1, (2, 0), 4)
     assert first(read(MADE["drop"](workers=2), reads), 4) == first(read(MADE["drop"](), reads), 4)
 
 
@@ -136,26 +136,26 @@ class Timed:
             self.now_s += 1.0
             yield number
 
-    def read(self, reads: Reads, count: int) -> list[int]:
+    def read(self, reads: ReadNumbers, count: int) -> list[int]:
         return list(itertools.islice(in_turn(self, reads, lambda: self.now_s), count))
 
 
 def test_data_that_begins_quickly_anywhere_is_begun_where_a_number_does_not_follow():
     data = Timed(start_s=0.1)
-    assert data.read(Reads(0, (0, 1), 8), 6) == [0, 1, 8, 9, 16, 17]
+    assert data.read(ReadNumbers(0, (0, 1), 8), 6) == [0, 1, 8, 9, 16, 17]
     assert data.starts == [0, 8, 16]
     assert data.now_s == pytest.approx(6.3)
 
 
 def test_data_that_begins_slowly_is_read_on():
     data = Timed(start_s=50.0)
-    assert data.read(Reads(4, (0, 1), 8), 6) == [4, 5, 12, 13, 20, 21]
+    assert data.read(ReadNumbers(4, (0, 1), 8), 6) == [4, 5, 12, 13, 20, 21]
     assert data.starts == [4]
 
 
 def test_data_that_is_skipped_by_reading_is_not_read_again_and_again():
     data = Timed(start_s=0.0, skip_s=1.0)
-    found = data.read(Reads(4, (0, 1, 2, 3), 8), 400)
+    found = data.read(ReadNumbers(4, (0, 1, 2, 3), 8), 400)
     assert found[-4:] == [796, 797, 798, 799]
     assert data.now_s < 2000
 
@@ -163,7 +163,7 @@ def test_data_that_is_skipped_by_reading_is_not_read_again_and_again():
 def test_two_places_are_read_in_turn_by_two_iterators():
     data = Timed(start_s=50.0)
     numbers = [0, 4, 1, 5, 2, 6, 3, 7]
-    assert data.read(Reads(0, numbers, 8), 16) == numbers + [8 + number for number in numbers]
+    assert data.read(ReadNumbers(0, numbers, 8), 16) == numbers + [8 + number for number in numbers]
     assert len(data.starts) <= 2
 
 
@@ -175,14 +175,14 @@ def test_two_places_are_read_in_turn_by_two_iterators():
     st.sampled_from([0.0, 1.0]),
 )
 def test_any_numbers_are_read_as_they_are(first, places, at, start_s, skip_s):
-    reads = Reads(first, places, 10, at % len(places))
+    reads = ReadNumbers(first, places, 10, at % len(places))
     found = Timed(start_s, skip_s).read(reads, 25)
     assert found == list(itertools.islice(reads.numbers(), 25))
 
 
 def test_data_that_ends_ends_what_is_read_of_it():
-    assert list(read(lambda start: iter(range(start, 3)), Reads.all_from(1))) == [1, 2]
-    assert list(read(lambda start: iter(range(start, 3)), Reads(0, (0,), 2))) == [0, 2]
+    assert list(read(lambda start: iter(range(start, 3)), ReadNumbers.all_from(1))) == [1, 2]
+    assert list(read(lambda start: iter(range(start, 3)), ReadNumbers(0, (0,), 2))) == [0, 2]
 
 
 @pytest.mark.parametrize("made", MADE)

@@ -180,3 +180,13 @@ def test_functions_have_at_most_40_lines() -> None:
 def test_source_is_ascii() -> None:
     files = ["__init__.py", *ROOM_MODULES]
     assert [file for file in files if not (SRC / file).read_text().isascii()] == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """A leading underscore makes no other name of it."""
+    homes: dict[str, list[str]] = {}
+    for file, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(f"{file}:{node.lineno}")
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}

@@ -11,10 +11,10 @@ import torch
 import penstock as ps
 from penstock.errors import GraphError, PlanError, ProgramError
 from penstock.runtime.launch import run_threads
-from penstock.search import Wish
+from penstock.search import Fixed
 from tests.cli import mlp
 
-TWO_STAGES = Wish(ranks=2, stages=2, schedule="one_f_one_b")
+TWO_STAGES = Fixed(ranks=2, stages=2, schedule="one_f_one_b")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def profile(graph: ps.Graph) -> ps.Profile:
 
 @pytest.fixture(scope="module")
 def plan(graph: ps.Graph, profile: ps.Profile) -> ps.Plan:
-    return ps.search(graph, profile, ps.Cluster.here(2), wish=TWO_STAGES)
+    return ps.search(graph, profile, ps.Cluster.here(2), fixed=TWO_STAGES)
 
 
 def test_the_ten_lines_of_the_design_run_as_they_are_written(tmp_path: Path) -> None:

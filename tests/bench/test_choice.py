@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from bench import choice as bench
 from penstock.plan import plan_by_hand
-from penstock.search import Candidate, Found, Tally
-from penstock.training.choose import Choice, Option, Searched, Way
+from penstock.search import Candidate, SearchResult, Tally
+from penstock.training.choose import Choice, Joining, Option, Searched
 from tests.search.chains import chain
 
 GRAPH = chain([4] * 4, [4] * 4)
@@ -19,8 +19,8 @@ def searched(*ways):
     options = []
     for joined, rows in ways:
         made = tuple(Candidate(plan, seconds, (1,), 0.0) for plan, seconds in rows)
-        found = Found(made[0].plan, made, (), Tally(len(made), 0, 0, 0, 0), False)
-        options.append(Option(Way(joined, None, None, ()), found))
+        found = SearchResult(made[0].plan, made, (), Tally(len(made), 0, 0, 0, 0), False)
+        options.append(Option(Joining(joined, None, None, ()), found))
     first = options[0].choice
     return Searched(first, (), (), options[0].found.tally, tuple(options))
 

@@ -286,20 +286,20 @@ def test_micro_batches_are_joined_where_that_is_faster_and_the_plan_says_so(
 def test_micro_batches_are_not_joined_where_memory_is_the_objective(
     call: Call, machines: Path
 ) -> None:
-    wish = "--cluster", machines, "--ranks", 1, "--objective", "memory"
-    assert json.loads(call("plan", f"{MLP}:joins", *wish, "--json").out)["joined"] == 1
+    fixed = "--cluster", machines, "--ranks", 1, "--objective", "memory"
+    assert json.loads(call("plan", f"{MLP}:joins", *fixed, "--json").out)["joined"] == 1
 
 
 def test_joining_for_which_there_is_no_memory_is_refused_with_the_reason(
     call: Call, machines: Path, tmp_path: Path
 ) -> None:
-    wish = "--ranks", 1, "--objective", "memory", "--json"
-    found = json.loads(call("plan", f"{MLP}:joins", "--cluster", machines, *wish).out)
+    fixed = "--ranks", 1, "--objective", "memory", "--json"
+    found = json.loads(call("plan", f"{MLP}:joins", "--cluster", machines, *fixed).out)
     (least,) = found["predicted"]["peak_bytes"]
     cluster = Cluster.load(machines)
     small = replace(cluster, devices=(replace(cluster.devices[0], memory_bytes=least),))
     small.save(tmp_path / "small.toml")
-    done = call("plan", f"{MLP}:joins", "--cluster", tmp_path / "small.toml", *wish)
+    done = call("plan", f"{MLP}:joins", "--cluster", tmp_path / "small.toml", *fixed)
     (why,) = [d["why"] for d in json.loads(done.out)["decisions"] if d["what"] == "micro-batches"]
     assert re.fullmatch(r"every other size was refused: .* would hold \S+ \S+ of \S+ \S+", why)
 
@@ -329,8 +329,8 @@ def test_plan_for_unlike_machines_is_simulated_as_it_was_predicted(
     call: Call, tmp_path: Path, objective: str
 ) -> None:
     out = tmp_path / "plan.json"
-    wish = "--cluster", MIXED, "--objective", objective, "--stages", 2, "--out", out
-    assert call("plan", JOB, *wish).code == 0
+    fixed = "--cluster", MIXED, "--objective", objective, "--stages", 2, "--out", out
+    assert call("plan", JOB, *fixed).code == 0
     plan = Plan.load(out)
     done = call("simulate", out, "--json")
     assert plan.predicted is not None
@@ -618,8 +618,8 @@ def little_room() -> None:
 def test_plan_that_finds_no_room_leaves_nothing(
     spawn: Call, tmp_path: Path, machines: Path
 ) -> None:
-    wish = "--cluster", machines, "--ranks", 1, "--out", tmp_path / "plan.json"
-    error, _ = spawn("plan", JOB, *wish, preexec_fn=little_room).refusal(1)
+    fixed = "--cluster", machines, "--ranks", 1, "--out", tmp_path / "plan.json"
+    error, _ = spawn("plan", JOB, *fixed, preexec_fn=little_room).refusal(1)
     assert error == f"{tmp_path / 'graph.json'}: File too large"
     assert list(tmp_path.iterdir()) == []
 
@@ -632,8 +632,8 @@ def test_plan_without_room_for_its_last_file_leaves_no_new_ones(
 
     monkeypatch.setattr(Plan, "save", full)
     (tmp_path / "graph.json").write_text("older")
-    wish = "--cluster", machines, "--out", tmp_path / "plan.json"
-    error, hint = call("plan", JOB, *wish).refusal(1)
+    fixed = "--cluster", machines, "--out", tmp_path / "plan.json"
+    error, hint = call("plan", JOB, *fixed).refusal(1)
     assert error == f"{tmp_path / 'plan.json'}: No space left on device"
     assert "room" in hint
     assert [file.name for file in tmp_path.iterdir()] == ["graph.json"]
@@ -672,8 +672,8 @@ def test_cache_that_cannot_be_written_is_only_a_message(
 ) -> None:
     (tmp_path / "file").touch()
     env = {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    wish = "--cluster", machines, "--ranks", 1, "--json"
-    done: Done = spawn("plan", JOB, *wish, env=env)
+    fixed = "--cluster", machines, "--ranks", 1, "--json"
+    done: Done = spawn("plan", JOB, *fixed, env=env)
     assert done.code == 0
     json.loads(done.out)
     assert "not kept" in done.err

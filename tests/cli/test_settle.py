@@ -112,9 +112,9 @@ def test_proof_is_told_and_found_again(call: Call, tmp_path: Path) -> None:
 
 def test_two_jobs_of_one_file_are_not_taken_for_each_other(call: Call, tmp_path: Path) -> None:
     """They have the same model and numbers; only what an optimizer does tells them apart."""
-    wish = "--stages", "2", "--schedule", "one_f_one_b"
-    assert call("train", f"{ODD}:divides", "--out", str(tmp_path / "a"), *wish).code == 0
-    done = call("train", f"{ODD}:looks_across", "--out", str(tmp_path / "b"), *wish)
+    fixed = "--stages", "2", "--schedule", "one_f_one_b"
+    assert call("train", f"{ODD}:divides", "--out", str(tmp_path / "a"), *fixed).code == 0
+    done = call("train", f"{ODD}:looks_across", "--out", str(tmp_path / "b"), *fixed)
     assert "the optimizer cannot be divided into 2 stages" in done.refusal(2)[0]
 
 

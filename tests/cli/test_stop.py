@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from penstock.errors import PlanError
 from penstock.training.lock import locked
 from penstock.training.results import lines
-from penstock.training.windows import Every, parse_every
+from penstock.training.windows import CheckpointInterval, parse_every
 from tests.cli.conftest import Call
 
 JOBS = f"{Path(__file__).parent / 'training.py'}"
@@ -138,13 +138,13 @@ def test_figures_and_validations_are_in_rows_summary_report_and_progress(
 @pytest.mark.parametrize(
     ("text", "every"),
     [
-        ("500", Every(500)),
-        ("30s", Every(0, 30.0)),
-        ("10m", Every(0, 600.0)),
-        ("1.5h", Every(0, 5400.0)),
+        ("500", CheckpointInterval(500)),
+        ("30s", CheckpointInterval(0, 30.0)),
+        ("10m", CheckpointInterval(0, 600.0)),
+        ("1.5h", CheckpointInterval(0, 5400.0)),
     ],
 )
-def test_every_is_steps_or_a_time(text: str, every: Every) -> None:
+def test_every_is_steps_or_a_time(text: str, every: CheckpointInterval) -> None:
     assert parse_every(text) == every
 
 
@@ -156,10 +156,14 @@ def test_every_that_is_neither_is_refused(text: str) -> None:
 
 
 def test_asynchronous_schedules_drain_as_often_as_the_clock_would_save() -> None:
-    assert Every(7).window_steps(1.0) == 7
-    assert Every(0, 10.0).window_steps(2.0) == 5
-    assert Every(0, 10.0).window_steps(60.0) == 1
-    assert Every(0, 10.0).window_steps(1e-6) == Every(0, 10.0).window_steps(None) == 100
+    assert CheckpointInterval(7).window_steps(1.0) == 7
+    assert CheckpointInterval(0, 10.0).window_steps(2.0) == 5
+    assert CheckpointInterval(0, 10.0).window_steps(60.0) == 1
+    assert (
+        CheckpointInterval(0, 10.0).window_steps(1e-6)
+        == CheckpointInterval(0, 10.0).window_steps(None)
+        == 100
+    )
 
 
 def test_bad_interval_is_refused(call: Call, tmp_path: Path) -> None:

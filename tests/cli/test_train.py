@@ -87,9 +87,9 @@ def test_earlier_run_in_the_folder_is_moved_aside(call: Call, tmp_path: Path) ->
 def test_what_a_job_prints_does_not_spoil_the_result(
     call: Call, tmp_path: Path, command: str
 ) -> None:
-    wish = ["--stages", "2", "--schedule", "one_f_one_b"]
-    wish += ["--ranks", "2", "--out", str(tmp_path / "run")] if command == "train" else []
-    done = call(command, f"{JOBS}:chatty", *wish, "--json")
+    fixed = ["--stages", "2", "--schedule", "one_f_one_b"]
+    fixed += ["--ranks", "2", "--out", str(tmp_path / "run")] if command == "train" else []
+    done = call(command, f"{JOBS}:chatty", *fixed, "--json")
     assert done.code == 0, done.err
     assert isinstance(json.loads(done.out), dict)
     assert "made" in done.err
@@ -106,8 +106,8 @@ def test_synchronous_schedules_give_the_same_losses(
     call: Call, tmp_path: Path, schedule: str
 ) -> None:
     stages = "4" if schedule == "interleaved" else "2"
-    wish = ["--schedule", schedule, "--ranks", "2", "--stages", stages]
-    assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish).code == 0
+    fixed = ["--schedule", schedule, "--ranks", "2", "--stages", stages]
+    assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *fixed).code == 0
     alone = ["--ranks", "1", "--schedule", "one_f_one_b"]
     assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "b"), *alone).code == 0
     assert losses(tmp_path / "a") == pytest.approx(losses(tmp_path / "b"), rel=1e-6)
@@ -117,19 +117,19 @@ def test_synchronous_schedules_give_the_same_losses(
 def test_resumed_run_goes_on_as_if_it_had_not_stopped(
     call: Call, tmp_path: Path, schedule: str
 ) -> None:
-    wish = ["--schedule", schedule, "--ranks", "2", "--stages", "2"]
+    fixed = ["--schedule", schedule, "--ranks", "2", "--stages", "2"]
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    assert call("train", f"{JOBS}:small", "--out", whole, *wish).code == 0
-    assert call("train", f"{JOBS}:small", "--out", parts, "--steps", "2", *wish).code == 0
+    assert call("train", f"{JOBS}:small", "--out", whole, *fixed).code == 0
+    assert call("train", f"{JOBS}:small", "--out", parts, "--steps", "2", *fixed).code == 0
     assert call("train", f"{JOBS}:small", "--out", parts, "--resume").code == 0
     assert losses(Path(parts)) == losses(Path(whole))
 
 
 def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_path: Path) -> None:
-    wish = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2", "--no-check"]
+    fixed = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2", "--no-check"]
     whole, parts, job = str(tmp_path / "whole"), str(tmp_path / "parts"), f"{JOBS}:small"
-    assert call("train", job, "--out", whole, *wish).code == 0
-    done = call("train", job, "--out", parts, "--steps", "2", "--units", "block", *wish)
+    assert call("train", job, "--out", whole, *fixed).code == 0
+    done = call("train", job, "--out", parts, "--steps", "2", "--units", "block", *fixed)
     assert done.code == 0, done.err
     plan = Plan.load(tmp_path / "parts" / "plan.json")
     assert plan.num_stages > 2
@@ -143,8 +143,8 @@ def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_pat
 
 
 def test_pipemare_begins_with_synchronous_steps(call: Call, tmp_path: Path) -> None:
-    wish = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2"]
-    done = call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish, "--steps", "9")
+    fixed = ["--schedule", "pipemare", "--ranks", "2", "--stages", "2"]
+    done = call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *fixed, "--steps", "9")
     assert done.code == 0, done.err
     flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--stages", "2"]
     call("train", f"{JOBS}:small", "--out", str(tmp_path / "b"), *flush, "--steps", "9")
@@ -168,8 +168,8 @@ def test_model_that_cannot_be_traced_trains_as_eager_data_parallel(
 def test_model_that_cannot_be_traced_is_refused_what_needs_a_plan(
     call: Call, tmp_path: Path
 ) -> None:
-    wish = ["--offload", "state", "--out", str(tmp_path / "run")]
-    refused(call("train", f"{JOBS}:untraceable", *wish), 2)
+    fixed = ["--offload", "state", "--out", str(tmp_path / "run")]
+    refused(call("train", f"{JOBS}:untraceable", *fixed), 2)
 
 
 def test_slow_loader_is_named_on_the_terminal(call: Call, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def refused(done: Done, code: int) -> None:
 def test_failure_of_a_rank_ends_the_run_with_its_error(
     call: Call, tmp_path: Path, name: str, words: str
 ) -> None:
-    wish = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b", "--no-check"]
-    done = call("train", f"{JOBS}:{name}", "--out", str(tmp_path / "run"), *wish)
+    fixed = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b", "--no-check"]
+    done = call("train", f"{JOBS}:{name}", "--out", str(tmp_path / "run"), *fixed)
     refused(done, 1)
     assert words in done.err
     assert not list((tmp_path / "run").rglob(".step-*"))
@@ -237,8 +237,8 @@ def test_what_a_plan_says_is_not_asked_for_beside_it(call: Call, command: str) -
 
 
 def test_plan_for_another_model_is_refused(call: Call, tmp_path: Path) -> None:
-    wish = ["--ranks", "2", "--stages", "2", "--steps", "1"]
-    assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *wish).code == 0
+    fixed = ["--ranks", "2", "--stages", "2", "--steps", "1"]
+    assert call("train", f"{JOBS}:small", "--out", str(tmp_path / "a"), *fixed).code == 0
     plan = str(tmp_path / "a" / "plan.json")
     done = call("train", f"{JOBS}:dropout", "--plan", plan, "--out", str(tmp_path / "b"))
     refused(done, 2)
@@ -247,8 +247,8 @@ def test_plan_for_another_model_is_refused(call: Call, tmp_path: Path) -> None:
 
 def test_damaged_checkpoint_is_refused_and_kept(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    wish = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
-    assert call("train", f"{JOBS}:small", "--out", str(out), "--steps", "1", *wish).code == 0
+    fixed = ["--ranks", "2", "--stages", "2", "--schedule", "one_f_one_b"]
+    assert call("train", f"{JOBS}:small", "--out", str(out), "--steps", "1", *fixed).code == 0
     (part, *_) = out.glob("checkpoints/*/rank-0.safetensors")
     part.write_bytes(part.read_bytes()[:100])
     refused(call("train", f"{JOBS}:small", "--out", str(out), "--resume"), 2)

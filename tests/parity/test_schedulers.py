@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import (
 from penstock.errors import JobError, RunError
 from penstock.runtime.launch import run_processes
 from penstock.runtime.optimizer import undividable
-from penstock.runtime.rates import Schedule
+from penstock.runtime.rates import JobScheduler
 from tests.parity.optimizing import (
     STEPS,
     Custom,
@@ -125,7 +125,7 @@ def test_stages_that_are_late_have_the_rates_of_their_own_steps(tmp_path):
 def test_an_old_step_has_the_options_that_it_had():
     """Also long after, and where they are changed in place."""
     optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(1.0))
-    schedule = Schedule(job_of(SGD, scheduler=lambda o: ExponentialLR(o, 0.9)), optimizer)
+    schedule = JobScheduler(job_of(SGD, scheduler=lambda o: ExponentialLR(o, 0.9)), optimizer)
     for step in (3, 0, 1, 200, 199, 2):
         assert float(schedule.options(step)[0]["lr"]) == pytest.approx(0.9**step)
 

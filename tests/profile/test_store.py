@@ -14,7 +14,7 @@ from penstock.cluster import Link
 from penstock.graph.trace import capture
 from penstock.profile import Profile, measure
 from penstock.profile.store import (
-    Wanted,
+    ProfileKey,
     default_folder,
     find,
     keep,
@@ -24,7 +24,7 @@ from penstock.profile.store import (
 )
 from tests.cli import mlp
 
-WANTED = Wanted("0123", "sgd", 1, "cpu", "torch 2")
+WANTED = ProfileKey("0123", "sgd", 1, "cpu", "torch 2")
 PROFILE = Profile(
     graph="0123",
     device="cpu",

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batches import Reads
+from penstock.batches import ReadNumbers
 from penstock.errors import RunError
 from penstock.graph.cut import cut
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -107,7 +107,7 @@ def test_replicas_read_different_micro_batches():
             """Data that is asked for the numbers that its rank reads, and for no others."""
 
             def __call__(self, start):
-                return self.picked(Reads.all_from(start))
+                return self.picked(ReadNumbers.all_from(start))
 
             def picked(self, reads):
                 for index in reads.numbers():

@@ -13,9 +13,9 @@ from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.program.of_plan import lower
 from penstock.runtime import buffers
-from penstock.runtime.buffers import BufferLaw, buffer_laws, check_chosen, wish_for
+from penstock.runtime.buffers import BufferLaw, buffer_laws, check_chosen, fixed_for
 from penstock.runtime.launch import run_threads
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training.run import run
 
 WIDTH = 5
@@ -309,22 +309,22 @@ JOB = job_of(lambda: nn.Linear(WIDTH, WIDTH))
 
 
 def test_a_wish_is_narrowed_only_by_what_needs_order():
-    wish = Wish(ranks=4)
-    assert wish_for(JOB, {}, wish) == (wish, None)
-    same, decision = wish_for(JOB, CARRIED, wish)
-    assert (same, decision.value, decision.by) == (wish, "exact", "only choice")
+    fixed = Fixed(ranks=4)
+    assert fixed_for(JOB, {}, fixed) == (fixed, None)
+    same, decision = fixed_for(JOB, CARRIED, fixed)
+    assert (same, decision.value, decision.by) == (fixed, "exact", "only choice")
     assert "a, b (0.9 * old + new); n (1 * old + new); last (the newest)" in decision.why
-    fit, decision = wish_for(JOB, {**CARRIED, "u": BufferLaw(None, "the loss reads it")}, wish)
-    assert (fit, decision.value) == (replace(wish, buffers="one copy"), "one copy")
+    fit, decision = fixed_for(JOB, {**CARRIED, "u": BufferLaw(None, "the loss reads it")}, fixed)
+    assert (fit, decision.value) == (replace(fixed, buffers="one copy"), "one copy")
     assert decision.why.endswith("order: u (in order: the loss reads it)")
 
 
 def test_a_job_may_leave_each_replica_its_own():
     job = replace(JOB, buffers="per replica")
-    fit, decision = wish_for(job, CARRIED, Wish())
-    own = Wish(buffers="per replica")
+    fit, decision = fixed_for(job, CARRIED, Fixed())
+    own = Fixed(buffers="per replica")
     assert (fit, decision.value, decision.by) == (own, "per replica", "user")
-    fit, _ = wish_for(job, {"u": BufferLaw(None, "why")}, Wish())
+    fit, _ = fixed_for(job, {"u": BufferLaw(None, "why")}, Fixed())
     assert fit == replace(own, in_order=True)
     with pytest.raises(JobError, match=r"Job\.buffers is 'synchronised'"):
         replace(JOB, buffers="synchronised")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.runtime import checkpoint
-from penstock.runtime.control import Control, LocalBoard, Order, StoreBoard
+from penstock.runtime.control import Command, Control, LocalBoard, StoreBoard
 from penstock.runtime.launch import run_processes, run_threads
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, differing, train, windows
@@ -73,17 +73,17 @@ def test_ranks_that_run_apart_obey_the_same_orders(kind, seed, monkeypatch):
 
 def test_the_first_rank_at_a_place_decides_for_all():
     with closing(LocalBoard()) as board:
-        assert board.agree(Order(3, "save", 4)).do == "save"
-        assert board.agree(Order(3, "stop", 4)).do == "save"
-        assert board.agree(Order(2, "stop", 3)).do == "go"  # all have passed it
-        assert board.agree(Order(4, "go", 5)).do == "go"
+        assert board.agree(Command(3, "save", 4)).do == "save"
+        assert board.agree(Command(3, "stop", 4)).do == "save"
+        assert board.agree(Command(2, "stop", 3)).do == "go"  # all have passed it
+        assert board.agree(Command(4, "go", 5)).do == "go"
     make = stores()
     first, late = make(), make()
-    assert first.agree(Order(8, "save", 12)) == (8, "save", 12)
-    assert late.agree(Order(5, "stop", 6)) == (5, "go", 8)
-    assert late.agree(Order(8, "stop", 9)) == (8, "save", 12)
-    assert late.agree(Order(12, "stop", 13)) == (12, "stop", 13)
-    assert first.agree(Order(12, "go", 40)) == (12, "stop", 13)
+    assert first.agree(Command(8, "save", 12)) == (8, "save", 12)
+    assert late.agree(Command(5, "stop", 6)) == (5, "go", 8)
+    assert late.agree(Command(8, "stop", 9)) == (8, "save", 12)
+    assert late.agree(Command(12, "stop", 13)) == (12, "stop", 13)
+    assert first.agree(Command(12, "go", 40)) == (12, "stop", 13)
 
 
 def test_a_checkpoint_is_due_by_the_clock_since_the_last_one(monkeypatch):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.runtime.transport import TensorSpec, roster, segment
-from penstock.runtime.transport.segment import LINE_WORDS, Segment
+from penstock.runtime.transport.segment import LINE_WORDS, SharedSegment
 from penstock.runtime.transport.shared_memory import available, host_key
 from tests.runtime.left import SHARED, names_in, stays_in
 from tests.runtime.transport_ranks import Outcome, errors, run_shared_memory, values
@@ -351,31 +351,31 @@ def test_host_key_is_that_of_the_host():
 
 
 def test_segment_is_seen_by_whoever_opens_it_and_by_nobody_after_close():
-    made = Segment.make(2 * LINE_WORDS)
-    opened = Segment.open(made.address, 2 * LINE_WORDS)
+    made = SharedSegment.make(2 * LINE_WORDS)
+    opened = SharedSegment.open(made.address, 2 * LINE_WORDS)
     made.words[LINE_WORDS] = 7
     assert opened.words[LINE_WORDS] == 7
     assert opened.bytes[4 * LINE_WORDS] == 7
     made.close()
     made.close()
     with pytest.raises(OSError, match=r"/proc/|does not hold"):
-        Segment.open(made.address, 2 * LINE_WORDS)
+        SharedSegment.open(made.address, 2 * LINE_WORDS)
     assert opened.words[LINE_WORDS] == 7
 
 
 def test_wrong_segment_is_not_taken_for_the_right_one():
-    made, other = Segment.make(LINE_WORDS), Segment.make(LINE_WORDS)
+    made, other = SharedSegment.make(LINE_WORDS), SharedSegment.make(LINE_WORDS)
     pid, fd, _ = made.address.split()
     with pytest.raises(OSError, match="does not hold the segment of 64 bytes"):
-        Segment.open(f"{pid} {fd} {other.address.split()[2]}", LINE_WORDS)
+        SharedSegment.open(f"{pid} {fd} {other.address.split()[2]}", LINE_WORDS)
     with pytest.raises(OSError, match="does not hold the segment of 128 bytes"):
-        Segment.open(made.address, 2 * LINE_WORDS)
+        SharedSegment.open(made.address, 2 * LINE_WORDS)
     for one in (made, other):
         one.close()
 
 
 def test_sleep_ends_at_once_if_the_word_has_changed():
-    made = Segment.make(LINE_WORDS)
+    made = SharedSegment.make(LINE_WORDS)
     made.words[8] = 5
     segment.sleep_while(made.address_of(8), 4, 3600.0)
     segment.sleep_while(made.address_of(8), 5, 0.001)

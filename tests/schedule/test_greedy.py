@@ -37,13 +37,13 @@ def least(placement, num_ranks):
 
 @given(placements(), kinds, st.integers(0, 4), st.integers(0, 3), st.booleans(), st.data())
 def test_every_placement_priority_and_limit_gives_a_schedule(
-    placed, wishes, room, patience, split, data
+    placed, variants, room, patience, split, data
 ):
     """And a schedule is complete and runs to its end, or it would not exist."""
     placement, num_ranks = placed
     limit = least(placement, num_ranks) + room
     ahead = limit - data.draw(st.integers(0, room))
-    rules = Rules(prefer(wishes, placement.shape), limit, ahead, patience / 2)
+    rules = Rules(prefer(variants, placement.shape), limit, ahead, patience / 2)
     times = Seconds(*data.draw(st.tuples(seconds, seconds, seconds)), data.draw(st.integers(0, 3)))
     made = Schedule(*placement.shape, greedy(placement, times, [rules], split=split).orders)
     assert (made.ranks == placement).all()
@@ -52,9 +52,9 @@ def test_every_placement_priority_and_limit_gives_a_schedule(
 
 
 @given(placements(), kinds, seconds, seconds, seconds, st.integers(0, 5))
-def test_step_is_what_the_simulator_says(placed, wishes, f, i, w, message_s):
+def test_step_is_what_the_simulator_says(placed, variants, f, i, w, message_s):
     placement, num_ranks = placed
-    rules = Rules(prefer(wishes, placement.shape), np.full(num_ranks, NO_LIMIT))
+    rules = Rules(prefer(variants, placement.shape), np.full(num_ranks, NO_LIMIT))
     result = greedy(placement, Seconds(f, i, w, message_s), [rules])
     made = Schedule(*placement.shape, result.orders)
     if all(len(ranks) == 1 for ranks in made.stage_ranks):  # else gradients are reduced as well
@@ -63,9 +63,9 @@ def test_step_is_what_the_simulator_says(placed, wishes, f, i, w, message_s):
 
 
 @given(placements(), kinds, seconds, seconds, seconds)
-def test_no_rank_idles_while_it_could_start_something(placed, wishes, f, i, w):
+def test_no_rank_idles_while_it_could_start_something(placed, variants, f, i, w):
     placement, num_ranks = placed
-    rules = Rules(prefer(wishes, placement.shape), np.full(num_ranks, NO_LIMIT))
+    rules = Rules(prefer(variants, placement.shape), np.full(num_ranks, NO_LIMIT))
     made = Schedule(*placement.shape, greedy(placement, Seconds(f, i, w), [rules]).orders)
     spans, _ = run(list(made.orders), placement.shape[1], costs(f, i, w))
     ended = {span.action: span.end for rank in spans for span in rank}
@@ -141,7 +141,7 @@ def test_whole_backward_takes_both_halves():
 def test_of_several_rules_the_best_is_taken_the_first_of_equals(placed, f, i, w):
     placement, num_ranks = placed
     free = np.full(num_ranks, NO_LIMIT)
-    rules = [Rules(prefer(wish, placement.shape), free) for wish in ("WFI", "FIW", "IFW")]
+    rules = [Rules(prefer(fixed, placement.shape), free) for fixed in ("WFI", "FIW", "IFW")]
     alone = [greedy(placement, Seconds(f, i, w), [each]) for each in rules]
     best = min(alone, key=lambda result: result.step_s)
     assert greedy(placement, Seconds(f, i, w), rules) == best

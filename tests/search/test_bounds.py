@@ -14,7 +14,7 @@ from penstock.plan import plan_by_hand
 from penstock.profile.estimate import estimated
 from penstock.search import Candidate
 from penstock.search.judge import Judge
-from penstock.search.shapes import Wish, shapes
+from penstock.search.shapes import Fixed, shapes
 from tests.graph.zoo import JOBS
 from tests.search.chains import chain, chains, cluster_of, profile_of
 
@@ -24,7 +24,7 @@ OBJECTIVES = "time", "cost", "memory"
 
 def check(judge: Judge, count: int, recompute: bool, cuts_of) -> None:
     """Check the bounds of a plan of each shape."""
-    for shape in shapes(judge.graph, judge.cluster, count, Wish()):
+    for shape in shapes(judge.graph, judge.cluster, count, Fixed()):
         plan = plan_by_hand(
             judge.graph,
             cuts_of(shape.stages - 1),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.plan import Plan, plan_by_hand
-from penstock.search import Wish, search
+from penstock.search import Fixed, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.field import Effort, Field
 from penstock.search.judge import Judge
@@ -25,21 +25,21 @@ def test_recompute_rescues_a_plan_that_does_not_fit() -> None:
     profile = profile_of(graph, [1] * 8)
     sizes = []
     for recompute in (False, True):
-        wish = Wish(ranks=2, stages=2, recompute=recompute, schedule="gpipe")
-        plan, *_ = search(graph, profile, cluster_of(2), micro_batches=8, wish=wish)
+        fixed = Fixed(ranks=2, stages=2, recompute=recompute, schedule="gpipe")
+        plan, *_ = search(graph, profile, cluster_of(2), micro_batches=8, fixed=fixed)
         sizes.append(max(plan.predicted.peak_bytes))
     keeping, again = sizes
     assert again < keeping
     tight = cluster_of(2, memory_bytes=keeping - 1)
-    wish = Wish(ranks=2, stages=2, schedule="gpipe")
-    plan, found, *_ = search(graph, profile, tight, micro_batches=8, wish=wish)
+    fixed = Fixed(ranks=2, stages=2, schedule="gpipe")
+    plan, found, *_ = search(graph, profile, tight, micro_batches=8, fixed=fixed)
     assert plan.recompute == (False, True)  # rank 0 has room: its stage lacks the loss
     assert [c.plan.recompute for c in found if c.refused] == [(False, False)]
     (reason,) = [d for d in plan.decisions if d.what == "recompute"]
     assert reason.value == "stages 1"
     assert reason.why.startswith("the best otherwise (1 x 2 stages, gpipe, recompute): ")
     none = cluster_of(2, memory_bytes=again)
-    plan, *_ = search(graph, profile, none, micro_batches=8, wish=wish)
+    plan, *_ = search(graph, profile, none, micro_batches=8, fixed=fixed)
     assert plan.recompute == (True, True)
     (why,) = [d.why for d in plan.decisions if d.what == "recompute"]
     assert why.startswith("every other recompute was refused: rank 0 would hold")

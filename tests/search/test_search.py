@@ -15,11 +15,11 @@ from penstock.plan import Plan, Prediction, plan_by_hand
 from penstock.profile import Profile
 from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.schedule.recipe import name_of
-from penstock.search import Candidate, Wish, evaluate, search
+from penstock.search import Candidate, Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
 from penstock.search.judge import Judge
-from penstock.search.search import Found
+from penstock.search.search import SearchResult
 from penstock.search.shapes import shapes as all_shapes
 from tests.search.chains import (
     SIX,
@@ -94,8 +94,8 @@ def test_best_is_no_worse_than_any_candidate_and_its_figures_are_its_simulation(
 ) -> None:
     graph, profile = pair
     cluster = cluster_of(ranks, link=SLOW, usd_per_hour=3.0)
-    wish = {"micro_batches": count, "objective": objective, "prune": False}
-    plan, found, *_ = search(graph, profile, cluster, **wish)
+    fixed = {"micro_batches": count, "objective": objective, "prune": False}
+    plan, found, *_ = search(graph, profile, cluster, **fixed)
     assert found[0].score(objective) == min(c.score(objective) for c in found)
     assert plan == replace(found[0].plan, decisions=plan.decisions, predicted=plan.predicted)
     for candidate in found:
@@ -163,7 +163,7 @@ def test_plan_and_its_reasons_are_those_of_simulating_everything(  # noqa: PLR09
     usd_per_hour = 3.0 * priced
     cluster = cluster_of(ranks, link=link, usd_per_hour=usd_per_hour, memory_bytes=memory_bytes)
 
-    def found(prune: bool) -> Found | None:
+    def found(prune: bool) -> SearchResult | None:
         try:
             return search(
                 graph,
@@ -276,8 +276,8 @@ def test_one_micro_batch_cannot_be_shared_by_replicas() -> None:
 def test_step_of_an_asynchronous_schedule_is_what_one_more_step_adds() -> None:
     graph = chain([1, 1, 1], [1, 1, 1])
     profile = profile_of(graph, [1, 1, 1])
-    wish = Wish(schedule="double_buffered", ranks=3, stages=3)
-    plan, *_ = search(graph, profile, cluster_of(3), micro_batches=4, wish=wish)
+    fixed = Fixed(schedule="double_buffered", ranks=3, stages=3)
+    plan, *_ = search(graph, profile, cluster_of(3), micro_batches=4, fixed=fixed)
     assert plan.predicted.step_s == pytest.approx(4 * 3)  # no bubble between steps
     _, timeline = evaluate(graph, profile, cluster_of(3), plan)
     assert {span.micro_batch for span in timeline.spans if span.kind == "F"} == set(range(8 * 4))
@@ -290,9 +290,9 @@ WIDE = chain([10, 10], [100, 100])
 WIDE_PROFILE = profile_of(WIDE, [1, 1])
 
 
-def peak(memory_bytes: int, **wish) -> Candidate:
+def peak(memory_bytes: int, **fixed) -> Candidate:
     cluster = cluster_of(1, memory_bytes=memory_bytes)
-    return search(WIDE, WIDE_PROFILE, cluster, micro_batches=2, wish=Wish(**wish))[1][0]
+    return search(WIDE, WIDE_PROFILE, cluster, micro_batches=2, fixed=Fixed(**fixed))[1][0]
 
 
 def test_plan_that_does_not_fit_is_refused_with_its_bytes() -> None:
@@ -310,20 +310,22 @@ def test_nothing_fits_in_too_little_memory() -> None:
 # -- wishes -------------------------------------------------------------------------------------
 
 
-def shapes_of_wish(wish: Wish) -> list[tuple[int, int]]:
+def shapes_of_wish(fixed: Fixed) -> list[tuple[int, int]]:
     """Return the (replicas, ranks of a pipeline) that a wish leaves, on 3 ranks."""
     found = []
     for replicas, depth in itertools.product(range(1, 4), repeat=2):
-        makes = [find(wish.schedule)] if wish.schedule else TRAINING if depth > 1 else [one_f_one_b]
-        fits = replicas * depth in ((wish.ranks,) if wish.ranks else (1, 2, 3))
-        if not fits or wish.replicas not in (None, replicas):
+        makes = (
+            [find(fixed.schedule)] if fixed.schedule else TRAINING if depth > 1 else [one_f_one_b]
+        )
+        fits = replicas * depth in ((fixed.ranks,) if fixed.ranks else (1, 2, 3))
+        if not fits or fixed.replicas not in (None, replicas):
             continue
-        if wish.schedule and depth == 1 and (wish.ranks or 3) // (wish.replicas or 1) > 1:
+        if fixed.schedule and depth == 1 and (fixed.ranks or 3) // (fixed.replicas or 1) > 1:
             continue  # who wants a schedule wants a pipeline
-        tried = itertools.product(makes, [wish.stages] if wish.stages else range(1, 7))
+        tried = itertools.product(makes, [fixed.stages] if fixed.stages else range(1, 7))
         several = {make for make in makes if "num_ranks" in inspect.signature(make).parameters}
         if any(
-            (stages >= 2 * depth or wish.stages or make not in several)
+            (stages >= 2 * depth or fixed.stages or make not in several)
             and stages <= 6
             and builds(make, stages, 6 // replicas, depth)
             for make, stages in tried
@@ -340,16 +342,16 @@ def shapes_of_wish(wish: Wish) -> list[tuple[int, int]]:
     st.none() | st.booleans(),
 )
 def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute) -> None:
-    wish = Wish(ranks, replicas, stages, schedule, recompute)
+    fixed = Fixed(ranks, replicas, stages, schedule, recompute)
     if schedule == "forward_only":
         with pytest.raises(PlanError, match="cannot train"):
-            search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+            search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, fixed=fixed)
         return
-    if not shapes_of_wish(wish):
+    if not shapes_of_wish(fixed):
         with pytest.raises(PlanError, match=r"no plan fits |stages need \d+ cut points"):
-            search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+            search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, fixed=fixed)
         return
-    plan, found, *_ = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+    plan, found, *_ = search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, fixed=fixed)
     for each in (plan, *(candidate.plan for candidate in found)):
         assert ranks in (None, each.total_ranks)
         assert replicas in (None, each.replicas)
@@ -363,58 +365,68 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "fixed",
     [
-        Wish(ranks=4),
-        Wish(ranks=0),
-        Wish(replicas=4),
-        Wish(ranks=3, replicas=1, stages=2),
+        Fixed(ranks=4),
+        Fixed(ranks=0),
+        Fixed(replicas=4),
+        Fixed(ranks=3, replicas=1, stages=2),
     ],
 )
-def test_wish_that_cannot_be_is_refused_with_its_values(wish: Wish) -> None:
+def test_wish_that_cannot_be_is_refused_with_its_values(fixed: Fixed) -> None:
     with pytest.raises(PlanError, match=r"no plan fits .*: 3 ranks, 5 cut points, 6 micro"):
-        search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+        search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, fixed=fixed)
 
 
 @pytest.mark.parametrize(
-    ("wish", "message", "hint"),
+    ("fixed", "message", "hint"),
     [
-        (Wish(stages=7), "7 stages need 6 cut points; the model has 5", "at most 6 stages"),
-        (Wish(schedule="gpipe", stages=4), "no plan fits stages 4, schedule gpipe", "--ranks 4"),
+        (Fixed(stages=7), "7 stages need 6 cut points; the model has 5", "at most 6 stages"),
+        (
+            Fixed(schedule="gpipe", stages=4),
+            "no plan fits stages 4, schedule gpipe",
+            "--ranks 4",
+        ),
     ],
 )
-def test_refusal_says_what_would_fit(wish: Wish, message: str, hint: str) -> None:
+def test_refusal_says_what_would_fit(fixed: Fixed, message: str, hint: str) -> None:
     with pytest.raises(PlanError, match=message) as caught:
-        search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+        search(SIX, SIX_PROFILE, cluster_of(3), micro_batches=6, fixed=fixed)
     assert hint in caught.value.hint
 
 
 def test_wish_for_a_schedule_that_does_not_train_is_refused() -> None:
     with pytest.raises(PlanError, match="forward_only has no backward pass: it cannot train"):
-        search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule="forward_only"))
+        search(
+            SIX,
+            SIX_PROFILE,
+            cluster_of(2),
+            micro_batches=2,
+            fixed=Fixed(schedule="forward_only"),
+        )
 
 
 def test_wish_for_a_schedule_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ScheduleError, match="two_f"):
-        search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule="two_f"))
+        search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=2, fixed=Fixed(schedule="two_f"))
 
 
-@pytest.mark.parametrize("wish", [Wish(buffers="one copy"), Wish(in_order=True, replicas=2)])
-def test_stages_have_one_copy_if_that_is_wished(wish: Wish) -> None:
+@pytest.mark.parametrize("fixed", [Fixed(buffers="one copy"), Fixed(in_order=True, replicas=2)])
+def test_stages_have_one_copy_if_that_is_wished(fixed: Fixed) -> None:
     cluster = cluster_of(4)
-    made = list(all_shapes(SIX, cluster, 4, Wish(replicas=wish.replicas)))
-    kept = list(all_shapes(SIX, cluster, 4, wish))
+    made = list(all_shapes(SIX, cluster, 4, Fixed(replicas=fixed.replicas)))
+    kept = list(all_shapes(SIX, cluster, 4, fixed))
     left = {name_of(shape.schedule) for shape in made} - {name_of(s.schedule) for s in kept}
     assert {"chimera", "bitpipe", "dual_pipe"} <= left
     assert {"one_f_one_b", "interleaved", "zb_h1", "dual_pipe_v"} <= {
         name_of(s.schedule) for s in kept
     }
-    assert {shape.replicas for shape in kept} == {wish.replicas or 1}
-    plan = search(SIX, SIX_PROFILE, cluster, micro_batches=4, wish=wish).plan
-    assert plan.buffers == wish.buffers
-    asked = replace(wish, schedule="chimera")
+    assert {shape.replicas for shape in kept} == {fixed.replicas or 1}
+    plan = search(SIX, SIX_PROFILE, cluster, micro_batches=4, fixed=fixed).plan
+    assert plan.buffers == fixed.buffers
+    asked = replace(fixed, schedule="chimera")
     with pytest.raises(PlanError, match=r"schedule chimera, (one copy of each|micro-batches in)"):
-        search(SIX, SIX_PROFILE, cluster, micro_batches=4, wish=asked)
+        search(SIX, SIX_PROFILE, cluster, micro_batches=4, fixed=asked)
 
 
 def test_asynchronous_schedules_are_tried_only_if_wished() -> None:

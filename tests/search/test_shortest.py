@@ -14,7 +14,7 @@ from penstock.schedule import (
     v_min,
     zb_greedy,
 )
-from penstock.search.shortest import Given, anneal, built_in, least_s, timed
+from penstock.search.shortest import Requirements, anneal, built_in, least_s, timed
 
 BUILDERS = [m for m in SCHEDULES if not m(2, 2).has_updates and m.__name__ != "forward_only"]
 
@@ -75,7 +75,7 @@ def test_annealed_is_no_longer_and_holds_no_more(case, more):
     start, seconds = case
     limit = max(peak_activations(start)) + more
     sizes = start.num_stages, start.num_micro_batches, start.num_ranks
-    found = anneal([start], Given(*sizes, limit, seconds), lambda: True)
+    found = anneal([start], Requirements(*sizes, limit, seconds), lambda: True)
     assert found.step_s == pytest.approx(played_s(found.schedule, seconds))
     assert found.step_s <= played_s(start, seconds) + 1e-9
     assert max(peak_activations(found.schedule)) <= limit
@@ -89,7 +89,7 @@ def test_rounds_go_on_until_it_is_over_from_each_start_in_turn():
         asked.append(1)
         return len(asked) == 2
 
-    given_to = Given(8, 8, 4, 6, Seconds())
+    given_to = Requirements(8, 8, 4, 6, Seconds())
     found = anneal(starts, given_to, is_over)
     assert len(asked) == 2
     assert found.step_s <= min(played_s(start, Seconds()) for start in starts)
@@ -97,14 +97,14 @@ def test_rounds_go_on_until_it_is_over_from_each_start_in_turn():
 
 def test_each_start_has_a_round():
     starts = [interleaved(8, 8, num_ranks=4), v_half(8, 8)]  # the first keeps its backwards whole
-    found = anneal(starts, Given(8, 8, 4, 11, Seconds()), lambda: True)
+    found = anneal(starts, Requirements(8, 8, 4, 11, Seconds()), lambda: True)
     assert found.schedule.stage_ranks == starts[1].stage_ranks
     assert found.step_s < played_s(starts[0], Seconds())
 
 
 def test_built_in_ones_are_made_for_what_is_given_and_fit():
     seconds = Seconds((1.0, 2.0, 1.0, 3.0), 2.0, 1.0, 0.5)
-    known = built_in(Given(4, 6, 4, 3, seconds))
+    known = built_in(Requirements(4, 6, 4, 3, seconds))
     names = [each.schedule.name for each in known]
     assert [each.step_s for each in known] == sorted(played_s(e.schedule, seconds) for e in known)
     assert "gpipe" not in names  # it holds six
@@ -112,7 +112,7 @@ def test_built_in_ones_are_made_for_what_is_given_and_fit():
     greedy = next(each.schedule for each in known if each.schedule.name == "zb_greedy")
     assert greedy == zb_greedy(4, 6, seconds=seconds, limit=3)
     assert all(max(peak_activations(each.schedule)) <= 3 for each in known)
-    halves = built_in(Given(8, 6, 4, 99, seconds._replace(forward_s=1.0)))
+    halves = built_in(Requirements(8, 6, 4, 99, seconds._replace(forward_s=1.0)))
     assert {"v_half", "zb_v", "interleaved"} <= {each.schedule.name for each in halves}
     assert {each.schedule.num_ranks for each in halves} == {4}
     assert {len(r) for each in halves for r in each.schedule.stage_ranks} == {1}
@@ -120,4 +120,4 @@ def test_built_in_ones_are_made_for_what_is_given_and_fit():
 
 def test_nothing_to_begin_with_is_said():
     with pytest.raises(ScheduleError, match="no built-in schedule holds at most 1 activations"):
-        anneal([], Given(4, 6, 4, 1, Seconds()), lambda: True)
+        anneal([], Requirements(4, 6, 4, 1, Seconds()), lambda: True)

@@ -15,7 +15,7 @@ from penstock.graph.graph import Graph
 from penstock.plan import plan_by_hand
 from penstock.profile import Profile
 from penstock.program.of_plan import lower
-from penstock.search import Wish, evaluate, search
+from penstock.search import Fixed, evaluate, search
 from penstock.search.judge import Judge
 from penstock.simulate.of_program import simulate
 from penstock.timeline import step_s
@@ -70,13 +70,13 @@ def test_plan_is_the_best_of_all_orders_and_cuts(
     profiles = [times(profile, k, name) for k, name in zip(slower, "abc", strict=False)]
     cluster = unlike(memory, *(10**9,) * (len(slower) - 1), regions=regions)
     best = min(everything(graph, profiles, cluster, count, schedule), default=None)
-    wish = Wish(replicas=1, schedule=schedule, recompute=False)
+    fixed = Fixed(replicas=1, schedule=schedule, recompute=False)
     if best is None:
         with pytest.raises(PlanError, match="no plan is possible"):
-            search(graph, profiles, cluster, micro_batches=count, wish=wish)
+            search(graph, profiles, cluster, micro_batches=count, fixed=fixed)
         return
     for prune in (True, False):
-        plan, *_ = search(graph, profiles, cluster, micro_batches=count, prune=prune, wish=wish)
+        plan, *_ = search(graph, profiles, cluster, micro_batches=count, prune=prune, fixed=fixed)
         assert plan.predicted.step_s == pytest.approx(best)
         made, _ = evaluate(graph, profiles, cluster, plan)
         assert made.step_s == plan.predicted.step_s
@@ -86,8 +86,8 @@ def test_device_that_is_twice_as_fast_gets_about_twice_the_layers() -> None:
     graph = chain([1] * 30, [1] * 30)
     profile = profile_of(graph, [1] * 30)
     profiles = [times(profile, 2, "a"), times(profile, 1, "b")]
-    wish = Wish(schedule="one_f_one_b", ranks=2)
-    plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=8, wish=wish)
+    fixed = Fixed(schedule="one_f_one_b", ranks=2)
+    plan, *_ = search(graph, profiles, unlike(10**9, 10**9), micro_batches=8, fixed=fixed)
     first = plan.cuts[0] + 1
     order = plan.hosts or ("a", "b")
     shares = {order[0]: first, order[1]: 30 - first}
@@ -121,14 +121,14 @@ def test_each_device_is_held_to_its_own_memory() -> None:
     graph = chain([50] * 6, [1] * 6)
     profile = profile_of(graph, [1] * 6)
     profiles = [times(profile, 1, "a"), times(profile, 1, "b")]
-    wish = Wish(schedule="one_f_one_b", ranks=2, recompute=False)
+    fixed = Fixed(schedule="one_f_one_b", ranks=2, recompute=False)
     for small in (170, 270, 370):
         cluster = unlike(small, 10**9)
-        plan, *_ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
+        plan, *_ = search(graph, profiles, cluster, micro_batches=4, fixed=fixed)
         order = plan.hosts or ("a", "b")
         assert plan.predicted.peak_bytes[order.index("a")] <= small
     with pytest.raises(PlanError, match=r"rank \d would hold"):
-        search(graph, profiles, unlike(90, 90), micro_batches=4, wish=wish)
+        search(graph, profiles, unlike(90, 90), micro_batches=4, fixed=fixed)
 
 
 def test_rank_is_held_to_the_memory_of_the_host_that_the_plan_puts_it_on() -> None:
@@ -143,9 +143,9 @@ def test_plan_that_does_not_fit_anywhere_near_is_moved_until_it_does() -> None:
     graph = chain([50] * 68, [1] * 68)
     profile = profile_of(graph, [1] * 68)
     profiles = [times(profile, 1, "a"), times(profile, 2, "b"), times(profile, 2, "c")]
-    wish = Wish(schedule="one_f_one_b", ranks=3, recompute=False)
+    fixed = Fixed(schedule="one_f_one_b", ranks=3, recompute=False)
     cluster = unlike(900, 10**9, 10**9)
-    plan, *_ = search(graph, profiles, cluster, micro_batches=4, wish=wish)
+    plan, *_ = search(graph, profiles, cluster, micro_batches=4, fixed=fixed)
     order = plan.hosts or ("a", "b", "c")
     assert plan.predicted.peak_bytes[order.index("a")] <= 900
 
@@ -159,9 +159,9 @@ def test_alike_devices_of_two_names_get_the_plan_of_one_kind() -> None:
     two = Cluster(
         (kind, replace(kind, name="b")), (hosts[0], replace(hosts[1], device="b")), NEAR, NEAR
     )
-    wish = Wish(schedule="one_f_one_b", ranks=2)
-    alike, *_ = search(graph, profile, one, micro_batches=4, wish=wish)
-    other, *_ = search(graph, profile, two, micro_batches=4, wish=wish)
+    fixed = Fixed(schedule="one_f_one_b", ranks=2)
+    alike, *_ = search(graph, profile, one, micro_batches=4, fixed=fixed)
+    other, *_ = search(graph, profile, two, micro_batches=4, fixed=fixed)
     assert (other.cuts, other.hosts, other.predicted) == (alike.cuts, (), alike.predicted)
 
 
@@ -171,8 +171,8 @@ def test_slow_link_is_crossed_once_and_where_few_bytes_cross() -> None:
     kinds = (DeviceKind("a", 10**9, (), 1.0),)
     hosts = tuple(Host(f"h{k}", "a", 1, region) for k, region in enumerate("xyxy"))
     cluster = Cluster(kinds, hosts, NEAR, Link(0.0, 1e6), Link(0.2, 5.0))
-    wish = Wish(schedule="one_f_one_b", ranks=4, replicas=1)
-    plan, *_ = search(graph, profile, cluster, micro_batches=8, wish=wish)
+    fixed = Fixed(schedule="one_f_one_b", ranks=4, replicas=1)
+    plan, *_ = search(graph, profile, cluster, micro_batches=8, fixed=fixed)
     assert plan.hosts in (("h0", "h2", "h1", "h3"), ("h1", "h3", "h0", "h2"))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.plan import plan_by_hand, schedule_of
 from penstock.schedule import Seconds, find
 from penstock.schedule.recipe import Recipe
-from penstock.search import Wish, evaluate, search
+from penstock.search import Fixed, evaluate, search
 from penstock.search import judge as judges
 from penstock.search.judge import Judge
 from penstock.simulate.suited import bare
@@ -72,27 +72,27 @@ def test_stages_that_recompute_take_longer_in_the_backward_pass() -> None:
 
 @pytest.mark.parametrize("name", TAKERS)
 def test_found_plan_says_for_which_seconds_and_is_simulated_as_it_says(name: str) -> None:
-    wish = Wish(schedule=name, ranks=3)
-    found = search(GRAPH, PROFILE, cluster_of(3), micro_batches=6, wish=wish)
+    fixed = Fixed(schedule=name, ranks=3)
+    found = search(GRAPH, PROFILE, cluster_of(3), micro_batches=6, fixed=fixed)
     assert any(each.plan.schedule.seconds is not None for each in found.candidates)
     for candidate in found.candidates:
         assert evaluate(GRAPH, PROFILE, cluster_of(3), candidate.plan)[0] == candidate
     (why,) = [each for each in found.plan.decisions if each.what == "schedule"]
     suited = found.plan.schedule.seconds is not None
     assert why.value == f"{name}{', built for the seconds of its stages' * suited}"
-    assert search(GRAPH, PROFILE, cluster_of(3), micro_batches=6, wish=wish).plan == found.plan
+    assert search(GRAPH, PROFILE, cluster_of(3), micro_batches=6, fixed=fixed).plan == found.plan
 
 
 def test_seconds_that_are_asked_for_are_kept() -> None:
     asked = Recipe("zb_greedy", (("limit", 4),), Seconds(1.0, 3.0, 1.0))
-    found = search(GRAPH, PROFILE, cluster_of(3), micro_batches=6, wish=Wish(schedule=asked))
+    found = search(GRAPH, PROFILE, cluster_of(3), micro_batches=6, fixed=Fixed(schedule=asked))
     assert {each.plan.schedule for each in found.candidates if each.plan.num_ranks > 1} == {asked}
 
 
 def test_found_plan_is_no_slower_than_with_the_schedule_for_equal_seconds() -> None:
     for name, ranks in itertools.product(TAKERS, (2, 3)):
-        wish = Wish(schedule=name, ranks=ranks)
-        plan = search(GRAPH, PROFILE, cluster_of(3, link=SLOW), micro_batches=4, wish=wish).plan
+        fixed = Fixed(schedule=name, ranks=ranks)
+        plan = search(GRAPH, PROFILE, cluster_of(3, link=SLOW), micro_batches=4, fixed=fixed).plan
         alike, _ = evaluate(GRAPH, PROFILE, cluster_of(3, link=SLOW), bare(plan))
         assert plan.predicted.step_s <= alike.step_s
 
@@ -114,9 +114,9 @@ def test_search_builds_each_schedule_once() -> None:
 @given(st.integers(1, 9), st.integers(1, 3))
 def test_written_schedule_is_planned_with_its_own_sizes(count: int, replicas: int) -> None:
     schedule = replace(find("zb_h2")(2, count), name="mine")
-    wish = Wish(schedule=schedule)
+    fixed = Fixed(schedule=schedule)
     total = count * replicas
-    found = search(GRAPH, PROFILE, cluster_of(6), micro_batches=total, wish=wish).plan
+    found = search(GRAPH, PROFILE, cluster_of(6), micro_batches=total, fixed=fixed).plan
     assert schedule_of(found) == schedule
     assert (found.replicas, found.num_ranks, found.num_micro_batches) == (replicas, 2, count)
 
@@ -131,15 +131,15 @@ def test_written_schedule_is_planned_with_its_own_sizes(count: int, replicas: in
     ],
 )
 def test_written_schedule_that_does_not_fit_is_refused(micro_batches, more, hint) -> None:
-    wish = Wish(schedule=find("zb_h1")(2, 4), **more)
+    fixed = Fixed(schedule=find("zb_h1")(2, 4), **more)
     with pytest.raises(Exception, match=r"no plan fits .*zb_h1 \(2 stages and 4 micro") as caught:
-        search(GRAPH, PROFILE, cluster_of(6), micro_batches=micro_batches, wish=wish)
+        search(GRAPH, PROFILE, cluster_of(6), micro_batches=micro_batches, fixed=fixed)
     assert caught.value.hint == hint
 
 
 def test_schedule_on_one_rank_can_be_written() -> None:
     schedule = find("interleaved")(3, 2, num_ranks=1)
-    found = search(GRAPH, PROFILE, cluster_of(2), micro_batches=2, wish=Wish(schedule=schedule))
+    found = search(GRAPH, PROFILE, cluster_of(2), micro_batches=2, fixed=Fixed(schedule=schedule))
     assert (found.plan.num_stages, found.plan.total_ranks) == (3, 1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster
 from penstock.errors import RunError
 from penstock.plan import Prediction
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training.choose import Choice, Machines, best
 from penstock.training.trial import decision, finalists, is_worth_it, seconds_of, tried
 from tests.parity.models import captured, job_of, plan_of
@@ -85,14 +85,14 @@ def test_no_plan_that_was_tried_is_faster_than_the_one_that_is_run(predicted, ta
 def test_finalists_are_the_best_and_the_plain_ones_and_run():
     made, job = captured("tied", FLOAT), job_of("tied", FLOAT, micro_batches=4)
     there = Machines(Cluster.here(2))
-    found = best(job, Wish(), made, there)
-    choices = finalists(found, Wish(), there)
+    found = best(job, Fixed(), made, there)
+    choices = finalists(found, Fixed(), there)
     assert choices[0] == found.choice
     sizes = {(c.plan.num_stages, c.plan.replicas, c.plan.total_ranks) for c in choices}
     assert len(sizes) == len(choices)
     assert (1, 1, 1) in sizes
     assert all(c.plan.predicted and c.plan.decisions for c in choices)
-    fixed = finalists(found, Wish(ranks=2, stages=2), there)
+    fixed = finalists(found, Fixed(ranks=2, stages=2), there)
     assert [c.plan for c in fixed] == [found.choice.plan]
     for choice in choices:
         taken = seconds_of({}, choice, 3)

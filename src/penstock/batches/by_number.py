@@ -8,8 +8,8 @@ from typing import Any, final
 import torch
 from torch.utils.data import Dataset
 
-from penstock.batches.how import How, check_length, mixed, named, own_random, seed_all
-from penstock.batches.reads import Reads
+from penstock.batches.how import Batching, check_length, mixed, named, own_random, seed_all
+from penstock.batches.reads import ReadNumbers
 from penstock.errors import JobError
 from penstock.job import Batch
 
@@ -20,7 +20,7 @@ class Map:
     """Micro-batches of a dataset that gives its samples by number."""
 
     dataset: Any = field(repr=False)
-    how: How
+    how: Batching
     shuffle: bool
     length: int = field(init=False)
 
@@ -39,9 +39,9 @@ class Map:
         return whole + (self.how.last == "pad" and rest > 0)
 
     def __call__(self, start: int) -> Iterator[Batch]:
-        return self.picked(Reads.all_from(start))
+        return self.picked(ReadNumbers.all_from(start))
 
-    def picked(self, reads: Reads) -> Iterator[Batch]:
+    def picked(self, reads: ReadNumbers) -> Iterator[Batch]:
         """Return the micro-batches of these numbers, in this order."""
         if not self.how.workers:
             return map(self.batch, reads.numbers())
@@ -95,7 +95,7 @@ class _ByNumber(Dataset[Batch]):
 @final
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    reads: Reads
+    reads: ReadNumbers
 
     def __iter__(self) -> Iterator[int]:
         return self.reads.numbers()

@@ -20,7 +20,7 @@ Collate = Callable[[list[Any]], Batch]
 
 @final
 @dataclass(frozen=True, slots=True)
-class How:
+class Batching:
     """How micro-batches are made; last None: an epoch has to end with a whole one."""
 
     batch_size: int

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from penstock.batches.by_number import Map
-from penstock.batches.how import Collate, How, Last, named
+from penstock.batches.how import Batching, Collate, Last, named
 from penstock.batches.reads import Data
 from penstock.batches.stream import Stream
 from penstock.errors import JobError
@@ -57,7 +57,7 @@ def batches(  # noqa: PLR0913 - as a DataLoader is told
     Raises:   JobError: an argument that cannot be; an empty dataset, or fewer samples than one
               micro-batch has; the call of an iterable dataset that is read to its end: the same.
     """
-    how = How(batch_size, seed, workers, collate or _default, last)
+    how = Batching(batch_size, seed, workers, collate or _default, last)
     if _is_map(dataset):
         return Map(dataset, how, shuffle)
     if shuffle:
@@ -94,7 +94,7 @@ def from_loader(
     given: Any = source.generator
     number = (0 if given is None else given.initial_seed()) if seed is None else seed
     means: Last | None = "drop" if drops else last
-    how = How(size, number, loader.num_workers, collate, last or means, source.worker_init_fn)
+    how = Batching(size, number, loader.num_workers, collate, last or means, source.worker_init_fn)
     if not _is_map(dataset):
         return Stream(dataset, how)
     found = Map(dataset, how, shuffle)

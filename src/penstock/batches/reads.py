@@ -14,7 +14,7 @@ _MOST_BEGUN = 2  # iterators at a time: a rank may read in two places in turn, a
 _END = object()
 
 
-class Reads(NamedTuple):
+class ReadNumbers(NamedTuple):
     """The numbers of the micro-batches that somebody reads, without end.
 
     first + p for p in places, then first + every + p for p in places, and so on; of the first
@@ -27,7 +27,7 @@ class Reads(NamedTuple):
     at: int = 0
 
     @classmethod
-    def all_from(cls, start: int) -> "Reads":
+    def all_from(cls, start: int) -> "ReadNumbers":
         """Return the reads of start, start + 1, start + 2, ..."""
         return cls(start, (0,), 1)
 
@@ -44,28 +44,28 @@ class Reads(NamedTuple):
                 yield first + place
 
 
-def read(data: Data, reads: Reads) -> Iterator[Batch]:
+def read(data: Data, reads: ReadNumbers) -> Iterator[Batch]:
     """Return the micro-batches of a job's data of these numbers, in this order.
 
     Data that has a method `picked` is asked once for all of them.  Else `data(number)` is called
     where a number does not follow one before; or what lies between is read and dropped, if that
     takes less time than the last such call did.
     """
-    picked: Callable[[Reads], Iterator[Batch]] | None = getattr(data, "picked", None)
+    picked: Callable[[ReadNumbers], Iterator[Batch]] | None = getattr(data, "picked", None)
     return in_turn(data, reads, time.perf_counter) if picked is None else picked(reads)
 
 
 @dataclass(slots=True)
-class _Begun:
+class _OpenIterator:
     """An iterator over the data, and the number of the micro-batch that it gives next."""
 
     source: Iterator[Batch]
     number: int
 
 
-def in_turn(data: Data, reads: Reads, clock: Callable[[], float]) -> Iterator[Batch]:
+def in_turn(data: Data, reads: ReadNumbers, clock: Callable[[], float]) -> Iterator[Batch]:
     """Yield the micro-batches of these numbers by as few calls of `data` as are worth while."""
-    begun: list[_Begun] = []
+    begun: list[_OpenIterator] = []
     start_s = read_s = 0.0  # the last call with its first micro-batch; one of the others
     for number in reads.numbers():
         start = clock()
@@ -76,7 +76,7 @@ def in_turn(data: Data, reads: Reads, clock: Callable[[], float]) -> Iterator[Ba
             begun = sorted(
                 (each for each in begun if each is not near), key=lambda each: each.number
             )
-            near, between = _Begun(started(data, number), number), -1
+            near, between = _OpenIterator(started(data, number), number), -1
             begun = [*begun[1 - _MOST_BEGUN :], near]
         found = next(itertools.islice(near.source, max(between, 0), None), _END)
         if found is _END:

@@ -8,8 +8,8 @@ from typing import Any, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock.batches.how import How, check_length, named, own_random, same, seed_all
-from penstock.batches.reads import Reads
+from penstock.batches.how import Batching, check_length, named, own_random, same, seed_all
+from penstock.batches.reads import ReadNumbers
 from penstock.errors import JobError
 from penstock.job import Batch
 
@@ -20,7 +20,7 @@ class Stream:
     """Micro-batches of a dataset that can only be gone through, again in every epoch."""
 
     dataset: Any = field(repr=False)
-    how: How
+    how: Batching
 
     def __post_init__(self) -> None:
         name, again = named(self.dataset), getattr(self.dataset, "__iter__", None)
@@ -32,9 +32,9 @@ class Stream:
             raise JobError(f"{name} can be gone through once", hint=hint)
 
     def __call__(self, start: int) -> Iterator[Batch]:
-        return self.picked(Reads.all_from(start))
+        return self.picked(ReadNumbers.all_from(start))
 
-    def picked(self, reads: Reads) -> Iterator[Batch]:
+    def picked(self, reads: ReadNumbers) -> Iterator[Batch]:
         """Yield the micro-batches of these numbers, in this order; others are read and dropped."""
         places, first = list(reads.places), reads.first
         wanted = [first + place for place in places[reads.at :]]

@@ -130,13 +130,13 @@ def _exact(aim: Target, within_s: float) -> Shortest:
 
 
 def _annealed(aim: Target, within_s: float) -> Shortest:
-    from penstock.search.shortest import Given, anneal, built_in, least_s
+    from penstock.search.shortest import Requirements, anneal, built_in, least_s
 
     seconds, copy_s = aim.times
     if copy_s is not None:
         hint = "leave out the fifth number, or take --find exact"
         raise ScheduleError("--find anneal makes no copies to the host", hint=hint)
-    given = Given(aim.stages, aim.micro_batches, aim.ranks, aim.limit, seconds)
+    given = Requirements(aim.stages, aim.micro_batches, aim.ranks, aim.limit, seconds)
     known = built_in(given)
     starts = [each.schedule for each in known[:_STARTS]] if aim.start is None else [aim.start]
     end_s = time.monotonic() + within_s
@@ -148,10 +148,10 @@ def _annealed(aim: Target, within_s: float) -> Shortest:
 
 
 def _known(aim: Target) -> tuple[tuple[str, float], ...]:
-    from penstock.search.shortest import Given, built_in
+    from penstock.search.shortest import Requirements, built_in
 
     sizes = aim.stages, aim.micro_batches, aim.ranks, aim.limit
-    known = built_in(Given(*sizes, aim.times.seconds))
+    known = built_in(Requirements(*sizes, aim.times.seconds))
     return tuple((each.schedule.name, each.step_s) for each in known)
 
 

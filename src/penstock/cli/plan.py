@@ -14,10 +14,10 @@ from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Decision, Plan, Prediction
 from penstock.schedule.recipe import name_of
-from penstock.search import Candidate, Objective, Wish
+from penstock.search import Candidate, Fixed, Objective
 from penstock.training import ask, prepare, saved
-from penstock.training.choose import Aim, Machines, Searched, best, decided, in_units
-from penstock.training.settle import Care, bounded, examined
+from penstock.training.choose import Machines, SearchAim, Searched, best, decided, in_units
+from penstock.training.settle import CheckOptions, bounded, examined
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ def plan(  # noqa: PLR0913 - the flags of a command
     asked = None if schedule is None else ask.schedule_asked(schedule)
     if out is not None:
         face.check_place(out)
-    wish = Wish(ranks, replicas, stages, asked, offload=ask.offload_asked(offload))
+    fixed = Fixed(ranks, replicas, stages, asked, offload=ask.offload_asked(offload))
     with face.only_results():
         loaded = load_job(job)
         ask.check_fits(asked, loaded)
-        captured, wish, decisions = _examined(loaded, job, wish)
+        captured, fixed, decisions = _examined(loaded, job, fixed)
         _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks, view.TERMINAL)
         machines = Machines(there, prepare.profiled, view.TERMINAL)
-        found = best(loaded, wish, captured, machines, Aim(aim, limit, with_front=True))
+        found = best(loaded, fixed, captured, machines, SearchAim(aim, limit, with_front=True))
         choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
         chosen = in_units(choice, cut, found.profiles, there).plan
     if out is not None:
@@ -72,11 +72,11 @@ def plan(  # noqa: PLR0913 - the flags of a command
     _show(chosen, found, out, as_json=as_json)
 
 
-def _examined(job: Job, text: str, wish: Wish) -> "tuple[Capture, Wish, tuple[Decision, ...]]":
-    """Return the step, what the job leaves of `wish`, and the decisions that follow."""
-    found = examined(job, text, Care(strict=True), view.TERMINAL)
+def _examined(job: Job, text: str, fixed: Fixed) -> "tuple[Capture, Fixed, tuple[Decision, ...]]":
+    """Return the step, what the job leaves of `fixed`, and the decisions that follow."""
+    found = examined(job, text, CheckOptions(strict=True), view.TERMINAL)
     captured = prepare.traced(job, view.TERMINAL)
-    return captured, *bounded(job, text, captured, found, wish, view.TERMINAL)
+    return captured, *bounded(job, text, captured, found, fixed, view.TERMINAL)
 
 
 def _show(plan: Plan, found: Searched, out: Path | None, *, as_json: bool) -> None:

@@ -153,7 +153,7 @@ def _asked(whole: "Change", schedules: Sequence[AnySchedule]) -> "Iterator[tuple
         yield "all of these together", together
 
 
-class _Said(NamedTuple):
+class _Answered(NamedTuple):
     """A question in words, and its answer, or why there is none."""
 
     words: str
@@ -163,29 +163,29 @@ class _Said(NamedTuple):
 
 def _answered(
     run: "Run", asked: "Sequence[tuple[str, Change]]", tell: Callable[[int, int], None]
-) -> list[_Said]:
+) -> list[_Answered]:
     from penstock.simulate.what_if import what_if
 
-    found: list[_Said] = []
+    found: list[_Answered] = []
     for words, change in asked:
-        found.append(_Said(words, what_if(run, change)))
+        found.append(_Answered(words, what_if(run, change)))
         tell(len(found), len(asked))
     return found
 
 
-def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Said]:
+def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
     """Return the answers to the usual questions, best first; then what cannot be."""
     from penstock.simulate.what_if import usual_changes, what_if
 
-    found: list[_Said] = []
+    found: list[_Answered] = []
     questions = list(usual_changes(run))
     for words, change in questions:
         refused = "" if change.schedule is None else _too_large(run, change)
         try:
             answer = None if refused else what_if(run, change)
-            found.append(_Said(words, answer, refused))
+            found.append(_Answered(words, answer, refused))
         except (PlanError, ScheduleError, ProfileError) as problem:
-            found.append(_Said(words, None, problem.message))
+            found.append(_Answered(words, None, problem.message))
         tell(len(found), len(questions))
     return sorted(found, key=lambda said: said.answer.ratio if said.answer else float("inf"))
 
@@ -236,7 +236,7 @@ def _words(hop: "Hop") -> str:
             return f"nothing, on rank {hop.rank}"
 
 
-def _shared(answers: Sequence[_Said]) -> "list[tuple[str, Answer]]":
+def _shared(answers: Sequence[_Answered]) -> "list[tuple[str, Answer]]":
     """Return the answers in words; schedules that make the same step here stand together."""
     told: list[tuple[str, Answer]] = []
     for words, answer, _ in answers:
@@ -253,7 +253,7 @@ def _is_like(a: "Answer", b: "Answer") -> bool:
     return len(set(figures)) == 1
 
 
-def _document(run: "Run", answers: Sequence[_Said]) -> Json:
+def _document(run: "Run", answers: Sequence[_Answered]) -> Json:
     whole_s = step_s(run.timeline)
     path: list[Json] = [
         {"what": what, "seconds": seconds, "share": seconds / whole_s}
@@ -275,7 +275,7 @@ def _document(run: "Run", answers: Sequence[_Said]) -> Json:
     }
 
 
-def _show(run: "Run", answers: Sequence[_Said]) -> None:
+def _show(run: "Run", answers: Sequence[_Answered]) -> None:
     whole_s, steps = step_s(run.timeline), run.program.num_steps
     measured_s = whole_s / steps
     face.show(str(run.plan).splitlines()[0])

@@ -43,7 +43,15 @@ from penstock.cluster.patterns import (
     shifted,
     whole_vectors,
 )
-from penstock.cluster.rounds import Group, Phase, Sent, Way, at_once, group_of, sent
+from penstock.cluster.rounds import (
+    CollectivePhases,
+    Group,
+    Messages,
+    Phase,
+    at_once,
+    group_of,
+    sent,
+)
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
@@ -78,7 +86,7 @@ USUAL: Mapping[Collective, tuple[Algorithm, ...]] = MappingProxyType(
 _EQUAL = 1 + 1e-9  # what differs by less takes equally long: sums in another order
 
 
-class Best(NamedTuple):
+class Fastest(NamedTuple):
     """The fastest algorithm, and its seconds."""
 
     algorithm: Algorithm
@@ -92,7 +100,7 @@ def best(
     *,
     ranks: Sequence[int],
     among: Sequence[Algorithm] | None = None,
-) -> Best:
+) -> Fastest:
     """Return the fastest of the algorithms `among`, the first of those that take equally long.
 
     None: all that there are for `what`.
@@ -106,18 +114,20 @@ def _ways(
     what: Collective,
     ranks: Sequence[int],
     among: Sequence[Algorithm] | None,
-) -> list[tuple[Algorithm, Way]]:
+) -> list[tuple[Algorithm, CollectivePhases]]:
     names = ALGORITHMS[what] if among is None else among
     return [(name, way_of(cluster, what, name, ranks)) for name in names]
 
 
-def _fastest(ways: Iterable[tuple[Algorithm, Way]], size_bytes: float) -> Best:
-    timed = [Best(name, way.seconds(size_bytes)) for name, way in ways]
+def _fastest(ways: Iterable[tuple[Algorithm, CollectivePhases]], size_bytes: float) -> Fastest:
+    timed = [Fastest(name, way.seconds(size_bytes)) for name, way in ways]
     least = min(seconds for _, seconds in timed)
     return next(each for each in timed if each.seconds <= least * _EQUAL)
 
 
-def way_of(cluster: Cluster, what: Collective, algorithm: Algorithm, ranks: Sequence[int]) -> Way:
+def way_of(
+    cluster: Cluster, what: Collective, algorithm: Algorithm, ranks: Sequence[int]
+) -> CollectivePhases:
     """Return the rounds of a collective over `ranks`, in the order in which they stand.
 
     `way_of(...).seconds(size_bytes)` are its seconds, 0.0 for one rank.  "hierarchical" and "tree"
@@ -135,28 +145,28 @@ def way_of(cluster: Cluster, what: Collective, algorithm: Algorithm, ranks: Sequ
 @lru_cache(maxsize=4096)  # a simulation asks for the same ones again and again
 def _way_of(
     cluster: Cluster, what: Collective, algorithm: Algorithm, ranks: tuple[int, ...]
-) -> Way:
+) -> CollectivePhases:
     group = group_of(cluster, ranks)
     if len(group) < 2:
-        return Way(())
+        return CollectivePhases(())
     match what:
         case "all_reduce":
             return _all_reduce(group, algorithm)
         case "reduce_scatter":
-            return Way(_all_gather(group, algorithm)[::-1])
+            return CollectivePhases(_all_gather(group, algorithm)[::-1])
         case "all_gather":
-            return Way(_all_gather(group, algorithm))
+            return CollectivePhases(_all_gather(group, algorithm))
         case "broadcast":
             return _broadcast(group, algorithm)
         case "all_to_all":
-            return Way(_all_to_all(group, algorithm))
+            return CollectivePhases(_all_to_all(group, algorithm))
 
 
-def _all_reduce(group: Group, algorithm: Algorithm) -> Way:
+def _all_reduce(group: Group, algorithm: Algorithm) -> CollectivePhases:
     n = len(group)
     match algorithm:
         case "ring":
-            return Way((at_once(group, shifted(n, 1, 1 / n), 2 * (n - 1)),))
+            return CollectivePhases((at_once(group, shifted(n, 1, 1 / n), 2 * (n - 1)),))
         case "tree":
             return double_tree(group)
         case "doubling":
@@ -165,10 +175,10 @@ def _all_reduce(group: Group, algorithm: Algorithm) -> Way:
             scatter = [*folded(n), *halves(n, np.full(core_size(n), 1 / core_size(n)))]
             return _way(group, [*scatter, *backwards(scatter)])
         case "direct":
-            return Way((all_pairs(group), all_pairs(group)))
+            return CollectivePhases((all_pairs(group), all_pairs(group)))
         case "hierarchical":
             gather = level_by_level(group, even=True)
-            return Way((*gather[::-1], *gather))
+            return CollectivePhases((*gather[::-1], *gather))
 
 
 def _all_gather(group: Group, algorithm: Algorithm) -> tuple[Phase, ...]:
@@ -193,19 +203,19 @@ def _all_gather(group: Group, algorithm: Algorithm) -> tuple[Phase, ...]:
             raise AssertionError(algorithm)
 
 
-def _broadcast(group: Group, algorithm: Algorithm) -> Way:
+def _broadcast(group: Group, algorithm: Algorithm) -> CollectivePhases:
     n = len(group)
     match algorithm:
         case "ring":
             chain = sent(np.arange(n - 1), np.arange(1, n), 1.0)
-            return Way((at_once(group, chain, n - 1),), at_once(group, chain))
+            return CollectivePhases((at_once(group, chain, n - 1),), at_once(group, chain))
         case "doubling":
             return _way(group, [sent(a, b, 1.0) for a, b, _ in binomial(n)])
         case "halving":
             scatter = [sent(a, b, blocks / n) for a, b, blocks in binomial(n)]
-            return Way((*_way(group, scatter).phases, *_all_gather(group, "halving")))
+            return CollectivePhases((*_way(group, scatter).phases, *_all_gather(group, "halving")))
         case "hierarchical":
-            return Way(spread_by_level(group))
+            return CollectivePhases(spread_by_level(group))
         case "tree" | "direct":
             raise AssertionError(algorithm)
 
@@ -229,5 +239,5 @@ def _all_to_all(group: Group, algorithm: Algorithm) -> tuple[Phase, ...]:
             raise AssertionError(algorithm)
 
 
-def _way(group: Group, rounds: Sequence[Sent]) -> Way:
-    return Way(tuple(at_once(group, messages) for messages in rounds))
+def _way(group: Group, rounds: Sequence[Messages]) -> CollectivePhases:
+    return CollectivePhases(tuple(at_once(group, messages) for messages in rounds))

@@ -12,18 +12,18 @@ from penstock.cluster.rounds import (
     ACROSS,
     BETWEEN,
     INSIDE,
+    CollectivePhases,
     Group,
     Ints,
+    Messages,
     Phase,
     Rounds,
-    Sent,
-    Way,
     at_once,
     sent,
 )
 
 
-class Counts(NamedTuple):
+class HostGroups(NamedTuple):
     """The ranks of a group by host.
 
     members  positions on each host
@@ -34,7 +34,7 @@ class Counts(NamedTuple):
     regions: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, group: Group) -> Counts:
+    def of(cls, group: Group) -> HostGroups:
         positions: dict[int, list[int]] = {}
         for position, host in enumerate(group.host.tolist()):
             positions.setdefault(host, []).append(position)
@@ -50,8 +50,8 @@ def all_pairs(group: Group) -> Phase:
 
     Of it only what each end passes counts; so one message stands for all between two hosts.
     """
-    n, counts = len(group), Counts.of(group)
-    parts: list[Sent] = []
+    n, counts = len(group), HostGroups.of(group)
+    parts: list[Messages] = []
     for ranks in counts.members:
         if len(ranks) > 1:
             parts.append(sent(ranks, np.roll(ranks, 1), (len(ranks) - 1) / n))
@@ -62,11 +62,11 @@ def all_pairs(group: Group) -> Phase:
     return at_once(group, _together(parts))
 
 
-def _together(parts: Sequence[Sent]) -> Sent:
-    return Sent(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+def _together(parts: Sequence[Messages]) -> Messages:
+    return Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def double_tree(group: Group) -> Way:
+def double_tree(group: Group) -> CollectivePhases:
     """Return the sum of each half of the bytes up a binary tree, and down again.
 
     The ranks of a host stand in a tree, so do the hosts of a region and the regions.  Who adds in
@@ -91,10 +91,10 @@ def double_tree(group: Group) -> Way:
             up.append(at_once(group, _halves_along(edges), depth))
             down.append(at_once(group, _halves_along(edges).back(), depth))
     both = _halves_along(edges + [(parent, child) for child, parent in edges])
-    return Way((*up, *reversed(down)), at_once(group, both))
+    return CollectivePhases((*up, *reversed(down)), at_once(group, both))
 
 
-def _halves_along(edges: Sequence[tuple[int, int]]) -> Sent:
+def _halves_along(edges: Sequence[tuple[int, int]]) -> Messages:
     source, target = np.array(edges, np.int64).T
     return sent(source, target, 0.5)
 
@@ -131,7 +131,7 @@ def level_by_level(group: Group, *, even: bool) -> tuple[Phase, ...]:
     block counts that a ring passes on: even, all hosts of a region and all regions bring as much;
     else as their ranks do.
     """
-    counts, n = Counts.of(group), len(group)
+    counts, n = HostGroups.of(group), len(group)
     regions = [[len(counts.members[host]) for host in hosts] for hosts in counts.regions]
     weights = [1 / len(regions) if even else sum(hosts) / n for hosts in regions]
     own = [
@@ -175,7 +175,7 @@ def spread_by_level(group: Group) -> tuple[Phase, ...]:
 
     In each, those who have it send it on to one more, until all have it.
     """
-    counts, phases = Counts.of(group), list[Phase]()
+    counts, phases = HostGroups.of(group), list[Phase]()
     numbers = len(counts.regions), max(map(len, counts.regions)), max(map(len, counts.members))
     for level, number in zip((ACROSS, BETWEEN, INSIDE), numbers, strict=True):
         if number > 1:
@@ -191,7 +191,7 @@ def exchange_by_host(group: Group) -> tuple[Phase, ...]:
     of each other host, in g - 1 rounds; then each pair of hosts exchanges at once what is between
     them, in H - 1 rounds.
     """
-    n, counts = len(group), Counts.of(group)
+    n, counts = len(group), HostGroups.of(group)
     hosts = [counts.members[host] for region in counts.regions for host in region]
     sizes = [len(them) for them in hosts]
     inside: list[Rounds] = []

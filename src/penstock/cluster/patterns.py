@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.cluster.rounds import Floats, Ints, Sent, sent
+from penstock.cluster.rounds import Floats, Ints, Messages, sent
 
 
-def backwards(rounds: Sequence[Sent]) -> list[Sent]:
+def backwards(rounds: Sequence[Messages]) -> list[Messages]:
     """Return the messages of all rounds the other way, the last round first."""
     return [messages.back() for messages in reversed(rounds)]
 
 
-def shifted(n: int, by: int, share: float) -> Sent:
+def shifted(n: int, by: int, share: float) -> Messages:
     """Return messages from every rank to the one `by` places after it."""
     ranks = np.arange(n)
     return sent(ranks, (ranks + by) % n, share)
@@ -34,20 +34,20 @@ def _core_ranks(n: int) -> Ints:
     return np.concatenate((np.arange(0, 2 * extra, 2), np.arange(2 * extra, n)))
 
 
-def folded(n: int, *, back: bool = False, share: float = 1.0) -> list[Sent]:
+def folded(n: int, *, back: bool = False, share: float = 1.0) -> list[Messages]:
     """Return the round in which those not of the core send to their neighbour, if there are any."""
     left_out = np.arange(1, 2 * (n - core_size(n)), 2)
     messages = sent(left_out, left_out - 1, share)
     return [messages.back() if back else messages] if len(left_out) else []
 
 
-def halves(n: int, weights: Floats) -> list[Sent]:
+def halves(n: int, weights: Floats) -> list[Messages]:
     """Return the rounds of a recursive halving by the core, nearest partners first.
 
     weights: share of the bytes that each of the core is to have in the end.  In the round at
     distance d, rank i gives away what those have whose numbers end, modulo 2 d, as that of i ^ d.
     """
-    core, ranks, rounds = _core_ranks(n), np.arange(len(weights)), list[Sent]()
+    core, ranks, rounds = _core_ranks(n), np.arange(len(weights)), list[Messages]()
     for d in (2**power for power in range(doublings(len(weights)))):
         partner = ranks ^ d
         share = weights.reshape(-1, 2 * d).sum(axis=0)[partner % (2 * d)]
@@ -55,7 +55,7 @@ def halves(n: int, weights: Floats) -> list[Sent]:
     return rounds
 
 
-def whole_vectors(n: int) -> list[Sent]:
+def whole_vectors(n: int) -> list[Messages]:
     """Return the rounds of a recursive doubling: partners exchange all and add."""
     core, ranks = _core_ranks(n), np.arange(core_size(n))
     steps = (2**power for power in range(doublings(core_size(n))))

@@ -53,7 +53,7 @@ Phase: TypeAlias = tuple[Rounds, ...]  # side by side: it takes as long as the s
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CollectivePhases:
     """How a collective goes: its phases, one after the other.
 
     steady  what every further chunk takes, where the bytes may be cut into chunks that follow each
@@ -91,21 +91,21 @@ def _slowest(phase: Phase, size_bytes: float) -> float:
     return max(rounds.seconds(size_bytes) for rounds in phase)
 
 
-class Sent(NamedTuple):
+class Messages(NamedTuple):
     """Messages sent at once: positions in the group, and shares of the collective's bytes."""
 
     source: Ints
     target: Ints
     share: Floats
 
-    def back(self) -> Sent:
+    def back(self) -> Messages:
         """Return the same messages the other way."""
-        return Sent(self.target, self.source, self.share)
+        return Messages(self.target, self.source, self.share)
 
 
-def sent(source: Ints, target: Ints, share: float | Floats) -> Sent:
+def sent(source: Ints, target: Ints, share: float | Floats) -> Messages:
     """Return messages of a share that all have, or of one each."""
-    return Sent(source, target, np.broadcast_to(np.asarray(share, np.float64), source.shape))
+    return Messages(source, target, np.broadcast_to(np.asarray(share, np.float64), source.shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +154,7 @@ def group_of(cluster: Cluster, ranks: Sequence[int]) -> Group:
     return Group(cluster, ranks, np.array(hosts, np.int64), np.array(regions, np.int64))
 
 
-def at_once(group: Group, messages: Sent, times: int = 1) -> Phase:
+def at_once(group: Group, messages: Messages, times: int = 1) -> Phase:
     """Return `times` rounds in which `messages` are sent, by the levels of their links.
 
     Raises:   ClusterError: a level without a link.

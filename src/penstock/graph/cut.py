@@ -14,7 +14,7 @@ from penstock.errors import GraphError
 from penstock.graph.cut_points import written_buffers
 from penstock.graph.graph import Graph, Phase
 from penstock.graph.owners import Owners, gradient_parts, owners_of
-from penstock.graph.segments import Asked, segments_of
+from penstock.graph.segments import StageDemand, segments_of
 from penstock.graph.stages import Stage, StageEdge, Stages
 
 
@@ -96,7 +96,7 @@ class _Demands:
             for edge in order
         )
 
-    def asked(self, stage: int, edges: Sequence[StageEdge]) -> Asked:
+    def asked(self, stage: int, edges: Sequence[StageEdge]) -> StageDemand:
         """Return what is asked of one stage."""
 
         def arriving(phase: Phase) -> frozenset[int]:
@@ -109,7 +109,7 @@ class _Demands:
 
         passed = {v for v in self._sent_from(stage) if self.nodes[v].phase == "F"}
         reads = {v for v in self.backwards[stage].outside if self.nodes[v].phase == "F"}
-        return Asked(
+        return StageDemand(
             stage=stage,
             forward_ops=self.forwards[stage].ops,
             backward_ops=self.backwards[stage].ops,
@@ -156,7 +156,7 @@ class _Demands:
         return sum(self.nodes[v].size_bytes for v in values)
 
 
-def _check_buffers(graph: Graph, asked: Sequence[Asked]) -> None:
+def _check_buffers(graph: Graph, asked: Sequence[StageDemand]) -> None:
     for buffer in sorted(written_buffers(graph)):
         readers = [
             one.stage
@@ -171,7 +171,7 @@ def _check_buffers(graph: Graph, asked: Sequence[Asked]) -> None:
 
 
 def _state_of_stages(
-    graph: Graph, asked: Sequence[Asked]
+    graph: Graph, asked: Sequence[StageDemand]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return (parameters, buffers) of each stage; what none reads lives in the first."""
     nodes = graph.nodes

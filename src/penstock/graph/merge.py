@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from penstock.batches import Reads, read, started
+from penstock.batches import ReadNumbers, read, started
 from penstock.errors import GraphError
 from penstock.graph.contents import flatten, rebuilt
 from penstock.graph.graph import Graph
@@ -47,12 +47,12 @@ class _Merged:
     count: int
 
     def __call__(self, start: int) -> Iterator[Any]:
-        return self.picked(Reads.all_from(start))
+        return self.picked(ReadNumbers.all_from(start))
 
-    def picked(self, reads: Reads) -> Iterator[Any]:
+    def picked(self, reads: ReadNumbers) -> Iterator[Any]:
         """Return the micro-batches of these numbers, in this order; the last is a whole one."""
         of = tuple(k for p in reads.places for k in range(p * self.count, (p + 1) * self.count))
-        wanted = Reads(
+        wanted = ReadNumbers(
             reads.first * self.count, of, reads.every * self.count, reads.at * self.count
         )
         source = read(self.data, wanted)

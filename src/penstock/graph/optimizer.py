@@ -29,7 +29,7 @@ _alone = threading.RLock()  # modules may be shared by the threads of a process
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class WholeOptimizer:
     """An optimizer and the module whose parameters it was made of."""
 
     optimizer: Optimizer
@@ -51,7 +51,7 @@ class Whole:
         return known and not added and not _compat.has_step_hooks(self.optimizer)
 
 
-def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> Whole:
+def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> WholeOptimizer:
     """Return the job's optimizer of all parameters of `model`.
 
     A function that may look at the model itself is called again for a module that is built right
@@ -91,7 +91,7 @@ def _is_alike(job: Job, model: nn.Module) -> bool:
     return known[-1][1]
 
 
-def _groups(whole: Whole) -> list[tuple[list[str | None], str]]:
+def _groups(whole: WholeOptimizer) -> list[tuple[list[str | None], str]]:
     """Return names and options of every group."""
     names = {id(p): name for name, p in whole.parameters.items()}
     return [
@@ -147,7 +147,7 @@ def _names(code: CodeType) -> set[str]:
     return {*code.co_names}.union(*map(_names, inside))
 
 
-def _made(job: Job, model: nn.Module) -> Whole:
+def _made(job: Job, model: nn.Module) -> WholeOptimizer:
     hooked = [p for p in model.parameters() if _compat.has_gradient_hook(p)]
     try:
         optimizer = job.optimizer(Parameters(model.named_parameters()))
@@ -161,7 +161,7 @@ def _made(job: Job, model: nn.Module) -> Whole:
         if _compat.has_gradient_hook(parameter) and all(parameter is not p for p in hooked):
             message = f"the job's optimizer puts a hook on the gradient of {name}"
             raise JobError(message, hint="let it update in its step, or train with --eager")
-    return Whole(optimizer, model)
+    return WholeOptimizer(optimizer, model)
 
 
 def _check(optimizer: object) -> None:
@@ -186,7 +186,7 @@ def needed_arguments(function: Callable[..., object]) -> list[str]:
     return [one.name for one in arguments if one.default is one.empty and one.kind not in gathers]
 
 
-def _foreign(whole: Whole) -> int:
+def _foreign(whole: WholeOptimizer) -> int:
     """Return how many parameters it holds that are not the module's."""
     own = {id(parameter) for parameter in whole.model.parameters()}
     held = [p for group in whole.optimizer.param_groups for p in group["params"]]
@@ -234,7 +234,9 @@ class Loan:
     stays:   whether the module keeps them after a step: nobody else looks at it.
     """
 
-    def __init__(self, whole: Whole, values: Mapping[str, Tensor], *, stays: bool = False) -> None:
+    def __init__(
+        self, whole: WholeOptimizer, values: Mapping[str, Tensor], *, stays: bool = False
+    ) -> None:
         self.stays = stays
         known: dict[str, Tensor] = {**dict(whole.model.named_buffers()), **whole.parameters}
         self.names = [name for name in known if name in values]

@@ -15,7 +15,7 @@ from penstock.graph.stages import Segment, Sends
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StageDemand:
     """What one stage has to compute, and what messages bring it.
 
     reads:      forward values that its backward pass reads, or hands on to a lower stage's.
@@ -36,7 +36,7 @@ class Asked:
 
 
 def segments_of(
-    owners: Owners, asked: Asked, *, recompute: bool
+    owners: Owners, asked: StageDemand, *, recompute: bool
 ) -> tuple[Segment, Segment, Segment, Segment]:
     """Return F, B, I and W of one stage.
 
@@ -52,7 +52,7 @@ def segments_of(
 
 
 class _Maker:
-    def __init__(self, owners: Owners, asked: Asked, *, recompute: bool) -> None:
+    def __init__(self, owners: Owners, asked: StageDemand, *, recompute: bool) -> None:
         self.owners, self.asked = owners, asked
         self.nodes = owners.graph.nodes
         self.again, self.keeps = set[int](), set(asked.reads - asked.late)

@@ -86,7 +86,7 @@ def capture(job: Job) -> Capture:
     model, batch = build(job)
     _refuse_hooks(model)
     refuse_shared(model)
-    step = _Step(job, model, batch)
+    step = _TracedStep(job, model, batch)
     with torch.autograd.set_detect_anomaly(mode=False):  # it looks at values
         try:
             return step.capture(step.forward)
@@ -160,7 +160,7 @@ def on_device(batch: Any) -> Any:
     return own(batch, device_here())
 
 
-class _Step:
+class _TracedStep:
     """One training step of one micro-batch as a function of flat tensors.
 
     These are parameters, buffers, the batch's tensors, and the factor of the gradients.

@@ -25,7 +25,7 @@ from penstock.batches import started
 from penstock.far import far_memory
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.cut import cut
-from penstock.graph.optimizer import Loan, Whole, stand_ins, whole_optimizer
+from penstock.graph.optimizer import Loan, WholeOptimizer, stand_ins, whole_optimizer
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, device_here, on_device
 from penstock.heap import give_back, keep_freed_memory
@@ -285,7 +285,7 @@ def _far_s(size_bytes: int) -> float:
 
 
 def _updated(
-    whole: Whole, weights: dict[str, Tensor], gradients: dict[str, Tensor]
+    whole: WholeOptimizer, weights: dict[str, Tensor], gradients: dict[str, Tensor]
 ) -> tuple[float, int]:
     """Return seconds of an update of `weights`, and the most bytes that it holds meanwhile."""
     step, found = whole.optimizer.step, list[int]()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Wanted(NamedTuple):
+class ProfileKey(NamedTuple):
     """What a profile must be of, and what must have made it.
 
     optimizer:  its class and settings as text; the graph does not know it.
@@ -55,7 +55,7 @@ def default_folder() -> Path | None:
     return cache / "penstock" / "profiles"
 
 
-def find(folder: Path, wanted: Wanted) -> Profile | None:
+def find(folder: Path, wanted: ProfileKey) -> Profile | None:
     """Return the profile that was kept; None, with a warning if it is stale or damaged."""
     path = wanted.path_in(folder)
     try:
@@ -73,7 +73,7 @@ def find(folder: Path, wanted: Wanted) -> Profile | None:
     return found
 
 
-def keep(folder: Path, wanted: Wanted, profile: Profile) -> None:
+def keep(folder: Path, wanted: ProfileKey, profile: Profile) -> None:
     """Write `profile` where `find` looks; where that fails, only warn."""
     try:
         profile.save(wanted.path_in(folder))
@@ -121,7 +121,7 @@ def measured(
     """
     from penstock.profile.measure import measure
 
-    wanted = Wanted(capture.graph.digest, optimizer_text(capture, job), beside, *_here())
+    wanted = ProfileKey(capture.graph.digest, optimizer_text(capture, job), beside, *_here())
     found = None if folder is None else find(folder, wanted)
     if found is not None and folder is not None:
         tell(wanted.path_in(folder))

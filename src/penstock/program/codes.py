@@ -15,15 +15,15 @@ from penstock.program.instructions import (
     Bytes,
     Code,
     Instruction,
+    OpRow,
     Reduce,
-    Row,
 )
 from penstock.schedule.orders import KINDS, Action, F, U
 
 COMPUTE, SEND, RECEIVE, REDUCE, UPDATE, UNSHARD, RESHARD, OFFLOAD, RELOAD = range(len(OPS))
 
 
-def _flags(says: Callable[[Row], bool]) -> NDArray[np.bool_]:
+def _flags(says: Callable[[OpRow], bool]) -> NDArray[np.bool_]:
     """Return by op what `says` of its row; loops look it up."""
     return np.array([says(row) for row in TABLE])
 

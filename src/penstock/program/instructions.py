@@ -144,7 +144,7 @@ Lane = Literal["compute", "send", "receive", "collective", "update", "copy"]
 SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard", "offload", "reload"]
 
 
-class Row(NamedTuple):
+class OpRow(NamedTuple):
     """What is to be known of an instruction.
 
     of:       its class.
@@ -176,21 +176,21 @@ class Row(NamedTuple):
 _ACTION = ("kind", "stage", "micro_batch")
 _MESSAGE = (*_ACTION, "edge", "peer", "slot")
 TABLE = (
-    Row("compute", Compute, "{of}{version}", (*_ACTION, "version"), "FBIW", "works", "inputs",
+    OpRow("compute", Compute, "{of}{version}", (*_ACTION, "version"), "FBIW", "works", "inputs",
         "action", "compute"),
-    Row("send", Send, "{of}>r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "sends", lane="send"),
-    Row("receive", Receive, "{of}<r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "posts",
+    OpRow("send", Send, "{of}>r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "sends", lane="send"),
+    OpRow("receive", Receive, "{of}<r{peer}e{edge}s{slot}", _MESSAGE, "FBI", "posts",
         bytes="message", lane="receive"),
-    Row("reduce", Reduce, "{how}:{bucket}.{step}", ("edge", "micro_batch"), "F", "joins",
+    OpRow("reduce", Reduce, "{how}:{bucket}.{step}", ("edge", "micro_batch"), "F", "joins",
         lane="collective", span="reduce"),
-    Row("update", Update, "U{stage}.{step}", ("stage", "micro_batch"), "U", "works", "sums",
+    OpRow("update", Update, "U{stage}.{step}", ("stage", "micro_batch"), "U", "works", "sums",
         "action", "update", "U"),
-    Row("unshard", Unshard, "unshard{stage}", ("stage",), "F", "joins",
+    OpRow("unshard", Unshard, "unshard{stage}", ("stage",), "F", "joins",
         bytes="weights", lane="collective", span="unshard"),
-    Row("reshard", Reshard, "reshard{stage}", ("stage",), "F", "drops", bytes="no weights"),
-    Row("offload", Offload, "{of}>far", _ACTION, "FU", "works", "sums",
+    OpRow("reshard", Reshard, "reshard{stage}", ("stage",), "F", "drops", bytes="no weights"),
+    OpRow("offload", Offload, "{of}>far", _ACTION, "FU", "works", "sums",
         "action", "copy", "offload"),
-    Row("reload", Reload, "{of}<far", _ACTION, "FU", "works", "sums",
+    OpRow("reload", Reload, "{of}<far", _ACTION, "FU", "works", "sums",
         "action", "copy", "reload"),
 )  # fmt: skip
 OPS: tuple[Op, ...] = tuple(row.name for row in TABLE)
@@ -202,7 +202,7 @@ SPAN_KINDS: tuple[SpanKind, ...] = (
     "offload",
     "reload",
 )
-ROW_OF: dict[type[Any], Row] = {row.of: row for row in TABLE}
+ROW_OF: dict[type[Any], OpRow] = {row.of: row for row in TABLE}
 _PATTERNS = {
     "of": r"(?P<of>[{kinds}]\d+\.\d+)",
     "version": r"(?:@(?P<version>-?\d{1,9}))?",
@@ -238,7 +238,9 @@ def parse_instruction(text: str, reductions: Mapping[tuple[str, str], Reduce]) -
 
 
 def _made(
-    row: Row, given: Mapping[str, str | None], reductions: Mapping[tuple[str, str], Reduce]
+    row: OpRow,
+    given: Mapping[str, str | None],
+    reductions: Mapping[tuple[str, str], Reduce],
 ) -> Instruction:
     if row.of is Reduce:
         return replace(
@@ -253,7 +255,7 @@ def _made(
 
 
 @cache
-def _pattern(row: Row) -> re.Pattern[str]:
+def _pattern(row: OpRow) -> re.Pattern[str]:
     """Return what the text of a row's instructions looks like."""
     parts = re.split(r"\{(\w+)\}", row.text)
     words = [

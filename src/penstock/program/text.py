@@ -54,7 +54,7 @@ class _Reduction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _ProgramFile:
     """A program as in a file."""
 
     num_stages: int
@@ -99,7 +99,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
     Raises:   MisfitError: a field is missing, unknown or of another type.
               ProgramError: a weight rule that is not known, or no instruction.
     """
-    written = typed(_Written, content)
+    written = typed(_ProgramFile, content)
     rule = rule_named(written.weight_rule, weight_rules)
     if rule is None:
         known = " ".join(rule.name for rule in weight_rules)

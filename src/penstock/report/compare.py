@@ -12,7 +12,7 @@ SENT, RECEIVED = len(SPAN_KINDS), len(SPAN_KINDS) + 1
 WHATS = (*SPAN_KINDS, "sent", "received")
 
 
-class Row(NamedTuple):
+class TimeRow(NamedTuple):
     """One thing that a rank (None: all of them) spends time on; None where a clock is missing."""
 
     rank: int | None
@@ -30,7 +30,7 @@ class Sums(NamedTuple):
 
 def compare(
     predicted: Timeline | None, measured: Timeline | None, ranks: tuple[int, ...]
-) -> tuple[Row, ...]:
+) -> tuple[TimeRow, ...]:
     """Return the rows for all ranks together, then for each of `ranks`.
 
     What occurs in neither timeline is left out.
@@ -40,14 +40,14 @@ def compare(
     timelines = (predicted, measured)
     sums = tuple(None if t is None else _sums(t) for t in timelines)
     occurs = sum((s.counts.sum(axis=0) for s in sums if s is not None), np.zeros(len(WHATS)))
-    rows: list[Row] = []
+    rows: list[TimeRow] = []
     for rank in (None, *ranks):
         for at in np.flatnonzero(occurs):
             counts, seconds = zip(*(_figures(s, rank, int(at)) for s in sums), strict=True)
-            rows.append(Row(rank, WHATS[at], (counts[0], counts[1]), Pair(*seconds)))
+            rows.append(TimeRow(rank, WHATS[at], (counts[0], counts[1]), Pair(*seconds)))
         for what in ("waiting", "step"):
             seconds = [None if t is None else _whole(t, rank, what) for t in timelines]
-            rows.append(Row(rank, what, (None, None), Pair(*seconds)))
+            rows.append(TimeRow(rank, what, (None, None), Pair(*seconds)))
     return tuple(rows)
 
 

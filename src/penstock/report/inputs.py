@@ -31,7 +31,7 @@ _Sizes: TypeAlias = float | tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _MetricsLine:
     """A line of the metrics."""
 
     step: int
@@ -57,7 +57,7 @@ class _Summary:
     bottleneck: Any = None
 
 
-class Step(NamedTuple):
+class StepFigures(NamedTuple):
     """The figures of one optimizer step; a loss may be no number."""
 
     step: int
@@ -87,7 +87,7 @@ class Inputs:
     plan: Plan | None
     predicted: Timeline | None
     measured: Timeline | None
-    steps: tuple[Step, ...]
+    steps: tuple[StepFigures, ...]
     val_loss: float | None
     step_s: Pair
     peak_bytes: tuple[tuple[int, ...], tuple[int, ...]]
@@ -170,18 +170,18 @@ def _breakdown(content: Json) -> Breakdown | None:
         raise ReportError(message, hint=DAMAGED) from problem
 
 
-def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[Step, ...]:
+def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[StepFigures, ...]:
     """Return the steps in order; of a step that was done twice (after a resume) the last stands.
 
     Raises:   ReportError: no step, loss or seconds, or one that is no number.
     """
-    steps: dict[int, Step] = {}
+    steps: dict[int, StepFigures] = {}
     for at, line in enumerate(metrics):
         with damage(f"line {at + 1} of the metrics", ReportError, hint=DAMAGED):
-            own = typed(_Line, _figures(_Line, line))
+            own = typed(_MetricsLine, _figures(_MetricsLine, line))
         loss, seconds = (math.nan if x is None else x for x in (own.loss, own.seconds))
         rates = own.samples_per_second, own.tokens_per_second
-        steps[own.step] = Step(own.step, loss, seconds, *rates, own.val_loss)
+        steps[own.step] = StepFigures(own.step, loss, seconds, *rates, own.val_loss)
     return tuple(steps[at] for at in sorted(steps))
 
 

@@ -29,7 +29,7 @@ WORK: tuple[Lane, ...] = ("compute", "update", "copy")
 BESIDE: tuple[tuple[Lane, ...], ...] = (("send",), ("receive",), ("collective",))
 
 
-class Row(NamedTuple):
+class LaneRow(NamedTuple):
     """One lane of one rank: where it stands, and its spans in order of their start."""
 
     rank: int
@@ -51,7 +51,7 @@ class Block(NamedTuple):
     top: float
     bottom: float
     end: int  # of the step, in TICKS
-    rows: tuple[Row, ...]
+    rows: tuple[LaneRow, ...]
 
 
 class Picture(NamedTuple):
@@ -103,7 +103,7 @@ def _own_stage(spans: Spans) -> bool:
     return bool((spans.stages[own] == spans.ranks[own]).all())
 
 
-def _rows(spans: Spans, zero_s: float, grid: _Grid, top: float) -> Iterator[Row]:
+def _rows(spans: Spans, zero_s: float, grid: _Grid, top: float) -> Iterator[LaneRow]:
     """Yield the rows of one clock from `top` on, those of a rank close together."""
     tall, thin, gap = _heights(len(grid.ranks))
     by_start = np.lexsort((spans.ends_s, spans.starts_s))
@@ -115,7 +115,7 @@ def _rows(spans: Spans, zero_s: float, grid: _Grid, top: float) -> Iterator[Row]
             starts = _to_ticks(spans.starts_s[at] - zero_s, grid.whole_s)
             ends = _to_ticks(spans.ends_s[at] - zero_s, grid.whole_s)
             columns = spans.kinds[at], spans.stages[at], spans.micro_batches[at], starts, ends
-            yield Row(rank, lane[0], top, height, *columns)
+            yield LaneRow(rank, lane[0], top, height, *columns)
             top += height + 1
         top += gap
 
@@ -187,7 +187,7 @@ def _paths(block: Block, scale: Scale) -> Iterator[Markup]:
         yield tag("path", title, d="".join(drawn[kind]), class_=f"span {word}")
 
 
-def _rectangles(row: Row, scale: Scale) -> Iterator[tuple[int, str]]:
+def _rectangles(row: LaneRow, scale: Scale) -> Iterator[tuple[int, str]]:
     """Yield the kind and the path of what is drawn of one row, wide spans first."""
     lefts, rights = (scale(t.astype(np.float64)) for t in (row.starts, row.ends))
     rights = np.minimum(rights, scale.end)
@@ -203,7 +203,7 @@ def _rectangles(row: Row, scale: Scale) -> Iterator[tuple[int, str]]:
 
 
 def _columns(
-    row: Row, lefts: Floats, rights: Floats, thin: NDArray[np.bool_]
+    row: LaneRow, lefts: Floats, rights: Floats, thin: NDArray[np.bool_]
 ) -> Iterator[tuple[int, str]]:
     """Yield the columns that narrow spans fill, in pixels from the left end of the scale."""
     if not len(lefts):
@@ -231,7 +231,7 @@ def _labels(picture: Picture, scale: Scale) -> Iterable[Markup]:
     return labels if len(labels) <= MAX_LABELS else ()
 
 
-def _names(row: Row, scale: Scale, picture: Picture) -> Iterator[Markup]:
+def _names(row: LaneRow, scale: Scale, picture: Picture) -> Iterator[Markup]:
     lefts, rights = (scale(t.astype(np.float64)) for t in (row.starts, row.ends))
     y = f"{row.top + row.height / 2 + 4:g}"
     for at in np.flatnonzero(rights - lefts >= LETTER + 3).tolist():
@@ -305,7 +305,7 @@ def script_data(picture: Picture) -> str:
     return json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _columns_of(row: Row) -> list[int]:
+def _columns_of(row: LaneRow) -> list[int]:
     since = np.diff(row.starts, prepend=0)
     columns = (row.kinds, row.stages, row.micro_batches, since, row.ends - row.starts)
     return np.stack([c.astype(np.int64) for c in columns], axis=1).ravel().tolist()

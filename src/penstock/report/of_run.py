@@ -10,7 +10,7 @@ from penstock.report.report import report as report_timelines
 from penstock.timeline import Breakdown, Timeline
 
 
-class Step(Protocol):
+class FinishedStep(Protocol):
     """One optimizer step that was run."""
 
     @property
@@ -27,7 +27,7 @@ class Measured(Protocol):
     @property
     def timeline(self) -> Timeline: ...
     @property
-    def steps(self) -> Sequence[Step]: ...
+    def steps(self) -> Sequence[FinishedStep]: ...
     @property
     def step_s(self) -> float: ...
     @property

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from penstock.report.compare import Row, compare
+from penstock.report.compare import TimeRow, compare
 from penstock.report.inputs import Inputs
 from penstock.report.markup import (
     Child,
@@ -59,7 +59,7 @@ def times(inputs: Inputs) -> Iterator[Markup]:
     yield section("Where the time goes", *parts)
 
 
-def _groups(rows: Sequence[Row], unit: TimeUnit, total: str) -> Iterator[Markup]:
+def _groups(rows: Sequence[TimeRow], unit: TimeUnit, total: str) -> Iterator[Markup]:
     """Yield the table's rows, those of one rank under one head."""
     for rank, group in groupby(rows, key=lambda row: row.rank):
         name = "all: sum of counts, mean of times" if rank is None else f"rank {rank}"

@@ -30,7 +30,7 @@ from penstock.timeline.breakdown import PART_WORDS
 WIDTH, LEFT, RIGHT, TALL, LOW, GAP = 1120, 76, 70, 18, 9, 8
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """The colour of a part, and whether upright and level lines are drawn over it."""
 
     class_: str
@@ -38,20 +38,20 @@ class Look(NamedTuple):
     level: bool = False
 
 
-LOOKS: dict[Part, Look] = {
-    "data": Look("track", upright=True),
-    "F": Look("F"),
-    "B": Look("B"),
-    "I": Look("I"),
-    "W": Look("W"),
-    "optimizer": Look("U"),
-    "copies": Look("offload"),
-    "messages": Look("unshard"),
-    "waiting": Look("track"),
-    "collectives": Look("reduce"),
-    "meeting": Look("track", level=True),
-    "checkpoint": Look("track", upright=True, level=True),
-    "rest": Look("rest"),
+LOOKS: dict[Part, Style] = {
+    "data": Style("track", upright=True),
+    "F": Style("F"),
+    "B": Style("B"),
+    "I": Style("I"),
+    "W": Style("W"),
+    "optimizer": Style("U"),
+    "copies": Style("offload"),
+    "messages": Style("unshard"),
+    "waiting": Style("track"),
+    "collectives": Style("reduce"),
+    "meeting": Style("track", level=True),
+    "checkpoint": Style("track", upright=True, level=True),
+    "rest": Style("rest"),
 }
 
 
@@ -146,7 +146,7 @@ def _bar(
     yield tag("text", text, x=f"{x + 6:.1f}", y=y + height - (1 if small else 4), class_=small)
 
 
-def _box(look: Look, box: tuple[float, float, float, float], words: str) -> Markup:
+def _box(look: Style, box: tuple[float, float, float, float], words: str) -> Markup:
     x, y, width, height = box
     where = {"x": f"{x:.2f}", "y": f"{y:g}", "width": f"{width:.2f}", "height": f"{height:g}"}
     ups = [f"M{x + at:.1f} {y:g}v{height:g}" for at in range(2, int(width), 5)]

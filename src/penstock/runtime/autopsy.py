@@ -23,7 +23,7 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.eager import load_model
-from penstock.runtime.finite import Found, NotFiniteError, all_finite
+from penstock.runtime.finite import NotFinite, NotFiniteError, all_finite
 
 _LOWER = "lower the learning rate, warm it up, or set Job.clip_norm"
 _DATA = "leave such samples out, or mend what makes them"
@@ -34,7 +34,7 @@ _ON_PURPOSE = ("full", "fill", "masked_fill", "where", "scalar_tensor", "lift_fr
 _UNSET = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
 
-def explained(job: Job, found: Found, tensors: Mapping[str, Tensor]) -> NotFiniteError:
+def explained(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> NotFiniteError:
     """Return the error to tell: what was found, where it came from, and a hint.
 
     tensors:  what the ranks left, as in a checkpoint; the run's own, its optimizer's left out.
@@ -47,7 +47,7 @@ def explained(job: Job, found: Found, tensors: Mapping[str, Tensor]) -> NotFinit
     return error
 
 
-def _cause(job: Job, found: Found, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
+def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
     model = build_model(job)
     first = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for key, value in tensors.items():
@@ -88,7 +88,7 @@ def _cause_in(job: Job, model: nn.Module, index: int) -> tuple[str, str] | None:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.isnan().any():
             name = _compat.pytree.keystr(path)
             return f"the data is not finite: leaf {name} has {_numbers(leaf)}", _DATA
-    watch = _Watch(model)
+    watch = _FirstNotFinite(model)
     with watch.paths, SeededRandom(micro_batch_seed(job.seed, index)), watch:
         loss = loss_of(job, model, batch).detach()
     if not all_finite(loss):
@@ -96,7 +96,7 @@ def _cause_in(job: Job, model: nn.Module, index: int) -> tuple[str, str] | None:
     return _of_backward(job, model, batch, index)
 
 
-def _of_forward(job: Job, watch: "_Watch", loss: float) -> tuple[str, str]:
+def _of_forward(job: Job, watch: "_FirstNotFinite", loss: float) -> tuple[str, str]:
     hint = _HALF if job.autocast == "float16" else _LINE
     lines: list[str] = []
     if watch.infinite is not None:
@@ -143,7 +143,7 @@ def _line(filename: str, line: int) -> str:
     return f"{filename}:{line}: {linecache.getline(filename, line).strip()}"
 
 
-class _Place(NamedTuple):
+class _OpPlace(NamedTuple):
     """Where an op was called: the module's path and a line."""
 
     op: str
@@ -178,14 +178,14 @@ class _Paths:
             handle.remove()
 
 
-class _Watch(_compat.DispatchMode):
+class _FirstNotFinite(_compat.DispatchMode):
     """Notes the first op that makes an infinity of finite numbers, and the first that makes nan."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.paths = _Paths(model)
-        self.infinite: _Place | None = None
-        self.nan: _Place | None = None
+        self.infinite: _OpPlace | None = None
+        self.nan: _OpPlace | None = None
 
     def __torch_dispatch__(
         self,
@@ -206,12 +206,12 @@ class _Watch(_compat.DispatchMode):
                 self.infinite = self._here(func)
         return result
 
-    def _here(self, func: Any) -> _Place:
+    def _here(self, func: Any) -> _OpPlace:
         frame = inspect.currentframe()
         while frame is not None and not _is_users(frame.f_code.co_filename):
             frame = frame.f_back
         line = _line(frame.f_code.co_filename, frame.f_lineno) if frame else ""
-        return _Place(str(func), self.paths.open[-1] if self.paths.open else "", line)
+        return _OpPlace(str(func), self.paths.open[-1] if self.paths.open else "", line)
 
 
 def _floats(values: Any) -> list[Tensor]:

@@ -32,7 +32,7 @@ from penstock.program.program import (
     Update,
 )
 from penstock.runtime.calls import Bound, Call
-from penstock.runtime.sums import Own, sum_call, tell_call, update_call
+from penstock.runtime.sums import LocalStages, sum_call, tell_call, update_call
 from penstock.runtime.versions import Read, VersionSlots
 from penstock.schedule.schedule import Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -95,7 +95,7 @@ class _Binder:
 
     def calls(self) -> list[Bound]:
         calls: list[Bound] = []
-        own = Own(self.own, self._first_homes(), self.first_gradient)
+        own = LocalStages(self.own, self._first_homes(), self.first_gradient)
         for place, instruction in enumerate(self.code):
             match instruction:
                 case Compute(action, version):

@@ -28,8 +28,8 @@ from penstock.graph.graph import Graph
 from penstock.graph.trace import Capture, build_model, loss_and_figures, on_device
 from penstock.job import Job
 from penstock.plan import Decision, Plan
-from penstock.runtime.flow import Flow
-from penstock.search import Wish
+from penstock.runtime.flow import Dependencies
+from penstock.search import Fixed
 
 _EXACT = (torch.float32, torch.float64)  # what is coarser cannot be summed from parts
 _FAR = {torch.float32: 2.0**40, torch.float64: 2.0**100}  # beside which any x is nothing
@@ -67,27 +67,27 @@ def buffer_laws(job: Job, capture: Capture | None = None) -> dict[str, BufferLaw
     """
     if capture is not None and not written_buffers(capture.graph):
         return {}
-    return _Probe(job, build_model(job)).laws()
+    return _BufferProbe(job, build_model(job)).laws()
 
 
-def wish_for(job: Job, laws: Laws, wish: Wish) -> tuple[Wish, Decision | None]:
-    """Return what the buffers leave of `wish`, and the decision; None where none is written.
+def fixed_for(job: Job, laws: Laws, fixed: Fixed) -> tuple[Fixed, Decision | None]:
+    """Return what the buffers leave of `fixed`, and the decision; None where none is written.
 
     The decision's value is that of `Plan.buffers`.
     """
     if not laws:
-        return wish, None
+        return fixed, None
     ordered = {name: law for name, law in laws.items() if law.coefficient is None}
     if job.buffers == "per replica":
         why = f"as Job.buffers says, the first replica's are saved: {_listed(laws)}"
-        fit = replace(wish, buffers="per replica", in_order=wish.in_order or bool(ordered))
+        fit = replace(fixed, buffers="per replica", in_order=fixed.in_order or bool(ordered))
         return fit, Decision("buffers", "per replica", "user", why)
     if ordered:
         why = f"must see every micro-batch in order: {_listed(ordered)}"
-        fit = replace(wish, buffers="one copy")
+        fit = replace(fixed, buffers="one copy")
         return fit, Decision("buffers", "one copy", "only choice", why)
     why = f"as in the plain loop, whatever the copies: {_listed(laws)}"
-    return wish, Decision("buffers", "exact", "only choice", why)
+    return fixed, Decision("buffers", "exact", "only choice", why)
 
 
 def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
@@ -138,14 +138,14 @@ class _Kept:
                 self.tensors[name].copy_(value)
 
 
-class _Step(NamedTuple):
+class _StepOutput(NamedTuple):
     """What one micro-batch gave: loss, figures and gradients, and what is kept after it."""
 
     outputs: Mapping[str, Tensor]
     kept: Mapping[str, Tensor]
 
 
-class _Probe:
+class _BufferProbe:
     """Runs a model with several values in its buffers."""
 
     def __init__(self, job: Job, model: nn.Module) -> None:
@@ -157,7 +157,7 @@ class _Probe:
 
     def laws(self) -> dict[str, BufferLaw]:
         """Return the law of what forward writes."""
-        flow = Flow(self.kept.tensors)
+        flow = Dependencies(self.kept.tensors)
         plain = self._first(flow)
         now = self.kept.now()
         written = {name for name in now if self._is_written(name, flow, now)}
@@ -175,7 +175,7 @@ class _Probe:
         self.kept.put({})  # the job may hand this model out again
         return found
 
-    def _first(self, flow: Flow) -> _Step:
+    def _first(self, flow: Dependencies) -> _StepOutput:
         try:
             return self._run(0, {}, flow)
         except PenstockError:
@@ -184,7 +184,9 @@ class _Probe:
             message = where(problem, "the job's model or loss fails")
             raise JobError(message, hint="does it run without Penstock?") from problem
 
-    def _run(self, at: int, values: Mapping[str, Tensor], flow: Flow | None = None) -> _Step:
+    def _run(
+        self, at: int, values: Mapping[str, Tensor], flow: Dependencies | None = None
+    ) -> _StepOutput:
         """Run micro-batch `at` with `values` in the buffers, the others as they were first.
 
         The second one without its backward: of the gradients the first one tells.
@@ -203,17 +205,17 @@ class _Probe:
         self.model.zero_grad(set_to_none=True)
         untrained = self.kept.first.keys() - self.kept.trained
         kept = {n: v.detach().clone() for n, v in self.kept.now().items() if n in untrained}
-        return _Step(outputs, kept)
+        return _StepOutput(outputs, kept)
 
     # -- what reads what -------------------------------------------------------------------------
 
-    def _is_written(self, name: str, flow: Flow, now: Mapping[str, Tensor]) -> bool:
+    def _is_written(self, name: str, flow: Dependencies, now: Mapping[str, Tensor]) -> bool:
         if name in flow.written or now[name] is not self.kept.tensors.get(name):
             return True
         return not _same(self.kept.first[name], now[name])
 
     def _why_ordered(
-        self, name: str, flow: Flow, plain: _Step, written: Mapping[str, Tensor]
+        self, name: str, flow: Dependencies, plain: _StepOutput, written: Mapping[str, Tensor]
     ) -> str:
         """Return what rules out that `name` is linear; nothing if it may be."""
         if name in self.kept.trained:
@@ -238,7 +240,7 @@ class _Probe:
 
     # -- linear or not ---------------------------------------------------------------------------
 
-    def _measured(self, names: Sequence[str], plain: _Step) -> dict[str, BufferLaw]:
+    def _measured(self, names: Sequence[str], plain: _StepOutput) -> dict[str, BufferLaw]:
         """Return the laws of buffers on which, as far as was seen, nothing else depends.
 
         Then all can be given other values at once.
@@ -275,7 +277,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _same_outputs(a: _Step, b: _Step) -> bool:
+def _same_outputs(a: _StepOutput, b: _StepOutput) -> bool:
     pairs = ((value, b.outputs.get(name)) for name, value in a.outputs.items())
     same = all(other is not None and _same(value, other) for value, other in pairs)
     return same and len(a.outputs) == len(b.outputs)

@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _StateFile:
     """What state.json holds."""
 
     step: int
@@ -50,7 +50,7 @@ class _State:
 
 
 @dataclass(frozen=True, slots=True)
-class _Best:
+class _BestFile:
     """What best.json holds."""
 
     step: int
@@ -182,7 +182,7 @@ def best(checkpoints: Path) -> tuple[int, float] | None:
         return None
     told = read_json(path, CheckpointError, "note of the best checkpoint")
     with damage(f"{path}", CheckpointError, hint=f"delete {path.parent}"):
-        best = typed(_Best, told)
+        best = typed(_BestFile, told)
     return best.step, best.val_loss
 
 
@@ -252,11 +252,11 @@ def load(folder: Path) -> Checkpoint:
     return Checkpoint(state.step, tensors, state.plain)
 
 
-def _state(folder: Path) -> _State:
+def _state(folder: Path) -> _StateFile:
     path = folder / "state.json"
     content = read_json(path, CheckpointError, "checkpoint")
     with damage(f"checkpoint {path}", CheckpointError, hint=_to_older(folder)):
-        return typed(_State, content)
+        return typed(_StateFile, content)
 
 
 def _to_older(folder: Path) -> str:

@@ -21,7 +21,7 @@ _DOES: tuple[Do, ...] = ("go", "save", "stop")
 _LOOK_S = 0.25  # for which ranks of several hosts go on without asking
 
 
-class Order(NamedTuple):
+class Command(NamedTuple):
     """What is done when `at` windows are finished; the next order is asked for at `until`."""
 
     at: int
@@ -37,7 +37,7 @@ class Board(Protocol):
         """Return for how many seconds ranks go on without a look; 0 if one costs nothing."""
         ...
 
-    def agree(self, own: Order) -> Order:
+    def agree(self, own: Command) -> Command:
         """Return the order for `own.at`: that of the first rank to ask, else `own`."""
         ...
 
@@ -50,11 +50,11 @@ class Board(Protocol):
         ...
 
 
-def obeyed(own: Order, found: Order) -> Order:
+def obeyed(own: Command, found: Command) -> Command:
     """Return what `found` on the board means for a rank that is at `own.at`."""
     if found.at == own.at:
         return found
-    return Order(own.at, "go", found.at)
+    return Command(own.at, "go", found.at)
 
 
 class Control:
@@ -68,7 +68,7 @@ class Control:
         self.board, self.every_s = board, every_s
         self._saved_s = self._looked_s = time.monotonic()
         self._looked = 0
-        self._order = Order(0, "go", 1)
+        self._order = Command(0, "go", 1)
 
     def saved(self) -> None:
         """Note that a checkpoint was written."""
@@ -81,7 +81,7 @@ class Control:
         self._order = self.board.agree(self._decided(self.board, windows))
         return self._order.do
 
-    def _decided(self, board: Board, windows: int) -> Order:
+    def _decided(self, board: Board, windows: int) -> Command:
         now, look_s = time.monotonic(), board.look_s
         ahead = 1
         if look_s:
@@ -93,7 +93,7 @@ class Control:
             do = "stop"
         elif self.every_s is not None and now - self._saved_s >= self.every_s:
             do = "save"
-        return Order(windows, do, windows + ahead)
+        return Command(windows, do, windows + ahead)
 
 
 class LocalBoard:
@@ -109,12 +109,12 @@ class LocalBoard:
     def look_s(self) -> float:
         return 0.0
 
-    def agree(self, own: Order) -> Order:
+    def agree(self, own: Command) -> Command:
         with self._threads, self._alone():
             if own.at > self._words[0]:
                 self._words[0], self._words[1] = own.at, _DOES.index(own.do)
             at, do = self._words[0], _DOES[self._words[1]]
-        return obeyed(own, Order(at, do, at + 1))
+        return obeyed(own, Command(at, do, at + 1))
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None]:
@@ -150,13 +150,13 @@ class StoreBoard:
     def look_s(self) -> float:
         return _LOOK_S
 
-    def agree(self, own: Order) -> Order:
+    def agree(self, own: Command) -> Command:
         new = json.dumps(own)
         while (
             _at(self._known) < own.at
         ):  # the newest that this rank has seen is of an earlier place
             self._known = self._store.compare_set("order", self._known, new).decode()
-        return obeyed(own, Order(*json.loads(self._known)))
+        return obeyed(own, Command(*json.loads(self._known)))
 
     def ask_to_stop(self, signal: int) -> None:
         self._own = signal

@@ -69,7 +69,7 @@ def far_state(optimizer: Optimizer | None, *, is_plain: bool) -> FarState | None
     return FarState(optimizer)
 
 
-class _Lying(NamedTuple):
+class _TensorLayout(NamedTuple):
     """How a value lies in a memory."""
 
     value: int
@@ -88,14 +88,14 @@ class FarFrames:
     def __init__(self, groups: Sequence[Sequence[int]], device: torch.device) -> None:
         self.groups, self.device = groups, device
         self.free: list[list[Tensor]] = []  # rooms that are not used, with a part for each group
-        self.away: dict[int, list[tuple[Tensor, list[_Lying]]]] = {}
+        self.away: dict[int, list[tuple[Tensor, list[_TensorLayout]]]] = {}
 
     def offload(self, micro_batch: int, frame: Frame) -> Callable[[], None]:
         """Return the call that moves what `frame` holds of a micro-batch."""
 
         def call() -> None:
             rooms: list[Tensor] = self.free.pop() if self.free else []
-            away: list[tuple[Tensor, list[_Lying]]] = []
+            away: list[tuple[Tensor, list[_TensorLayout]]] = []
             for group in self.groups:
                 values = [(value, frame.pop(value)) for value in group if value in frame]
                 if not values:
@@ -104,7 +104,8 @@ class FarFrames:
                 if at == len(rooms):
                     rooms.append(far_memory(len(near), self.device))
                 rows = [
-                    _Lying(v, t.dtype, t.shape, t.stride(), t.storage_offset()) for v, t in values
+                    _TensorLayout(v, t.dtype, t.shape, t.stride(), t.storage_offset())
+                    for v, t in values
                 ]
                 away.append((rooms[at].copy_(near), rows))
             self.away[micro_batch] = away

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from penstock.batches import Reads
+from penstock.batches import ReadNumbers
 from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
@@ -44,7 +44,7 @@ from penstock.runtime.finite import (
 )
 from penstock.runtime.meter import Meter
 from penstock.runtime.optimizer import Optimizers, eager_updates
-from penstock.runtime.reader import Order, Reader
+from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.transport import Transport
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model as load_model
@@ -164,7 +164,7 @@ class EagerRank:
         is_plain = len(self.everyone) == 1  # then it is the plain loop, to the batch's memory
         self.reader = Reader(task.job, device_here(), copies=not is_plain)
         per_step, first = task.job.micro_batches, self.rank * self.share
-        self.order = Order(list(range(first, first + self.share)), per_step, per_step)
+        self.order = ReadOrder(list(range(first, first + self.share)), per_step, per_step)
         self.now = self.next_index = 0  # the step that is under way, and the next micro-batch
         self.batch: Any = None
         self.losses: list[float] = []
@@ -221,7 +221,7 @@ class EagerRank:
 
     def _read(self, at: int) -> None:
         first = self.now * self.order.per_step
-        reads = Reads(first, self.order.places, self.order.every, at)
+        reads = ReadNumbers(first, self.order.places, self.order.every, at)
         self.batch = self.reader.read(reads, lambda batch: batch)
 
     def _micro_batch(self) -> None:

@@ -33,7 +33,7 @@ _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NotFinite:
     """What is not finite: the loss of a micro-batch, or the norm of a step's gradient.
 
     what:    in words, and its value.
@@ -56,7 +56,7 @@ class Found:
 class NotFiniteError(RunError):
     """A number that has to be finite is not."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: NotFinite) -> None:
         hint = "lower the learning rate, set Job.clip_norm, or look at the data of that micro-batch"
         super().__init__(str(found), hint=hint)
         self.found = found
@@ -69,7 +69,7 @@ def check_loss(value: float, step: int, place: int, index: int) -> None:
     """
     if not math.isfinite(value):
         what = f"the loss of step {step + 1}, micro-batch {place} (number {index} of the data),"
-        raise NotFiniteError(Found(what, f"{value}", step, (index,)))
+        raise NotFiniteError(NotFinite(what, f"{value}", step, (index,)))
 
 
 def refuse_loss(value: float, step: int, indices: Sequence[int]) -> None:
@@ -77,7 +77,9 @@ def refuse_loss(value: float, step: int, indices: Sequence[int]) -> None:
 
     Raises:   NotFiniteError.
     """
-    raise NotFiniteError(Found(f"the loss of step {step + 1}", f"{value}", step, tuple(indices)))
+    raise NotFiniteError(
+        NotFinite(f"the loss of step {step + 1}", f"{value}", step, tuple(indices))
+    )
 
 
 def refuse_norm(value: float, step: int, indices: Sequence[int], names: Sequence[str]) -> None:
@@ -88,7 +90,7 @@ def refuse_norm(value: float, step: int, indices: Sequence[int], names: Sequence
     of = f" of {names[0]}" if names else ""
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     what = f"the norm of the gradient{of}{more} in step {step + 1}"
-    raise NotFiniteError(Found(what, f"{value}", step, tuple(indices)))
+    raise NotFiniteError(NotFinite(what, f"{value}", step, tuple(indices)))
 
 
 def check_weights(weights: Mapping[str, Tensor], step: int) -> None:
@@ -98,7 +100,9 @@ def check_weights(weights: Mapping[str, Tensor], step: int) -> None:
     """
     for name, value in weights.items():
         if bool(value.isnan().any()):
-            found = Found(f"parameter {name}, after the update of step {step},", "nan", step, ())
+            found = NotFinite(
+                f"parameter {name}, after the update of step {step},", "nan", step, ()
+            )
             raise NotFiniteError(found)
 
 
@@ -136,7 +140,7 @@ def leaving(
         raise
 
 
-def _tell_first(folder: Path, found: Found, rank: int, ranks: tuple[int, ...]) -> None:
+def _tell_first(folder: Path, found: NotFinite, rank: int, ranks: tuple[int, ...]) -> None:
     """Write down what was found, unless another rank has done so before, maybe just now."""
     own = folder / f".found-{rank}"
     write_text(own, json.dumps({**asdict(found), "rank": rank, "ranks": ranks}))
@@ -155,15 +159,15 @@ def _folder(checkpoints: Path) -> Path:
     return checkpoints / ".not-finite"
 
 
-def _found(folder: Path) -> Found | None:
+def _found(folder: Path) -> NotFinite | None:
     if not (folder / "found.json").exists():
         return None
     content = read_json(folder / "found.json", CheckpointError, "note")
     with damage(f"{folder / 'found.json'}", CheckpointError, hint=f"delete {folder}"):
-        return typed(Found, content)
+        return typed(NotFinite, content)
 
 
-def left(checkpoints: Path) -> tuple[Found, dict[str, Tensor]] | None:
+def left(checkpoints: Path) -> tuple[NotFinite, dict[str, Tensor]] | None:
     """Return what ranks left of a number that is not finite, and take it away; None if nothing.
 
     Tensors that a rank could not write any more are missing.

@@ -32,7 +32,7 @@ _TRAINING, _TRAINING_OF_BACKWARD = 5, 7
 Names = frozenset[str]
 
 
-class Flow(_compat.DispatchMode):
+class Dependencies(_compat.DispatchMode):
     """Under this mode it is noted which values depend on which of the `kept` tensors.
 
     written:  names of those that an op wrote into.

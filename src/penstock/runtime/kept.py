@@ -175,7 +175,7 @@ def _as_list(values: Any) -> list[Any]:
 # -- what is of no single parameter ---------------------------------------------------------------
 
 
-class Own:
+class ExtraState:
     """What an optimizer holds beside the state of parameters, and what of it has changed.
 
     is_whole:  else it is that of a stage, whose lists and dicts tell only of a part.

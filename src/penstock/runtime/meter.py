@@ -33,7 +33,7 @@ class Meter:
         self.once_s = self.checkpoint_s = 0.0
         self.to_receive_s = self.to_send_s = 0.0
         self._seen_s = self._waited_s()
-        self._places: dict[int, _Places] = {}
+        self._places: dict[int, _CallPlaces] = {}
         self._sampled: list[dict[Key, NDArray[np.float64]]] = []
         self._num_windows, self._sampled_every = 0, 1
 
@@ -114,7 +114,7 @@ class Meter:
         rows = [window[key] for window in self._sampled if key in window]
         return tuple(np.concatenate(rows).tolist()) if rows else ()
 
-    def _places_of(self, calls: Sequence[Bound]) -> "_Places":
+    def _places_of(self, calls: Sequence[Bound]) -> "_CallPlaces":
         if id(calls) not in self._places:
             own = [_key(bound) for bound in calls]
             keys = list(dict.fromkeys(own))
@@ -124,14 +124,14 @@ class Meter:
                 for at, key in enumerate(keys)
                 if key[0] == "collective"
             }
-            self._places[id(calls)] = _Places(keys, places, meetings)
+            self._places[id(calls)] = _CallPlaces(keys, places, meetings)
         return self._places[id(calls)]
 
     def _waited_s(self) -> tuple[float, float]:
         return self.transport.waited.to_receive_s, self.transport.waited.to_send_s
 
 
-class _Places(NamedTuple):
+class _CallPlaces(NamedTuple):
     """The keys of a program's calls, for each call the place of its key, and where sums stand."""
 
     keys: list[Key]

@@ -21,11 +21,11 @@ from penstock.errors import CheckpointError, JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.graph import Graph
-from penstock.graph.optimizer import Loan, Whole, whole_optimizer
+from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.runtime.kept import digest, state_digests
-from penstock.runtime.rates import Schedule
+from penstock.runtime.rates import JobScheduler
 from penstock.runtime.updates import SEED, Updates, divided
 
 
@@ -38,8 +38,8 @@ class Optimizers:
 
     def __init__(self, job: Job, model: nn.Module, reached: Iterable[str]) -> None:
         self.job, self.model, self.reached = job, model, tuple(reached)
-        self.whole: Whole | None = None
-        self.schedule: Schedule | None = None
+        self.whole: WholeOptimizer | None = None
+        self.schedule: JobScheduler | None = None
 
     def of(
         self, live: Mapping[str, nn.Parameter], others: Mapping[str, Tensor]
@@ -59,7 +59,7 @@ class Optimizers:
         loan = Loan(whole, values, stays=whole.model is not self.model)
         return Updates(self.job, whole, self.schedule, whole.parameters, loan)
 
-    def _divided(self, whole: Whole, live: Mapping[str, nn.Parameter]) -> "Updates":
+    def _divided(self, whole: WholeOptimizer, live: Mapping[str, nn.Parameter]) -> "Updates":
         if not whole.is_plain:
             reason = _once("divided", self.job, self.model, self.reached)
             if reason is not None:
@@ -68,11 +68,11 @@ class Optimizers:
         part = divided(whole, live)
         return Updates(self.job, part, self.schedule, live)
 
-    def _whole(self) -> Whole:
+    def _whole(self) -> WholeOptimizer:
         if self.whole is None:
             self.whole = whole_optimizer(self.job, self.model)
             if self.job.scheduler is not None and self.schedule is None:
-                self.schedule = Schedule(self.job, self.whole.optimizer)
+                self.schedule = JobScheduler(self.job, self.whole.optimizer)
         return self.whole
 
     def release(self) -> None:
@@ -106,7 +106,7 @@ def eager_updates(job: Job, model: nn.Module) -> Updates:
     Raises:   JobError: the optimizer is none, or not one of its parameters.
     """
     whole = whole_optimizer(job, model, is_new=True)
-    schedule = None if job.scheduler is None else Schedule(job, whole.optimizer)
+    schedule = None if job.scheduler is None else JobScheduler(job, whole.optimizer)
     return Updates(job, whole, schedule, whole.parameters, is_whole=True)
 
 
@@ -235,7 +235,7 @@ class _Trial:
     def divided(self) -> Found:
         """Return what an optimizer for each parameter does."""
         whole = whole_optimizer(self.job, self.newest, is_new=True)
-        schedule = None if self.job.scheduler is None else Schedule(self.job, whole.optimizer)
+        schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
         values = self._values()
         live = {n: nn.Parameter(values[n]) for n, p in self.parameters.items() if p.requires_grad}
         parts = [
@@ -281,7 +281,7 @@ class _Trial:
 
     def _on_loan(self, values: dict[str, Tensor]) -> tuple[Updates, dict[str, Tensor]]:
         whole = whole_optimizer(self.job, self.newest, is_new=True)
-        schedule = None if self.job.scheduler is None else Schedule(self.job, whole.optimizer)
+        schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
         values = {**self._buffers(), **values}
         loan = Loan(whole, values)
         return Updates(self.job, whole, schedule, whole.parameters, loan), values
@@ -319,7 +319,7 @@ def _held(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _own_values(whole: Whole) -> Generator[None]:
+def _own_values(whole: WholeOptimizer) -> Generator[None]:
     """Let parameters and buffers have copies of their values, and put the values back."""
     held = list(_held(whole.model).values())
     before = [tensor.data for tensor in held]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.batches import Reads
+from penstock.batches import ReadNumbers
 from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.memory import moved
 from penstock.graph.stages import Segment, SegmentKind, Stages
@@ -29,7 +29,7 @@ from penstock.runtime.carried import Carried, Carries
 from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
 from penstock.runtime.optimizer import optimizers_of
-from penstock.runtime.reader import Order, Reader
+from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
 from penstock.runtime.weights import StageWeights
@@ -227,19 +227,21 @@ class Rank:
 
     # -- what calls ask for ------------------------------------------------------------------
 
-    def leaves(self, order: Order, at: int) -> list[Any]:
+    def leaves(self, order: ReadOrder, at: int) -> list[Any]:
         """Return the leaves of the micro-batch that is read as number `at` of the window.
 
         They are nobody else's, so they may be kept for as long as they are needed.
         Raises:   RunError: the data ended.  GraphError: the batch does not fit the graph.
         """
         first = self.progress.first_step * order.per_step
-        return self._reader.read(Reads(first, order.places, order.every, at), self.capture.leaves)
+        return self._reader.read(
+            ReadNumbers(first, order.places, order.every, at), self.capture.leaves
+        )
 
-    def order(self, program: Program) -> Order:
+    def order(self, program: Program) -> ReadOrder:
         """Return the order, still empty, in which this rank reads in a window of `program`."""
         per_step = program.num_micro_batches * self.replicas
-        return Order([], program.num_steps * per_step, per_step)
+        return ReadOrder([], program.num_steps * per_step, per_step)
 
     def place(self, micro_batch: int, per_step: int) -> int:
         """Return the number of a micro-batch of the window, counted from the window's first."""

@@ -50,7 +50,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-class Schedule:
+class JobScheduler:
     """The job's scheduler on the whole optimizer of a rank.
 
     Raises:   JobError: what the job returns is no scheduler, or needs a metric.
@@ -135,7 +135,7 @@ def _check(scheduler: Any) -> None:
 class Rates:
     """Sets the options of one optimizer, whole or of a stage, to those of a step."""
 
-    def __init__(self, job: Job, optimizer: Optimizer, schedule: Schedule | None) -> None:
+    def __init__(self, job: Job, optimizer: Optimizer, schedule: JobScheduler | None) -> None:
         self.rate, self.optimizer, self.schedule = job.learning_rate, optimizer, schedule
         self.first = options_of(optimizer) if schedule is None else schedule.first
         if job.learning_rate is not None and any("lr" not in group for group in self.first):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from penstock.batches import Reads, read
+from penstock.batches import ReadNumbers, read
 from penstock.errors import RunError
 from penstock.graph.code import GENERATOR
 from penstock.graph.contents import own, seen
@@ -19,7 +19,7 @@ from penstock.job import Job
 T = TypeVar("T")
 
 
-class Order(NamedTuple):
+class ReadOrder(NamedTuple):
     """Which micro-batches a rank reads in a window, in order; window after window the same.
 
     places:    their numbers, counted from the window's first.
@@ -44,7 +44,7 @@ class Reader:
         self._batches: Iterator[Any] = iter(())
         self._numbers: Iterator[int] = iter(())
 
-    def read(self, reads: Reads, fitting: Callable[[Any], T]) -> T:
+    def read(self, reads: ReadNumbers, fitting: Callable[[Any], T]) -> T:
         """Return `fitting(batch)` of the next micro-batch of `reads`.
 
         Raises:   RunError: the data ended.  What `fitting` raises.

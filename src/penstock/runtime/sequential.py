@@ -31,7 +31,7 @@ Weights = dict[str, Tensor]
 
 
 @dataclass(slots=True)
-class _Stage:
+class _StageState:
     """One stage's parameters, its optimizer, and what each of its versions is predicted to become.
 
     versions:  by number; adds: what one more update is predicted to add to each.
@@ -86,7 +86,7 @@ def sequential(
 
 def _stages(
     job: Job, model: torch.nn.Module, program: Program, stages: Stages, graph: Graph
-) -> list[_Stage]:
+) -> list[_StageState]:
     rule, sizes = program.weight_rule, (program.num_stages, program.num_micro_batches)
     owner = {graph.nodes[p].name: s.index for s in reversed(stages.stages) for p in s.parameters}
     shared = [p for p, held in stages.tied if len(held) > 1]
@@ -98,10 +98,10 @@ def _stages(
     history = rule.history(*sizes).tolist()
     reached = [name for name, gradient in graph.gradients.items() if gradient is not None]
     optimizers = Optimizers(job, model, reached)
-    parts: list[_Stage] = []
+    parts: list[_StageState] = []
     for stage in range(program.num_stages):
         own = {n: p for n, p in model.named_parameters() if p.requires_grad and owner[n] == stage}
-        part = _Stage(list(own), own, optimizers.of(own, {}), rule.staleness(stage, *sizes))
+        part = _StageState(list(own), own, optimizers.of(own, {}), rule.staleness(stage, *sizes))
         start = {name: parameter.detach().clone() for name, parameter in own.items()}
         part.versions = {-k: start for k in range(history[stage] + 1)}
         zero = {name: torch.zeros_like(value) for name, value in start.items()}
@@ -111,7 +111,11 @@ def _stages(
 
 
 def _gradients(
-    job: Job, model: torch.nn.Module, parts: list[_Stage], program: Program, of: tuple[int, Any]
+    job: Job,
+    model: torch.nn.Module,
+    parts: list[_StageState],
+    program: Program,
+    of: tuple[int, Any],
 ) -> Weights:
     """Return the gradient of one micro-batch: (its number in the window, the batch)."""
     number, batch = of
@@ -154,7 +158,7 @@ def _swapping(
     return pack, unpack
 
 
-def _update(part: _Stage, rule: WeightRule, step: int) -> None:
+def _update(part: _StageState, rule: WeightRule, step: int) -> None:
     """Make version step + 1."""
     before, factor = part.versions[step], 1.0
     if part.updates is not None:
@@ -185,7 +189,7 @@ def _update(part: _Stage, rule: WeightRule, step: int) -> None:
     part.adds[step + 1] = added
 
 
-def _moments(part: _Stage, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _moments(part: _StageState, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     assert part.updates is not None
     parameter, optimizer = part.updates.parameters[name], part.updates.optimizer
     for group in optimizer.param_groups:
@@ -194,7 +198,7 @@ def _moments(part: _Stage, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     raise AssertionError(f"{name} is in no group of the optimizer")
 
 
-def _velocity(part: _Stage, name: str, moment: Tensor | None = None) -> Tensor:
+def _velocity(part: _StageState, name: str, moment: Tensor | None = None) -> Tensor:
     """Return what the optimizer subtracts for its first moment, or for another one."""
     group, state = _moments(part, name)
     if "exp_avg" in state:
@@ -208,7 +212,7 @@ def _velocity(part: _Stage, name: str, moment: Tensor | None = None) -> Tensor:
     return group["lr"] * (buffer if moment is None else moment)
 
 
-def _compensate(part: _Stage, name: str, before: Tensor) -> None:
+def _compensate(part: _StageState, name: str, before: Tensor) -> None:
     """Put what spike compensation makes of the update in its place.
 
     After SGD:  w(t+1) = w(t) - lr * (a * v(t+1) + b * g), a = m^D, b = (1 - m^D) / (1 - m).

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
 
 
-class Own(NamedTuple):
+class LocalStages(NamedTuple):
     """The stages that live on a rank.
 
     stages:  all of them.
@@ -30,7 +30,7 @@ class Own(NamedTuple):
     added: Container[tuple[int, int]]
 
 
-def sum_call(rank: "Rank", reduce: Reduce, own: Own) -> Call:
+def sum_call(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     """Return the call of one Reduce on a rank with the stages `own`."""
     match reduce.how:
         case "tied":
@@ -47,7 +47,7 @@ def sum_call(rank: "Rank", reduce: Reduce, own: Own) -> Call:
             )
 
 
-def _tied(rank: "Rank", reduce: Reduce, own: Own) -> Call:
+def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     """Sum the gradients of one parameter over the stages that hold it, here and elsewhere."""
     nodes = rank.capture.graph.nodes
     node, holders = next(
@@ -77,7 +77,7 @@ def _tied(rank: "Rank", reduce: Reduce, own: Own) -> Call:
     return call
 
 
-def _replicas(rank: "Rank", reduce: Reduce, own: Own) -> Call:
+def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     """Sum all gradients of a stage over all ranks on which it lives.
 
     A tied one has been summed over the ranks of this replica, and counts on the first of them.
@@ -100,7 +100,7 @@ def _replicas(rank: "Rank", reduce: Reduce, own: Own) -> Call:
     return call
 
 
-def _validate(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[int], None]:
+def _validate(rank: "Rank", own: LocalStages, ranks: tuple[int, ...]) -> Callable[[int], None]:
     """Where gradients have to be clipped, take the last update back, clip, and update again.
 
     The weights are then those of an update after the norm, bit for bit.
@@ -118,7 +118,7 @@ def _validate(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[int],
     return call
 
 
-def _clip(rank: "Rank", own: Own, ranks: tuple[int, ...]) -> Callable[[int], bool]:
+def _clip(rank: "Rank", own: LocalStages, ranks: tuple[int, ...]) -> Callable[[int], bool]:
     """Return what clips in a step of the run, and says whether that changed anything.
 
     Scale gradients so that the norm over all stages is at most the job's clip_norm.
@@ -163,7 +163,7 @@ def _bad(norms: Tensor) -> list[int]:
     return [number for number, norm in enumerate(norms) if not isfinite(float(norm))]
 
 
-def _counted(rank: "Rank", own: Own) -> Iterator[tuple[int, list[int]]]:
+def _counted(rank: "Rank", own: LocalStages) -> Iterator[tuple[int, list[int]]]:
     """Yield each stage of a rank, and the parameters whose norms this rank tells of."""
     owner = {node: holders[0] for node, holders in rank.stages.tied}
     reached = {node for stage in rank.stages.stages for node, _ in stage.backward.gradients}

@@ -17,15 +17,15 @@ from penstock import _compat
 from penstock.errors import JobError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
-from penstock.graph.optimizer import Loan, Whole, take_over
+from penstock.graph.optimizer import Loan, WholeOptimizer, take_over
 from penstock.job import Job
-from penstock.runtime.kept import Own, nested, put_state, take_state, tensors_in
-from penstock.runtime.rates import Rates, Schedule
+from penstock.runtime.kept import ExtraState, nested, put_state, take_state, tensors_in
+from penstock.runtime.rates import JobScheduler, Rates
 
 SEED = 0x6A09E667  # added to the job's: an optimizer draws other numbers than the model
 
 
-def divided(whole: Whole, live: Mapping[str, nn.Parameter]) -> Whole:
+def divided(whole: WholeOptimizer, live: Mapping[str, nn.Parameter]) -> WholeOptimizer:
     """Return the optimizer of some parameters: `whole` with `live` in place of its own."""
     memo: dict[int, Any] = {id(p): live.get(name, p) for name, p in whole.parameters.items()}
     memo[id(whole.model)] = whole.model
@@ -45,7 +45,7 @@ def divided(whole: Whole, live: Mapping[str, nn.Parameter]) -> Whole:
         memo[id(one)].__dict__ = {k: copy.deepcopy(value, memo) for k, value in held.items()}
     for name, parameter in live.items():
         vars(parameter).update(copy.deepcopy(vars(whole.parameters[name]), memo))
-    return Whole(memo[id(whole.optimizer)], whole.model)
+    return WholeOptimizer(memo[id(whole.optimizer)], whole.model)
 
 
 def _state_of(
@@ -70,8 +70,8 @@ class Updates:
     def __init__(
         self,
         job: Job,
-        whole: Whole,
-        schedule: Schedule | None,
+        whole: WholeOptimizer,
+        schedule: JobScheduler | None,
         parameters: Mapping[str, nn.Parameter],
         loan: Loan | None = None,
         *,
@@ -81,7 +81,9 @@ class Updates:
         self.parameters, self.loan, self.seed = parameters, loan, job.seed + SEED
         self.rates = Rates(job, whole.optimizer, schedule)
         is_whole = is_whole or loan is not None
-        self.own = None if self.is_plain else Own(self.optimizer, parameters, is_whole=is_whole)
+        self.own = (
+            None if self.is_plain else ExtraState(self.optimizer, parameters, is_whole=is_whole)
+        )
         self.names = list(parameters)
         self.rows = [(p, p.detach(), p.data_ptr()) for p in parameters.values()]
 

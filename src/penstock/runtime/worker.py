@@ -140,13 +140,13 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
         checkpoint.discard(task.checkpoints)
         forget(task.checkpoints)
     transport.barrier()
-    watch = _Watch(rank, Control(task.board, task.every_s))
+    watch = _WindowRunner(rank, Control(task.board, task.every_s))
     with leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)):
         _run_windows(task, watch, bound)
     return watch.result(time.perf_counter())
 
 
-def _run_windows(task: Task, watch: "_Watch", bound: Mapping[int, list[Bound]]) -> None:
+def _run_windows(task: Task, watch: "_WindowRunner", bound: Mapping[int, list[Bound]]) -> None:
     once = _run_once(task)
     with torch.no_grad():
         for number, (program, first_step) in enumerate(task.windows):
@@ -207,7 +207,7 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def _is_over(task: Task, watch: "_Watch", number: int) -> bool:
+def _is_over(task: Task, watch: "_WindowRunner", number: int) -> bool:
     """Write the checkpoint that is due after a window; return whether it was the last one."""
     (program, first_step), rank = task.windows[number], watch.rank
     step, is_last = first_step + program.num_steps, number == len(task.windows) - 1
@@ -322,7 +322,7 @@ class _Window(NamedTuple):
     is_once: bool
 
 
-class _Watch:
+class _WindowRunner:
     """Runs windows and remembers enough of them to show a typical one."""
 
     def __init__(self, rank: Rank, control: Control) -> None:

@@ -57,7 +57,7 @@ def annealed(
     took_s = np.repeat(table, shape[1], axis=1)
     took_s[1, whole] += took_s[2, whole]
     message_s = float(seconds.message_s) if seconds else 0.0
-    work = _Clock(took_s.ravel(), whole, schedule.ranks.astype(np.int64), message_s)
+    work = _ActionTimes(took_s.ravel(), whole, schedule.ranks.astype(np.int64), message_s)
     actions = (rows * len(whole) + cells).astype(np.int64)
     best = _anneal(actions, orders.offsets, work, (most, moves, seed))
     kinds, stages, numbers = np.unravel_index(best, (3, *shape))
@@ -67,7 +67,7 @@ def annealed(
     return replace(schedule, orders=made, name=annealed.__name__)
 
 
-class _Clock(NamedTuple):
+class _ActionTimes(NamedTuple):
     """Actions by number, (kind * S + stage) * M + micro-batch; I and B are of one kind."""
 
     took_s: Floats
@@ -80,7 +80,7 @@ class _Clock(NamedTuple):
 def _anneal(
     actions: IntArray,
     offsets: IntArray,
-    work: _Clock,
+    work: _ActionTimes,
     settings: tuple[int, int, int],
 ) -> IntArray:
     """Return the best order of all actions met, rank after rank as in `actions`."""
@@ -118,7 +118,7 @@ def _shift(actions: IntArray, place: int, other: int) -> None:
 
 
 @compiled
-def _step_s(actions: IntArray, offsets: IntArray, work: _Clock, limit: int) -> float:
+def _step_s(actions: IntArray, offsets: IntArray, work: _ActionTimes, limit: int) -> float:
     """Return the step, infinity if it never ends or a rank holds more than `limit`."""
     if not _fits(actions, offsets, work.whole, limit):
         return np.inf

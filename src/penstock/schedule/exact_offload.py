@@ -119,7 +119,7 @@ def exact_offload(
     """
     times, most = seconds or Seconds(), num_stages if limit is None else limit
     table = times.table(num_stages, split=True)
-    case = _Setting(
+    case = _OffloadSetting(
         num_micro_batches, times, np.concatenate([table, copies.table(num_stages)]), most
     )
     shape, sixth_s = (num_stages, num_micro_batches), time_limit_s / 6
@@ -136,7 +136,7 @@ def exact_offload(
     return _optimum(case, _with_few_copies(case, found), bound_s)
 
 
-class _Setting(NamedTuple):
+class _OffloadSetting(NamedTuple):
     num_micro_batches: int
     seconds: Seconds
     table: Floats  # seconds of [F, I, W, reload, offload], [stage]
@@ -154,12 +154,12 @@ def _step_s(found: _Played) -> float:
     return found.step_s
 
 
-def _played(case: _Setting, order: IntArray, away: IntArray) -> _Played:
+def _played(case: _OffloadSetting, order: IntArray, away: IntArray) -> _Played:
     played = play(order, away, case.table, float(case.seconds.message_s), case.limit)
     return _Played(order, away, *played)
 
 
-def _moved(case: _Setting, found: _Played, bound_s: float) -> _Played:
+def _moved(case: _OffloadSetting, found: _Played, bound_s: float) -> _Played:
     """Return the best of what comes from moving actions about in `found` and in other starts."""
     pace = float(case.seconds.message_s), case.limit
     settings = bound_s * (1 + LESS), min(_MOST_MOVES, _ACTIONS // found.order.size), 0
@@ -169,7 +169,7 @@ def _moved(case: _Setting, found: _Played, bound_s: float) -> _Played:
     return found
 
 
-def _starts(case: _Setting) -> Iterator[_Played]:
+def _starts(case: _OffloadSetting) -> Iterator[_Played]:
     """Yield greedy schedules that hold more than the limit, with all activations offloaded."""
     num_stages, num_micro_batches = case.table.shape[1], case.num_micro_batches
     away = np.ones((num_stages, num_micro_batches), np.int64)
@@ -198,7 +198,7 @@ def _order(orders: Orders, num_micro_batches: int, limit: int | None) -> IntArra
     return np.array(rows, np.int64)
 
 
-def _solved(case: _Setting, found: _Played, time_limit_s: float) -> tuple[_Played, float]:
+def _solved(case: _OffloadSetting, found: _Played, time_limit_s: float) -> tuple[_Played, float]:
     """Return the best below `found` that the solver finds, else `found`, and a lower bound."""
     num_stages, num_micro_batches = found.away.shape
     below_s, all_of_them = found.step_s * (1 - LESS), max(case.limit, num_micro_batches)
@@ -211,7 +211,7 @@ def _solved(case: _Setting, found: _Played, time_limit_s: float) -> tuple[_Playe
     return better, min(below_s, bound_s)
 
 
-def _with_few_copies(case: _Setting, found: _Played) -> _Played:
+def _with_few_copies(case: _OffloadSetting, found: _Played) -> _Played:
     """Return `found` without the copies that it can do without, one after the other."""
     for stage, m in np.argwhere(found.away).tolist():
         away = found.away.copy()
@@ -222,7 +222,7 @@ def _with_few_copies(case: _Setting, found: _Played) -> _Played:
     return found
 
 
-def _optimum(case: _Setting, found: _Played, bound_s: float) -> OffloadOptimum:
+def _optimum(case: _OffloadSetting, found: _Played, bound_s: float) -> OffloadOptimum:
     num_stages, num_micro_batches = found.away.shape
     orders: list[list[Action]] = []
     starts_s: list[tuple[float, ...]] = []

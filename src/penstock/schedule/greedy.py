@@ -111,7 +111,7 @@ def greedy_few(
     table = seconds.table(len(ranks), split=split)
     lanes, need = _lanes(ranks, len(rules[0].limit))
     least_s = least_step_s(ranks, table, seconds.message_s)
-    states: list[_Timeline] = []
+    states: list[_LaneState] = []
     for each in rules:
         ahead = np.full_like(each.limit, NO_LIMIT) if each.ahead is None else each.ahead
         _check_limit(need, np.minimum(each.limit, ahead))
@@ -133,7 +133,7 @@ def greedy_few(
     return [_result(state, split=split) for state in few]
 
 
-def _result(state: "_Timeline", *, split: bool) -> Result:
+def _result(state: "_LaneState", *, split: bool) -> Result:
     codes = np.array([0, 2, 3] if split else [0, 1, 1], np.uint8)
     stages, numbers = state.stages.astype(np.int32), state.numbers.astype(np.int32)
     orders = Orders(codes[state.kinds], stages, numbers, state.offsets)
@@ -178,7 +178,7 @@ class _Lanes(NamedTuple):
     limit: IntArray  # of [limit, ahead], [rank]
 
 
-class _Timeline(NamedTuple):
+class _LaneState(NamedTuple):
     done_s: Floats  # ends of [F, I, W], [stage], [micro-batch]
     at: IntArray  # next place in its lane of [F, I, W], [lane]
     need: IntArray  # forwards to come, of [rank], [micro-batch]
@@ -227,11 +227,11 @@ def least_step_s(ranks: IntArray, table: Floats, message_s: float) -> float:
     return float((first_s + work_s)[np.unique(ranks)].max())
 
 
-def _state(work: _Lanes, need: IntArray, num_kinds: int) -> _Timeline:
+def _state(work: _Lanes, need: IntArray, num_kinds: int) -> _LaneState:
     shape, num_ranks = work.ranks.shape, len(need)
     offsets = num_kinds * work.start[work.first]
     kinds, stages, numbers = np.zeros((3, int(offsets[-1])), np.int64)
-    return _Timeline(
+    return _LaneState(
         done_s=np.full((3, *shape), np.inf),
         at=np.zeros((3, len(work.stage)), np.int64),
         need=need.copy(),
@@ -258,7 +258,7 @@ def _check_limit(need: IntArray, limit: IntArray) -> None:
 
 
 @compiled
-def _run(work: _Lanes, state: _Timeline, pace: tuple[float, float, bool]) -> None:
+def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, bool]) -> None:
     """Let the ranks work in the order of time."""
     message_s, patience, in_order = pace
     num_kinds = len(state.kinds) // max(1, work.ranks.size)
@@ -287,7 +287,7 @@ def _run(work: _Lanes, state: _Timeline, pace: tuple[float, float, bool]) -> Non
 
 @compiled
 def _choose(
-    work: _Lanes, state: _Timeline, rank: int, message_s: float, in_order: bool, num_kinds: int
+    work: _Lanes, state: _LaneState, rank: int, message_s: float, in_order: bool, num_kinds: int
 ) -> tuple[int, int, float]:
     """Return the kind and lane of the best action that may start, -1 if none may, and when the
     first of the others can for all that is known."""
@@ -356,7 +356,9 @@ def _has_room(held: IntArray, need: IntArray, oldest: int, micro_batch: int, roo
 
 
 @compiled
-def _start(work: _Lanes, state: _Timeline, rank: int, kind: int, lane: int, num_kinds: int) -> None:
+def _start(
+    work: _Lanes, state: _LaneState, rank: int, kind: int, lane: int, num_kinds: int
+) -> None:
     """Do an action: write it down, with its end and the activation that it takes or frees."""
     stage, place = work.stage[lane], state.filled[rank]
     m = work.micro_batch[work.start[lane] + state.at[kind, lane]]

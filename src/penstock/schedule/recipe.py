@@ -282,12 +282,12 @@ def from_json(content: Json) -> AnySchedule:
         raise ScheduleError(f"schedule is {content!r:.60}, neither text nor object", hint=hint)
     if "builder" not in content:
         return Schedule.from_json(content)
-    written = typed(_Written, content)
+    written = typed(_RecipeFile, content)
     return replace(Recipe.parse(written.builder), seconds=Seconds(*astuple(written.seconds)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _SecondsFile:
     """Seconds, as files have them."""
 
     forward_s: float | tuple[float, ...]
@@ -297,11 +297,11 @@ class _Times:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _RecipeFile:
     """A recipe with seconds, as files have it."""
 
     builder: str
-    seconds: _Times
+    seconds: _SecondsFile
 
 
 @cache

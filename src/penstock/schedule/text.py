@@ -38,7 +38,7 @@ class Fields(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _ScheduleFile:
     """A schedule as in a file."""
 
     name: str
@@ -105,7 +105,7 @@ def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -
         raise ScheduleError(f"this is a {what}, not a schedule", hint="give the file of a schedule")
     rest = {key: value for key, value in content.items() if key != "penstock"}
     with damage("schedule", ScheduleError, hint="write it with `penstock schedule NAME --out`"):
-        written = typed(_Written, rest)
+        written = typed(_ScheduleFile, rest)
         orders = [
             _actions(line.split(), f"rank {rank}") for rank, line in enumerate(written.orders)
         ]

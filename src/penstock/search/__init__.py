@@ -4,7 +4,7 @@ from penstock.search.candidate import Candidate as Candidate
 from penstock.search.candidate import Objective as Objective
 from penstock.search.field import Tally as Tally
 from penstock.search.field import front_of as front_of
-from penstock.search.search import Found as Found
+from penstock.search.search import SearchResult as SearchResult
 from penstock.search.search import evaluate as evaluate
 from penstock.search.search import search as search
-from penstock.search.shapes import Wish as Wish
+from penstock.search.shapes import Fixed as Fixed

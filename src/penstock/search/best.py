@@ -8,7 +8,7 @@ from penstock.plan import Plan
 from penstock.profile import Profiles
 from penstock.search.candidate import Objective
 from penstock.search.search import search as search_all
-from penstock.search.shapes import Wish
+from penstock.search.shapes import Fixed
 from penstock.search.simplest import ERROR
 
 
@@ -19,15 +19,15 @@ def search(
     *,
     objective: Objective = "time",
     micro_batches: int | None = None,
-    wish: Wish = Wish(),  # noqa: B008 - a frozen record
+    fixed: Fixed = Fixed(),  # noqa: B008 - a frozen record
 ) -> Plan:
     """Return the best plan, with its reasons and what is predicted of it.
 
     Of plans that are predicted to be as fast, but for the usual error, the simplest is taken.
 
     micro_batches:  per step over all replicas; default: those of the graph's job.
-    Raises:         PlanError: nothing fits the wish or the memory; a graph from a file without
-                    micro_batches.
+    Raises:         PlanError: nothing fits what is fixed, or the memory; a graph from a file
+                    without micro_batches.
     """
     job = graph.job if isinstance(graph, Traced) else None
     if micro_batches is None and job is not None:
@@ -43,6 +43,6 @@ def search(
         objective=objective,
         error=ERROR,
         clip=job is not None and job.clip_norm is not None,
-        wish=wish,
+        fixed=fixed,
     )
     return found.plan

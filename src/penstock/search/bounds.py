@@ -25,13 +25,13 @@ from penstock.graph.owners import owners_of
 from penstock.profile import Profile
 from penstock.schedule import Schedule
 from penstock.schedule.orders import KINDS, B, F, I, Orders, U, W
-from penstock.simulate.price import Held
+from penstock.simulate.price import DeviceMemory
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class ActionCounts:
     """How many actions of each kind every rank does of each stage: number[kind, rank, stage].
 
     first   stage of the first action of each rank
@@ -48,7 +48,7 @@ class Counts:
         return self.number[F]
 
 
-def counts_of(schedule: Schedule) -> Counts:
+def counts_of(schedule: Schedule) -> ActionCounts:
     """Return the counts of one step of a synchronous schedule."""
     orders = schedule.orders
     number = np.zeros((len(KINDS), len(orders), schedule.num_stages), np.int64)
@@ -58,10 +58,10 @@ def counts_of(schedule: Schedule) -> Counts:
     first, last = orders.stages[orders.offsets[:-1]], orders.stages[orders.offsets[1:] - 1]
     split = number[I].any() or number[W].any()
     ends = np.zeros(len(orders), np.int64) if split else last.astype(np.int64)
-    return Counts(number, first.astype(np.int64), ends)
+    return ActionCounts(number, first.astype(np.int64), ends)
 
 
-def most_held(orders: Orders, held: Sequence[Held]) -> NDArray[np.int64]:
+def most_held(orders: Orders, held: Sequence[DeviceMemory]) -> NDArray[np.int64]:
     """Return the bytes of every rank of a replica at its fullest: [rank, kind of device].
 
     Ignores:  messages that wait, and what a validated update keeps.
@@ -90,7 +90,7 @@ class RankWork:
 
 
 def longest_s(
-    counts: Counts, work: RankWork, places: Sequence[int], ends_s: Floats | None = None
+    counts: ActionCounts, work: RankWork, places: Sequence[int], ends_s: Floats | None = None
 ) -> float:
     """Return the bound of a step, in seconds.
 

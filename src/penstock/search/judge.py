@@ -27,10 +27,10 @@ from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.schedule import Schedule, weight_copies
 from penstock.schedule.recipe import AnySchedule
-from penstock.search.bounds import Counts, Pieces, counts_of, longest_s, most_held, pieces_of
+from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, most_held, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
-from penstock.simulate.price import Held, check_profile, costs_of, held_of, memory_on
+from penstock.simulate.price import DeviceMemory, check_profile, costs_of, held_of, memory_on
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
@@ -44,7 +44,7 @@ class Priced(NamedTuple):
 
     stages: Stages
     costs: Costs
-    held: tuple[Held, ...]
+    held: tuple[DeviceMemory, ...]
 
 
 class Judge:
@@ -66,7 +66,7 @@ class Judge:
         self._clusters: dict[tuple[str, ...], Cluster] = {}
         self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._schedules: dict[tuple[AnySchedule, int, int, int, int], Schedule] = {}
-        self._counts: dict[tuple[AnySchedule, int, int, int], Counts] = {}
+        self._counts: dict[tuple[AnySchedule, int, int, int], ActionCounts] = {}
         self._priced: dict[tuple[object, ...], Priced] = {}
 
     def cluster_of(self, hosts: tuple[str, ...]) -> Cluster:
@@ -223,7 +223,7 @@ class Judge:
     def _pieces(self) -> Pieces:
         return pieces_of(self.graph, self.profiles)
 
-    def _counts_of(self, plan: Plan) -> Counts:
+    def _counts_of(self, plan: Plan) -> ActionCounts:
         plan = bare(plan)  # each rank does the same, in whatever order
         key = plan.schedule, plan.num_stages, plan.num_micro_batches, plan.num_ranks
         if key not in self._counts:

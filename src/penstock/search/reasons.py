@@ -10,13 +10,13 @@ from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
-from penstock.search.shapes import Wish
+from penstock.search.shapes import Fixed
 from penstock.simulate.sharing import crowded
 from penstock.units import format_bytes, format_seconds
 
 
 def reasons(
-    best: Candidate, field: Field, judge: Judge, wish: Wish, devices: Sequence[Sequence[int]]
+    best: Candidate, field: Field, judge: Judge, fixed: Fixed, devices: Sequence[Sequence[int]]
 ) -> tuple[Decision, ...]:
     """Return the decisions of the best candidate, each with the best that decides otherwise.
 
@@ -32,24 +32,26 @@ def reasons(
         return _against(best, field, judge, name, value)
 
     plan = best.plan
-    ranks = against("ranks", wish.ranks, lambda p: p.total_ranks)
-    replicas = against("replicas", wish.replicas, lambda p: p.replicas)
-    stages = against("number of stages", wish.stages, lambda p: p.num_stages)
-    schedule = against("schedule", wish.schedule, lambda p: name_of(p.schedule))
-    again = against("recompute", wish.recompute, _how_much)
+    ranks = against("ranks", fixed.ranks, lambda p: p.total_ranks)
+    replicas = against("replicas", fixed.replicas, lambda p: p.replicas)
+    stages = against("number of stages", fixed.stages, lambda p: p.num_stages)
+    schedule = against("schedule", fixed.schedule, lambda p: name_of(p.schedule))
+    again = against("recompute", fixed.recompute, _how_much)
     per = f"{plan.num_micro_batches} per replica"
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (
-        Decision("ranks", str(plan.total_ranks), by(wish.ranks), ranks),
+        Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
         *_cores(judge, plan),
         *_hosts(best, field, judge),
-        Decision("replicas", str(plan.replicas), by(wish.replicas), replicas),
-        Decision("stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(wish.stages), stages),
+        Decision("replicas", str(plan.replicas), by(fixed.replicas), replicas),
+        Decision(
+            "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(fixed.stages), stages
+        ),
         Decision("cuts", cuts, "search", _balance(judge, plan, devices)),
-        Decision("schedule", _made_for(plan), by(wish.schedule), schedule),
+        Decision("schedule", _made_for(plan), by(fixed.schedule), schedule),
         Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
-        Decision("recompute", _yes_no(plan), by(wish.recompute), again),
-        *((Decision("offload", wish.offload, "user", "asked for"),) if wish.offload else ()),
+        Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
+        *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
         _rests_on(judge),
     )
 

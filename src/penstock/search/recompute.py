@@ -11,7 +11,7 @@ from penstock.plan import Plan, is_asynchronous
 from penstock.schedule.orders import F
 from penstock.search.bounds import most_held
 from penstock.search.judge import Judge
-from penstock.simulate.price import Held
+from penstock.simulate.price import DeviceMemory
 
 _MOST = 8  # stages of a rank of which all subsets are tried; of more: the cheapest ones
 
@@ -63,7 +63,7 @@ def _ways(stages: Sequence[int], forward_s: NDArray[np.float64]) -> list[tuple[i
     return sorted(ways, key=lambda way: (sum(forward_s[stage] for stage in way), way))
 
 
-def _mixed(keeps: Held, again: Held, mask: NDArray[np.bool_]) -> Held:
+def _mixed(keeps: DeviceMemory, again: DeviceMemory, mask: NDArray[np.bool_]) -> DeviceMemory:
     """Return the bytes of stages that recompute where `mask` says so."""
     return replace(
         keeps,

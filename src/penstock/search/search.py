@@ -22,7 +22,7 @@ from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
-from penstock.search.shapes import Shape, Wish, nothing_fits, shapes
+from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
 from penstock.search.simplest import simplest, why_simplest
 from penstock.timeline import Timeline
 
@@ -30,7 +30,7 @@ _POLISHED = 3  # candidates whose cuts are moved
 _POLISHED_UNLIKE = 8  # of unlike devices
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search found.
 
     plan        the best, with its reasons and what is predicted of it
@@ -49,7 +49,7 @@ class Found(NamedTuple):
     cut_short: bool
 
 
-def search(  # noqa: PLR0913 - what there is, and one for each wish
+def search(  # noqa: PLR0913 - what there is, and one for each request
     graph: Graph,
     profiles: Profiles,
     cluster: Cluster,
@@ -57,13 +57,13 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     micro_batches: int,
     objective: Objective = "time",
     clip: bool = False,
-    wish: Wish = Wish(),  # noqa: B008 - a frozen record
+    fixed: Fixed = Fixed(),  # noqa: B008 - a frozen record
     error: float = 0.0,
     prune: bool = True,
     with_front: bool = False,
     is_over: Callable[[], bool] = lambda: False,
     progress: Callable[[int, int], None] | None = None,
-) -> Found:
+) -> SearchResult:
     """Return the best plan with its reasons, and what else was found.
 
     profiles:       one for all devices, or one for each kind.
@@ -75,46 +75,46 @@ def search(  # noqa: PLR0913 - what there is, and one for each wish
     with_front:     whether to find the front too; then those are simulated that may be of it.
     is_over:        whether the time for searching is over.  Then the best so far is returned, as
                     soon as there is a usable one.
-    Asynchronous schedules change the mathematics: they are tried only where `wish` names one.
-    Raises:   PlanError: nothing fits the wish, or nothing fits the memory.
-              ScheduleError: the wish names a schedule that does not exist.
+    Asynchronous schedules change the mathematics: they are tried only where `fixed` names one.
+    Raises:   PlanError: nothing fits what is fixed, or the memory.
+              ScheduleError: `fixed` names a schedule that does not exist.
               ProfileError: a profile is of another graph, or none is of some device.
     """
-    judge = Judge(graph, profiles, cluster, suits=not _has_seconds(wish))
+    judge = Judge(graph, profiles, cluster, suits=not _has_seconds(fixed))
     cutter = _Cutter(judge, clip=clip)
     plans = [
         plan
-        for shape in shapes(graph, cluster, micro_batches, wish)
-        for plan in cutter.plans(shape, wish)
+        for shape in shapes(graph, cluster, micro_batches, fixed)
+        for plan in cutter.plans(shape, fixed)
     ]
     if not plans:
-        raise nothing_fits(graph, cluster, micro_batches, wish)
-    rescues = wish.recompute is None and wish.offload is None
+        raise nothing_fits(graph, cluster, micro_batches, fixed)
+    rescues = fixed.recompute is None and fixed.offload is None
     effort = Effort(prune, rescues, is_over, progress)
     field = Field(judge, plans, objective, effort)
     best, *others = _polished(field)
     cut_short = field.was_cut_short
-    why = reasons(best, field, judge, wish, cutter.devices(best.plan))
+    why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
     chosen = simplest(judge, best, [*others, *field.simulated], objective, error)
     if chosen is not best:
-        why = reasons(chosen, field, judge, wish, cutter.devices(chosen.plan))
+        why = reasons(chosen, field, judge, fixed, cutter.devices(chosen.plan))
         why = (*why, why_simplest(judge, chosen, best))
     prediction = Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd)
     front = front_of([best, *others, *field.front()]) if with_front else ()
     candidates = best, *others, *field.simulated
     candidates = candidates if chosen is best else (chosen, *candidates)
     plan = decide(chosen.plan, why, prediction)
-    return Found(plan, candidates, front, field.tally(), cut_short)
+    return SearchResult(plan, candidates, front, field.tally(), cut_short)
 
 
-def _has_seconds(wish: Wish) -> bool:
-    """Return whether the wish says for which seconds the schedule is to be built.
+def _has_seconds(fixed: Fixed) -> bool:
+    """Return whether `fixed` says for which seconds the schedule is to be built.
 
     Raises:   PlanError: it names a schedule that does not train.
     """
-    if wish.schedule is None:
+    if fixed.schedule is None:
         return False
-    asked = any_schedule(wish.schedule)
+    asked = any_schedule(fixed.schedule)
     if not trains(asked):
         hint = "take one of the others that `penstock schedule` lists"
         raise PlanError(f"{name_of(asked)} has no backward pass: it cannot train", hint=hint)
@@ -159,7 +159,7 @@ class _Cutter:
         self.judge, self.clip = judge, clip
         self._cuts: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
 
-    def plans(self, shape: Shape, wish: Wish) -> Iterator[Plan]:
+    def plans(self, shape: Shape, fixed: Fixed) -> Iterator[Plan]:
         """Yield the plans of a shape, with recompute and without."""
         bare = plan_by_hand(
             self.judge.graph,
@@ -170,12 +170,12 @@ class _Cutter:
             replicas=shape.replicas,
             clip=self.clip,
         )
-        bare, cuts = replace(bare, buffers=wish.buffers), self._cut(bare, shape)
+        bare, cuts = replace(bare, buffers=fixed.buffers), self._cut(bare, shape)
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
-        offload = () if wish.offload is None else (wish.offload,) * shape.stages
+        offload = () if fixed.offload is None else (fixed.offload,) * shape.stages
         bare = replace(bare, hosts=shape.hosts, early=early, offload=offload)
         plan = with_cuts(self.judge.graph, bare, cuts)
-        choices = (False, True) if wish.recompute is None else (wish.recompute,)
+        choices = (False, True) if fixed.recompute is None else (fixed.recompute,)
         for recompute in choices:
             yield replace(plan, recompute=(recompute,) * shape.stages)
 

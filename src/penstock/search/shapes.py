@@ -26,7 +26,7 @@ from penstock.schedule.recipe import (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Fixed:
     """What the user decided beforehand; None leaves it to the search.
 
     schedule:  a recipe, its name, or a schedule that stands for itself.
@@ -58,12 +58,12 @@ class Shape:
     hosts: tuple[str, ...] = ()
 
 
-def shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> Iterator[Shape]:
-    """Yield what `wish` leaves, on the first ranks in every order of hosts that is worth trying.
+def shapes(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixed) -> Iterator[Shape]:
+    """Yield what `fixed` leaves, on the first ranks in every order of hosts that is worth trying.
 
     First those on the hosts as they stand in the cluster.
     """
-    sizes = list(_sizes(graph, cluster.num_ranks, micro_batches, wish))
+    sizes = list(_sizes(graph, cluster.num_ranks, micro_batches, fixed))
     seen: set[tuple[str, ...]] = set()
     for order in host_orders(cluster):
         there = placed(cluster, order)
@@ -78,53 +78,53 @@ def shapes(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> It
             yield from (replace(size, hosts=hosts) for size in row)
 
 
-def _sizes(graph: Graph, most: int, micro_batches: int, wish: Wish) -> Iterator[Shape]:
+def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterator[Shape]:
     for ranks in range(1, most + 1):
-        if wish.ranks not in (None, ranks):
+        if fixed.ranks not in (None, ranks):
             continue
         for replicas in range(1, ranks + 1):
             if (
                 ranks % replicas
                 or micro_batches % replicas
-                or wish.replicas not in (None, replicas)
-                or (replicas > 1 and wish.buffers == "one copy")
+                or fixed.replicas not in (None, replicas)
+                or (replicas > 1 and fixed.buffers == "one copy")
             ):
                 continue
-            if ranks == replicas and _wants_pipeline(graph, most, wish):
+            if ranks == replicas and _wants_pipeline(graph, most, fixed):
                 continue
             yield from _pipelines(
-                graph, ranks // replicas, replicas, micro_batches // replicas, wish
+                graph, ranks // replicas, replicas, micro_batches // replicas, fixed
             )
 
 
-def _wants_pipeline(graph: Graph, num_ranks: int, wish: Wish) -> bool:
-    """Return whether a schedule is wished for and there can be a pipeline to have it."""
-    if isinstance(wish.schedule, Schedule):
-        return wish.schedule.num_ranks > 1
-    most = (wish.ranks or num_ranks) // (wish.replicas or 1)
-    return wish.schedule is not None and min(most, len(graph.cut_points) + 1) > 1
+def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
+    """Return whether a schedule is fixed and there can be a pipeline to have it."""
+    if isinstance(fixed.schedule, Schedule):
+        return fixed.schedule.num_ranks > 1
+    most = (fixed.ranks or num_ranks) // (fixed.replicas or 1)
+    return fixed.schedule is not None and min(most, len(graph.cut_points) + 1) > 1
 
 
 def _pipelines(
-    graph: Graph, num_ranks: int, replicas: int, num_micro_batches: int, wish: Wish
+    graph: Graph, num_ranks: int, replicas: int, num_micro_batches: int, fixed: Fixed
 ) -> Iterator[Shape]:
-    asked = [any_schedule(wish.schedule)] if wish.schedule else _synchronous(num_ranks)
+    asked = [any_schedule(fixed.schedule)] if fixed.schedule else _synchronous(num_ranks)
     most = len(graph.cut_points) + 1
     for each in asked:
-        for stages in _stage_counts(each, num_ranks) if wish.stages is None else (wish.stages,):
+        for stages in _stage_counts(each, num_ranks) if fixed.stages is None else (fixed.stages,):
             if not 1 <= stages <= most:
                 continue
             made = built_on(each, stages, num_micro_batches, num_ranks)
-            if made is not None and (made.is_in_order or not _wants_order(wish)):
+            if made is not None and (made.is_in_order or not _wants_order(fixed)):
                 yield Shape(replicas, num_ranks, stages, each, num_micro_batches)
 
 
-def _wants_order(wish: Wish) -> bool:
-    return wish.in_order or wish.buffers == "one copy"
+def _wants_order(fixed: Fixed) -> bool:
+    return fixed.in_order or fixed.buffers == "one copy"
 
 
 def _synchronous(num_ranks: int) -> list[Recipe]:
-    """Return the schedules that are tried if none is wished for; on one rank all are the same."""
+    """Return the schedules that are tried if none is fixed; on one rank all are the same."""
     if num_ranks == 1:
         return [Recipe("one_f_one_b")]
     each = (Recipe(make.__name__) for make in SCHEDULES)
@@ -142,56 +142,56 @@ def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
     return num_ranks, num_ranks - 1  # fewer than ranks, where one of them lives on several
 
 
-def nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, wish: Wish) -> PlanError:
+def nothing_fits(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixed) -> PlanError:
     """Return the error that says why there is no shape."""
     most = len(graph.cut_points) + 1
-    if wish.stages is not None and wish.stages > most:
+    if fixed.stages is not None and fixed.stages > most:
         message = (
-            f"{wish.stages} stages need {wish.stages - 1} cut points; the model has {most - 1}"
+            f"{fixed.stages} stages need {fixed.stages - 1} cut points; the model has {most - 1}"
         )
         return PlanError(message, hint=f"use at most {most} stages")
-    asked = _asked(wish)
+    asked = _asked(fixed)
     there = f"{cluster.num_ranks} ranks, {most - 1} cut points"
     message = f"no plan fits {asked}: {there}, {micro_batches} micro-batches a step"
-    if isinstance(wish.schedule, Schedule):
-        return PlanError(message, hint=_what_would_fit_it(wish.schedule, micro_batches, wish))
-    return PlanError(message, hint=_what_would_fit(micro_batches, wish))
+    if isinstance(fixed.schedule, Schedule):
+        return PlanError(message, hint=_what_would_fit_it(fixed.schedule, micro_batches, fixed))
+    return PlanError(message, hint=_what_would_fit(micro_batches, fixed))
 
 
-def _asked(wish: Wish) -> str:
-    """Return the wish in words."""
+def _asked(fixed: Fixed) -> str:
+    """Return what is fixed, in words."""
     names = ("ranks", "replicas", "stages", "schedule", "recompute")
-    asked = {n: getattr(wish, n) for n in names if getattr(wish, n) is not None}
-    if wish.schedule is not None:
-        asked["schedule"] = words_of(any_schedule(wish.schedule))
+    asked = {n: getattr(fixed, n) for n in names if getattr(fixed, n) is not None}
+    if fixed.schedule is not None:
+        asked["schedule"] = words_of(any_schedule(fixed.schedule))
     words = [f"{name} {value}" for name, value in asked.items()]
-    if wish.buffers == "one copy":
+    if fixed.buffers == "one copy":
         words.append("one copy of each stage")
-    elif wish.in_order:
+    elif fixed.in_order:
         words.append("micro-batches in order")
     return ", ".join(words) or "anything"
 
 
-def _what_would_fit(micro_batches: int, wish: Wish) -> str:
-    if _wants_order(wish):
+def _what_would_fit(micro_batches: int, fixed: Fixed) -> str:
+    if _wants_order(fixed):
         return "leave replicas and schedule to the search: buffers of the model ask for one copy"
-    if wish.schedule is None or wish.stages is None:
+    if fixed.schedule is None or fixed.stages is None:
         return "ask for less, or leave more to the search"
-    asked = any_schedule(wish.schedule)
+    asked = any_schedule(fixed.schedule)
     try:
-        ranks = built(asked, wish.stages, micro_batches).num_ranks
+        ranks = built(asked, fixed.stages, micro_batches).num_ranks
     except ScheduleError as problem:
         return problem.hint or problem.message
-    return f"{name_of(asked)} puts {wish.stages} stages on {ranks} ranks: give --ranks {ranks}"
+    return f"{name_of(asked)} puts {fixed.stages} stages on {ranks} ranks: give --ranks {ranks}"
 
 
-def _what_would_fit_it(written: Schedule, micro_batches: int, wish: Wish) -> str:
+def _what_would_fit_it(written: Schedule, micro_batches: int, fixed: Fixed) -> str:
     """Return what would fit a schedule that stands for itself."""
     replicas, left = divmod(micro_batches, written.num_micro_batches)
     if left:
         return f"write it out for {micro_batches} micro-batches, or a number that divides them"
     copies = f"{replicas} replica{'s' * (replicas > 1)}"
-    wrong = wish.stages not in (None, written.num_stages) or wish.replicas not in (None, replicas)
+    wrong = fixed.stages not in (None, written.num_stages) or fixed.replicas not in (None, replicas)
     if wrong:
         return f"it is of {written.num_stages} stages; the step is {copies} of it"
     ranks, verb = replicas * written.num_ranks, "is" if replicas == 1 else "are"

@@ -21,7 +21,7 @@ _MOVES, _ACTIONS = 200_000, 40_000_000  # in a round at most: moves, and actions
 _FEWEST_MOVES = 200
 
 
-class Given(NamedTuple):
+class Requirements(NamedTuple):
     """What a schedule is to be found for; `limit` is the activations that a rank may hold."""
 
     num_stages: int
@@ -51,7 +51,7 @@ def least_s(schedule: Schedule, seconds: Seconds) -> float:
     return least_step_s(schedule.ranks.astype(np.int64), table, seconds.message_s)
 
 
-def built_in(given: Given) -> list[Timed]:
+def built_in(given: Requirements) -> list[Timed]:
     """Return the built-in schedules that drain and suit what is given, the shortest step first.
 
     Each stage lives on one rank.  Those that can be are made for the seconds and the limit.
@@ -61,7 +61,7 @@ def built_in(given: Given) -> list[Timed]:
     return sorted(known, key=lambda each: each.step_s)
 
 
-def _built(builder: Builder, given: Given) -> Schedule | None:
+def _built(builder: Builder, given: Requirements) -> Schedule | None:
     takes = inspect.signature(builder).parameters
     wished: dict[str, object] = {
         "num_ranks": given.num_ranks,
@@ -79,7 +79,7 @@ def _built(builder: Builder, given: Given) -> Schedule | None:
     return made if drains and suits and max(peak_activations(made)) <= given.limit else None
 
 
-def anneal(starts: Sequence[Schedule], given: Given, is_over: Callable[[], bool]) -> Timed:
+def anneal(starts: Sequence[Schedule], given: Requirements, is_over: Callable[[], bool]) -> Timed:
     """Return the shortest that annealing finds from `starts`, by turns, until `is_over`.
 
     One round from each is made in any case, and none after one that cannot be beaten.

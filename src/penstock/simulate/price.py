@@ -81,7 +81,7 @@ def _copied_bytes(graph: Graph, stages: Stages, profile: Profile) -> NDArray[np.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class DeviceMemory:
     """Bytes of the stages on one kind of device, whatever ranks they live on.
 
     transient, net  [kind, stage], as in Memory; undo: more held after an update, until validated
@@ -99,7 +99,7 @@ class Held:
 
 
 def memory_on(
-    held: Sequence[Held], program: Program, places: Sequence[int], *, posted: bool = False
+    held: Sequence[DeviceMemory], program: Program, places: Sequence[int], *, posted: bool = False
 ) -> Memory:
     """Return the memory of the ranks of `program`; rank r is on the device of held[places[r]].
 
@@ -128,7 +128,7 @@ def memory_on(
     return Memory(np.array(start, np.int64), transient, net, message_bytes=message)
 
 
-def _state(held: Held) -> Sequence[int]:
+def _state(held: DeviceMemory) -> Sequence[int]:
     assert held.copied is not None, "they are asked for where something is moved"
     return held.copied[1].tolist()
 
@@ -150,7 +150,7 @@ def held_of(
     versions: Sequence[int] = (),
     *,
     copies: bool = False,
-) -> Held:
+) -> DeviceMemory:
     """Return the bytes of the stages on the device of `profile`; with `copies`, what can be moved.
 
     An action: `segment_memory` with the workspace, and the batch where a stage reads it.
@@ -179,7 +179,7 @@ def held_of(
         for stage in stages.stages
     )
     copied = _copied_bytes(graph, stages, profile) if copies else None
-    return Held(transient, net, undo, start, copied)
+    return DeviceMemory(transient, net, undo, start, copied)
 
 
 def _add_batch(

@@ -99,7 +99,7 @@ class _Homes(NamedTuple):
     copies: Ints
 
 
-class _Turns(NamedTuple):
+class _ReadyRanks(NamedTuple):
     """Ranks that may go on, first come, first served."""
 
     ring: Longs  # as long as there are ranks
@@ -163,7 +163,9 @@ def _link(  # long: in pieces it would hand fifteen arrays around
     summed = np.full((num_stages, num_steps), _NO_ROW, np.int32)
     has_come = np.zeros(num_ranks, np.bool_)
     last, at = np.full(num_ranks, _NO_ROW, np.int32), offsets[:-1].copy()
-    turns = _Turns(np.arange(num_ranks), np.ones(num_ranks, np.bool_), np.array([0, num_ranks]))
+    turns = _ReadyRanks(
+        np.arange(num_ranks), np.ones(num_ranks, np.bool_), np.array([0, num_ranks])
+    )
     while turns.ends[0] < turns.ends[1]:
         rank = int(turns.ring[turns.ends[0] % num_ranks])
         turns.ends[0] += 1
@@ -222,7 +224,7 @@ def _link(  # long: in pieces it would hand fifteen arrays around
 
 
 @compiled
-def _queue_up(rank: int, turns: _Turns) -> None:
+def _queue_up(rank: int, turns: _ReadyRanks) -> None:
     if not turns.is_in[rank]:
         turns.is_in[rank] = True
         turns.ring[turns.ends[1] % len(turns.ring)] = rank

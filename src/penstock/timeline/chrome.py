@@ -117,7 +117,7 @@ class _Args:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _SpanEvent:
     """An event of kind X."""
 
     pid: Number
@@ -133,7 +133,7 @@ class _Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _CounterEvent:
     """An event of kind C."""
 
     pid: Number
@@ -142,23 +142,23 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Totals:
+class _FileTotals:
     step_s: Decimal
     busy_s: tuple[Decimal, ...]
     peak_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
+class _FileHeader:
     schema: Literal["penstock timeline 1"]
     num_ranks: Number
     meta: dict[str, str]
-    totals: _Totals
+    totals: _FileTotals
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    otherData: _About  # noqa: N815 - as the format has it
+    otherData: _FileHeader  # noqa: N815 - as the format has it
     traceEvents: tuple[_Event, ...]  # noqa: N815
 
 
@@ -169,10 +169,10 @@ def _parts(file: _File, events: Sequence[object]) -> Parts:
     def of(kind: str) -> dict[str, object]:
         return {f"traceEvents[{at}]": events[at] for at, own in enumerate(kinds) if own == kind}
 
-    spans = [_span(*row) for row in typed(dict[str, _Span], of("X"), more=True).items()]
+    spans = [_span(*row) for row in typed(dict[str, _SpanEvent], of("X"), more=True).items()]
     memory = [
         Held(event.pid, float(_seconds(event.ts, f"{place}.ts", -6)), event.args.bytes)
-        for place, event in typed(dict[str, _Held], of("C"), more=True).items()
+        for place, event in typed(dict[str, _CounterEvent], of("C"), more=True).items()
     ]
     step_s = float(_seconds(totals.step_s, "otherData.totals.step_s"))
     first = min((span.start_s for span in spans), default=0.0)
@@ -186,7 +186,7 @@ def _parts(file: _File, events: Sequence[object]) -> Parts:
     return Parts(about.num_ranks, Spans.of(spans), MemoryCurve.of(memory), meta, summed)
 
 
-def _span(place: str, event: _Span) -> Span:
+def _span(place: str, event: _SpanEvent) -> Span:
     start_s = _seconds(event.ts, f"{place}.ts", -6)
     end_s = _EXACT.add(start_s, _seconds(event.dur, f"{place}.dur", -6))
     of = event.args

@@ -68,7 +68,7 @@ def line_of(frame: FrameType | None) -> Line | None:
     return None
 
 
-class Asked:
+class Queries:
     """What ran while `listening`: code objects of the job, and what was asked for at which line.
 
     codes:      of the loss; `of_data`, `of_updates` of the job's other functions.

@@ -17,7 +17,16 @@ from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
 from penstock.program.passes.receive_early import early_on
 from penstock.schedule.recipe import Recipe
-from penstock.search import Candidate, Found, Objective, Tally, Wish, evaluate, front_of, search
+from penstock.search import (
+    Candidate,
+    Fixed,
+    Objective,
+    SearchResult,
+    Tally,
+    evaluate,
+    front_of,
+    search,
+)
 from penstock.search.judge import Judge
 from penstock.search.simplest import ERROR
 from penstock.training.listener import SILENT, Listener
@@ -41,7 +50,7 @@ class Choice(NamedTuple):
     plan: Plan
 
 
-class Aim(NamedTuple):
+class SearchAim(NamedTuple):
     """What a search is to find.
 
     objective:   what is to be small.
@@ -55,10 +64,10 @@ class Aim(NamedTuple):
     with_front: bool = False
 
 
-FASTEST = Aim()
+FASTEST = SearchAim()
 
 
-class Way(NamedTuple):
+class Joining(NamedTuple):
     """One way of joining micro-batches: how many, the job, its step, and the step's profiles."""
 
     joined: int
@@ -70,8 +79,8 @@ class Way(NamedTuple):
 class Option(NamedTuple):
     """What was found with one way of joining micro-batches."""
 
-    way: Way
-    found: Found
+    way: Joining
+    found: SearchResult
 
     @property
     def best(self) -> Candidate:
@@ -212,13 +221,13 @@ def decided(plan: Plan, decisions: Sequence[Decision]) -> Plan:
 
 
 def best(
-    job: Job, wish: Wish, captured: "Capture", there: Machines, aim: Aim = FASTEST
+    job: Job, fixed: Fixed, captured: "Capture", there: Machines, aim: SearchAim = FASTEST
 ) -> Searched:
     """Return the best plan for the cluster there, and what else was found.
 
-    Raises:   PlanError: nothing fits the wish or the memory.
+    Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
-    found = list(_options(job, wish, captured, there, aim))
+    found = list(_options(job, fixed, captured, there, aim))
     problems = [option for option in found if isinstance(option, PlanError)]
     options = [option for option in found if not isinstance(option, PlanError)]
     if not options:
@@ -237,10 +246,10 @@ def best(
 
 def _options(
     job: Job,
-    wish: Wish,
+    fixed: Fixed,
     captured: "Capture",
     there: Machines,
-    aim: Aim,
+    aim: SearchAim,
 ) -> "Iterator[Option | PlanError]":
     """Yield for each way of joining micro-batches what the search finds.
 
@@ -260,16 +269,18 @@ def _options(
         start = time.perf_counter()
         part_s = None if left_s is None else left_s / (len(sizes) - at)
         try:
-            yield _option(Way(count, *pair, profiles), wish, there, aim, _over(start, part_s))
+            yield _option(Joining(count, *pair, profiles), fixed, there, aim, _over(start, part_s))
         except PlanError as problem:
             yield problem
         left_s = None if left_s is None else left_s - (time.perf_counter() - start)
 
 
-def _option(way: Way, wish: Wish, there: Machines, aim: Aim, is_over: Callable[[], bool]) -> Option:
+def _option(
+    way: Joining, fixed: Fixed, there: Machines, aim: SearchAim, is_over: Callable[[], bool]
+) -> Option:
     """Return what the search finds with one way of joining micro-batches.
 
-    Raises:   PlanError: nothing fits the wish or the memory.
+    Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
     assert there.cluster is not None, "a search is of some machines"
     with there.listener.progress("searching") as update:
@@ -281,7 +292,7 @@ def _option(way: Way, wish: Wish, there: Machines, aim: Aim, is_over: Callable[[
             objective=aim.objective,
             error=ERROR,
             clip=way.job.clip_norm is not None,
-            wish=wish,
+            fixed=fixed,
             with_front=aim.with_front,
             is_over=is_over,
             progress=update,
@@ -289,16 +300,16 @@ def _option(way: Way, wish: Wish, there: Machines, aim: Aim, is_over: Callable[[
     return Option(way, found)
 
 
-def best_like(found: Searched, wish: Wish, there: Machines) -> Choice:
-    """Return the fastest plan for another wish, by what `found` was measured with.
+def best_like(found: Searched, fixed: Fixed, there: Machines) -> Choice:
+    """Return the fastest plan with other decisions fixed, by what `found` was measured with.
 
-    Raises:   PlanError: nothing fits the wish or the memory.
+    Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
     options: list[Option] = []
     problem = PlanError("nothing was found before")
     for each in found.options:
         try:
-            options.append(_option(each.way, wish, there, FASTEST, _over(0.0, None)))
+            options.append(_option(each.way, fixed, there, FASTEST, _over(0.0, None)))
         except PlanError as why:
             problem = why
     if not options:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.batches import Data, read
-from penstock.batches import Reads as Numbers
+from penstock.batches import Data, ReadNumbers, read
 from penstock.graph.contents import flatten
 from penstock.runtime.digest import digest_of as digest_of
 
 
-class Reads:
+class ReadDigests:
     """The micro-batches that each rank of a process reads: (number in the run, digest), in order.
 
     A rank is a thread of its own.
@@ -30,21 +29,21 @@ class Reads:
         return self._rows.pop(threading.get_ident(), [])
 
 
-def recorded(data: Data, reads: Reads) -> Data:
+def recorded(data: Data, reads: ReadDigests) -> Data:
     """Return `data` that notes in `reads` what it yields."""
-    return _Recorded(data, reads)
+    return _RecordedData(data, reads)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class _RecordedData:
     data: Data
-    noted: Reads
+    noted: ReadDigests
 
     def __call__(self, start: int) -> Iterator[Any]:
-        return self.picked(Numbers.all_from(start))
+        return self.picked(ReadNumbers.all_from(start))
 
-    def picked(self, reads: Numbers) -> Iterator[Any]:
+    def picked(self, reads: ReadNumbers) -> Iterator[Any]:
         for number, batch in zip(reads.numbers(), read(self.data, reads), strict=False):
             self.noted.add(number, digest_of(flatten(batch)[0]))
             yield batch

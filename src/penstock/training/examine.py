@@ -14,10 +14,10 @@ from penstock.files import Json
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import Decision
-from penstock.runtime.buffers import BufferLaw, buffer_laws, wish_for
+from penstock.runtime.buffers import BufferLaw, buffer_laws, fixed_for
 from penstock.runtime.child import apart
 from penstock.runtime.optimizer import undividable
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training.data_check import check_data
 from penstock.training.impure import describe, impurities
 from penstock.typed import typed
@@ -59,23 +59,25 @@ def examine_optimizer(job: Job, captured: Capture) -> str:
     return apart(lambda: undividable(job, captured) or "")
 
 
-def bounded(job: Job, found: Examined, whole: str, wish: Wish) -> tuple[Wish, tuple[Decision, ...]]:
-    """Return what is left of `wish` for a job, and the decisions that leave no more.
+def bounded(
+    job: Job, found: Examined, whole: str, fixed: Fixed
+) -> tuple[Fixed, tuple[Decision, ...]]:
+    """Return what is left of `fixed` for a job, and the decisions that leave no more.
 
     whole:    why the optimizer has to stay whole; empty if it need not.
-    Raises:   JobError: the job cannot be trained as wished.
+    Raises:   JobError: the job cannot be trained as requested.
     """
-    wish, about_buffers = wish_for(job, found.laws, wish)
+    fixed, about_buffers = fixed_for(job, found.laws, fixed)
     decisions = [] if about_buffers is None else [about_buffers]
     if whole:
-        if wish.stages not in (None, 1):
+        if fixed.stages not in (None, 1):
             hint = "leave --stages out, or mend the optimizer"
-            message = f"the optimizer cannot be divided into {wish.stages} stages: {whole}"
+            message = f"the optimizer cannot be divided into {fixed.stages} stages: {whole}"
             raise JobError(message, hint=hint)
-        wish = replace(wish, stages=1)
+        fixed = replace(fixed, stages=1)
         decisions.append(Decision("optimizer", "whole on each replica", "only choice", whole))
         decisions.append(Decision("stages", "1", "only choice", "the optimizer stays whole"))
-    return wish, tuple(decisions)
+    return fixed, tuple(decisions)
 
 
 def _examined(job: Job, *, check: bool) -> Examined:

@@ -49,7 +49,7 @@ class Op:
 
 
 @dataclass(slots=True, eq=False)
-class Recorded:
+class RecordedMicroBatch:
     """One micro-batch: the names of its results, its ops, and the values that Python asked for.
 
     generators:      lines at which an op draws from a generator of its own.
@@ -64,13 +64,13 @@ class Recorded:
     data_dependent: bool = False
     writes_weights: bool = False
 
-    def is_one_function_with(self, other: "Recorded") -> bool:
+    def is_one_function_with(self, other: "RecordedMicroBatch") -> bool:
         """Return whether both compute the same from weights and batch."""
         return self.results == other.results and self.asked == other.asked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Held:
+class _LiveStorage:
     """What a living storage holds; `moves` if parameters, batch or random numbers are in it."""
 
     name: int
@@ -79,7 +79,7 @@ class _Held:
     alive: Any
 
 
-class Flow(_compat.DispatchMode):
+class Recorder(_compat.DispatchMode):
     """Names what runs under it; `recording` makes a micro-batch of it."""
 
     supports_higher_order_operators = True
@@ -90,15 +90,15 @@ class Flow(_compat.DispatchMode):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.model, self.line_of = model, line_of
         self.buffers = tuple(name for name, _ in model.named_buffers())
-        self.held: dict[int, _Held] = {}
-        self.opaque: dict[int, tuple[Tensor, _Held]] = {}  # tensors without a storage
+        self.held: dict[int, _LiveStorage] = {}
+        self.opaque: dict[int, tuple[Tensor, _LiveStorage]] = {}  # tensors without a storage
         self.words: dict[int, str] = {}
-        self.now, self.count, self.random = Recorded(), 0, 0
+        self.now, self.count, self.random = RecordedMicroBatch(), 0, 0
 
     @contextmanager
-    def recording(self, leaves: Sequence[Any]) -> Generator[Recorded]:
+    def recording(self, leaves: Sequence[Any]) -> Generator[RecordedMicroBatch]:
         """Record one micro-batch, forward and backward, whose batch has these leaves."""
-        self.now, self.random = Recorded(), 0
+        self.now, self.random = RecordedMicroBatch(), 0
         self._forget()
         self._name_inputs(leaves)
         handles: list[Any] = [
@@ -135,7 +135,7 @@ class Flow(_compat.DispatchMode):
 
     def _forget(self) -> None:
         """Mark what the last micro-batch left behind; what only Python changes is read anew."""
-        kept: dict[int, _Held] = {}
+        kept: dict[int, _LiveStorage] = {}
         for key, held in self.held.items():
             if held.alive.expired() or not held.made:
                 continue
@@ -143,7 +143,7 @@ class Flow(_compat.DispatchMode):
             if held.moves:
                 name = hash((_MADE, self.count, held.name))
                 self.words[name] = _MADE
-                kept[key] = _Held(name, True, True, held.alive)
+                kept[key] = _LiveStorage(name, True, True, held.alive)
         self.held, self.opaque = kept, {}
 
     def _name_inputs(self, leaves: Sequence[Any]) -> None:
@@ -166,17 +166,17 @@ class Flow(_compat.DispatchMode):
 
     # -- names ------------------------------------------------------------------------------------
 
-    def _hold(self, tensor: Tensor, name: int, *, moves: bool, made: bool) -> _Held:
+    def _hold(self, tensor: Tensor, name: int, *, moves: bool, made: bool) -> _LiveStorage:
         key = _key(tensor)
         if key is None:
-            held = _Held(name, moves, made, None)
+            held = _LiveStorage(name, moves, made, None)
             self.opaque[id(tensor)] = tensor, held
         else:
-            held = _Held(name, moves, made, StorageWeakRef(tensor.untyped_storage()))
+            held = _LiveStorage(name, moves, made, StorageWeakRef(tensor.untyped_storage()))
             self.held[key] = held
         return held
 
-    def _held(self, tensor: Tensor) -> _Held:
+    def _held(self, tensor: Tensor) -> _LiveStorage:
         key = _key(tensor)
         if key is None:
             if id(tensor) in self.opaque:
@@ -244,7 +244,7 @@ class Flow(_compat.DispatchMode):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Law:
+class _OpLaw:
     """What is known of an op by its name."""
 
     text: str
@@ -255,11 +255,11 @@ class _Law:
 
 
 @cache
-def _law(func: Any) -> _Law:
+def _law(func: Any) -> _OpLaw:
     tags: list[Any] = list(getattr(func, "tags", ()))
     asks = torch.Tag.data_dependent_output in tags
     schema = _compat.schema_of(func)
-    return _Law(
+    return _OpLaw(
         str(func),
         torch.Tag.nondeterministic_seeded in tags,
         func in HIDDEN_MUTATIONS or (schema is not None and schema.is_mutable),
@@ -269,7 +269,7 @@ def _law(func: Any) -> _Law:
 
 
 def first_difference(
-    found: Recorded, expected: Recorded, words: Mapping[int, str]
+    found: RecordedMicroBatch, expected: RecordedMicroBatch, words: Mapping[int, str]
 ) -> tuple[Line | None, str]:
     """Return the line of the first op by which `found` differs from `expected`, and how."""
     names = {op.name for op in expected.ops}

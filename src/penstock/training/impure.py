@@ -36,10 +36,10 @@ from penstock.graph.trace import build_model, first_batch, loss_and_figures, los
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
 from penstock.runtime.optimizer import eager_updates
-from penstock.training.asked import Asked, global_chance, line_of, position, watching
-from penstock.training.flow import Flow, Recorded, first_difference
+from penstock.training.asked import Queries, global_chance, line_of, position, watching
+from penstock.training.flow import RecordedMicroBatch, Recorder, first_difference
 from penstock.training.held import Place, Values, functions_of, held
-from penstock.training.later import Watch, made_again
+from penstock.training.later import ChangeWatch, made_again
 from penstock.training.reads import names_written, read_at, read_by_any_name_at, written_at
 
 Line = tuple[str, int]
@@ -124,11 +124,11 @@ class _Loop:
     """Some steps of the plain loop, looked at from all sides."""
 
     def __init__(self, job: Job, beat: Beat) -> None:
-        self.job, self.beat, self.asked = job, beat, Asked()
+        self.job, self.beat, self.asked = job, beat, Queries()
         self.asked.watch_files()
         self.made, self.model = made_again(job, build_model)
         batch = first_batch(job)
-        self.watch = Watch(self.model)
+        self.watch = ChangeWatch(self.model)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         with self.watch.of("optimizer", self.watch.in_a_scheduler):
             watched = self.watch.watched(job)
@@ -137,8 +137,8 @@ class _Loop:
         self.gradients: Mapping[str, Tensor] = {}
         self.data = started(job.data, 0)
         self.batch: Any = batch
-        self.flow = Flow(self.model, line_of)
-        self.recorded: list[Recorded] = []
+        self.flow = Recorder(self.model, line_of)
+        self.recorded: list[RecordedMicroBatch] = []
         self.losses: list[tuple[object, ...]] = []
         self.leaves: list[list[str]] = []
         self.members = _members(self.model)

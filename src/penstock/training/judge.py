@@ -24,7 +24,7 @@ from penstock.runtime import checkpoint
 from penstock.runtime.sequential import sequential
 from penstock.runtime.weights import load_model
 from penstock.training.compare import Difference, compared, compared_gradients, compared_updates
-from penstock.training.digest import Reads, recorded
+from penstock.training.digest import ReadDigests, recorded
 from penstock.training.plain import Plain
 from penstock.training.proof import Proof, proof_of
 
@@ -32,7 +32,7 @@ INFINITY = float("inf")
 Earlier = checkpoint.Checkpoint | None
 
 
-class Late(NamedTuple):
+class SequentialParts(NamedTuple):
     """What the sequential definition of an asynchronous program is made of."""
 
     program: Program
@@ -57,7 +57,7 @@ class Case:
     steps: tuple[int, ...]
     resume: Path | None = None
     backward: bool = True
-    late: Late | None = None
+    late: SequentialParts | None = None
     by_parts: bool = False
     model: nn.Module | None = None
 
@@ -99,7 +99,7 @@ class _Untouched:
 
 def _steps(case: Case, folder: Path) -> Iterator[Difference]:
     """Yield the differences of each step of a synchronous run."""
-    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), Reads()
+    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), ReadDigests()
     plain = Plain(replace(case.job, data=recorded(case.job.data, reads)))
     if case.resume is not None:
         state = checkpoint.load(case.resume)
@@ -129,7 +129,7 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
     left_out:  gets what cannot be compared so: updates by an optimizer that may look at several
                parameters together.
     """
-    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), Reads()
+    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), ReadDigests()
     plain = Plain(replace(case.job, data=recorded(case.job.data, reads)))
     before = None if case.resume is None else checkpoint.unread(case.resume)
     if not plain.is_plain:
@@ -192,9 +192,9 @@ class _Part(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
 
-def _window(late: Late, case: Case, folder: Path) -> Iterator[Difference]:
+def _window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Difference]:
     """Yield the differences of a window of an asynchronous run."""
-    program, reads = late.program, Reads()
+    program, reads = late.program, ReadDigests()
     watched = replace(case.job, data=recorded(case.job.data, reads))
     job = merged(watched, late.joined)
     expected = sequential(job, program, program.num_steps, late.stages, late.graph)

@@ -27,7 +27,7 @@ _READ, _GRADIENT = "read", "the gradient of"
 _SHOWN = (bool, int, float, str, type(None))
 
 
-class Watch:
+class ChangeWatch:
     """Notes who changes what: {what: (who, before, after, step)}.
 
     written:  the buffers that forward writes; an optimizer is to leave them alone.
@@ -67,7 +67,7 @@ class Watch:
                 named[f"{_GRADIENT} {name}"] = parameter.grad
             for key, value in self._kept(parameter).items():
                 named[f"{key} of {name}"] = value
-        with _Reads(named) as reads:
+        with _FirstRead(named) as reads:
             yield
         if reads.found:
             what = f"{reads.found}, as it is in one process"
@@ -169,7 +169,7 @@ class Watch:
         return found
 
 
-class _Reads(_compat.DispatchMode):
+class _FirstRead(_compat.DispatchMode):
     """Notes which of these tensors is read first."""
 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
@@ -204,7 +204,7 @@ def made_again(job: Job, build: Callable[[Job], nn.Module]) -> tuple[str, nn.Mod
 
 
 def _made(model: nn.Module) -> Facts:
-    watch = Watch(model)
+    watch = ChangeWatch(model)
     facts = watch.values()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         facts[f"the shape of {name}"] = tuple(tensor.shape)

@@ -21,7 +21,7 @@ from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.eager import load_model
-from penstock.runtime.kept import Own, put_state, take_state
+from penstock.runtime.kept import ExtraState, put_state, take_state
 from penstock.runtime.updates import SEED
 
 State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
@@ -44,7 +44,7 @@ class Plain:
         whole = whole_optimizer(job, self.model, is_new=True)
         self.optimizer, self.is_plain = whole.optimizer, whole.is_plain
         self.rates: list[Any] = [group.get("lr") for group in self.optimizer.param_groups]
-        self.own = Own(self.optimizer, self.parameters, is_whole=True)
+        self.own = ExtraState(self.optimizer, self.parameters, is_whole=True)
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         self.scheduled = 0  # steps that the scheduler has been told of
         self._data: Iterator[Any] = iter(())

@@ -38,8 +38,8 @@ from penstock.runtime.transport import Transport
 from penstock.runtime.weights import StageWeights
 from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
 from penstock.schedule.recipe import trains
-from penstock.training.digest import Reads, digest_of, recorded
-from penstock.training.judge import Case, Late, judged
+from penstock.training.digest import ReadDigests, digest_of, recorded
+from penstock.training.judge import Case, SequentialParts, judged
 from penstock.training.proof import Proof
 from penstock.typed import typed
 from penstock.units import format_bytes
@@ -104,7 +104,7 @@ def prove_eager(
     Raises:    as `prove`.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
-        folder, reads = Path(name), Reads()
+        folder, reads = Path(name), ReadDigests()
         if laws is None:
             laws = buffer_laws(job) if ranks > 1 and job.buffers == "exact" else {}
         watched = replace(job, data=recorded(job.data, reads))
@@ -162,7 +162,7 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
     job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)
-    late = Late(program, stages, graph, plan.joined)
+    late = SequentialParts(program, stages, graph, plan.joined)
     return Case(job, (0,), late=late, model=captured.model)
 
 
@@ -171,7 +171,7 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
 
     Raises:   RunError: a rank failed.
     """
-    plan, captured, reads = planned.plan, planned.captured, Reads()
+    plan, captured, reads = planned.plan, planned.captured, ReadDigests()
     program = case.late.program if case.late else lower_plan(plan, captured.graph)
     job = merged(replace(case.job, data=recorded(case.job.data, reads)), plan.joined)
     task = Task(
@@ -195,7 +195,7 @@ def _write_losses(folder: Path, told: Steps) -> None:
 
 
 def _work(
-    task: Task, reads: Reads, folder: Path, transport: Transport, report: Report
+    task: Task, reads: ReadDigests, folder: Path, transport: Transport, report: Report
 ) -> RankResult:
     """Run the windows of `task`; write gradients, state and what was read after each."""
     own = task.capture, task.stages, task.job, transport, task.replicas
@@ -242,7 +242,7 @@ def _held(rank: Rank) -> dict[str, str]:
 def _work_eagerly(
     task: EagerTask,
     steps: tuple[int, ...],
-    reads: Reads,
+    reads: ReadDigests,
     folder: Path,
     transport: Transport,
     report: Report,

@@ -30,7 +30,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 def read_at(name: str, codes: Iterable[CodeType]) -> Line | None:
     """Return the first line at which the value of variable or attribute `name` may matter."""
-    return _Reader(tuple(codes)).read_at(name, frozenset())
+    return _SourceReader(tuple(codes)).read_at(name, frozenset())
 
 
 def read_by_any_name_at(codes: Iterable[CodeType]) -> Line | None:
@@ -77,7 +77,7 @@ def names_written(codes: Iterable[CodeType], methods: Collection[CodeType]) -> d
     return found
 
 
-class _Reader:
+class _SourceReader:
     def __init__(self, codes: tuple[CodeType, ...]) -> None:
         self.codes = codes
 

@@ -13,7 +13,7 @@ from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Units
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training import saved, trial
 from penstock.training.choose import (
     Choice,
@@ -30,8 +30,8 @@ from penstock.training.listener import Listener, Row
 from penstock.training.prepare import machines, traced
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.settle import (
-    Care,
     Checked,
+    CheckOptions,
     bounded,
     examined,
     proved,
@@ -39,7 +39,7 @@ from penstock.training.settle import (
     read_in_order,
 )
 from penstock.training.stop import Stopped, stopping
-from penstock.training.windows import EVERY, Every
+from penstock.training.windows import EVERY, CheckpointInterval
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -74,12 +74,12 @@ class Session:
     text: str
     folder: Path
     num_steps: int
-    wish: Wish
+    fixed: Fixed
     given_plan: Plan | None
     resume: bool
     there: Machines
-    every: Every = EVERY
-    care: Care = Care()  # noqa: RUF009 - a frozen record
+    every: CheckpointInterval = EVERY
+    care: CheckOptions = CheckOptions()  # noqa: RUF009 - a frozen record
     units: Units | None = None
     on_step: Callable[[Row], None] | None = None
     checked: str = ""
@@ -123,9 +123,9 @@ class Session:
         """Return whether there is to be a plan or nothing."""
         asked = (
             self.given_plan,
-            self.wish.schedule,
-            self.wish.stages,
-            self.wish.offload,
+            self.fixed.schedule,
+            self.fixed.stages,
+            self.fixed.offload,
             self.there.cluster,
             self.units,
         )
@@ -204,34 +204,34 @@ class Session:
 
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
-        wish, decisions = bounded(self.job, self.text, captured, found, self.wish, self.listener)
+        fixed, decisions = bounded(self.job, self.text, captured, found, self.fixed, self.listener)
         choice = self._kept(captured) if checkpoint is not None else None
         if self.given_plan is not None:
             about = self.folder, captured, self.there
             choice = given(self.job, self.given_plan, *about, self.units)
         elif choice is None:
-            choice = self._searched(captured, wish, decisions, found)
+            choice = self._searched(captured, fixed, decisions, found)
         self.listener.say(str(choice.plan))
         return choice
 
     def _searched(
         self,
         captured: "Capture",
-        wish: Wish,
+        fixed: Fixed,
         decisions: Sequence[Decision],
         found: "Examined",
     ) -> Choice:
         """Return the plan that the search finds best, or of its best few the fastest in a trial.
 
-        Raises:   PlanError: nothing fits the wish or the memory.
+        Raises:   PlanError: nothing fits what is fixed, or the memory.
         """
-        cluster = self.there.cluster or machines(None, wish.ranks, self.listener)
+        cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
         there = self.there._replace(cluster=cluster)
-        searched = best(self.job, wish, captured, there)
+        searched = best(self.job, fixed, captured, there)
         choice, trials = searched.choice, tuple[Decision, ...]()
-        is_open = self.care.trial and self.wish.schedule is None
+        is_open = self.care.trial and self.fixed.schedule is None
         is_tried = is_open and trial.is_worth_it(choice.plan, self.num_steps)
-        choices = trial.finalists(searched, wish, there) if is_tried else [choice]
+        choices = trial.finalists(searched, fixed, there) if is_tried else [choice]
         if len(choices) > 1:
             with self.listener.busy("trying the best plans"):
                 order = trial.tried(choices, partial(trial.seconds_of, found.laws))
@@ -244,14 +244,14 @@ class Session:
         return choice
 
     def _kept(self, captured: "Capture") -> Choice | None:
-        """Return the plan of the run to resume, if it is what is wished for."""
+        """Return the plan of the run to resume, if it is what was requested."""
         path = self.folder / "plan.json"
-        wish = self.wish
-        is_asked = wish.schedule or wish.stages or wish.offload or self.units
+        fixed = self.fixed
+        is_asked = fixed.schedule or fixed.stages or fixed.offload or self.units
         if is_asked or not path.exists():
             return None
         plan = on_hosts_of(Plan.load(path), self.there.cluster)
-        if self.wish.ranks not in (None, plan.total_ranks):
+        if self.fixed.ranks not in (None, plan.total_ranks):
             return None
         try:
             job, captured = for_plan(self.job, plan, captured, self.listener)
@@ -402,7 +402,7 @@ class Session:
         from penstock.runtime.eager import EagerTask, work_eagerly
         from penstock.runtime.launch import run_processes
 
-        most = self.wish.ranks or Cluster.here().num_ranks
+        most = self.fixed.ranks or Cluster.here().num_ranks
         steps = range(first_step, self.num_steps)
         ranks, self.checked = proved_eager(
             self.job, found, most, steps, checkpoint, self.care, self.listener

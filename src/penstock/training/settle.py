@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.errors import JobError, RunError
 from penstock.job import Job
 from penstock.plan import Decision, Plan
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NO_CHECK = "left out (--no-check)"
 
 
-class Care(NamedTuple):
+class CheckOptions(NamedTuple):
     """What the user wants of a job that cannot be trained by a plan as its author wrote it.
 
     check:   whether it is examined and proved at all.
@@ -37,7 +37,7 @@ class Care(NamedTuple):
     trial: bool = True
 
 
-def examined(job: Job, text: str, care: Care, listener: Listener) -> "Examined":
+def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Examined":
     """Return what the job is found to be; what was found before is not asked again.
 
     text:     how the job was named; "": it was not, and nothing is kept.
@@ -62,12 +62,17 @@ def examined(job: Job, text: str, care: Care, listener: Listener) -> "Examined":
 
 
 def bounded(
-    job: Job, text: str, captured: "Capture", found: "Examined", wish: Wish, listener: Listener
-) -> tuple[Wish, tuple[Decision, ...]]:
-    """Return what the job leaves of `wish`, and the decisions that follow.
+    job: Job,
+    text: str,
+    captured: "Capture",
+    found: "Examined",
+    fixed: Fixed,
+    listener: Listener,
+) -> tuple[Fixed, tuple[Decision, ...]]:
+    """Return what the job leaves of `fixed`, and the decisions that follow.
 
     text:     how the job was named.
-    Raises:   JobError: the job cannot be trained as wished, or its optimizer not at all.
+    Raises:   JobError: the job cannot be trained as requested, or its optimizer not at all.
     """
     from penstock.training import examine
     from penstock.training.store import keep, kept, key_of
@@ -78,7 +83,7 @@ def bounded(
         with listener.busy("examining the optimizer"):
             before = _Optimizer(examine.examine_optimizer(job, captured))
         keep(key, "optimizer", asdict(before))
-    return examine.bounded(job, found, before.whole, wish)
+    return examine.bounded(job, found, before.whole, fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ def proved(
     planned: "Planned",
     text: str,
     steps: range,
-    care: Care,
+    care: CheckOptions,
     prove: "Callable[[tuple[int, ...]], Proof]",
     listener: Listener,
 ) -> Checked:
@@ -143,7 +148,7 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
     most: int,
     steps: range,
     resume: Path | None,
-    care: Care,
+    care: CheckOptions,
     listener: Listener,
 ) -> tuple[int, str]:
     """Return on how many ranks the job is trained eagerly, and how that was checked.

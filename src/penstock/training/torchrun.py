@@ -83,7 +83,7 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
     if session.given_plan is not None:
         _check_ranks(session.given_plan, world)
     captured = _traced(session.job, session.listener)
-    session.wish = replace(session.wish, ranks=world)
+    session.fixed = replace(session.fixed, ranks=world)
     notices.meet("traced")
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
@@ -301,7 +301,10 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     rank, store = notices.rank, notices.store
     tell = _telling(store, name)
     ended = threading.Event()
-    whole, there = _Whole(steps, micro_batches, awaits), under(store.clone(), f"penstock/{name}")
+    whole, there = (
+        _ReportedSteps(steps, micro_batches, awaits),
+        under(store.clone(), f"penstock/{name}"),
+    )
     listening = partial(_listen, there, whole, report, ended)
     listener = threading.Thread(target=listening, daemon=True)
     if rank == 0:
@@ -332,7 +335,7 @@ def _telling(store: Any, name: str) -> "Report":
     return tell
 
 
-class _Whole(NamedTuple):
+class _ReportedSteps(NamedTuple):
     """The steps that are reported, how many micro-batches each has, whether it is validated."""
 
     steps: Sequence[int]
@@ -340,7 +343,7 @@ class _Whole(NamedTuple):
     awaits: Callable[[int], bool]
 
 
-def _listen(store: Any, whole: _Whole, report: "Report", ended: threading.Event) -> None:
+def _listen(store: Any, whole: _ReportedSteps, report: "Report", ended: threading.Event) -> None:
     """Pass the reports of every step on, in order, until they are of all its micro-batches.
 
     ended:    the last report is in the store: no more steps than those are made.

@@ -13,14 +13,14 @@ from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units
 from penstock.runtime.launch import under_torchrun
 from penstock.schedule.recipe import AnySchedule
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training import ask
 from penstock.training.choose import Machines
 from penstock.training.listener import SILENT, Listener, Row
 from penstock.training.lock import locked
 from penstock.training.prepare import started_on
 from penstock.training.session import Session
-from penstock.training.settle import Care
+from penstock.training.settle import CheckOptions
 from penstock.training.torchrun import train_under_torchrun
 from penstock.training.windows import parse_every
 
@@ -99,12 +99,12 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             text=job if isinstance(job, str) else "",
             folder=folder,
             num_steps=num_steps or loaded.num_steps,
-            wish=Wish(ranks=ranks, schedule=asked, stages=stages, offload=offload),
+            fixed=Fixed(ranks=ranks, schedule=asked, stages=stages, offload=offload),
             given_plan=chosen,
             resume=resume,
             there=Machines(there, listener=listener),
             every=parse_every(str(checkpoint_every)),
-            care=Care(check, strict, eager, trial),
+            care=CheckOptions(check, strict, eager, trial),
             on_step=on_step,
             units=ask.units_asked(None if units is None else str(units)),
         )

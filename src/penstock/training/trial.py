@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import PlanError, RunError
 from penstock.plan import Decision, Plan
 from penstock.schedule.recipe import name_of
-from penstock.search import Wish
+from penstock.search import Fixed
 from penstock.training.choose import Choice, Machines, Searched, best_like
 from penstock.units import format_seconds
 
@@ -63,11 +63,11 @@ def is_worth_it(plan: Plan, num_steps: int) -> bool:
     return plan.predicted is not None and plan.predicted.step_s * num_steps >= WORTH_S
 
 
-def finalists(found: Searched, wish: Wish, there: Machines) -> list[Choice]:
+def finalists(found: Searched, fixed: Fixed, there: Machines) -> list[Choice]:
     """Return the best plan of a search, and the best of those that are cut otherwise.
 
     These are up to two with other numbers of stages, if they are predicted to be near; and, where
-    `wish` leaves them, plain replicas and one process, whatever is predicted of them.
+    `fixed` leaves them, plain replicas and one process, whatever is predicted of them.
     """
     best = found.choice.plan
     limit = NEAR * best.predicted.step_s if best.predicted else 0.0
@@ -77,14 +77,14 @@ def finalists(found: Searched, wish: Wish, there: Machines) -> list[Choice]:
         for candidate in sorted(option.found.candidates, key=lambda c: c.step_s)
         if not candidate.refused and candidate.step_s <= limit
     ]
-    wishes: list[Wish] = []
-    if wish.stages is None:
+    variants: list[Fixed] = []
+    if fixed.stages is None:
         others = [stages for stages in dict.fromkeys(near) if stages not in (best.num_stages, 1)]
-        wishes += [replace(wish, stages=stages) for stages in others[:_MOST_SHAPES]]
-        wishes += [replace(wish, stages=1)]
-        wishes += [replace(wish, stages=1, ranks=1)] if wish.ranks is None else []
+        variants += [replace(fixed, stages=stages) for stages in others[:_MOST_SHAPES]]
+        variants += [replace(fixed, stages=1)]
+        variants += [replace(fixed, stages=1, ranks=1)] if fixed.ranks is None else []
     choices = [found.choice]
-    for each in wishes:
+    for each in variants:
         try:
             choice = best_like(found, each, there)
         except PlanError:  # nothing of that kind fits

@@ -19,7 +19,7 @@ Windows = tuple[tuple[Program, int], ...]  # each with its first step
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class Every(NamedTuple):
+class CheckpointInterval(NamedTuple):
     """How often checkpoints are written, besides the one at the end: in steps, or in seconds."""
 
     steps: int = 100
@@ -35,10 +35,10 @@ class Every(NamedTuple):
         return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
 
 
-EVERY = Every()
+EVERY = CheckpointInterval()
 
 
-def parse_every(text: str) -> Every:
+def parse_every(text: str) -> CheckpointInterval:
     """Return what `text` means: "500" steps, "30s", "10m" or "2h".
 
     Raises:   PlanError: it is neither a number of steps nor a time.
@@ -46,9 +46,9 @@ def parse_every(text: str) -> Every:
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)(s|m|h)?", text.strip())
     number, unit = (float(found[1]), found[2]) if found else (0.0, None)
     if unit and number > 0:
-        return Every(0, number * _UNITS_S[unit])
+        return CheckpointInterval(0, number * _UNITS_S[unit])
     if not unit and number >= 1 and number.is_integer():
-        return Every(int(number))
+        return CheckpointInterval(int(number))
     message = f'--checkpoint-every is "{text}", neither a number of steps nor a time'
     raise PlanError(message, hint="write 500 (steps), 30s, 10m or 2h")
 

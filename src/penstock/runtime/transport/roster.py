@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from penstock.runtime.transport.segment import LINE_WORDS, Segment, sleep_while
+from penstock.runtime.transport.segment import LINE_WORDS, SharedSegment, sleep_while
 from penstock.runtime.transport.transport import Store, TransportError
 
 _STATE, _PID = 0, 1  # words of a rank's line
@@ -34,10 +34,10 @@ class Roster:
         self._store = store
         self._spin_s = spin_s
         self._limit_s = limit_s
-        self._made: list[Segment] = []
+        self._made: list[SharedSegment] = []
         self._ranks: dict[int, int] = {}  # by the pidfd of their process
         self._deaths = select.poll()
-        self._page: Segment | None = None
+        self._page: SharedSegment | None = None
         self.failed_word = LINE_WORDS * (1 + num_ranks)
         boxes_bytes = 4 * LINE_WORDS * (2 + num_ranks)
         self._boxes = [boxes_bytes + _BOX_BYTES * r for r in range(num_ranks)]
@@ -77,8 +77,8 @@ class Roster:
         *,
         maker: int,
         agreed: str,
-        prepare: Callable[[Segment], None] = lambda _: None,
-    ) -> Segment:
+        prepare: Callable[[SharedSegment], None] = lambda _: None,
+    ) -> SharedSegment:
         """Return the segment `key`, which rank `maker` makes, prepares and shows the others.
 
         The maker waits for nobody.  `agreed` is what all who share it must say alike.
@@ -86,7 +86,7 @@ class Roster:
         Raises:   TransportError: the maker is gone, or does not make it in time, or agrees not.
         """
         if self.rank == maker:
-            segment = Segment.make(num_words)
+            segment = SharedSegment.make(num_words)
             prepare(segment)
             self._made.append(segment)
             self._store.set(key, f"{segment.address} {agreed}")
@@ -104,13 +104,13 @@ class Roster:
         if theirs != agreed:
             raise TransportError(maker, f"has {key} with {theirs}, rank {self.rank} with {agreed}")
         try:
-            return Segment.open(f"{pid} {fd} {token}", num_words)
+            return SharedSegment.open(f"{pid} {fd} {token}", num_words)
         except OSError as error:
             self.look()
             raise TransportError(maker, f"does not show {key} any more: {error}") from error
 
     def wait_while(
-        self, segment: Segment, word: int, old: int, *, sleeps: int, peer: int, what: str
+        self, segment: SharedSegment, word: int, old: int, *, sleeps: int, peer: int, what: str
     ) -> None:
         """Return once `word`, which rank `peer` writes, is not `old`.
 

@@ -45,8 +45,8 @@ def available() -> tuple[bool, str]:
         return False, "this Python has no memfd_create or pidfd_open"
     try:
         os.close(os.pidfd_open(os.getpid()))
-        segment = Segment.make(LINE_WORDS)
-        opened = Segment.open(segment.address, LINE_WORDS)
+        segment = SharedSegment.make(LINE_WORDS)
+        opened = SharedSegment.open(segment.address, LINE_WORDS)
         wake(opened.address_of(0))
     except OSError as error:
         return False, f"memory cannot be shared between processes here: {error}"
@@ -61,7 +61,7 @@ def host_key() -> str:
 
 
 @final
-class Segment:
+class SharedSegment:
     """`num_words` shared words, which are zero at first, seen as words and as bytes.
 
     Line 0 holds a token that tells an opener that it has opened the right thing.
@@ -77,7 +77,7 @@ class Segment:
         self._token = bytes(self.memory[:_TOKEN_BYTES])
 
     @staticmethod
-    def make(num_words: int) -> Segment:
+    def make(num_words: int) -> SharedSegment:
         """Return a new segment; it stays open to others until `close`.
 
         Raises:   OSError: no memory, or no more files may be opened.
@@ -85,10 +85,10 @@ class Segment:
         fd = os.memfd_create("penstock")
         os.ftruncate(fd, num_words * 4)
         os.pwrite(fd, secrets.token_bytes(_TOKEN_BYTES), 0)
-        return Segment(fd, num_words, is_maker=True)
+        return SharedSegment(fd, num_words, is_maker=True)
 
     @staticmethod
-    def open(address: str, num_words: int) -> Segment:
+    def open(address: str, num_words: int) -> SharedSegment:
         """Return the segment of another process.
 
         Raises:   OSError: its maker has closed it or is gone, or it is not the segment meant.
@@ -99,7 +99,7 @@ class Segment:
             size_bytes = os.fstat(fd).st_size
             if size_bytes != num_words * 4 or os.pread(fd, _TOKEN_BYTES, 0).hex() != token:
                 raise OSError(f"process {pid} does not hold the segment of {num_words * 4} bytes")
-            return Segment(fd, num_words, is_maker=False)
+            return SharedSegment(fd, num_words, is_maker=False)
         finally:
             os.close(fd)
 

@@ -28,7 +28,7 @@ from penstock.runtime.transport.segment import (
     FIRST_COUNT,
     LINE_WORDS,
     WORD_MASK,
-    Segment,
+    SharedSegment,
     available,
     host_key,
     wake,
@@ -160,11 +160,11 @@ class _Ring(NamedTuple):
     sender: int
     receiver: int
     specs: tuple[TensorSpec, ...]
-    segment: Segment
+    segment: SharedSegment
     slots: list[list[Tensor]]
 
 
-def _start_counts(segment: Segment) -> None:
+def _start_counts(segment: SharedSegment) -> None:
     segment.words[_HEAD] = segment.words[_TAIL] = FIRST_COUNT
 
 

@@ -35,7 +35,7 @@ def thread_transports(
     """
     if capacity is not None and capacity < 1:
         raise ValueError(f"capacity is {capacity} messages; it must be 1 or more, or None")
-    job = _Job(num_ranks, capacity)
+    job = _Shared(num_ranks, capacity)
     return tuple(ThreadTransport(job, rank, copies=copies) for rank in range(num_ranks))
 
 
@@ -43,7 +43,7 @@ def thread_transports(
 class ThreadTransport:
     """One rank's end; see `thread_transports`."""
 
-    def __init__(self, job: _Job, rank: int, *, copies: bool) -> None:
+    def __init__(self, job: _Shared, rank: int, *, copies: bool) -> None:
         self._job = job
         self._rank = rank
         self._copies = copies
@@ -177,7 +177,7 @@ def _room_of(room: SimpleQueue[bool | None], waited: Waited) -> bool | None:
 
 
 @final
-class _Job:
+class _Shared:
     """What the ranks of one process share."""
 
     def __init__(self, num_ranks: int, capacity: int | None) -> None:
@@ -186,8 +186,8 @@ class _Job:
         self.failure: tuple[int, str] | None = None
         self.left: set[int] = set()
         self._lock = threading.Lock()
-        self._streams: dict[tuple[int, int, int], _Stream] = {}
-        self._meetings: dict[tuple[int, ...], _Meeting] = {}
+        self._streams: dict[tuple[int, int, int], _EdgeQueue] = {}
+        self._meetings: dict[tuple[int, ...], _ThreadMeeting] = {}
 
     def check(self) -> None:
         if self.failure is not None:
@@ -196,10 +196,10 @@ class _Job:
 
     def stream(
         self, edge: int, sender: int, receiver: int, specs: tuple[TensorSpec, ...]
-    ) -> _Stream:
+    ) -> _EdgeQueue:
         with self._lock:
             stream = self._streams.setdefault(
-                (edge, sender, receiver), _Stream(specs, self.capacity)
+                (edge, sender, receiver), _EdgeQueue(specs, self.capacity)
             )
             if stream.specs != specs:
                 raise TransportError(
@@ -209,9 +209,9 @@ class _Job:
                 stream.wake()
             return stream
 
-    def meeting(self, ranks: tuple[int, ...]) -> _Meeting:
+    def meeting(self, ranks: tuple[int, ...]) -> _ThreadMeeting:
         with self._lock:
-            return self._meetings.setdefault(ranks, _Meeting(self, ranks))
+            return self._meetings.setdefault(ranks, _ThreadMeeting(self, ranks))
 
     def abort(self, rank: int, reason: str) -> None:
         with self._lock:
@@ -233,7 +233,7 @@ class _Job:
 
 
 @final
-class _Stream:
+class _EdgeQueue:
     """The messages of one edge between two ranks; None in a queue means: look why."""
 
     def __init__(self, specs: tuple[TensorSpec, ...], capacity: int | None) -> None:
@@ -251,10 +251,10 @@ class _Stream:
 
 
 @final
-class _Meeting:
+class _ThreadMeeting:
     """A place where `ranks` wait for each other, and what each of them has brought."""
 
-    def __init__(self, job: _Job, ranks: tuple[int, ...]) -> None:
+    def __init__(self, job: _Shared, ranks: tuple[int, ...]) -> None:
         self._job = job
         self._ranks = ranks
         self._arrivals = [0] * len(ranks)
