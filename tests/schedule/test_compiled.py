@@ -45,3 +45,35 @@ def test_code_that_was_kept_for_a_record_that_is_gone_is_made_anew(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.stderr, done.stdout) == ("", f"{2 + more}\n")
     assert list(tmp_path.rglob("*.nbi"))
+
+
+INNER = """
+from penstock.schedule.compiled import compiled
+
+@compiled
+def add(number):
+    return number + {more}
+"""
+OUTER = """
+from inner import add
+from penstock.schedule.compiled import compiled
+
+@compiled
+def more(number):
+    return add(number)
+
+print(more(2))
+"""
+
+
+def test_code_that_was_kept_is_made_anew_when_what_it_calls_in_another_file_changes(tmp_path):
+    (tmp_path / "outer.py").write_text(OUTER)
+    for more in (1, 1, 20):
+        (tmp_path / "inner.py").write_text(INNER.format(more=more))
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[0] = {str(tmp_path)!r}; import outer",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.stderr, done.stdout) == ("", f"{2 + more}\n")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
+from numba.core.dispatcher import Dispatcher
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -14,7 +15,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def compiled(function: Function) -> Function:
     """Return `function` compiled at its first call; the machine code is kept on disk if it can be.
 
-    Kept code is made anew when the function's own file changes, or a constant that it imports.
+    Kept code is made anew when the function's own file changes, a constant that it imports, or the
+    file of a compiled function that it imports.
     """
     return kept(function)
 
@@ -32,12 +34,18 @@ def kept(function: Function, **options: Any) -> Function:
 
 
 def _constants(function: Callable[..., object]) -> str:
-    """Return a digest of the numbers and tables that a function's file knows when it is read."""
+    """Return a digest of what a function's file knows when it is read and code depends on.
+
+    Numbers, tables, and the stamps of compiled functions, which hold those of what they know.
+    """
     values: dict[str, Any] = vars(sys.modules[function.__module__])
     known = hashlib.sha256()
     for name, value in sorted(values.items()):
         if type(value) in (np.ndarray, int, float):
             known.update(f"{name} {value!r}\n".encode())
+        elif isinstance(value, Dispatcher):
+            file: Any = getattr(value._cache, "_cache_file", None)  # pyright: ignore
+            known.update(f"{name} {getattr(file, '_source_stamp', '')}\n".encode())
     return known.hexdigest()
 
 

@@ -16,18 +16,18 @@ Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969 (list s
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import ScheduleError
+from penstock.schedule.clock import FORWARD as FORWARD
+from penstock.schedule.clock import INPUT as INPUT
+from penstock.schedule.clock import WEIGHTS as WEIGHTS
+from penstock.schedule.clock import Floats as Floats
 from penstock.schedule.compiled import compiled
 from penstock.schedule.orders import IntArray, Orders
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-
-FORWARD, INPUT, WEIGHTS = range(3)  # rows of the tables here; B stands where I does
 NO_LIMIT = 2**62
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.schedule.clock import Clockwork, Log, Numbers, clockwork, log_of, numbers_of, run
 from penstock.schedule.compiled import compiled
 from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Result, Seconds
 from penstock.schedule.orders import F, I, IntArray, Orders, W
@@ -26,15 +27,14 @@ _LESS_PER_ACTION = 60
 class _Actions(NamedTuple):
     """Actions by number, (kind * S + stage) * M + micro-batch."""
 
-    took_s: Floats
+    work: Clockwork
     before: IntArray  # of each the action on another rank that it waits for; -1 for none
     after: IntArray  # of each the one that waits for it
 
 
-class _HeadsAndTails(NamedTuple):
-    order: IntArray  # all actions, none before what it waits for
-    head_s: Floats  # when each can start
-    tail_s: Floats  # from its end to the end of the step
+class _EndsAndTails(NamedTuple):
+    log: Log
+    tail_s: Floats  # of each action, from its end to the end of the step
 
 
 def improve(result: Result, seconds: Seconds, shape: tuple[int, int], limit: int) -> Result:
@@ -49,68 +49,59 @@ def improve(result: Result, seconds: Seconds, shape: tuple[int, int], limit: int
     least_s = float((waits_s + num_micro_batches * table.sum(axis=0)).max())
     if result.step_s <= least_s * (1 + 1e-12):
         return result
-    number, actions = _actions(table, num_micro_batches)
-    given = _sequence(result.orders, number)
-    actions_seen = max(_ACTIONS, _FEW_ACTIONS - _LESS_PER_ACTION * number.size)
-    sizes = (num_micro_batches, limit, min(_MOST_ROUNDS, actions_seen // number.size))
-    found, step_s = _search(given, actions, (float(seconds.message_s), least_s), sizes)
+    actions = _actions(table, num_micro_batches, seconds.message_s)
+    given = numbers_of(result.orders, shape)
+    actions_seen = max(_ACTIONS, _FEW_ACTIONS - _LESS_PER_ACTION * given.size)
+    sizes = (num_micro_batches, limit, min(_MOST_ROUNDS, actions_seen // given.size))
+    times = _EndsAndTails(log_of(given.size, given.size, num_stages), np.zeros(given.size))
+    given, offsets = given.reshape(num_stages, -1), result.orders.offsets
+    found, step_s = _search(given, offsets, actions, times, least_s, sizes)
     if step_s >= result.step_s * (1 - 1e-12):
         return result
-    kinds, stages, numbers = np.unravel_index(found.ravel(), number.shape)
+    kinds, stages, numbers = np.unravel_index(found.ravel(), (3, *shape))
     codes = np.array([F, I, W], np.uint8)[kinds]
-    made = Orders(codes, stages.astype(np.int32), numbers.astype(np.int32), result.orders.offsets)
+    made = Orders(codes, stages.astype(np.int32), numbers.astype(np.int32), offsets)
     return Result(made, float(step_s))
 
 
 def step_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
     """Return the seconds of a step, orders of F, I and W on one rank per stage."""
-    number, actions = _actions(seconds.table(shape[0], split=True), shape[1])
-    times = _times(number.size)
-    return float(_time(_sequence(orders, number), actions, float(seconds.message_s), times))
+    actions = _actions(seconds.table(shape[0], split=True), shape[1], seconds.message_s)
+    given = numbers_of(orders, shape)
+    _, clock_s = run(given, orders.offsets, actions.work, log_of(given.size))
+    return float(clock_s.max())
 
 
-def _actions(table: Floats, num_micro_batches: int) -> tuple[IntArray, _Actions]:
-    """Return the number of each [kind, stage, micro-batch], and what is known of each number."""
-    size = table.size * num_micro_batches
-    number = np.arange(size, dtype=np.int64).reshape(*table.shape, num_micro_batches)
-    before, after = np.full((2, *number.shape), -1)
+def _actions(table: Floats, num_micro_batches: int, message_s: float) -> _Actions:
+    """Return what is known of each number of an action."""
+    shape = *table.shape, num_micro_batches
+    number = np.arange(table.size * num_micro_batches).reshape(shape)
+    before, after = np.full((2, *shape), -1)
     before[FORWARD, 1:], before[INPUT, :-1] = number[FORWARD, :-1], number[INPUT, 1:]
     after[FORWARD, :-1], after[INPUT, 1:] = number[FORWARD, 1:], number[INPUT, :-1]
     took_s = np.repeat(table.ravel(), num_micro_batches)
-    return number, _Actions(took_s, before.ravel(), after.ravel())
-
-
-def _sequence(orders: Orders, number: IntArray) -> IntArray:
-    """Return the numbers of the actions, [rank, place]."""
-    rows = np.zeros(4, np.int64)
-    rows[[F, I, W]] = FORWARD, INPUT, WEIGHTS
-    given = number[rows[orders.kinds], orders.stages, orders.micro_batches]
-    return given.reshape(number.shape[1], -1)
-
-
-@compiled
-def _times(size: int) -> _HeadsAndTails:
-    return _HeadsAndTails(np.zeros(size, np.int64), np.zeros(size), np.zeros(size))
+    homes = np.repeat(np.arange(shape[1], dtype=np.int32), num_micro_batches).reshape(shape[1:])
+    return _Actions(clockwork(homes, took_s, float(message_s)), before.ravel(), after.ravel())
 
 
 @compiled
 def _search(
-    sequence: IntArray,
+    sequence: Numbers,
+    offsets: IntArray,
     actions: _Actions,
-    seconds: tuple[float, float],
+    times: _EndsAndTails,
+    least_s: float,
     sizes: tuple[int, int, int],
-) -> tuple[IntArray, float]:
+) -> tuple[Numbers, float]:
     """Return the best sequences of the ranks, [rank, place], and their step."""
-    message_s, least_s = seconds
     num_micro_batches, limit, rounds = sizes
     size = sequence.size
-    times = _times(size)
-    best, best_s = sequence.copy(), _time(sequence, actions, message_s, times)
+    best, best_s = sequence.copy(), _time(sequence, offsets, actions, times)
     kept = np.zeros(size, np.int64)  # the round until which an action is not moved back
     now_s = best_s
     for round_ in range(rounds):
-        all_s, at = (message_s, now_s, best_s), (num_micro_batches, limit, round_)
-        rank, place = _best_swap(sequence, actions, all_s, times, kept, at)
+        both_s, at = (now_s, best_s), (num_micro_batches, limit, round_)
+        rank, place = _best_swap(sequence, actions, both_s, times, kept, at)
         if rank < 0:
             if kept.max() <= round_:  # no order on the critical path can be another: the shortest
                 break
@@ -120,11 +111,11 @@ def _search(
         first, then = sequence[rank, place], sequence[rank, place + 1]
         sequence[rank, place], sequence[rank, place + 1] = then, first
         kept[first] = round_ + rounds_kept
-        now_s = _time(sequence, actions, message_s, times)
+        now_s = _time(sequence, offsets, actions, times)
         if now_s == np.inf:  # nobody could go on: undo it
             sequence[rank, place], sequence[rank, place + 1] = first, then
             kept[then] = round_ + rounds_kept
-            now_s = _time(sequence, actions, message_s, times)
+            now_s = _time(sequence, offsets, actions, times)
         elif now_s < best_s * (1 - 1e-12):
             best, best_s = sequence.copy(), now_s
             if best_s <= least_s * (1 + 1e-12):
@@ -133,60 +124,37 @@ def _search(
 
 
 @compiled
-def _time(sequence: IntArray, actions: _Actions, message_s: float, times: _HeadsAndTails) -> float:
-    """Return the step, infinity if it never ends, and put heads and tails into `times`."""
-    num_ranks, length = sequence.shape
-    at, clock_s = np.zeros(num_ranks, np.int64), np.zeros(num_ranks)
-    done, moved = 0, True
-    for action in range(sequence.size):
-        times.head_s[action] = -1.0
-    while moved:
-        moved = False
-        for turn in range(2 * num_ranks):  # there and back, as the actions go
-            rank = turn if turn < num_ranks else 2 * num_ranks - 1 - turn
-            while at[rank] < length:
-                action = sequence[rank, at[rank]]
-                other, start_s = actions.before[action], clock_s[rank]
-                if other >= 0:
-                    if times.head_s[other] < 0:
-                        break
-                    start_s = max(start_s, times.head_s[other] + actions.took_s[other] + message_s)
-                times.head_s[action] = start_s
-                clock_s[rank] = start_s + actions.took_s[action]
-                times.order[done] = action
-                done += 1
-                at[rank] += 1
-                moved = True
-    if done < sequence.size:
+def _time(sequence: Numbers, offsets: IntArray, actions: _Actions, times: _EndsAndTails) -> float:
+    """Return the step, infinity if it never ends, and put ends and tails into `times`."""
+    numbers, (num_ranks, length) = sequence.ravel(), sequence.shape
+    at, clock_s = run(numbers, offsets, actions.work, times.log)
+    if at.sum() < offsets[1:].sum():
         return np.inf
-    left_s = np.zeros(num_ranks)
-    for index in range(done - 1, -1, -1):
-        action = times.order[index]
-        rank = action // (length // 3) % num_ranks
+    took_s, message_s, left_s = actions.work.took_s, actions.work.message_s, np.zeros(num_ranks)
+    for index in range(len(numbers) - 1, -1, -1):
+        place = times.log.place[index]
+        action, rank = numbers[place], place // length
         tail_s, other = left_s[rank], actions.after[action]
         if other >= 0:
-            tail_s = max(tail_s, message_s + actions.took_s[other] + times.tail_s[other])
+            tail_s = max(tail_s, message_s + took_s[other] + times.tail_s[other])
         times.tail_s[action] = tail_s
-        left_s[rank] = tail_s + actions.took_s[action]
-    end_s = 0.0
-    for rank in range(num_ranks):
-        end_s = max(end_s, clock_s[rank])
-    return end_s
+        left_s[rank] = tail_s + took_s[action]
+    return float(clock_s.max())
 
 
 @compiled
 def _best_swap(
-    sequence: IntArray,
+    sequence: Numbers,
     actions: _Actions,
-    seconds: tuple[float, float, float],
-    times: _HeadsAndTails,
+    seconds: tuple[float, float],
+    times: _EndsAndTails,
     kept: IntArray,
     sizes: tuple[int, int, int],
 ) -> tuple[int, int]:
     """Return rank and place of the swap with the least longest path through the two, or -1."""
-    message_s, now_s, best_s = seconds
+    now_s, best_s = seconds
     num_micro_batches, limit, round_ = sizes
-    head_s, tail_s, took_s = times.head_s, times.tail_s, actions.took_s
+    ends_s, tail_s = times.log.ends_s, times.tail_s
     critical_s = now_s * (1 - 1e-12)
     num_ranks, length = sequence.shape
     size = num_ranks * length
@@ -194,10 +162,7 @@ def _best_swap(
     for rank in range(num_ranks):
         for place in range(length - 1):
             a, b = sequence[rank, place], sequence[rank, place + 1]
-            if (
-                min(head_s[a] + took_s[a] + tail_s[a], head_s[b] + took_s[b] + tail_s[b])
-                < critical_s
-            ):
+            if min(ends_s[a] + tail_s[a], ends_s[b] + tail_s[b]) < critical_s:
                 continue
             kind_a, kind_b = a // (size // 3), b // (size // 3)
             m_a, m_b = a % num_micro_batches, b % num_micro_batches
@@ -205,7 +170,7 @@ def _best_swap(
                 continue
             if kind_a == WEIGHTS and kind_b == FORWARD and m_b - m_a == limit:
                 continue
-            path_s = _path_s(sequence[rank], place, actions, times, message_s)
+            path_s = _path_s(sequence[rank], place, actions, times)
             if kept[b] > round_ and path_s >= best_s:
                 continue
             if path_s < least_s:
@@ -214,23 +179,21 @@ def _best_swap(
 
 
 @compiled
-def _path_s(
-    row: IntArray, place: int, actions: _Actions, times: _HeadsAndTails, message_s: float
-) -> float:
+def _path_s(row: Numbers, place: int, actions: _Actions, times: _EndsAndTails) -> float:
     """Return the longest path through the actions at `place` and after it, were they swapped."""
     a, b = row[place], row[place + 1]
-    took_s = actions.took_s
+    took_s, message_s, ends_s = actions.work.took_s, actions.work.message_s, times.log.ends_s
     b_s, rest_s = 0.0, 0.0
     if place > 0:
-        b_s = times.head_s[row[place - 1]] + took_s[row[place - 1]]
+        b_s = ends_s[row[place - 1]]
     if place + 2 < len(row):
         rest_s = took_s[row[place + 2]] + times.tail_s[row[place + 2]]
     other = actions.before[b]
     if other >= 0:
-        b_s = max(b_s, times.head_s[other] + took_s[other] + message_s)
+        b_s = max(b_s, ends_s[other] + message_s)
     a_s, other = b_s + took_s[b], actions.before[a]
     if other >= 0:
-        a_s = max(a_s, times.head_s[other] + took_s[other] + message_s)
+        a_s = max(a_s, ends_s[other] + message_s)
     other = actions.after[a]
     if other >= 0:
         rest_s = max(rest_s, message_s + took_s[other] + times.tail_s[other])

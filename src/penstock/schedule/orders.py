@@ -11,6 +11,9 @@ import numpy.typing as npt
 from penstock.errors import ScheduleError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+Columns: TypeAlias = tuple[
+    npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int32], IntArray
+]
 Kind = Literal["F", "B", "I", "W", "U"]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # a kind's code in the arrays is its place here
 F, B, I, W, U = range(len(KINDS))  # noqa: E741
@@ -103,6 +106,11 @@ class Orders:
         """Return the action at `index` of the arrays."""
         kind = KINDS[int(self.kinds[index])]
         return Action(kind, int(self.stages[index]), int(self.micro_batches[index]))
+
+    @property
+    def columns(self) -> Columns:
+        """The arrays, as a compiled loop takes them."""
+        return self.kinds, self.stages, self.micro_batches, self.offsets
 
     def rank_at(self, index: int) -> int:
         """Return the rank whose order holds `index` of the arrays."""

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from penstock.errors import ScheduleError
 from penstock.files import Json, read_bytes, write_text
 from penstock.schedule import text
-from penstock.schedule.orders import Action, F, Kind, Orders, Row, arrange
-from penstock.schedule.play import UPDATE, play
+from penstock.schedule.clock import play
+from penstock.schedule.orders import Action, F, Kind, Orders, Row, U, arrange
 from penstock.schedule.verify import check_complete, check_updates, deadlock
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule, versions
 
@@ -76,7 +76,7 @@ class Schedule:
     @property
     def has_updates(self) -> bool:
         """Whether the orders list updates; where they do not, the one step ends with them."""
-        return bool((self.orders.kinds == UPDATE).any())
+        return bool((self.orders.kinds == U).any())
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """Return the rank on which a stage does a micro-batch, counted over the window."""
@@ -110,7 +110,7 @@ class Schedule:
         takes time; `penstock.simulate` leaves out less.
         """
         num_updates = self.num_steps if self.has_updates else 0
-        return play(self.orders, self._ranks, num_updates, seconds=seconds)
+        return play(self.orders, self._ranks, num_updates, seconds)
 
     def __str__(self) -> str:
         """Return a line with the sizes and one line per rank, as `parse` reads them."""

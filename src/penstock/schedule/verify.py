@@ -4,9 +4,20 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ScheduleError
+from penstock.schedule.clock import Ranks
 from penstock.schedule.compiled import compiled
-from penstock.schedule.orders import KINDS, Action, Kind, Orders, excerpt
-from penstock.schedule.play import BACKWARD, UPDATE, WEIGHTS, Columns, Ints, Ranks, columns_of
+from penstock.schedule.orders import (
+    KINDS,
+    Action,
+    B,
+    Columns,
+    IntArray,
+    Kind,
+    Orders,
+    U,
+    W,
+    excerpt,
+)
 
 _F, _B, _I, _W = (1 << code for code in range(4))  # bits of the kinds seen
 _OUT_OF_RANGE, _DOUBLED, _ELSEWHERE = 1, 2, 3
@@ -25,7 +36,7 @@ def check_complete(orders: Orders, sizes: tuple[int, int, int]) -> Ranks:
     if sizes[0] * sizes[1] > max(len(orders.kinds), _MOST_TALLIED):
         work = f"{sizes[0]} stages x {sizes[1]} micro-batches"
         raise ScheduleError(f"{len(orders.kinds)} actions for {work}", hint="list every action")
-    ranks, seen, wrong, index = _tally(columns_of(orders), sizes)
+    ranks, seen, wrong, index = _tally(orders.columns, sizes)
     if wrong == _OUT_OF_RANGE:
         raise _out_of_range(orders, index, sizes)
     if wrong == _DOUBLED:
@@ -45,11 +56,11 @@ def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
 
     Raises:   ScheduleError: an update is missing, doubled, or on a rank without the stage.
     """
-    if not np.isin(orders.kinds, (BACKWARD, WEIGHTS)).any():
+    if not np.isin(orders.kinds, (B, W)).any():
         hint = "leave out the updates, or add the backwards"
         raise ScheduleError("there are updates and no backward", hint=hint)
     num_stages = len(ranks)
-    at = np.flatnonzero(orders.kinds == UPDATE)
+    at = np.flatnonzero(orders.kinds == U)
     owners = np.searchsorted(orders.offsets, at, side="right") - 1
     listed = (owners * num_stages + orders.stages[at]) * num_steps + orders.micro_batches[at]
     homes = np.unique(ranks.astype(np.int64) * num_stages + np.arange(num_stages)[:, None])
@@ -84,10 +95,10 @@ def _tally(
     for rank in range(len(offsets) - 1):
         for index in range(offsets[rank], offsets[rank + 1]):
             kind, stage, number = kinds[index], stages[index], numbers[index]
-            numbered_to = num_steps if kind == UPDATE else num_micro_batches
+            numbered_to = num_steps if kind == U else num_micro_batches
             if stage < 0 or stage >= num_stages or number < 0 or number >= numbered_to:
                 return ranks, seen, _OUT_OF_RANGE, index
-            if kind == UPDATE:
+            if kind == U:
                 continue
             bit = np.uint8(1 << kind)
             if seen[stage, number] & bit:
@@ -157,7 +168,7 @@ def _incomplete(orders: Orders, stage: int, micro_batch: int, seen: int) -> Sche
     return ScheduleError("\n".join([message, *lines]), hint=hint)
 
 
-def deadlock(orders: Orders, stops: Ints, ranks: Ranks, per_step: int) -> ScheduleError:
+def deadlock(orders: Orders, stops: IntArray, ranks: Ranks, per_step: int) -> ScheduleError:
     """Return the error that shows a circle of waiting ranks, given where each of them stops."""
     circle: list[int] = []
     waits_for: dict[int, int] = {}
@@ -185,7 +196,7 @@ def deadlock(orders: Orders, stops: Ints, ranks: Ranks, per_step: int) -> Schedu
     return ScheduleError("\n".join([head, *lines]), hint=hint)
 
 
-def _first_unmet(orders: Orders, stops: Ints, ranks: Ranks, *, rank: int, per_step: int) -> int:
+def _first_unmet(orders: Orders, stops: IntArray, ranks: Ranks, *, rank: int, per_step: int) -> int:
     """Return where in the arrays the action stands that `rank` waits for."""
     kind, stage, number = orders.action(int(stops[rank]))
     needed: list[Action] = []
@@ -198,7 +209,7 @@ def _first_unmet(orders: Orders, stops: Ints, ranks: Ranks, *, rank: int, per_st
         case "W":
             needed = [Action("I", stage, number)]
         case "U":
-            is_backward = np.isin(orders.kinds, (BACKWARD, WEIGHTS)) & (orders.stages == stage)
+            is_backward = np.isin(orders.kinds, (B, W)) & (orders.stages == stage)
             is_of_step = orders.micro_batches // per_step == number
             at = np.flatnonzero(is_backward & is_of_step)
             owners = np.searchsorted(orders.offsets, at, side="right") - 1

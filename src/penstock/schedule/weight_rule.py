@@ -25,8 +25,7 @@ import numpy as np
 
 from penstock.errors import ScheduleError
 from penstock.schedule.compiled import compiled
-from penstock.schedule.orders import IntArray, excerpt
-from penstock.schedule.play import FORWARD, UPDATE, Columns, columns_of
+from penstock.schedule.orders import Columns, F, IntArray, U, excerpt
 
 if TYPE_CHECKING:  # a schedule has a rule, so its file imports this one
     from penstock.schedule.schedule import Schedule
@@ -401,7 +400,7 @@ def versions(schedule: "Schedule") -> VersionTable:
         return VersionTable(forward, backward, ahead, back_ahead, step, (1,) * schedule.num_stages)
     read = (np.array(forward, order="C"), np.array(backward, order="C"))  # one type of array
     history = rule.history(schedule.num_stages, per_step)
-    alive, wrong = _walk(columns_of(schedule.orders), read, schedule.num_steps, history)
+    alive, wrong = _walk(schedule.orders.columns, read, schedule.num_steps, history)
     if wrong >= 0:
         raise _unavailable(schedule, int(wrong), read)
     return VersionTable(forward, backward, ahead, back_ahead, step, tuple(alive.tolist()))
@@ -423,13 +422,13 @@ def _walk(
         start = offsets[rank]
         for index in range(start, offsets[rank + 1]):
             kind, stage, number = kinds[index], stages[index], numbers[index]
-            version = number if kind == UPDATE else read[0 if kind == FORWARD else 1][stage, number]
+            version = number if kind == U else read[0 if kind == F else 1][stage, number]
             if version < -history[stage] or version > num_steps:
                 return alive, index
             if version > 0 and born[stage, version + oldest] < start:
                 return alive, index
             last[stage, version + oldest] = index
-            if kind == UPDATE:
+            if kind == U:
                 born[stage, version + oldest + 1] = index
         for stage in range(num_stages):
             if born[stage, -1] >= start:

@@ -16,14 +16,16 @@ the step is the maximum over the slots.  Ranks do one action each in turn, so th
 each other are of different ranks, and a processor works on several of them at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.schedule.clock import Clockwork, Joins, Log, Numbers, log_of, numbers_of, run
 from penstock.schedule.compiled import compiled
-from penstock.schedule.orders import KINDS, B, F, I, U
+from penstock.schedule.orders import KINDS, F, U
 from penstock.schedule.schedule import Schedule
 
 Bools: TypeAlias = NDArray[np.bool_]
@@ -31,7 +33,6 @@ Ints: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
 
 _REDUCE = len(KINDS)  # its costs come after those of the kinds; then come nothing and messages
-_NO_ROW = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,179 +92,82 @@ class _ActionRows(NamedTuple):
     cost: Ints
 
 
-class _Homes(NamedTuple):
-    """The stages of every rank, in increasing order, and on how many ranks each stage lives."""
-
-    stages: Ints
-    offsets: Longs
-    copies: Ints
-
-
-class _ReadyRanks(NamedTuple):
-    """Ranks that may go on, first come, first served."""
-
-    ring: Longs  # as long as there are ranks
-    is_in: Bools
-    ends: Longs  # [2]: how many have left and how many have come
-
-
 def table_of(schedule: Schedule) -> Table:
     """Return the table of `schedule`, for a chain of stages.
 
     The dependencies are those of `simulate` on what `lower` makes of the schedule alone.
     """
-    orders, homes = schedule.orders, _homes(schedule)
+    orders, homes = schedule.orders, schedule.stage_ranks
+    copies = np.array([len(ranks) for ranks in homes])
     steps = schedule.num_steps if schedule.has_updates else 0
-    num_rows = orders.num_actions
-    backward = bool((orders.kinds != F).any())
-    if backward:
-        num_rows += max(steps, 1) * int((homes.copies - 1).sum())
-    if backward and not steps:
-        num_rows += int(homes.copies.sum())
-    rows = _ActionRows(*(np.empty(num_rows, np.int32) for _ in range(4)))
-    columns = orders.kinds, orders.stages, orders.micro_batches, orders.offsets
-    last, made = _link(columns, schedule.ranks, homes, rows, steps)
-    if backward and not steps:
-        made = _finish(homes, rows, last, made)
-    assert made == num_rows, (made, num_rows)  # the schedule has passed its checks
+    members = np.repeat(np.where(copies > 1, copies, 0), steps)
+    numbers = numbers_of(orders, schedule.ranks.shape, steps)
+    joins = Joins(_joins(schedule, numbers, members), members)
+    work = Clockwork(schedule.ranks, np.zeros(1), 0.0, joins)
+    num_rows = orders.num_actions + int(np.maximum(members - 1, 0).sum())
+    is_listed = steps > 0 or not (orders.kinds != F).any()
+    more = 0 if is_listed else int((2 * copies - 1).sum())
+    log = log_of(2 * schedule.ranks.size, num_rows + more, len(orders))
+    stops, _ = run(numbers, orders.offsets, work, log)
+    assert (stops == orders.offsets[1:]).all(), stops  # the schedule has passed its checks
+    message, cost = np.full((2, num_rows + more), 6 * schedule.num_stages, np.int32)
+    _price(orders.kinds, orders.stages, log, (message[:num_rows], cost[:num_rows]))
+    if steps:
+        sums = np.flatnonzero(log.place < 0)
+        full = np.full(len(members), -1)
+        full[-1 - log.place[sums]] = sums  # the last row of each
+        cost[full[full >= 0]] = _REDUCE * schedule.num_stages + np.flatnonzero(full >= 0) // steps
+    if more:
+        last = _finish(homes, num_rows, log.last.tolist())
+        log.previous[num_rows:], log.source[num_rows:], cost[num_rows:] = np.array(last).T
+    rows = _ActionRows(log.previous, log.source, message, cost)
     slot, num_slots = _assign(rows)
     return Table(schedule.num_stages, orders.num_actions, num_slots, *rows, slot)
 
 
-def _homes(schedule: Schedule) -> _Homes:
-    where = schedule.stage_ranks
-    pairs = sorted((rank, stage) for stage, ranks in enumerate(where) for rank in ranks)
-    counts = np.bincount([rank for rank, _ in pairs], minlength=schedule.num_ranks)
-    return _Homes(
-        np.array([stage for _, stage in pairs], np.int32),
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
-        np.array([len(ranks) for ranks in where], np.int32),
-    )
+def _joins(schedule: Schedule, numbers: Numbers, members: Longs) -> Longs:
+    """Return for each action the sum that begins when it has ended: that of the update after it."""
+    if not members.any():
+        return np.empty(0, np.int64)
+    of = np.maximum(numbers.astype(np.int64) - 3 * schedule.ranks.size, -1)
+    updates = np.flatnonzero(of >= 0)
+    of[updates[members[of[updates]] == 0]] = -1
+    return np.append(of[1:], -1)
 
 
 @compiled
-def _link(  # long: in pieces it would hand fifteen arrays around
-    columns: tuple[NDArray[np.uint8], Ints, Ints, Longs],
-    ranks: Ints,
-    homes: _Homes,
-    rows: _ActionRows,
-    num_steps: int,
-) -> tuple[Ints, int]:
-    """Let ranks do one action each in turn; return the last row of each rank, and how many rows.
+def _price(kinds: NDArray[np.uint8], stages: Ints, log: Log, columns: tuple[Ints, Ints]) -> None:
+    """Fill the columns of messages and costs, where they are not those of nothing."""
+    message, cost = columns
+    num_stages = cost[0] // 6 if len(cost) > 0 else 0
+    for row in range(len(cost)):
+        place = log.place[row]
+        if place >= 0:
+            stage, kind = stages[place], kinds[place]
+            cost[row] = kind * num_stages + stage
+            if kind != U and log.source[row] != log.previous[row]:
+                message[row] += stage + (kind != F)
 
-    `num_steps` is that of the listed updates, 0 without.
+
+def _finish(
+    homes: Sequence[tuple[int, ...]], first: int, last: list[int]
+) -> list[tuple[int, int, int]]:
+    """Return previous, source and cost of the reductions and then the updates that are not listed.
+
+    `first` is the number of rows before them, `last` the last of these on each rank.
     """
-    kinds, stages, numbers, offsets = columns
-    previous, sources, messages, costs = rows
-    num_stages, num_ranks, made = len(ranks), len(offsets) - 1, 0
-    nothing = 6 * num_stages
-    forward = np.full(ranks.shape, _NO_ROW, np.int32)
-    gradient = np.full(ranks.shape, _NO_ROW, np.int32)
-    came = np.zeros((num_stages, num_steps), np.int32)  # ranks that have come to their U
-    summed = np.full((num_stages, num_steps), _NO_ROW, np.int32)
-    has_come = np.zeros(num_ranks, np.bool_)
-    last, at = np.full(num_ranks, _NO_ROW, np.int32), offsets[:-1].copy()
-    turns = _ReadyRanks(
-        np.arange(num_ranks), np.ones(num_ranks, np.bool_), np.array([0, num_ranks])
-    )
-    while turns.ends[0] < turns.ends[1]:
-        rank = int(turns.ring[turns.ends[0] % num_ranks])
-        turns.ends[0] += 1
-        turns.is_in[rank] = False
-        if at[rank] == offsets[rank + 1]:
-            continue
-        index = at[rank]
-        kind, stage, number = int(kinds[index]), int(stages[index]), int(numbers[index])
-        before, home, message = int(last[rank]), -1, nothing
-        source = before
-        is_gradient = kind in (B, I)
-        if kind == F and stage > 0:
-            source, home = int(forward[stage - 1, number]), int(ranks[stage - 1, number])
-            message = nothing + stage
-        elif is_gradient and stage + 1 < num_stages:
-            source, home = int(gradient[stage + 1, number]), int(ranks[stage + 1, number])
-            message = nothing + stage + 1
-        elif kind == U and homes.copies[stage] > 1:
-            if not has_come[rank]:
-                has_come[rank] = True
-                came[stage, number] += 1
-                is_full = came[stage, number] == homes.copies[stage]
-                if came[stage, number] == 1:
-                    summed[stage, number] = before
-                else:
-                    previous[made], sources[made] = summed[stage, number], before
-                    messages[made] = nothing
-                    costs[made] = _REDUCE * num_stages + stage if is_full else nothing
-                    summed[stage, number] = made
-                    made += 1
-                for other in range(num_ranks if is_full else 0):
-                    _queue_up(other, turns)
-            if came[stage, number] < homes.copies[stage]:
-                continue
-            has_come[rank] = False
-            source = int(summed[stage, number])
-        if home >= 0 and source < 0:
-            continue
-        if home == rank:  # it stands before on this rank: nothing is sent
-            source, message = before, nothing
-        previous[made], sources[made], messages[made] = before, source, message
-        costs[made] = kind * num_stages + stage
-        last[rank] = made
-        at[rank] += 1
-        _queue_up(rank, turns)
-        if kind == F:
-            forward[stage, number] = made
-            if stage + 1 < num_stages:
-                _queue_up(int(ranks[stage + 1, number]), turns)
-        elif is_gradient:
-            gradient[stage, number] = made
-            if stage > 0:
-                _queue_up(int(ranks[stage - 1, number]), turns)
-        made += 1
-    return last, made
-
-
-@compiled
-def _queue_up(rank: int, turns: _ReadyRanks) -> None:
-    if not turns.is_in[rank]:
-        turns.is_in[rank] = True
-        turns.ring[turns.ends[1] % len(turns.ring)] = rank
-        turns.ends[1] += 1
-
-
-@compiled
-def _finish(homes: _Homes, rows: _ActionRows, last: Ints, made: int) -> int:
-    """Add the reductions and then the updates that a synchronous schedule does not list."""
-    previous, sources, messages, costs = rows
-    num_stages, first = len(homes.copies), made
-    summed = np.full(num_stages, _NO_ROW, np.int32)
-    came = np.zeros(num_stages, np.int32)
-    for stage in range(num_stages):
-        for turn in range(2 if homes.copies[stage] > 1 else 0):
-            for rank in range(len(last)):  # all ranks come to it; then all go on from it
-                for place in range(homes.offsets[rank], homes.offsets[rank + 1]):
-                    if homes.stages[place] != stage:
-                        continue
-                    if turn == 1:
-                        last[rank] = summed[stage]
-                        continue
-                    came[stage] += 1
-                    if came[stage] == 1:
-                        summed[stage] = last[rank]
-                        continue
-                    is_full = came[stage] == homes.copies[stage]
-                    previous[made], sources[made] = summed[stage], last[rank]
-                    costs[made] = (_REDUCE if is_full else _REDUCE + 1) * num_stages
-                    costs[made] += stage if is_full else 0
-                    summed[stage] = made
-                    made += 1
-    for rank in range(len(last)):
-        for place in range(homes.offsets[rank], homes.offsets[rank + 1]):
-            previous[made], sources[made] = last[rank], last[rank]
-            costs[made] = U * num_stages + homes.stages[place]
-            last[rank] = made
-            made += 1
-    messages[first:made] = 6 * num_stages
+    num_stages, made = len(homes), list[tuple[int, int, int]]()
+    for stage, ranks in enumerate(homes):
+        summed = last[ranks[0]]
+        for rank in ranks[1:]:
+            cost = _REDUCE * num_stages + stage if rank == ranks[-1] else 6 * num_stages
+            made.append((summed, last[rank], cost))
+            summed = first + len(made) - 1
+        for rank in ranks if len(ranks) > 1 else ():
+            last[rank] = summed
+    for rank, stage in sorted((rank, stage) for stage, ranks in enumerate(homes) for rank in ranks):
+        made.append((last[rank], last[rank], U * num_stages + stage))
+        last[rank] = first + len(made) - 1
     return made
 
 
