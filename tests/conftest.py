@@ -45,6 +45,18 @@ def _gives_back() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _measures_briefly() -> Iterator[None]:
+    """Let few runs do: what is tested is what becomes of seconds, not how sure they are."""
+    from penstock.profile import measure
+    from penstock.runtime import links
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (measure, links):
+            patched.setattr(module, "_BUDGET_S", 0.02)
+        yield
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Return the path of a Chromium for tests that look at a page; without one they skip."""

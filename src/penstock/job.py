@@ -357,5 +357,9 @@ def _frames(problem: BaseException) -> traceback.StackSummary:
 @cache
 def is_users(filename: str) -> bool:
     """Return whether a file is neither Python's nor installed nor Penstock's."""
-    others = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
-    return "site-packages" not in filename and not filename.startswith(others)
+    return "site-packages" not in filename and not filename.startswith(_others())
+
+
+@cache
+def _others() -> tuple[str, ...]:
+    return str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"

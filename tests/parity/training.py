@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,12 +33,12 @@ def windows(run: Run, lengths: Iterable[int]) -> tuple[tuple[Program, int], ...]
     """Return windows of so many steps; a synchronous program has one step, whatever they say."""
     if not is_asynchronous(run.plan):
         lengths = [1] * sum(lengths)
-    made: list[tuple[Program, int]] = []
-    step = 0
-    for length in lengths:
-        made.append((lower_plan(run.plan, run.captured.graph, num_steps=length), step))
-        step += length
-    return tuple(made)
+    lengths = tuple(lengths)
+    graph, plan = run.captured.graph, run.plan
+    stages = stages_of(plan, graph)
+    made = {n: lower_plan(plan, graph, num_steps=n, stages=stages) for n in set(lengths)}
+    starts = accumulate(lengths, initial=0)
+    return tuple((made[length], step) for length, step in zip(lengths, starts, strict=False))
 
 
 def train(

@@ -157,14 +157,21 @@ def slow_loader(job: Job) -> Job:
     return replace(job, data=dripping)
 
 
-class SlowSGD(SGD):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        time.sleep(3 * FAULT_S)
-        super().step()
-
-
 def slow_optimizer(job: Job) -> Job:
-    return replace(job, optimizer=lambda parameters: SlowSGD(parameters, lr=0.1))
+    """Slow once data is read: not where it is tried, with a call for every parameter and step."""
+    read: list[int] = []
+
+    class SlowSGD(SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            time.sleep(3 * FAULT_S if read else 0.0)
+            super().step()
+
+    def noted(start: int) -> Iterator[Any]:
+        for batch in data(start):
+            read.append(start)
+            yield batch
+
+    return replace(job, optimizer=lambda parameters: SlowSGD(parameters, lr=0.1), data=noted)
 
 
 def named(cases: list[Case]) -> Any:
