@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from penstock.program.instructions import OPS as OPS
 from penstock.program.instructions import (
     SPAN_KINDS,
     TABLE,
-    Bytes,
     Code,
     Instruction,
     OpRow,
@@ -37,11 +36,6 @@ USES_EDGE = _flags(lambda row: "edge" in row.columns)
 USES_PEER = _flags(lambda row: "peer" in row.columns)
 USES_NUMBER = _flags(lambda row: "micro_batch" in row.columns)  # U: of a step; Reduce: likewise
 OF_KIND = np.array([[kind in row.kinds for kind in KINDS] for row in TABLE])  # [op, kind]
-_BYTES = get_args(Bytes)
-MESSAGE_BYTES, GATHERED_BYTES, DROPPED_BYTES = map(
-    _BYTES.index, ("message", "weights", "no weights")
-)
-HOLDS = np.array([_BYTES.index(row.bytes) for row in TABLE], np.uint8)
 # What works and moves have a row each in Costs and Memory: those of KINDS, then copies.
 COPIES = ("offload F", "offload U", "reload F", "reload U")
 NUM_COSTS = len(KINDS) + len(COPIES)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 
+from penstock.schedule.ledger import Changes, levels, peaks
 from penstock.schedule.orders import B, F, W
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import VersionTable, versions
@@ -54,11 +55,9 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
         return (0,) * len(orders)
     change = np.zeros(5, np.int64)
     change[[F, B, W]] = 1, -1, -1
-    peaks: list[int] = []
-    for rank in range(len(orders)):
-        held = np.cumsum(change[orders.kinds[orders.slice_of(rank)]])
-        peaks.append(int(held.max(initial=0)))
-    return tuple(peaks)
+    start, changes = np.zeros(len(orders), np.int64), change[orders.kinds]
+    held = levels(Changes(0 * changes, changes, changes), orders.offsets, start)
+    return tuple(peaks(held, orders.offsets, start).tolist())
 
 
 def num_messages(schedule: Schedule) -> int:

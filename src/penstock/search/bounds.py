@@ -8,11 +8,8 @@ its last one (drain).
     fill + computes + the greater of sums + updates, and drain
 
 Ignores:  messages, and that a rank waits between its actions.
-
-What a rank holds follows from the order of its actions alone, but for messages that wait.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +21,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.owners import owners_of
 from penstock.profile import Profile
 from penstock.schedule import Schedule
-from penstock.schedule.orders import KINDS, B, F, I, Orders, U, W
-from penstock.simulate.price import DeviceMemory
+from penstock.schedule.orders import KINDS, B, F, I, U, W
 
 Floats = NDArray[np.float64]
 
@@ -59,25 +55,6 @@ def counts_of(schedule: Schedule) -> ActionCounts:
     split = number[I].any() or number[W].any()
     ends = np.zeros(len(orders), np.int64) if split else last.astype(np.int64)
     return ActionCounts(number, first.astype(np.int64), ends)
-
-
-def most_held(orders: Orders, held: Sequence[DeviceMemory]) -> NDArray[np.int64]:
-    """Return the bytes of every rank of a replica at its fullest: [rank, kind of device].
-
-    Ignores:  messages that wait, and what a validated update keeps.
-    """
-    spans = list(itertools.pairwise(orders.offsets.tolist()))
-    peaks = np.zeros((len(spans), len(held)), np.int64)
-    for kind, each in enumerate(held):
-        net = each.net[orders.kinds, orders.stages]
-        above = np.maximum(each.transient[orders.kinds, orders.stages], net)
-        before = np.cumsum(net) - net
-        start = np.array(each.start, np.int64)
-        for rank, (first, end) in enumerate(spans):
-            peak = int((before[first:end] + above[first:end] - before[first]).max(initial=0))
-            own = np.unique(orders.stages[first:end])
-            peaks[rank, kind] = int(start[own].sum()) + max(0, peak)
-    return peaks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,9 +27,10 @@ from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.schedule import Schedule, weight_copies
 from penstock.schedule.recipe import AnySchedule
-from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, most_held, pieces_of
+from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
+from penstock.simulate.memory import most_held
 from penstock.simulate.price import DeviceMemory, check_profile, costs_of, held_of, memory_on
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from penstock.plan import Plan, is_asynchronous
 from penstock.schedule.orders import F
-from penstock.search.bounds import most_held
 from penstock.search.judge import Judge
+from penstock.simulate.memory import most_held
 from penstock.simulate.price import DeviceMemory
 
 _MOST = 8  # stages of a rank of which all subsets are tried; of more: the cheapest ones

@@ -19,11 +19,7 @@ from numpy.typing import NDArray
 from penstock.program.codes import (
     COMPUTE,
     COST_ROW,
-    DROPPED_BYTES,
-    GATHERED_BYTES,
-    HOLDS,
     JOINS,
-    MESSAGE_BYTES,
     RECEIVE,
     SEND,
     WAITS_FOR_SUMS,
@@ -458,78 +454,6 @@ def receive_s(job: Simulation) -> Floats:
                 times_s[place, 0], times_s[place, 1] = end_s - wire_s, end_s
                 place += 1
     return times_s
-
-
-class Holds(NamedTuple):
-    """Bytes of every action, and the memory curve that they make."""
-
-    transient: Ints  # [row of costs, stage]: above what is held, during the action
-    net: Ints  # [row of costs, stage]: held more (or less) after it
-    unsharded: Ints  # by stage
-    message: Ints  # by edge: from the Receive to the first use; empty: nothing
-    posted: NDArray[np.uint8]  # [edge * micro-batches + micro-batch]: alike in all replicas
-    held: Ints  # by rank
-    peak: Ints  # by rank
-    entry: Ints  # by rank: place of its next entry in the curve
-    times_s: Floats  # of the curve; empty where it is not asked for
-    sizes_bytes: Ints
-
-
-@compiled
-def hold(job: Simulation, holds: Holds) -> None:
-    """Go through the actions of every rank, and note what it holds."""
-    code, work_s, issued_s = job.code, job.record.work_s, job.queues.issued_s
-    work, collective = 0, 0
-    for rank in range(len(code.offsets) - 1):
-        now_s = 0.0
-        _note(rank, now_s, 0, 0, holds)
-        for row in range(code.offsets[rank], code.offsets[rank + 1]):
-            op, stage = code.op[row], int(code.stage[row])
-            if WORKS[op]:
-                kind, cost = int(code.kind[row]), COST_ROW[op, code.kind[row]]
-                start_s, now_s = (
-                    (0.0, 0.0) if len(work_s) == 0 else (work_s[work, 0], work_s[work, 1])
-                )
-                work += 1
-                if len(holds.message) > 0 and op == COMPUTE and kind != W:
-                    micro_batch = int(code.micro_batch[row])
-                    holds.held[rank] -= _taken(2 * stage + (kind != F), micro_batch, job, holds)
-                _note(rank, start_s, 0, holds.transient[cost, stage], holds)
-                _note(rank, now_s, holds.net[cost, stage], 0, holds)
-            elif JOINS[op]:
-                now_s = issued_s[collective]
-                collective += 1
-            if HOLDS[op] == MESSAGE_BYTES and len(holds.message) > 0:
-                edge = int(code.edge[row])
-                holds.posted[edge * job.sizes.micro_batches + int(code.micro_batch[row])] = 1
-                _note(rank, now_s, int(holds.message[edge]), 0, holds)
-            elif HOLDS[op] == GATHERED_BYTES:
-                _note(rank, now_s, holds.unsharded[stage], 0, holds)
-            elif HOLDS[op] == DROPPED_BYTES:
-                _note(rank, now_s, -holds.unsharded[stage], 0, holds)
-
-
-@compiled
-def _taken(side: int, micro_batch: int, job: Simulation, holds: Holds) -> int:
-    """Return the bytes of the posted messages that a compute is the first to use."""
-    taken = 0
-    for at in range(job.inputs.offsets[side], job.inputs.offsets[side + 1]):
-        edge = int(job.inputs.edge[at])
-        is_posted = holds.posted[edge * job.sizes.micro_batches + micro_batch]
-        taken += int(is_posted * holds.message[edge])
-    return taken
-
-
-@compiled
-def _note(rank: int, time_s: float, more: int, above: int, holds: Holds) -> None:
-    """Hold `more` bytes from `time_s` on, and for a moment `above` these."""
-    holds.held[rank] += more
-    now = holds.held[rank] + above
-    holds.peak[rank] = max(holds.peak[rank], now)
-    if len(holds.times_s) > 0:
-        place = holds.entry[rank]
-        holds.entry[rank] += 1
-        holds.times_s[place], holds.sizes_bytes[place] = time_s, now
 
 
 @compiled

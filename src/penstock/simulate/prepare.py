@@ -10,11 +10,7 @@ from penstock.cluster import Cluster
 from penstock.errors import ClusterError
 from penstock.program.codes import (
     COMPUTE,
-    DROPPED_BYTES,
-    GATHERED_BYTES,
-    HOLDS,
     JOINS,
-    MESSAGE_BYTES,
     OPS,
     REDUCE,
     SEND,
@@ -27,7 +23,7 @@ from penstock.program.wiring import wire
 from penstock.schedule.orders import KINDS, Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
 from penstock.simulate import kernel
-from penstock.simulate.costs import Costs, Memory, with_copies
+from penstock.simulate.costs import Costs, with_copies
 from penstock.simulate.recorded import Recorded
 
 Seconds: TypeAlias = Callable[[Action], float]
@@ -313,37 +309,3 @@ def _listed_s(program: Program, seconds: Seconds) -> NDArray[np.float64]:
         taken_s[wanted] = given_s
         parts.append(taken_s)
     return np.concatenate(parts)
-
-
-def holds_of(program: Program, memory: Memory, *, curve: bool) -> kernel.Holds:
-    """Return what `kernel.hold` is given, at 0 s.
-
-    Raises:   ValueError: `memory` is of other ranks, stages or edges.
-    """
-    shape = len(memory.start_bytes), memory.net_bytes.shape[1]
-    if shape != (program.num_ranks, program.num_stages):
-        wanted = f"a program of {program.num_ranks} and {program.num_stages}"
-        raise ValueError(f"memory of {shape[0]} ranks and {shape[1]} stages for {wanted}")
-    if len(memory.message_bytes) not in (0, len(program.edges)):
-        there = len(memory.message_bytes)
-        raise ValueError(f"memory of {there} edges for a program of {len(program.edges)}")
-    works = offsets_of(program, WORKS)
-    weights = np.isin(HOLDS, (GATHERED_BYTES, DROPPED_BYTES))
-    entries = np.arange(len(works)) + 2 * works + offsets_of(program, weights)
-    if len(memory.message_bytes):
-        entries += offsets_of(program, HOLDS == MESSAGE_BYTES)
-    size = int(entries[-1]) if curve else 0
-    unsharded = memory.unsharded_bytes
-    messages = len(program.edges) * program.num_micro_batches * program.num_steps
-    return kernel.Holds(
-        transient=with_copies(memory.transient_bytes),
-        net=with_copies(memory.net_bytes),
-        unsharded=unsharded if len(unsharded) else np.zeros(program.num_stages, np.int64),
-        message=memory.message_bytes,
-        posted=np.zeros(messages, np.uint8),
-        held=memory.start_bytes.copy(),
-        peak=memory.start_bytes.copy(),
-        entry=entries[:-1].copy(),
-        times_s=np.zeros(size),
-        sizes_bytes=np.zeros(size, np.int64),
-    )

@@ -35,7 +35,8 @@ from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.simulate import kernel
 from penstock.simulate.costs import Costs, Memory
-from penstock.simulate.prepare import Seconds, among, holds_of, job_of, offsets_of
+from penstock.simulate.memory import account, curve_of
+from penstock.simulate.prepare import Seconds, among, job_of, offsets_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.sharing import alone_s, crowded, shared_s
 from penstock.timeline import LANES, MemoryCurve, Spans, Timeline, Totals
@@ -78,13 +79,14 @@ def simulate(
         own_s = alone_s(program, seconds.action_s, job.durations.device)
         job = _with(job, shared_s(program, cluster, few, own_s, begun_and_over_s))
     job = _run(program, job)
-    curve, peak_bytes = MemoryCurve.of(), [0] * program.num_ranks
+    curve, peak_bytes = MemoryCurve.of(), (0,) * program.num_ranks
     if memory is not None:
-        holds = holds_of(program, memory, curve=spans)
-        kernel.hold(job, holds)
-        curve, peak_bytes = _curve(program, holds), holds.peak.tolist()
+        held = account(program, memory)
+        peak_bytes = held.peak_bytes
+        if spans:
+            curve = curve_of(program, held, job.record.work_s, job.queues.issued_s)
     step_s = float(job.threads.clock_s.max())  # all messages are used, all collectives waited for
-    totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), tuple(peak_bytes))
+    totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), peak_bytes)
     kept = _spans(program, job) if spans else Spans.of([])
     return Timeline(program.num_ranks, kept, curve, META, totals)
 
@@ -114,14 +116,6 @@ def _check_end(program: Program, job: kernel.Simulation) -> None:
         evidence = "\n".join(excerpt(program.code, int(rows[rank])) for rank in stuck[:4])
         hint = "what this instruction waits for never comes: check the program"
         raise ProgramError(f"rank {stuck[0]} waits for ever at {at}\n{evidence}", hint=hint)
-
-
-def _curve(program: Program, holds: kernel.Holds) -> MemoryCurve:
-    if not len(holds.times_s):
-        return MemoryCurve.of()
-    counts = np.diff(holds.entry, prepend=0)  # each has come to the first entry of the next
-    ranks = np.repeat(np.arange(program.num_ranks, dtype=np.int32), counts)
-    return MemoryCurve(ranks, holds.times_s, holds.sizes_bytes)
 
 
 def _spans(program: Program, job: kernel.Simulation) -> Spans:

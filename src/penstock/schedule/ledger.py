@@ -1,0 +1,44 @@
+"""Ledger: what every rank holds while it does one thing after the other, and its peak.
+
+Of activations or of bytes, of actions or of instructions: all that says what a rank holds adds up
+here.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.schedule.orders import IntArray
+
+
+class Changes(NamedTuple):
+    """How each of the things that the ranks do, one rank after the other, changes what is held."""
+
+    before: IntArray  # held more, or less, as it begins
+    during: IntArray  # held above that while it lasts
+    after: IntArray  # held above that when it is over; may be negative
+
+
+class Levels(NamedTuple):
+    """What is held while each of these things lasts, and when it is over."""
+
+    during: IntArray
+    after: IntArray
+
+
+def levels(changes: Changes, offsets: IntArray, start: IntArray) -> Levels:
+    """Return what is held; `start` is what each rank holds at first.
+
+    What rank r does lies from `offsets[r]` to `offsets[r + 1]`.
+    """
+    total = np.cumsum(changes.before + changes.after)
+    ends = np.append(0, total)[offsets]
+    after = total + np.repeat(start - ends[:-1], np.diff(offsets))
+    return Levels(after - changes.after + changes.during, after)
+
+
+def peaks(held: Levels, offsets: IntArray, start: IntArray) -> IntArray:
+    """Return the most that each rank holds at any time."""
+    most = np.append(np.maximum(held.during, held.after), 0)  # a rank may do nothing at the end
+    peaks = np.maximum(start, np.maximum.reduceat(most, offsets[:-1]))
+    return np.where(np.diff(offsets) > 0, peaks, start)

@@ -1,0 +1,137 @@
+"""Memory: the bytes that instructions take and free, and what every rank holds by that.
+
+    action             transient bytes while it runs, net bytes from then on
+    message            from its Receive to the first use, where `Memory` has bytes for messages
+    weights            from Unshard to Reshard
+
+The table of instructions says which of these one is (`Row.bytes`), `Memory` how many bytes that
+are.  What the simulator, the search and a report know of held bytes comes from here.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.program.codes import COMPUTE, COST_ROW, JOINS, NUM_COSTS, WORKS, Numbers
+from penstock.program.instructions import TABLE, Bytes
+from penstock.program.program import Program
+from penstock.schedule.ledger import Changes, Levels, levels, peaks
+from penstock.schedule.orders import F, IntArray, Orders, W
+from penstock.simulate.costs import Memory, with_copies
+from penstock.simulate.price import DeviceMemory
+from penstock.timeline import MemoryCurve
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int32]
+
+_BYTES = get_args(Bytes)
+_ACTION, _MESSAGE, _DROP = map(_BYTES.index, ("action", "message", "no weights"))
+_HOLDS = np.array([_BYTES.index(row.bytes) for row in TABLE])  # by op
+
+
+class Account(NamedTuple):
+    """What the ranks of a program hold, by those of its instructions that change it."""
+
+    rows: IntArray  # of the code
+    offsets: IntArray  # of each rank's among `rows`
+    start: IntArray
+    held: Levels
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Return the bytes of every rank at its fullest."""
+        return tuple(peaks(self.held, self.offsets, self.start).tolist())
+
+
+def account(program: Program, memory: Memory) -> Account:
+    """Return what the ranks of `program` hold.
+
+    Raises:   ValueError: `memory` is of other ranks, stages or edges.
+    """
+    _check(program, memory)
+    codes, gathered = program.code, np.zeros(program.num_stages, np.int64)
+    if len(memory.unsharded_bytes):
+        gathered = memory.unsharded_bytes
+    holds = _HOLDS if len(memory.message_bytes) else np.where(_HOLDS == _MESSAGE, 0, _HOLDS)
+    rows = np.flatnonzero(holds[codes.op])
+    op, kind, stage = codes.op[rows], codes.kind[rows], codes.stage[rows]
+    dropped = NUM_COSTS + (holds == _DROP)
+    at = np.where((holds == _ACTION)[:, None], COST_ROW, dropped[:, None])[op, kind], stage
+    during = np.stack([*with_copies(memory.transient_bytes), gathered, -gathered])[at]
+    after = np.stack([*with_copies(memory.net_bytes), gathered, -gathered])[at]
+    before = np.zeros(len(rows), np.int64)
+    if len(memory.message_bytes):
+        posted, uses = holds[op] == _MESSAGE, (op == COMPUTE) & (kind != W)
+        edge, number = codes.edge[rows[posted]], codes.micro_batch[rows]
+        during[posted] = after[posted] = memory.message_bytes[edge]
+        taken = _taken(program, memory, (edge, number[posted]))
+        before[uses] = -taken[stage[uses], (kind[uses] != F).astype(np.int64), number[uses]]
+    offsets, start = np.searchsorted(rows, codes.offsets), memory.start_bytes
+    return Account(rows, offsets, start, levels(Changes(before, during, after), offsets, start))
+
+
+def _check(program: Program, memory: Memory) -> None:
+    shape = len(memory.start_bytes), memory.net_bytes.shape[1]
+    if shape != (program.num_ranks, program.num_stages):
+        wanted = f"a program of {program.num_ranks} and {program.num_stages}"
+        raise ValueError(f"memory of {shape[0]} ranks and {shape[1]} stages for {wanted}")
+    if len(memory.message_bytes) not in (0, len(program.edges)):
+        there = len(memory.message_bytes)
+        raise ValueError(f"memory of {there} edges for a program of {len(program.edges)}")
+
+
+def _taken(program: Program, memory: Memory, posted: tuple[Numbers, Ints]) -> IntArray:
+    """Return the bytes of messages that are first used by [stage, F or else, micro-batch].
+
+    `posted` are edges and micro-batches of those that have a Receive, alike in all replicas.
+    """
+    window = program.num_micro_batches * program.num_steps
+    sizes = np.zeros((len(program.edges), window), np.int64)
+    sizes[posted] = memory.message_bytes[posted[0]]
+    taken = np.zeros((program.num_stages, 2, window), np.int64)
+    for edge, by_number in zip(program.edges, sizes, strict=True):
+        taken[edge.target, int(edge.kind == "B")] += by_number
+    return taken
+
+
+def curve_of(program: Program, held: Account, work_s: Floats, issued_s: Floats) -> MemoryCurve:
+    """Return what every rank holds over time, from 0 s on.
+
+    work_s    [all that works, 2]: start and end, as they stand in the code
+    issued_s  of all collectives, likewise
+    """
+    codes, rows, offsets = program.code, held.rows, held.offsets
+    known = np.flatnonzero(WORKS[codes.op] | JOINS[codes.op])
+    works = WORKS[codes.op[known]]
+    known_s = np.zeros(len(known) + 1)  # the last one stands for the time before any
+    known_s[:-1][works], known_s[:-1][~works] = work_s[:, 1], issued_s
+    ranks = np.repeat(np.arange(program.num_ranks, dtype=np.int32), np.diff(offsets))
+    last = np.searchsorted(known, rows, side="right") - 1
+    last[last < np.searchsorted(known, codes.offsets)[ranks]] = -1
+    acts = np.flatnonzero(WORKS[codes.op[rows]])
+    # Each rank has an entry at 0 s, each row one as it ends, and what acts one as it begins.
+    places = 3 * offsets[:-1], 3 * acts + 1, 3 * np.arange(len(rows)) + 2
+    by_place = np.argsort(np.concatenate(places), kind="stable")
+    owners = np.concatenate([np.arange(program.num_ranks, dtype=np.int32), ranks[acts], ranks])
+    times_s = np.concatenate([np.zeros(program.num_ranks), work_s[:, 0], known_s[last]])
+    sizes = np.concatenate([held.start, held.held.during[acts], held.held.after])
+    return MemoryCurve(owners[by_place], times_s[by_place], sizes[by_place])
+
+
+def most_held(orders: Orders, held: Sequence[DeviceMemory]) -> IntArray:
+    """Return the bytes of every rank of a replica at its fullest: [rank, kind of device].
+
+    Ignores:  messages that wait, and what a validated update keeps.
+    """
+    actions, offsets = (orders.kinds, orders.stages), orders.offsets
+    peaks_by_kind: list[IntArray] = []
+    for each in held:
+        start_bytes = np.array(each.start, np.int64)
+        own = [np.unique(orders.stages[orders.slice_of(rank)]) for rank in range(len(orders))]
+        start = np.array([start_bytes[stages].sum() for stages in own], np.int64)
+        net = each.net[actions]
+        levelled = levels(Changes(0 * net, each.transient[actions], net), offsets, start)
+        peaks_by_kind.append(peaks(levelled, offsets, start))
+    return np.stack(peaks_by_kind, axis=1)
