@@ -39,6 +39,7 @@ def levels(changes: Changes, offsets: IntArray, start: IntArray) -> Levels:
 
 def peaks(held: Levels, offsets: IntArray, start: IntArray) -> IntArray:
     """Return the most that each rank holds at any time."""
-    most = np.append(np.maximum(held.during, held.after), 0)  # a rank may do nothing at the end
+    nothing = np.iinfo(np.int64).min  # at the end, where the last ranks may begin that do nothing
+    most = np.append(np.maximum(held.during, held.after), nothing)
     peaks = np.maximum(start, np.maximum.reduceat(most, offsets[:-1]))
     return np.where(np.diff(offsets) > 0, peaks, start)
