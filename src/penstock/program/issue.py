@@ -80,21 +80,6 @@ ROW, MESSAGE, MESSAGES = range(3)  # next row of the code, next message in order
 
 
 @loop
-def find_ranks(
-    kinds: NDArray[np.uint8],
-    stages: NDArray[np.int32],
-    numbers: NDArray[np.int32],
-    offsets: NDArray[np.int64],
-    where: NDArray[np.int32],
-) -> None:
-    """Fill `where`: the rank of each stage and micro-batch."""
-    for rank in range(len(offsets) - 1):
-        for index in range(offsets[rank], offsets[rank + 1]):
-            if kinds[index] == F:
-                where[stages[index], numbers[index]] = rank
-
-
-@loop
 def count_messages(
     work: Turns,
     where: NDArray[np.int32],

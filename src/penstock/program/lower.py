@@ -16,7 +16,6 @@ from penstock.program.issue import (
     Sources,
     Turns,
     count_messages,
-    find_ranks,
     run_clock,
     write_code,
 )
@@ -62,7 +61,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     check_edges(wires, schedule.num_stages)
     check_tied(tied, schedule.num_stages)
     _check_wishes(schedule, replicas, post_validation)
-    where = _where(schedule)
+    where = schedule.ranks
     firsts = schedule.num_ranks * np.arange(replicas, dtype=np.int32)
     holders = holders_of(where + firsts[:, None, None])
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
@@ -99,15 +98,6 @@ def chain(num_stages: int, *, backward: bool = True, size_bytes: int = 0) -> tup
     forward = [Edge("F", stage, stage + 1, size_bytes) for stage in range(num_stages - 1)]
     back = [Edge("B", stage, stage - 1, size_bytes) for stage in range(1, num_stages)]
     return tuple(forward + back if backward else forward)
-
-
-def _where(schedule: Schedule) -> NDArray[np.int32]:
-    """Return the rank of every [stage, micro-batch] of one replica."""
-    window = schedule.num_micro_batches * schedule.num_steps
-    where = np.full((schedule.num_stages, window), -1, np.int32)
-    orders = schedule.orders
-    find_ranks(orders.kinds, orders.stages, orders.micro_batches, orders.offsets, where)
-    return where
 
 
 class _Extra(NamedTuple):

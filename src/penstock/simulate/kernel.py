@@ -457,31 +457,18 @@ def receive_s(job: Simulation) -> Floats:
 
 
 @compiled
-def count_routes(code: Code) -> Ints:
-    """Return, for every rank, how many others it sends to, as offsets."""
+def find_routes(code: Code) -> tuple[Ints, Ints]:
+    """Return to whom every rank sends, in the order of the first messages, and offsets by rank."""
     num_ranks = len(code.offsets) - 1
     offsets, seen = np.zeros(num_ranks + 1, np.int64), np.full(num_ranks, -1, np.int64)
+    peers, place = np.empty(num_ranks, np.int64), 0
     for rank in range(num_ranks):
-        offsets[rank + 1] = offsets[rank]
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             if code.op[row] == SEND and seen[code.peer[row]] != rank:
-                seen[code.peer[row]] = rank
-                offsets[rank + 1] += 1
-    return offsets
-
-
-@compiled
-def find_routes(code: Code, offsets: Ints) -> Ints:
-    """Return to whom every rank sends, in the order of the first messages."""
-    num_ranks = len(code.offsets) - 1
-    peers, seen = np.empty(offsets[-1], np.int64), np.full(num_ranks, -1, np.int64)
-    place = 0
-    for rank in range(num_ranks):
-        row = code.offsets[rank]
-        while place < offsets[rank + 1]:
-            if code.op[row] == SEND and seen[code.peer[row]] != rank:
+                if place == len(peers):
+                    peers = np.concatenate((peers, peers))
                 seen[code.peer[row]] = rank
                 peers[place] = code.peer[row]
                 place += 1
-            row += 1
-    return peers
+        offsets[rank + 1] = place
+    return offsets, peers[:place].copy()

@@ -132,8 +132,9 @@ def _routes(
     program: Program, code: kernel.Code, cluster: Cluster | None, *, routed: bool
 ) -> kernel.Routes:
     size_bytes = np.array([edge.size_bytes for edge in program.edges], np.float64)
-    offsets = kernel.count_routes(code) if routed else np.zeros(0, np.int64)
-    peers = kernel.find_routes(code, offsets) if routed else np.zeros(0, np.int64)
+    offsets = peers = np.zeros(0, np.int64)
+    if routed:
+        offsets, peers = kernel.find_routes(code)
     link, lanes = np.zeros((len(peers), 5)), np.zeros((len(peers), 4), np.int64)
     lanes[:, kernel.FIRST], lanes[:, kernel.SECOND] = np.arange(len(peers)), -1
     if cluster is not None:
