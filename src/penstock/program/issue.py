@@ -80,27 +80,6 @@ ROW, MESSAGE, MESSAGES = range(3)  # next row of the code, next message in order
 
 
 @loop
-def count_messages(
-    work: Turns,
-    where: NDArray[np.int32],
-    wiring: Wiring,
-    sent: NDArray[np.int64],
-    received: NDArray[np.int64],
-) -> None:
-    """Add to `sent` and `received` the number of messages of each rank."""
-    for rank in range(len(sent)):
-        for index in range(work.offsets[rank], work.offsets[rank + 1]):
-            kind, micro_batch = work.kinds[index], work.numbers[index]
-            if kind < W:
-                key = 2 * int(work.stages[index]) + (kind != F)
-                for place in range(wiring.out_of_offsets[key], wiring.out_of_offsets[key + 1]):
-                    peer = where[wiring.target[wiring.out_of[place]], micro_batch]
-                    if peer != rank:
-                        sent[rank] += 1
-                        received[peer] += 1
-
-
-@loop
 def run_clock(work: Turns, sources: Sources, clock: Clock) -> None:
     """Fill `clock.made` and `clock.summed`; a rank that waits for ever leaves some extra undone."""
     top = len(clock.ready)

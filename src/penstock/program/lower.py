@@ -15,7 +15,6 @@ from penstock.program.issue import (
     Inbox,
     Sources,
     Turns,
-    count_messages,
     run_clock,
     write_code,
 )
@@ -196,8 +195,7 @@ def _issue(work: Turns, sources: Sources, replicas: int) -> Columns:
     Raises:   ProgramError: some rank waits for ever in a sum.
     """
     num_ranks, num_sums = len(work.offsets) - 1, len(sources.member_offsets) - 1
-    sent, received = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    count_messages(work, sources.where, sources.wiring, sent, received)
+    sent, received = _num_messages(work, sources)
     rows = np.diff(work.offsets) + np.diff(work.extra_offsets) + sent + received
     numbers = (*sources.where.shape, len(sources.wiring.source), num_sums, num_ranks * replicas)
     small, total = small_type(max(numbers)), int(rows.sum())
@@ -226,6 +224,18 @@ def _issue(work: Turns, sources: Sources, replicas: int) -> Columns:
     )
     write_code(work, sources, clock, mail, code)
     return code
+
+
+def _num_messages(work: Turns, sources: Sources) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many messages each rank sends, and how many it receives."""
+    source, target = sources.wiring.source, sources.wiring.target
+    made, used = sources.where[source], sources.where[target]
+    crosses = made != used
+    if not (work.kinds != F).any():
+        crosses &= (source < target)[:, None]
+    num_ranks = len(work.offsets) - 1
+    sent, received = (np.bincount(each[crosses], minlength=num_ranks) for each in (made, used))
+    return sent, received
 
 
 def _run_clock(work: Turns, sources: Sources) -> Clock:

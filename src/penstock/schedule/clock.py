@@ -74,7 +74,8 @@ def log_of(num_ends: int, num_rows: int = 0, num_ranks: int = 0) -> Log:
 def numbers_of(orders: Orders, shape: tuple[int, int], num_steps: int = 0) -> Numbers:
     """Return the number of every action in `orders`; `shape` is stages and micro-batches."""
     most = len(ROWS) * shape[0] * (shape[1] + num_steps)
-    numbers: Numbers = ROWS.astype(np.int32 if most < 2**31 else np.int64)[orders.kinds]
+    rows = ROWS.astype(np.int32 if most < 2**31 else np.int64)
+    numbers: Numbers = np.take(rows, orders.kinds)
     numbers *= shape[0]
     numbers += orders.stages
     numbers *= shape[1]

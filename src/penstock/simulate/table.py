@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schedule.clock import Clockwork, Joins, Log, Numbers, log_of, numbers_of, run
+from penstock.schedule.clock import Clockwork, Joins, Numbers, log_of, numbers_of, run
 from penstock.schedule.compiled import compiled
 from penstock.schedule.orders import KINDS, F, U
 from penstock.schedule.schedule import Schedule
@@ -111,7 +111,6 @@ def table_of(schedule: Schedule) -> Table:
     stops, _ = run(numbers, orders.offsets, work, log)
     assert (stops == orders.offsets[1:]).all(), stops  # the schedule has passed its checks
     message, cost = np.full((2, num_rows + more), 6 * schedule.num_stages, np.int32)
-    _price(orders.kinds, orders.stages, log, (message[:num_rows], cost[:num_rows]))
     if steps:
         sums = np.flatnonzero(log.place < 0)
         full = np.full(len(members), -1)
@@ -121,7 +120,7 @@ def table_of(schedule: Schedule) -> Table:
         last = _finish(homes, num_rows, log.last.tolist())
         log.previous[num_rows:], log.source[num_rows:], cost[num_rows:] = np.array(last).T
     rows = _ActionRows(log.previous, log.source, message, cost)
-    slot, num_slots = _assign(rows)
+    slot, num_slots = _assign(rows, log.place[:num_rows], (orders.kinds, orders.stages))
     return Table(schedule.num_stages, orders.num_actions, num_slots, *rows, slot)
 
 
@@ -133,20 +132,6 @@ def _joins(schedule: Schedule, numbers: Numbers, members: Longs) -> Longs:
     updates = np.flatnonzero(of >= 0)
     of[updates[members[of[updates]] == 0]] = -1
     return np.append(of[1:], -1)
-
-
-@compiled
-def _price(kinds: NDArray[np.uint8], stages: Ints, log: Log, columns: tuple[Ints, Ints]) -> None:
-    """Fill the columns of messages and costs, where they are not those of nothing."""
-    message, cost = columns
-    num_stages = cost[0] // 6 if len(cost) > 0 else 0
-    for row in range(len(cost)):
-        place = log.place[row]
-        if place >= 0:
-            stage, kind = stages[place], kinds[place]
-            cost[row] = kind * num_stages + stage
-            if kind != U and log.source[row] != log.previous[row]:
-                message[row] += stage + (kind != F)
 
 
 def _finish(
@@ -172,13 +157,17 @@ def _finish(
 
 
 @compiled
-def _assign(rows: _ActionRows) -> tuple[Ints, int]:
+def _assign(
+    rows: _ActionRows, places: Ints, actions: tuple[NDArray[np.uint8], Ints]
+) -> tuple[Ints, int]:
     """Put slots in place of the rows that are read; return every row's slot, and how many.
 
-    A slot is free after its last reader has got its own.
+    A slot is free after its last reader has got its own.  Rows that have a place among the
+    `actions`, kinds and stages, get the columns of their cost and message.
     """
-    previous, sources = rows.previous, rows.source
-    num_rows = len(previous)
+    previous, sources, messages, costs = rows
+    (kinds, stages), num_rows = actions, len(previous)
+    num_stages = messages[0] // 6 if num_rows > 0 else 0
     slot, free = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
     reads = np.zeros(num_rows, np.int32)  # that are still to come
     for row in range(num_rows):
@@ -194,6 +183,12 @@ def _assign(rows: _ActionRows) -> tuple[Ints, int]:
             slot[row] = num_slots
             num_slots += 1
         first, second = previous[row], sources[row]
+        place = places[row] if row < len(places) else -1
+        if place >= 0:
+            stage, kind = stages[place], kinds[place]
+            costs[row] = kind * num_stages + stage
+            if first != second and kind != U:  # from another rank
+                messages[row] += stage + (kind != F)
         previous[row] = slot[first] if first >= 0 else 0
         sources[row] = slot[second] if second >= 0 else 0
         for read in (first, second):
