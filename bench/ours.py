@@ -74,7 +74,7 @@ def rank_of(
     inside:  where the seconds of its computes are to be noted.
     """
     make = function_of if inside is None else inside.function_of
-    rank = Rank(ours.capture, ours.stages, ours.job, end, replicas=1, make=make)
+    rank = Rank(ours.capture, ours.stages, ours.job, end, make=make)
     with nullcontext() if inside is None else inside.adding():
         calls = rank.bind(ours.program)
     calls = calls if inside is None else inside.bound(calls)

@@ -98,7 +98,7 @@ class _Side:
         program = lower_plan(plan, traced.captured.graph)
         stages = stages_of(plan, traced.captured.graph)
         self.end, self.step, self.ahead = end, 0, rounds.ahead
-        self.rank = Rank(traced.captured, stages, traced.job, end, plan.replicas)
+        self.rank = Rank(traced.captured, stages, traced.job, end)
         self.rank.expect(program)
         self.calls = self.rank.bind(program)
         end.barrier()

@@ -251,6 +251,19 @@ def test_collectives_count_where_nothing_runs_beside_them():
     assert breakdown_of(Timeline.of(1, [])) is None
 
 
+def test_gap_that_a_collective_ends_is_meeting_and_any_other_waiting():
+    spans = [
+        Span(0, "compute", "F", 0, 0, 1.0, 4.0),
+        Span(0, "compute", "B", 0, 0, 6.0, 8.0),
+        Span(0, "collective", "reduce", -1, 0, 11.0, 12.0),
+        Span(0, "update", "U", 0, 0, 12.5, 13.0),
+    ]
+    found = breakdown_of(Timeline.of(1, spans))
+    assert found is not None
+    parts = "waiting", "meeting", "collectives", "optimizer"
+    assert [found.of(part) for part in parts] == [(3.5,), (3.0,), (1.0,), (0.5,)]
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=8))
 def test_covered_time_is_counted_second_by_second(times):
     starts = np.array([a for a, _ in times], float)

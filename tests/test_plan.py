@@ -49,6 +49,7 @@ def test_plan_that_is_saved_is_read_back(tmp_path: Path) -> None:
 def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
     more = {"recompute": (True, False), "offload": ("none", "activations"), "joined": 3, "early": 2}
     more |= {"post_validation": True, "buffers": "per replica", "hosts": ("b", "a")}
+    more |= {"shares": (4, 3)}
     plan = replace(REASONED, **more)
     assert [each.name for each in fields(Plan) if getattr(plan, each.name) == each.default] == []
     plan.save(tmp_path / "plan.json")

@@ -12,6 +12,7 @@ from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
 from penstock.schedule import Schedule, recipe
+from penstock.schedule.grid import Grid, unlike
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -62,7 +63,7 @@ class Plan:
     schedule:           a recipe (or its name), or the schedule itself: one synchronous step of
                         these stages, micro-batches and ranks.  A recipe's units say which stages
                         are parts of one, as `refined` makes them.
-    num_micro_batches:  per replica and step.
+    num_micro_batches:  per replica and step; of the largest share, where there are `shares`.
     num_ranks:          ranks of one pipeline; a rank holds several stages if there are more.
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
     recompute:          for each stage, whether B repeats F instead of keeping its activations.
@@ -77,6 +78,7 @@ class Plan:
                         micro-batches in order; "per replica", those of the first replica.
     early:              computes by which each receive is posted before the one that it is posted
                         for; over gloo a message moves only then.
+    shares:             micro-batches of a step, by replica, where they are not alike.
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
                         empty: as they stand in the cluster.
     """
@@ -95,6 +97,7 @@ class Plan:
     joined: int = 1
     buffers: Buffers = "exact"
     early: int = 0
+    shares: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
@@ -124,6 +127,8 @@ class Plan:
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
         _check_offload(self)
+        _check_shares(self)
+        object.__setattr__(self, "shares", unlike(self.shares))
         _check_schedule(self)
 
     @property
@@ -135,6 +140,23 @@ class Plan:
     def offloads(self) -> bool:
         """Return whether anything waits in far memory."""
         return any(word != "none" for word in self.offload)
+
+    @property
+    def grid(self) -> Grid:
+        """Whose the ranks are, and who takes which micro-batches of a step."""
+        return Grid(self.num_ranks, self.shares or (self.num_micro_batches,) * self.replicas)
+
+    @property
+    def share_words(self) -> str:
+        """Return how many micro-batches the replicas take, in words."""
+        if self.shares:
+            return " + ".join(map(str, self.shares))
+        return f"{self.num_micro_batches} per replica"
+
+    @property
+    def step_micro_batches(self) -> int:
+        """Return the micro-batches of a step, over all replicas."""
+        return self.grid.step_micro_batches
 
     @property
     def total_ranks(self) -> int:
@@ -157,7 +179,7 @@ class Plan:
         head = (
             f"Plan for graph {self.graph}: {self.replicas} x {self.num_stages} stages on "
             f"{self.total_ranks} ranks, {name_of(self.schedule)}, "
-            f"{self.num_micro_batches} micro-batches"
+            f"{' + '.join(map(str, self.shares or (self.num_micro_batches,)))} micro-batches"
         )
         lines = [f"  {d.what}: {d.value} ({d.by}): {d.why}" for d in self.decisions]
         return "\n".join([head, *lines, *self._prediction_line()])
@@ -232,6 +254,23 @@ def _check_offload(plan: Plan) -> None:
         raise PlanError("an update that may be taken back needs the optimizer's state", hint=hint)
 
 
+def _check_shares(plan: Plan) -> None:
+    """Raise where the shares are not those of the replicas."""
+    if not plan.shares:
+        return
+    given = " + ".join(map(str, plan.shares))
+    if len(plan.shares) != plan.replicas or min(plan.shares) < 1:
+        hint = "give each replica 1 micro-batch or more"
+        raise PlanError(f"shares are {given}, for {plan.replicas} replicas", hint=hint)
+    if max(plan.shares) != plan.num_micro_batches:
+        hint = "num_micro_batches is the largest share"
+        raise PlanError(f"shares are {given}, not {plan.num_micro_batches}", hint=hint)
+    written = isinstance(plan.schedule, Schedule)
+    if unlike(plan.shares) and (written or has_window(plan.schedule)):
+        hint = "give all replicas the same share, or name the builder of a synchronous schedule"
+        raise PlanError(f"shares are {given}, by {name_of(plan.schedule)}", hint=hint)
+
+
 def _check_schedule(plan: Plan) -> None:
     """Raise where the schedule is not of what the plan has."""
     sizes = plan.num_stages, plan.num_micro_batches
@@ -248,13 +287,15 @@ def _check_schedule(plan: Plan) -> None:
         raise PlanError(problem.message, hint=problem.hint) from problem
 
 
-def schedule_of(plan: Plan, *, num_steps: int = 1) -> Schedule:
+def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> Schedule:
     """Return the schedule of `plan`; `num_steps` is the window of an asynchronous one.
+
+    share:    micro-batches of a replica; default: the largest share.
 
     Raises:   ScheduleError: it cannot be built for these sizes.
               PlanError: it puts the stages on another number of ranks.
     """
-    sizes = plan.num_stages, plan.num_micro_batches
+    sizes = plan.num_stages, share or plan.num_micro_batches
     made = built(plan.schedule, *sizes, num_ranks=plan.num_ranks, num_steps=num_steps)
     if made.num_ranks != plan.num_ranks:
         message = f"{made.name} puts {plan.num_stages} stages on {made.num_ranks} ranks"
@@ -354,6 +395,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
     offload: Sequence[Offloaded] = (),
     clip: bool = False,
     post_validation: bool = False,
+    shares: Sequence[int] = (),
 ) -> Plan:
     """Return a plan whose every decision is the caller's.
 
@@ -384,4 +426,5 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
         offload=tuple(offload),
         clip=clip,
         post_validation=post_validation,
+        shares=tuple(shares),
     )

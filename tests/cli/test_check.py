@@ -66,7 +66,7 @@ def test_a_model_that_cannot_be_traced_is_told_and_exits_1(call: Call) -> None:
     [
         ["--stages", "40"],
         ["--schedule", "gpip"],
-        ["--replicas", "3"],
+        ["--replicas", "5"],
         ["--plan", "nowhere.json"],
         ["--units", "0"],
         ["--units", "blocks"],
@@ -77,6 +77,12 @@ def test_bad_usage_exits_2(call: Call, arguments: list[str]) -> None:
     assert done.code == 2
     assert done.err.count("error: ") == 1
     assert done.err.count("hint: ") == 1
+
+
+def test_replicas_that_do_not_divide_a_step_share_it_as_evenly_as_can_be(call: Call) -> None:
+    done = call("check", f"{JOBS}:dropout", "--stages", "1", "--replicas", "3", "--json")
+    assert done.code == 0, done.err
+    assert (json.loads(done.out)["replicas"], json.loads(done.out)["ok"]) == (3, True)
 
 
 def test_schedule_of_a_file_or_with_arguments_is_compared(call: Call, tmp_path: Path) -> None:

@@ -56,11 +56,10 @@ def train(
         stages_of(plan, graph),
         run.job,
         parts,
-        plan.replicas,
         checkpoints=folder,
         **options,
     )
-    steps = Steps(plan.num_micro_batches * plan.replicas)
+    steps = Steps(plan.step_micro_batches)
     results = launcher(partial(work, task), plan.total_ranks, steps.add, groups=task.groups)
     newest = checkpoint.latest(folder)
     assert newest is not None

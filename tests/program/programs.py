@@ -127,6 +127,13 @@ def schedule_of(kind, num_stages, num_micro_batches, chance):
             )
 
 
+SHARED = {
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "interleaved": interleaved,
+    "zb_h1": zb_h1,
+    "forward_only": forward_only,
+}
 KINDS = (
     "gpipe",
     "one_f_one_b",
@@ -169,8 +176,13 @@ def programs(draw, *, kinds=KINDS, max_stages=4, max_micro_batches=4):
             tied.append(TiedGroup("norm.weight", (0, num_stages - 1), 4))
     edges = skips(num_stages, chance) if chance.random() < 0.4 else None
     replicas, clip = 2 if chance.random() < 0.3 else 1, chance.random() < 0.3
+    side_by_side = [schedule] * replicas
+    if replicas == 2 and kind in SHARED:
+        other = chance.randrange(1, max_micro_batches + 1)
+        ranks = {"num_ranks": schedule.num_ranks} if kind == "interleaved" else {}
+        side_by_side[chance.randrange(2)] = SHARED[kind](num_stages, other, **ranks)
     try:
-        program = lower_schedule(schedule, edges=edges, tied=tied, replicas=replicas, clip=clip)
+        program = lower_schedule(side_by_side, edges=edges, tied=tied, clip=clip)
     except ProgramError:  # a random window may have no place for sums over several stages
         assert kind == "window"
         program = lower_schedule(schedule, edges=edges, replicas=replicas)
@@ -187,11 +199,16 @@ def with_copies(program, chance):
 
 
 def with_shards(program, chance):
-    """Return `program` with the weights of some stages gathered around some of their computes."""
+    """Return `program` with the weights of some stages gathered around some of their computes.
+
+    Not where shares differ: the replicas of a rank gather as often as each other.
+    """
+    if program.shares:
+        return program
     sharded = {s for s in range(program.num_stages) if chance.random() < 0.6}
     seed = chance.randrange(1000)
     return unsharded(
-        program, lambda rank: random.Random(seed + rank % program.pipeline_ranks), sharded
+        program, lambda rank: random.Random(seed + rank % program.grid.num_ranks), sharded
     )
 
 

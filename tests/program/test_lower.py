@@ -47,14 +47,14 @@ def test_lowered_program_runs_right_with_rendezvous_bounded_and_unbounded_sends(
 @given(programs(max_stages=6, max_micro_batches=6))
 def test_computes_are_the_schedule_and_messages_are_the_edges(program):
     for rank, code in enumerate(program.code):
-        replica = rank // program.pipeline_ranks
+        replica = rank // program.grid.num_ranks
         sent = Counter((one.edge, one.of.micro_batch) for one in code if isinstance(one, Send))
         assert all(count == 1 for count in sent.values())
         for one in code:
             if isinstance(one, Send | Receive):
                 edge = program.edges[one.edge]
                 assert edge.source == one.of.stage
-                assert one.peer // program.pipeline_ranks == replica
+                assert one.peer // program.grid.num_ranks == replica
 
 
 @given(st.sampled_from([gpipe, one_f_one_b, zb_h1]), *SIZES)
@@ -182,7 +182,7 @@ def test_computes_read_the_versions_of_the_weight_rule(num_stages, micro_batches
 def test_replicas_are_copies_that_talk_only_inside_themselves():
     one = lower(one_f_one_b(3, 4))
     three = lower_schedule(one_f_one_b(3, 4), replicas=3)
-    assert (three.num_ranks, three.pipeline_ranks) == (9, 3)
+    assert (three.num_ranks, three.grid.num_ranks) == (9, 3)
     for rank in range(9):
         messages = [each for each in three.code[rank] if isinstance(each, Send | Receive)]
         originals = [each for each in one.code[rank % 3] if isinstance(each, Send | Receive)]
@@ -296,7 +296,7 @@ def _one_order(program):
             rows += 1
             node = (rank, rows)
             if isinstance(one, Send | Receive):
-                node = (rank // program.pipeline_ranks, one.edge, one.of)
+                node = (rank // program.grid.num_ranks, one.edge, one.of)
             if isinstance(one, Reduce):
                 node = one
             sorter.add(node, *(() if before is None else (before,)))

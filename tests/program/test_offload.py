@@ -201,7 +201,7 @@ def _predicted(plan: Plan, made):
 def _measured(plan: Plan, made, job):
     program = lower_plan(plan, made.graph)
     windows = tuple((program, number) for number in range(3))
-    task = Task(made, stages_of(plan, made.graph), job, windows, plan.replicas, memory_window=1)
+    task = Task(made, stages_of(plan, made.graph), job, windows, memory_window=1)
     run = partial(work, task)
     results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
     return [result.peak_bytes for result in results]

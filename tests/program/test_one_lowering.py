@@ -70,6 +70,6 @@ def _run(plan, made, job, transport, monkeypatch, folder):
     if transport == "gloo":
         monkeypatch.setattr(launch, "available", lambda: (False, "as between hosts"))
     windows = windows_of(made.graph, plan, range(8), (4,))
-    task = Task(made, stages_of(plan, made.graph), job, windows, plan.replicas, memory_window=-1)
+    task = Task(made, stages_of(plan, made.graph), job, windows, memory_window=-1)
     run = run_threads if transport == "threads" else run_processes
     run(partial(work, task), plan.total_ranks, lambda step: None, groups=task.groups)

@@ -94,7 +94,8 @@ def reference(program, backward=True):
     for step in range(program.num_steps):
         own, tied = defaultdict(int), defaultdict(int)
         for replica in range(program.replicas):
-            for m in range(step * window, (step + 1) * window):
+            share = program.shares[replica] if program.shares else window
+            for m in range(step * window, step * window + share):
                 back = _forward(law, weights, (replica, m), outs)
                 if backward:
                     _backward(law, weights, (replica, m), (outs, back, own, tied))
@@ -182,7 +183,7 @@ class Rank(threading.Thread):
         super().__init__(daemon=True)
         self.program, self.rank, self.wires, self.law = program, rank, wires, Law(program)
         self.code = program.code[rank]
-        self.replica = rank // program.pipeline_ranks
+        self.replica = rank // program.grid.num_ranks
         self.used = set()
         self.slot_of = {
             (one.edge, one.of.micro_batch): one.slot
@@ -273,9 +274,9 @@ class Rank(threading.Thread):
     def column(self):
         return tuple(
             range(
-                self.rank % self.program.pipeline_ranks,
+                self.rank % self.program.grid.num_ranks,
                 self.program.num_ranks,
-                self.program.pipeline_ranks,
+                self.program.grid.num_ranks,
             )
         )
 

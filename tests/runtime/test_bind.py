@@ -32,7 +32,7 @@ def ranks_after(name, schedule, stages, micro_batches, *, num_windows=2, **optio
     ranks: list[Rank] = []
 
     def work(transport, report):
-        rank = Rank(made, cut_stages, job, transport, program.replicas, report=report)
+        rank = Rank(made, cut_stages, job, transport, report=report)
         calls = rank.bind(program)
         transport.barrier()
         with torch.no_grad():
@@ -84,7 +84,7 @@ def test_a_micro_batch_is_read_once_by_each_rank_that_needs_it():
                 read[transport.rank].append(index)
                 yield batch
 
-        rank = Rank(made, stages, replace(plain, data=counted), transport, 1)
+        rank = Rank(made, stages, replace(plain, data=counted), transport)
         calls = rank.bind(program)
         transport.barrier()
         with torch.no_grad():
@@ -114,7 +114,7 @@ def test_replicas_read_different_micro_batches():
                     read[transport.rank].append(index)
                     yield next(plain.data(index))
 
-        rank = Rank(made, stages, replace(plain, data=Counted()), transport, 3)
+        rank = Rank(made, stages, replace(plain, data=Counted()), transport)
         calls = rank.bind(program)
         with torch.no_grad():
             for step in range(2):
@@ -131,7 +131,7 @@ def test_replicas_read_different_micro_batches():
 def one_rank(job) -> Rank:
     (transport,) = thread_transports(1)
     made = captured("frozen", torch.float32)
-    return Rank(made, cut(made.graph), job, transport, 1)
+    return Rank(made, cut(made.graph), job, transport)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_spans_are_those_of_the_instructions_in_order():
     shown: dict[int, list[str]] = {}
 
     def work(transport, report):
-        rank = Rank(made, stages, job, transport, 1)
+        rank = Rank(made, stages, job, transport)
         calls = rank.bind(program)
         transport.barrier()
         with torch.no_grad():
@@ -199,7 +199,7 @@ def test_a_step_is_told_by_every_rank_and_its_loss_by_the_last():
 
     def work(transport, report):
         mine = lambda step: told.append((transport.rank, step.step, step.loss is None))  # noqa: E731
-        rank = Rank(made, stages, job, transport, 1, report=mine)
+        rank = Rank(made, stages, job, transport, report=mine)
         calls = rank.bind(program)
         transport.barrier()
         with torch.no_grad():
@@ -217,7 +217,7 @@ def test_batch_is_read_once_and_before_its_message_is_waited_for(schedule):
     plan = plan_of(made.graph, schedule, 4 if schedule == "zb_v" else 2, 3)
     program = lower_plan(plan, made.graph)
     for end in thread_transports(2):
-        rank = Rank(made, stages_of(plan, made.graph), job, end, 1)
+        rank = Rank(made, stages_of(plan, made.graph), job, end)
         lanes = [(b.lane, b.kind, b.micro_batch) for b in rank.bind(program)]
         batches = sorted(m for lane, _, m in lanes if lane == "data")
         assert batches in ([], list(range(program.num_steps * 3)))

@@ -66,7 +66,6 @@ def run_case(
     first = options.pop("first_step", 0)
     windows = tuple((program, first + n * length) for n in range(case.windows))
     own = job(job_of("frozen", torch.float32, clip_norm=case.clip))
-    options = {"replicas": plan.replicas, **options}
     task = Task(made, stages_of(plan, made.graph), own, windows, **options)
 
     def live(transport, report):

@@ -105,7 +105,6 @@ def run(own: Job, folder: Path, *, schedule="one_f_one_b", stages=2, replicas=1,
         stages_of(plan, captured.graph),
         own,
         windows,
-        replicas,
         checkpoints=folder,
         checkpoint_every=2,  # which adds up what replicas wrote into buffers
         validate_every=own.validate_every or 0,

@@ -83,7 +83,7 @@ def planned(own: Job, folder: Path, *, stages: int, replicas: int, launcher) -> 
     program = lower_plan(plan, captured.graph)
     windows = tuple((program, step) for step in range(4))
     parts = stages_of(plan, captured.graph)
-    task = Task(captured, parts, own, windows, replicas, checkpoints=folder / "checkpoints")
+    task = Task(captured, parts, own, windows, checkpoints=folder / "checkpoints")
     return caught(own, folder, lambda end, tell: work(task, end, tell), plan.total_ranks, launcher)
 
 

@@ -84,7 +84,7 @@ def task_of(job=None, *, schedule="one_f_one_b", stages=2, replicas=1, steps=3, 
     program = lower_plan(plan, made.graph)
     job = job or job_of("frozen", torch.float32)
     windows = tuple((program, step) for step in range(steps))
-    return Task(made, stages_of(plan, made.graph), job, windows, replicas, **options)
+    return Task(made, stages_of(plan, made.graph), job, windows, **options)
 
 
 def run(task: Task, launcher, report=lambda step: None):

@@ -56,9 +56,7 @@ def measured(plan: Plan, name: str, *, memory_window: int = 1, **options) -> lis
     program, window = programs(plan, name)
     windows = tuple((program, number * window) for number in range(1 + memory_window))
     job = job_of(name, FLOAT, "adamw", **options)
-    task = Task(
-        made, stages_of(plan, made.graph), job, windows, plan.replicas, memory_window=memory_window
-    )
+    task = Task(made, stages_of(plan, made.graph), job, windows, memory_window=memory_window)
     run = partial(work, task)
     results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
     return [result.peak_bytes for result in results]

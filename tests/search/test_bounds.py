@@ -29,9 +29,10 @@ def check(judge: Judge, count: int, recompute: bool, cuts_of) -> None:
             judge.graph,
             cuts_of(shape.stages - 1),
             shape.schedule,
-            num_micro_batches=shape.num_micro_batches,
+            num_micro_batches=max(shape.shares),
             num_ranks=shape.num_ranks,
             replicas=shape.replicas,
+            shares=shape.shares[::-1],
             recompute=(recompute,) * shape.stages,
             clip=True,
         )

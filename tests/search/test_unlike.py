@@ -229,3 +229,24 @@ def test_plan_does_not_depend_on_the_hash_seed() -> None:
         for seed in ("0", "1")
     }
     assert len(printed) == 1
+
+
+@pytest.mark.parametrize(
+    ("slower", "count"), [((3, 1), 8), ((1, 1), 8), ((1, 4, 2), 9), ((1, 1, 1), 8)]
+)
+def test_replicas_share_a_step_as_the_best_of_all_shares(slower, count: int) -> None:
+    """Those on faster devices take more; where a step cannot be divided, some take one more."""
+    graph = chain([1] * 3, [1] * 3)
+    profile = profile_of(graph, [1] * 3)
+    profiles = [times(profile, k, name) for k, name in zip(slower, "abc", strict=False)]
+    cluster, replicas = unlike(*(10**9,) * len(slower)), len(slower)
+    fixed = Fixed(replicas=replicas, ranks=replicas)
+    plan, *_ = search(graph, profiles, cluster, micro_batches=count, fixed=fixed)
+    shares = [s for s in itertools.product(range(1, count), repeat=replicas) if sum(s) == count]
+    ways = [replace(plan, shares=s, num_micro_batches=max(s), hosts=plan.hosts) for s in shares]
+    found = {way.grid.shares: evaluate(graph, profiles, cluster, way)[0].step_s for way in ways}
+    assert plan.step_micro_batches == count
+    assert found[plan.grid.shares] == pytest.approx(min(found.values()))
+    reasons = {decision.what: decision for decision in plan.decisions}["micro-batches"]
+    assert reasons.value == plan.share_words
+    assert ("faster devices take more" in reasons.why) == (len(set(slower)) > 1)

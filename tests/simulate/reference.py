@@ -110,7 +110,7 @@ class Reference:
                     span = Span(rank, "collective", "reduce", -1, instruction.step, 0, 0)
                     self.issue(rank, (instruction.bucket, instruction.how), members, takes, span)
                 case Unshard(stage):
-                    ranks = self.program.pipeline_ranks
+                    ranks = self.program.grid.num_ranks
                     members = tuple(range(rank % ranks, self.program.num_ranks, ranks))
                     span = Span(rank, "collective", "unshard", stage, -1, 0, 0)
                     self.gathers.add((rank, stage))

@@ -15,6 +15,7 @@ from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units, plan_by_hand
 from penstock.schedule import Schedule
+from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
 from penstock.training import ask
 
@@ -126,24 +127,23 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     from penstock.search.balance import balanced_cuts
 
     stages = wanted.stages
-    if job.micro_batches % wanted.replicas:
-        message = (
-            f"{job.micro_batches} micro-batches cannot be shared by {wanted.replicas} replicas"
-        )
-        raise PlanError(message, hint="take a number of replicas that divides them")
+    if job.micro_batches < wanted.replicas:
+        message = f"{job.micro_batches} micro-batches for {wanted.replicas} replicas"
+        raise PlanError(message, hint=f"take at most {job.micro_batches} replicas")
     if stages > len(graph.cut_points) + 1:
         raise PlanError(
             f"{stages} stages need {stages - 1} cut points; the model has {len(graph.cut_points)}",
             hint=f"use at most {len(graph.cut_points) + 1} stages",
         )
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
-    own = job.micro_batches // wanted.replicas
-    made = built(wanted.schedule, stages, own)
+    shares = evenly(job.micro_batches, wanted.replicas)
+    made = built(wanted.schedule, stages, max(shares))
     plan = plan_by_hand(
         graph,
         cuts,
         wanted.schedule,
-        num_micro_batches=own,
+        num_micro_batches=max(shares),
+        shares=shares,
         num_ranks=made.num_ranks,
         replicas=wanted.replicas,
         recompute=(wanted.recompute,) * stages,

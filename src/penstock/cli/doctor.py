@@ -187,9 +187,9 @@ def _place(what: str, folder: Path, hint: str, otherwise: State) -> Finding:
 
 def _numba() -> Finding:
     """Return where compiled loops are kept: beside the source, or in the user's cache."""
-    from penstock.schedule import play
+    from penstock.schedule import clock
 
-    kept = Path(play.__file__).parent / "__pycache__"
+    kept = Path(clock.__file__).parent / "__pycache__"
     given = os.environ.get("NUMBA_CACHE_DIR")
     place = Path(given) if given else kept
     count = sum(1 for _ in place.rglob("*.nbi")) if place.is_dir() else 0

@@ -80,7 +80,7 @@ def _document(
     found: "Candidate", timeline: Timeline, basis: saved.Basis, trace: Path | None
 ) -> dict[str, Json]:
     plan, graph = found.plan, basis.graph
-    per_step = plan.num_micro_batches * plan.replicas
+    per_step = plan.step_micro_batches
     return {
         "step_s": found.step_s,
         "samples_per_second": graph.samples * per_step / found.step_s,

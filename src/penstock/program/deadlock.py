@@ -31,7 +31,7 @@ class Traffic(NamedTuple):
     waits_for: NDArray[np.int64]  # rank -> message, or -1
     arrived: NDArray[np.uint8]  # ranks that wait in a Reduce or Unshard
     at_sum: NDArray[np.int64]  # reduction -> ranks that wait in it
-    at_gather: NDArray[np.int64]  # pipeline rank -> replicas that wait in an Unshard
+    at_gather: NDArray[np.int64]  # place in a replica -> ranks that wait in an Unshard
     row: NDArray[np.int64]  # rank -> where it is
     ready: NDArray[np.int64]  # a stack of ranks that may go on, each at most once
     queued: NDArray[np.uint8]  # ranks on the stack
@@ -45,6 +45,8 @@ class Waits(NamedTuple):
     wiring: Wiring
     sums: NeededSums
     sum_of: NDArray[np.int64]
+    beside: NDArray[np.int64]  # ranks, by their place in their replica
+    beside_offsets: NDArray[np.int64]
     gates: NDArray[
         np.int64
     ]  # message -> the one that must be posted before it is sent; empty: itself
@@ -58,13 +60,15 @@ def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.i
     sizes, num_ranks = facts.sizes, len(code.offsets) - 1
     num_messages = len(facts.places.send_at)
     gates = np.empty(0, np.int64) if capacity == 0 else _gates(code, facts, capacity)
-    waits = Waits(sizes, facts.places.where, facts.wiring, facts.sums, facts.sum_of, gates)
+    beside = np.argsort(sizes.column, kind="stable"), np.cumsum([0, *np.bincount(sizes.column)])
+    known = facts.places.where, facts.wiring, facts.sums, facts.sum_of
+    waits = Waits(sizes, *known, *beside, gates)
     traffic = Traffic(
         np.zeros(num_messages, np.uint8),
         np.full(num_ranks, -1, np.int64),
         np.zeros(num_ranks, np.uint8),
         np.zeros(len(facts.sums.hows), np.int64),
-        np.zeros(sizes.pipeline_ranks, np.int64),
+        np.zeros(num_ranks, np.int64),
         code.offsets[:-1].copy(),
         np.arange(num_ranks)[::-1].copy(),
         np.ones(num_ranks, np.uint8),
@@ -131,7 +135,7 @@ def _can_compute(code: Columns, row: int, rank: int, waits: Waits, traffic: Traf
     sizes, wiring, kind = waits.sizes, waits.wiring, code.kind[row]
     if kind == W:
         return True
-    replica, micro_batch = rank // sizes.pipeline_ranks, code.micro_batch[row]
+    replica, micro_batch = sizes.replica[rank], code.micro_batch[row]
     key = 2 * int(code.stage[row]) + (kind != F)
     for place_in_list in range(wiring.into_offsets[key], wiring.into_offsets[key + 1]):
         edge = wiring.into[place_in_list]
@@ -148,7 +152,7 @@ def _can_compute(code: Columns, row: int, rank: int, waits: Waits, traffic: Traf
 def _pass(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) -> tuple[bool, int]:
     """Send or post; return whether that was possible, and the rank that waited for it, or -1."""
     sizes = waits.sizes
-    replica = rank // sizes.pipeline_ranks
+    replica = sizes.replica[rank]
     message = (replica * sizes.edges + code.edge[row]) * sizes.micro_batches + code.micro_batch[row]
     if code.op[row] == SEND:
         gate = message if len(waits.gates) == 0 else waits.gates[message]
@@ -173,25 +177,27 @@ def _come(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) ->
         return (
             traffic.at_sum[one] == waits.sums.rank_offsets[one + 1] - waits.sums.rank_offsets[one]
         )
-    column = rank % waits.sizes.pipeline_ranks
+    column = waits.sizes.column[rank]
     traffic.at_gather[column] += 1 - traffic.arrived[rank]
     traffic.arrived[rank] = 1
-    return traffic.at_gather[column] * waits.sizes.pipeline_ranks == len(traffic.row)
+    return (
+        traffic.at_gather[column] == waits.beside_offsets[column + 1] - waits.beside_offsets[column]
+    )
 
 
 @part
 def _let_go(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic, top: int) -> int:
     """Let all members of a Reduce or Unshard go on, `rank` being the last to come."""
-    sums, ranks = waits.sums, waits.sizes.pipeline_ranks
+    sums, column = waits.sums, waits.sizes.column[rank]
     if code.op[row] == REDUCE:
         one = waits.sum_of[code.edge[row]]
         traffic.at_sum[one] = 0
         for place in range(sums.rank_offsets[one], sums.rank_offsets[one + 1]):
             top = _release(sums.ranks[place], rank, traffic, top)
     else:
-        traffic.at_gather[rank % ranks] = 0
-        for member in range(rank % ranks, len(traffic.row), ranks):
-            top = _release(member, rank, traffic, top)
+        traffic.at_gather[column] = 0
+        for place in range(waits.beside_offsets[column], waits.beside_offsets[column + 1]):
+            top = _release(waits.beside[place], rank, traffic, top)
     return top
 
 

@@ -175,6 +175,16 @@ def missing(program: "Program", at: int, done: int) -> ProgramError:
     return ProgramError(f"{where} is not complete: the program has {found}", hint=hint)
 
 
+def too_many(program: "Program", at: int) -> ProgramError:
+    """Return the error for an action on a micro-batch that a replica has no share of."""
+    window = program.num_micro_batches * program.num_steps
+    shape = program.replicas, program.num_stages, window
+    replica, stage, micro_batch = map(int, np.unravel_index(at, shape))
+    share = program.grid.shares[replica]
+    message = f"replica {replica} takes {share} micro-batches of a step, and runs F{stage}"
+    return ProgramError(f"{message}.{micro_batch}", hint="give it fewer, or a larger share")
+
+
 def mixed_up(
     ranks: tuple[int, ...], one: tuple[int, list[str]], other: tuple[int, list[str]]
 ) -> ProgramError:
@@ -215,7 +225,7 @@ def _row(stopped: NDArray[np.int64], rank: int) -> slice:
 def _waits_for(program: "Program", facts: Facts, stopped: NDArray[np.int64], rank: int) -> int:
     """Return a rank that `rank`, which stopped, waits for."""
     (instruction,) = program.code.between(_row(stopped, rank))
-    column = range(rank % facts.sizes.pipeline_ranks, program.num_ranks, facts.sizes.pipeline_ranks)
+    column = program.grid.column_of(rank)
     match instruction:
         case Send(_, _, peer, _):
             return peer
@@ -248,7 +258,7 @@ def _late_source(
 ) -> int:
     """Return the rank that has not sent yet what a Compute waits for."""
     (rank, action), sizes = waiting, facts.sizes
-    replica = rank // sizes.pipeline_ranks
+    replica = sizes.replica[rank]
     for number, edge in enumerate(program.edges):
         if edge.target == action.stage and (edge.kind == "F") == (action.kind == "F"):
             source = (

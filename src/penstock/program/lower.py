@@ -1,11 +1,10 @@
 """Lower: from the order of work to what every rank executes, message by message."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
 from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
@@ -19,11 +18,11 @@ from penstock.program.issue import (
     write_code,
 )
 from penstock.program.program import Program
-from penstock.program.reductions import Holders, Needed, holders_of, needed, stages_by_rank
+from penstock.program.reductions import Needed, holders_of, needed, stages_by_rank
 from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
 from penstock.program.wiring import Wiring, laws, wire
-from penstock.schedule.orders import F, U
+from penstock.schedule.orders import F, I, U
 from penstock.schedule.schedule import Schedule
 
 
@@ -33,7 +32,7 @@ def lower(schedule: Schedule) -> Program:
 
 
 def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
-    schedule: Schedule,
+    schedule: Schedule | Sequence[Schedule],
     *,
     edges: Sequence[Edge] | None = None,
     tied: Sequence[TiedGroup] = (),
@@ -43,53 +42,80 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     stages: Sequence[object] = (),
     stage_bytes: Sequence[StageBytes] = (),
 ) -> Program:
-    """Return the program of `replicas` copies of `schedule`, side by side.
+    """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
     Each value of an edge between two ranks is sent when it is made and received at that moment of
     one order of everything (issue.py), into the smallest free slot.  Before each update of a stage
     stand the sums that it needs; where the schedule lists no updates, they are at the end.
 
+    schedule: several have the same sizes, but for the micro-batches of a step.
     edges:    default: a chain, F from each stage to the next and B back.
     clip:     also sum the norm of the gradient over each replica before its updates, or with
               `post_validation` after them: an update is then taken back where it was wrong.
     stages, stage_bytes: handed on to the program.
-    Raises:   ProgramError: an edge or group that cannot be; sums for which the order has no place.
+    Raises:   ProgramError: an edge or group that cannot be; sums for which the order has no place;
+              schedules that cannot stand side by side.
     """
-    backward = bool((schedule.orders.kinds != F).any())
-    wires = tuple(chain(schedule.num_stages, backward=backward) if edges is None else edges)
-    check_edges(wires, schedule.num_stages)
-    check_tied(tied, schedule.num_stages)
-    _check_wishes(schedule, replicas, post_validation)
-    where = schedule.ranks
-    firsts = schedule.num_ranks * np.arange(replicas, dtype=np.int32)
-    holders = holders_of(where + firsts[:, None, None])
+    many = [schedule] * replicas if isinstance(schedule, Schedule) else list(schedule)
+    _check_wishes(many, replicas, post_validation)
+    largest = max(many, key=lambda one: one.num_micro_batches)
+    backward = bool((largest.orders.kinds != F).any())
+    wires = tuple(chain(largest.num_stages, backward=backward) if edges is None else edges)
+    check_edges(wires, largest.num_stages)
+    check_tied(tied, largest.num_stages)
+    lives = {id(one): holders_of(one.ranks[None])[0] for one in many}
+    holders = [_moved(lives[id(one)], at * one.num_ranks) for at, one in enumerate(many)]
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
     sums = sums if backward else ()
-    extras = _extras(schedule, sums, holders, backward)
-    wiring = wire(schedule.num_stages, wires)
-    code = _issue(_work(schedule, extras), _sources(schedule, where, wiring, sums), replicas)
-    assign_slots(code, code.slot, wiring, (schedule.num_ranks, where.shape[1]), backward)
+    code = _side_by_side(many, sums, wire(largest.num_stages, wires))
     return Program(
-        schedule.num_stages,
-        schedule.num_micro_batches,
-        _side_by_side(code, sums, replicas),
+        largest.num_stages,
+        largest.num_micro_batches,
+        code,
         wires,
-        schedule.num_steps,
-        schedule.weight_rule,
+        largest.num_steps,
+        largest.weight_rule,
         tuple(tied),
-        replicas,
+        len(many),
         clip,
         tuple(stage_bytes),
+        tuple(one.num_micro_batches for one in many),
         tuple(stages),
     )
 
 
-def _check_wishes(schedule: Schedule, replicas: int, post_validation: bool) -> None:
-    if replicas < 1:
-        raise ProgramError(f"replicas is {replicas}", hint="give 1 or more")
-    if post_validation and schedule.has_updates:
+def _check_wishes(many: Sequence[Schedule], replicas: int, post_validation: bool) -> None:
+    if replicas < 1 or not many:
+        raise ProgramError(f"replicas is {replicas if many else 0}", hint="give 1 or more")
+    first = many[0]
+    for at, other in enumerate(many):
+        if other is not first and _sizes(other) != _sizes(first):
+            hint = "give all replicas the same stages, ranks, steps and weight rule"
+            told = f"replica {at} has {_sizes(other)}, replica 0 has {_sizes(first)}"
+            raise ProgramError(told, hint=hint)
+    if post_validation and first.has_updates:
         hint = "take a schedule that drains, or clip before the update"
-        raise ProgramError(f"{schedule.name or 'it'} updates before a step's end", hint=hint)
+        raise ProgramError(f"{first.name or 'it'} updates before a step's end", hint=hint)
+
+
+def _sizes(schedule: Schedule) -> str:
+    split = "split" if (schedule.orders.kinds == I).any() else "whole"
+    sizes = f"{schedule.num_stages} stages on {schedule.num_ranks} ranks, {split} backwards"
+    return f"{sizes}, {schedule.num_steps} steps, weights {schedule.weight_rule.name}"
+
+
+def _moved(holders: Sequence[tuple[int, ...]], first: int) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks on which each stage lives, `first` further on."""
+    return tuple(tuple(rank + first for rank in ranks) for ranks in holders)
+
+
+def _by_replica(sums: Sequence[Needed], num_ranks: int, replicas: int) -> list[list[int]]:
+    """Return for each replica the numbers of the sums in which any of its ranks takes part."""
+    own: list[list[int]] = [[] for _ in range(replicas)]
+    for number, one in enumerate(sums):
+        for replica in sorted({rank // num_ranks for rank in one.reduce.ranks}):
+            own[replica].append(number)
+    return own
 
 
 def chain(num_stages: int, *, backward: bool = True, size_bytes: int = 0) -> tuple[Edge, ...]:
@@ -109,24 +135,26 @@ class _Extra(NamedTuple):
 
 
 def _extras(
-    schedule: Schedule, sums: Sequence[Needed], holders: Holders, backward: bool
+    schedule: Schedule, sums: Mapping[int, Needed], holders: Sequence[tuple[int, ...]]
 ) -> list[list[_Extra]]:
-    """Return for each rank the sums, and the updates that the schedule does not list, in order."""
-    held, offsets = stages_by_rank(holders[:1], schedule.num_ranks)
+    """Return for each rank the sums, and the updates that the schedule does not list, in order.
+
+    sums:     by number, those in which it takes part.  holders: the ranks of each stage.
+    """
+    held, offsets = stages_by_rank([holders], schedule.num_ranks)
     of_stage: list[list[int]] = [[] for _ in range(schedule.num_stages)]
-    for number, one in enumerate(sums):
-        if one.reduce.ranks[0] < schedule.num_ranks:  # of the first replica, or of all
-            for stage in one.stages:
-                of_stage[stage].append(number)
-    norm = any(one.reduce.how == "norm" for one in sums)
-    updates = schedule.has_updates
+    for number, one in sums.items():
+        for stage in one.stages:
+            of_stage[stage].append(number)
+    norm = any(one.reduce.how == "norm" for one in sums.values())
+    after = [number for number, one in sums.items() if one.reduce.how == "validate"]
+    backward = bool((schedule.orders.kinds != F).any())
     extras: list[list[_Extra]] = []
     for rank, end in enumerate(schedule.orders.offsets[1:].tolist()):
         stages = held[offsets[rank] : offsets[rank + 1]].tolist()
-        if updates:
+        if schedule.has_updates:
             own = _before_updates(schedule, rank, of_stage, stages if norm else ())
         else:
-            after = [number for number, one in enumerate(sums) if one.reduce.how == "validate"]
             own = _at_end(end, of_stage, stages if backward else (), after)
         extras.append(list(own))
     return extras
@@ -171,33 +199,15 @@ def _work(schedule: Schedule, extras: Sequence[Sequence[_Extra]]) -> Turns:
     )
 
 
-def _sources(
-    schedule: Schedule, where: NDArray[np.int32], wiring: Wiring, sums: Sequence[Needed]
-) -> Sources:
-    members = [[rank for rank in one.reduce.ranks if rank < schedule.num_ranks] for one in sums]
-    return Sources(
-        where,
-        wiring,
-        laws(
-            schedule.weight_rule,
-            schedule.num_stages,
-            schedule.num_micro_batches,
-            schedule.num_steps,
-        ),
-        np.array([rank for ranks in members for rank in ranks], np.int32),
-        np.cumsum([0, *map(len, members)], dtype=np.int64),
-    )
-
-
-def _issue(work: Turns, sources: Sources, replicas: int) -> Columns:
-    """Return the instructions of one replica, without slots, in columns wide enough for `replicas`.
+def _issue(work: Turns, sources: Sources, all_ranks: int) -> Columns:
+    """Return the instructions of one replica, without slots, in columns wide for `all_ranks`.
 
     Raises:   ProgramError: some rank waits for ever in a sum.
     """
     num_ranks, num_sums = len(work.offsets) - 1, len(sources.member_offsets) - 1
     sent, received = _num_messages(work, sources)
     rows = np.diff(work.offsets) + np.diff(work.extra_offsets) + sent + received
-    numbers = (*sources.where.shape, len(sources.wiring.source), num_sums, num_ranks * replicas)
+    numbers = (*sources.where.shape, len(sources.wiring.source), num_sums, all_ranks)
     small, total = small_type(max(numbers)), int(rows.sum())
     clock = _run_clock(work, sources)
     code = Columns(
@@ -260,21 +270,61 @@ def _run_clock(work: Turns, sources: Sources) -> Clock:
     return clock
 
 
-def _side_by_side(code: Columns, sums: Sequence[Needed], replicas: int) -> Codes:
-    """Return the instructions of all replicas, given those of the first."""
-    table = tuple(one.reduce for one in sums)
-    first = Codes(*code, table)
-    if replicas == 1:
-        return first
-    own = np.array(
-        [reduce.how != "replicas" for reduce in table], bool
-    )  # stand there once per replica
-    rows = np.flatnonzero(code.op == REDUCE)
-    rows = rows[own[code.edge[rows]]]
-    copies = [first]
-    for replica in range(1, replicas):
-        edge = code.edge.copy()
-        edge[rows] += replica
-        peer = np.where(code.peer >= 0, code.peer + (len(first) * replica), code.peer)
-        copies.append(replace(first, edge=edge, peer=peer.astype(code.peer.dtype)))
+def _side_by_side(many: Sequence[Schedule], sums: Sequence[Needed], wiring: Wiring) -> Codes:
+    """Return the instructions of all replicas; those with one schedule differ by their numbers."""
+    num_ranks, table = many[0].num_ranks, tuple(one.reduce for one in sums)
+    own = _by_replica(sums, num_ranks, len(many))
+    made: dict[int, tuple[Columns, int]] = {}  # by schedule: the code of its first replica
+    copies: list[Codes] = []
+    for at, one in enumerate(many):
+        if id(one) not in made:
+            mine = {number: sums[number] for number in own[at]}
+            code = _of_replica(one, mine, (at, len(many)), (wiring, len(sums)))
+            made[id(one)] = code, at
+        columns, other = made[id(one)]
+        copy = Codes(*columns, table)
+        if len(many) > 1:
+            peer = np.where(columns.peer >= 0, columns.peer + num_ranks * at, columns.peer)
+            copy = replace(copy, peer=peer.astype(columns.peer.dtype))
+        if other != at:
+            rows = np.flatnonzero(columns.op == REDUCE)
+            edge, of = columns.edge.copy(), np.zeros(len(sums), np.int64)
+            of[own[other]] = own[at]
+            edge[rows] = of[edge[rows]]
+            copy = replace(copy, edge=edge)
+        copies.append(copy)
     return concatenate(copies, table)
+
+
+def _of_replica(
+    schedule: Schedule,
+    sums: Mapping[int, Needed],
+    replica: tuple[int, int],
+    beside: tuple[Wiring, int],
+) -> Columns:
+    """Return the instructions of one replica, with ranks counted from its first.
+
+    sums:     by number, those in which it takes part.  replica: which, of how many.
+    beside:   the wiring, and how many sums there are.
+    Raises:   ProgramError: some rank waits for ever in a sum.
+    """
+    (at, replicas), (wiring, num_sums) = replica, beside
+    where = schedule.ranks
+    extras = _extras(schedule, sums, holders_of(where[None])[0])
+    ranks = range(at * schedule.num_ranks, (at + 1) * schedule.num_ranks)
+    members: list[list[int]] = [[] for _ in range(num_sums)]
+    for number, one in sums.items():
+        members[number] = [rank - ranks.start for rank in one.reduce.ranks if rank in ranks]
+    sizes = schedule.num_stages, schedule.num_micro_batches, schedule.num_steps
+    sources = Sources(
+        where,
+        wiring,
+        laws(schedule.weight_rule, *sizes),
+        np.array([rank for ranks in members for rank in ranks], np.int32),
+        np.cumsum([0, *map(len, members)], dtype=np.int64),
+    )
+    code = _issue(_work(schedule, extras), sources, replicas * schedule.num_ranks)
+    backward = bool((schedule.orders.kinds != F).any())
+    alone = np.zeros(schedule.num_ranks, np.int64)
+    assign_slots(code, code.slot, wiring, (alone, where.shape[1]), backward)
+    return code

@@ -36,16 +36,19 @@ def lower_plan(
     """Return the program of `plan`: one step, or a window of `num_steps` if it is asynchronous.
 
     stages, schedule:   what `stages_of` and `schedule_of` return for it, where that is at hand.
+                        Of unlike shares, the schedule of the largest.
     Raises:   PlanError: the plan is for another graph.  GraphError: a cut that cannot be.
               ScheduleError: no such schedule, or one that cannot be built for these sizes.
     """
     stages = stages_of(plan, graph) if stages is None else stages
     nodes = graph.nodes
+    made = {plan.num_micro_batches: schedule or schedule_of(plan, num_steps=num_steps)}
+    for share in set(plan.shares) - set(made):
+        made[share] = schedule_of(plan, share=share)
     program = lower_schedule(
-        schedule or schedule_of(plan, num_steps=num_steps),
+        [made[share] for share in plan.grid.shares],
         edges=[Edge(e.kind, e.source, e.target, e.size_bytes) for e in stages.edges],
         tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
-        replicas=plan.replicas,
         clip=plan.clip,
         post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,

@@ -35,6 +35,7 @@ from penstock.program.instructions import Unshard as Unshard
 from penstock.program.instructions import Update as Update
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
+from penstock.schedule.grid import Grid, unlike
 from penstock.schedule.orders import F
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 from penstock.typed import damage
@@ -45,8 +46,9 @@ class Program:
     """The instructions of all ranks over a window of `num_steps` steps of `num_micro_batches`.
 
     Micro-batches count over the whole window, as in a Schedule.  `replicas` copies of one pipeline
-    stand side by side: rank = replica * pipeline_ranks + rank inside the pipeline, and messages
-    stay inside a replica; each replica has micro-batches of its own under the same numbers.
+    stand side by side (grid.py), and messages stay inside a replica; each has micro-batches of its
+    own under the same numbers.  `shares` says how many of a step, by replica, where they are not
+    alike; `num_micro_batches` is the largest then.
 
     `code` may be given as tuples of instructions, one per rank; they are kept as arrays.
     `stages` is what a runtime executes for each stage; it is not saved in a file.
@@ -64,11 +66,13 @@ class Program:
     replicas: int = 1
     clip: bool = False  # by the global norm of the gradient, over all stages of a replica
     stage_bytes: tuple[StageBytes, ...] = ()  # empty: sizes unknown
+    shares: tuple[int, ...] = ()  # empty: all have num_micro_batches
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", Codes.of(self.code))
         self._check_sizes()
+        object.__setattr__(self, "shares", unlike(self.shares))
         check_edges(self.edges, self.num_stages)
         check_tied(self.tied, self.num_stages)
         verify(self)
@@ -80,8 +84,9 @@ class Program:
         if self.num_ranks % self.replicas:
             hint = "every replica has the same number of ranks"
             raise ProgramError(f"{self.num_ranks} ranks are no {self.replicas} replicas", hint=hint)
-        window = self.num_steps * self.num_micro_batches
-        if self.code.num_instructions < (forwards := self.replicas * self.num_stages * window):
+        self._check_shares()
+        forwards = self.num_steps * self.num_stages * self.grid.step_micro_batches
+        if self.code.num_instructions < forwards:
             hint = "every stage runs at least its forward on every micro-batch"
             raise ProgramError(
                 f"{self.code.num_instructions} instructions for {forwards} forwards", hint=hint
@@ -94,14 +99,30 @@ class Program:
         if any(number < 0 for one in self.stage_bytes for number in one):
             raise ProgramError("a number in stage_bytes is below 0", hint="give 0 or more bytes")
 
+    def _check_shares(self) -> None:
+        if not self.shares:
+            return
+        given = " + ".join(map(str, self.shares))
+        if len(self.shares) != self.replicas or min(self.shares) < 1:
+            hint = "give each replica 1 micro-batch or more"
+            raise ProgramError(f"shares are {given}, for {self.replicas} replicas", hint=hint)
+        if max(self.shares) != self.num_micro_batches:
+            hint = "num_micro_batches is the largest share"
+            raise ProgramError(f"shares are {given}, not {self.num_micro_batches}", hint=hint)
+        if unlike(self.shares) and (self.weight_rule != SYNCHRONOUS or self.num_steps > 1):
+            hint = "give all replicas the same share, or take one synchronous step"
+            window = f"{self.num_steps} steps, weights {self.weight_rule.name}"
+            raise ProgramError(f"shares are {given}, for {window}", hint=hint)
+
     @property
     def num_ranks(self) -> int:
         return len(self.code)
 
     @property
-    def pipeline_ranks(self) -> int:
-        """The ranks of one replica."""
-        return self.num_ranks // self.replicas
+    def grid(self) -> Grid:
+        """Whose the ranks are, and who takes which micro-batches."""
+        shares = self.shares or (self.num_micro_batches,) * self.replicas
+        return Grid(self.num_ranks // self.replicas, shares)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that live on `rank`, in increasing order."""

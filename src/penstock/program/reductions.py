@@ -74,11 +74,17 @@ def _union(many: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def holders_of(where: NDArray[np.int32]) -> Holders:
-    """Return the ranks of every stage, from the rank of every [replica, stage, micro-batch]."""
-    lowest, highest = where.min(axis=2).tolist(), where.max(axis=2).tolist()
+    """Return the ranks of every stage, from the rank of every [replica, stage, micro-batch].
+
+    Where a replica has no such micro-batch, the rank is -1.
+    """
+    some = np.where(where < 0, np.iinfo(where.dtype).max, where)
+    lowest, highest = some.min(axis=2).tolist(), where.max(axis=2).tolist()
     return tuple(
         tuple(
-            (low,) if low == high else tuple(np.unique(where[replica, stage]).tolist())
+            (low,)
+            if low == high
+            else tuple(np.unique(where[replica, stage][where[replica, stage] >= 0]).tolist())
             for stage, (low, high) in enumerate(zip(lowest[replica], highest[replica], strict=True))
         )
         for replica in range(len(where))

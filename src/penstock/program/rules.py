@@ -106,7 +106,8 @@ class Sizes(NamedTuple):
     steps: int
     edges: int
     reductions: int
-    pipeline_ranks: int
+    replica: NDArray[np.int64]  # of each rank
+    column: NDArray[np.int64]  # of each rank: its place in its replica
     sharding: bool  # the program has an Unshard or a Reshard
     copying: bool  # it has an Offload or a Reload
 
@@ -162,7 +163,7 @@ KEPT_AWAY = 1 << 7  # of Known.now: what F keeps for the backward is far
 def place(code: Columns, sizes: Sizes, places: Places) -> Finding:
     """Fill `places`; find operands out of range, actions done twice, and messages sent twice."""
     for rank in range(len(code.offsets) - 1):
-        replica = rank // sizes.pipeline_ranks
+        replica = sizes.replica[rank]
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             if not _in_range(code, sizes, row):
                 return OUT_OF_RANGE, row, -1
@@ -276,7 +277,7 @@ def _arrive(code: Columns, rank: int, held: NDArray[np.int64], sizes: Sizes, sta
 def _compute(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
     sizes = facts.sizes
     kind, stage, micro_batch = code.kind[row], int(code.stage[row]), code.micro_batch[row]
-    replica = rank // sizes.pipeline_ranks
+    replica = sizes.replica[rank]
     if kind != W:
         rule, edge = _inputs(kind, stage, micro_batch, rank, facts, state)
         if rule != FINE:
@@ -309,7 +310,7 @@ def _inputs(
     """Find an input of F, B or I that is not there: not made yet here, or no receive posted."""
     sizes, wiring = facts.sizes, facts.wiring
     key = 2 * stage + (kind != F)
-    replica = rank // sizes.pipeline_ranks
+    replica = sizes.replica[rank]
     for place_in_list in range(wiring.into_offsets[key], wiring.into_offsets[key + 1]):
         edge = wiring.into[place_in_list]
         source = (replica * sizes.stages + wiring.source[edge]) * sizes.micro_batches + micro_batch
@@ -326,7 +327,7 @@ def _free_slots(
     code: Columns, stage: int, micro_batch: int, rank: int, facts: Facts, state: Known
 ) -> None:
     sizes, wiring = facts.sizes, facts.wiring
-    replica = rank // sizes.pipeline_ranks
+    replica = sizes.replica[rank]
     for place_in_list in range(wiring.into_offsets[2 * stage], wiring.into_offsets[2 * stage + 2]):
         edge = wiring.into[place_in_list]
         message = (replica * sizes.edges + edge) * sizes.micro_batches + micro_batch
@@ -339,7 +340,7 @@ def _free_slots(
 def _ends(code: Columns, row: int, rank: int, facts: Facts) -> tuple[int, int, int]:
     """Return where a message's value is made and used, and its number; or -1 -1 -1."""
     sizes, wiring = facts.sizes, facts.wiring
-    replica = rank // sizes.pipeline_ranks
+    replica = sizes.replica[rank]
     edge, micro_batch = int(code.edge[row]), code.micro_batch[row]
     source, target = wiring.source[edge], wiring.target[edge]
     if (
@@ -475,7 +476,7 @@ def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tup
             return (NOT_AWAY if is_reload else IS_AWAY), -1
         state.away[stage] ^= AWAY
         return FINE, -1
-    at = (rank // sizes.pipeline_ranks * sizes.stages + stage) * sizes.micro_batches + number
+    at = (sizes.replica[rank] * sizes.stages + stage) * sizes.micro_batches + number
     done = state.now[at] & ~KEPT_AWAY
     if facts.places.where[at] != rank or done != 1 << F:
         return NOTHING_THERE, -1

@@ -13,23 +13,26 @@ from penstock.schedule.orders import B, W
 
 
 def assign_slots(
-    code: Columns, slots: Numbers, wiring: Wiring, counts: tuple[int, int], backward: bool
+    code: Columns,
+    slots: Numbers,
+    wiring: Wiring,
+    where: tuple[NDArray[np.int64], int],
+    backward: bool,
 ) -> None:
     """Fill `slots`: the smallest free slot of its edge for each Receive, and the same for its Send.
 
     A slot is taken from the Receive to the last use by the edge's target: B, or W where B is split
     (the received gradient may be an operand of W), or F where there is no backward.
-    `counts`: ranks of one replica, micro-batches of the window.
+    `where`: the replica of each rank, micro-batches of the window.
     """
-    pipeline_ranks, micro_batches = counts
+    replica, micro_batches = where
     num_edges = len(wiring.source)
-    replicas = (len(code.offsets) - 1) // pipeline_ranks
     pool = SlotPool(
-        np.full(replicas * num_edges * micro_batches, -1, np.int32),
+        np.full((int(replica[-1]) + 1) * num_edges * micro_batches, -1, np.int32),
         np.zeros(num_edges * micro_batches, np.uint8),
         np.zeros(num_edges, np.int64),
     )
-    _assign(code, slots, wiring, pool, counts, backward)
+    _assign(code, slots, wiring, pool, where, backward)
 
 
 class SlotPool(NamedTuple):
@@ -46,12 +49,12 @@ def _assign(
     slots: Numbers,
     wiring: Wiring,
     pool: SlotPool,
-    counts: tuple[int, int],
+    where: tuple[NDArray[np.int64], int],
     backward: bool,
 ) -> None:
-    pipeline_ranks, micro_batches = counts
+    replica, micro_batches = where
     for rank in range(len(code.offsets) - 1):
-        first = rank // pipeline_ranks * len(wiring.source)
+        first = replica[rank] * len(wiring.source)
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             op, kind, micro_batch = code.op[row], code.kind[row], code.micro_batch[row]
             if op == RECEIVE:
@@ -67,7 +70,7 @@ def _assign(
                         pool.taken[edge * micro_batches + slot] = 0
                         pool.lowest[edge] = min(pool.lowest[edge], slot)
     for rank in range(len(code.offsets) - 1):
-        first = rank // pipeline_ranks * len(wiring.source)
+        first = replica[rank] * len(wiring.source)
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             if code.op[row] == SEND:
                 message = (first + code.edge[row]) * micro_batches + code.micro_batch[row]

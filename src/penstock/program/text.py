@@ -42,6 +42,7 @@ class Saved(NamedTuple):
     replicas: int
     clip: bool
     stage_bytes: tuple[StageBytes, ...]
+    shares: tuple[int, ...]
 
 
 class _Reduction(NamedTuple):
@@ -68,6 +69,7 @@ class _ProgramFile:
     stage_bytes: tuple[StageBytes, ...]
     reductions: tuple[_Reduction, ...]
     code: tuple[str, ...]
+    shares: tuple[int, ...] = ()
 
 
 def to_json(program: "Program") -> str:
@@ -78,6 +80,7 @@ def to_json(program: "Program") -> str:
     fields["edges"] = program.edges
     fields["tied"] = program.tied
     fields["stage_bytes"] = program.stage_bytes
+    fields["shares"] = program.shares
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -117,6 +120,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         written.replicas,
         written.clip,
         written.stage_bytes,
+        written.shares,
     )
 
 
@@ -128,7 +132,9 @@ def _code(line: str, rank: int, reductions: Iterable[Reduce]) -> list[Instructio
 def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 64) -> str:
     """Return the edges and the instructions of each rank; long ones are cut, and say so."""
     counts = f"{program.num_ranks} ranks, {program.num_stages} stages"
-    counts += f", {program.num_micro_batches} micro-batches"
+    counts += (
+        f", {' + '.join(map(str, program.shares or (program.num_micro_batches,)))} micro-batches"
+    )
     window = (
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )

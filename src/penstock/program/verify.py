@@ -23,7 +23,7 @@ import numpy as np
 from penstock.program import rules
 from penstock.program.codes import JOINS, OFFLOAD, RELOAD, RESHARD, UNSHARD, Codes
 from penstock.program.deadlock import stops
-from penstock.program.faults import broken_rule, deadlock, missing, mixed_up
+from penstock.program.faults import broken_rule, deadlock, missing, mixed_up, too_many
 from penstock.program.instructions import Reduce
 from penstock.program.reductions import as_arrays, holders_of, needed, stages_by_rank
 from penstock.program.rules import Columns, Facts, Known, Places, Sizes
@@ -89,7 +89,7 @@ def _sizes_of(program: "Program") -> Sizes:
         program.num_steps,
         len(program.edges),
         len(program.code.reductions),
-        program.num_ranks // program.replicas,
+        *program.grid.places(),
         bool(np.isin(program.code.op, (UNSHARD, RESHARD)).any()),
         bool(np.isin(program.code.op, (OFFLOAD, RELOAD)).any()),
     )
@@ -104,9 +104,15 @@ def _places_of(program: "Program", sizes: Sizes) -> Places:
     if finding[0] == rules.FINE:
         whole = (done == rules.WHOLE) | (done == rules.SPLIT)
         complete = whole if (done > rules.FORWARD_ONLY).any() else done == rules.FORWARD_ONLY
-        if not complete.all():
-            at = int(np.argmin(complete))
+        shares = np.array(program.grid.shares)[:, None, None]
+        shape = (program.replicas, sizes.stages, sizes.micro_batches)
+        own = np.arange(sizes.micro_batches) % program.num_micro_batches < shares
+        own = np.broadcast_to(own, shape).ravel()
+        if not (complete | ~own).all():
+            at = int(np.argmin(complete | ~own))
             raise missing(program, at, int(done[at]))
+        if done[~own].any():
+            raise too_many(program, int(np.argmax(~own & (done > 0))))
     if finding[0] != rules.FINE:
         raise broken_rule(program, finding)
     return places
@@ -140,9 +146,7 @@ def _check_collectives(program: "Program", facts: Facts) -> None:
     bounds = np.searchsorted(rows, code.offsets)
     first: dict[tuple[int, ...], tuple[int, list[str]]] = {}
     for rank, (start, end) in enumerate(pairwise(bounds.tolist())):
-        column = tuple(
-            range(rank % facts.sizes.pipeline_ranks, program.num_ranks, facts.sizes.pipeline_ranks)
-        )
+        column = tuple(program.grid.column_of(rank))
         own: dict[tuple[int, ...], list[str]] = {}
         for row in rows[start:end].tolist():
             (instruction,) = code.between(slice(row, row + 1))

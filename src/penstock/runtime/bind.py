@@ -79,7 +79,7 @@ class _Binder:
             weights.reserve(self.slots.count[stage], self.slots.predictions[stage])
             weights.attend(rule, rule.staleness(stage, *sizes))
         nodes, loss = rank.capture.graph.nodes, rank.capture.graph.loss
-        share = 1.0 / (program.num_micro_batches * rank.replicas)
+        share = 1.0 / program.grid.step_micro_batches
         dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given
         self.scale = torch.tensor(share, dtype=dtype, device=rank.device)
         computes = [i.action for i in self.code if isinstance(i, Compute)]
@@ -156,8 +156,8 @@ class _Binder:
 
     def _first_homes(self) -> set[int]:
         """Return the stages of this rank that live on no earlier rank of its replica."""
-        start = self.rank.replica * self.program.pipeline_ranks
-        earlier = map(self.program.stages_of, range(start, self.rank.rank))
+        peers = self.rank.peers
+        earlier = map(self.program.stages_of, peers[: peers.index(self.rank.rank)])
         return set(self.own).difference(*earlier)
 
     # -- computes ----------------------------------------------------------------------------
@@ -200,10 +200,10 @@ class _Binder:
         carried = self.rank.carried.get(action.stage)
         if carried is None or action.kind != "F":
             return call
-        number, per_step, micro_batch = self.rank.number, self.per_step, action.micro_batch
+        number, micro_batch = self.rank.number, action.micro_batch
 
         def carrying() -> None:
-            at = number(micro_batch, per_step)
+            at = number(micro_batch)
             carried.before(at)
             call()
             carried.after(at)
@@ -241,7 +241,7 @@ class _Binder:
         if self.leaf_uses[micro_batch][:1] != [action]:
             return []
         rank, order, at = self.rank, self.order, len(self.order.places)
-        order.places.append(rank.place(micro_batch, self.per_step))
+        order.places.append(rank.place(micro_batch))
 
         def read() -> None:
             rank.batches[micro_batch] = rank.leaves(order, at)
@@ -253,8 +253,8 @@ class _Binder:
         nodes = self.rank.capture.graph.nodes
         if not any(nodes[op].effect == "random" for op in segment.ops):
             return int
-        seed, per_step = self.rank.seed, self.per_step
-        return lambda: seed(micro_batch, per_step)
+        seed = self.rank.seed
+        return lambda: seed(micro_batch)
 
     def _first_gradients(self, computes: Sequence[Action]) -> dict[tuple[int, int], Action]:
         """Return by (stage, step) the action whose gradients are the first of their step."""
@@ -333,14 +333,14 @@ class _Binder:
 
     def _note_loss(self, micro_batch: int, at: int) -> Consumer:
         rank, step = self.rank, micro_batch // self.per_step
-        losses, per_step = rank.progress.losses, self.per_step
+        losses = rank.progress.losses
         if not rank.is_guarded or rank.device.type != "cpu":  # elsewhere a look would wait for it
             return lambda results: losses[step].append(results[at])
 
         def note(results: Results) -> None:
             loss = results[at]
             if not isfinite(loss.item()):
-                rank.check_loss(float(loss), micro_batch, per_step)
+                rank.check_loss(float(loss), micro_batch)
             losses[step].append(loss)
 
         return note

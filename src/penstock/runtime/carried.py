@@ -84,9 +84,9 @@ def _groups(
     holders = sorted({r for p in programs for r in range(p.num_ranks) if stage in p.stages_of(r)})
     if not by_replica:
         return (tuple(holders),)
-    size = programs[0].pipeline_ranks
-    replicas = {rank // size for rank in holders}
-    return tuple(tuple(r for r in holders if r // size == replica) for replica in sorted(replicas))
+    grid = programs[0].grid
+    held = [tuple(r for r in grid.ranks_of(at) if r in holders) for at in range(grid.replicas)]
+    return tuple(held)
 
 
 def _is_mixed_up(programs: Sequence[Program], stage: int) -> bool:

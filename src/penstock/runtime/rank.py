@@ -33,6 +33,7 @@ from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.transport import TensorSpec, Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
 from penstock.runtime.weights import StageWeights
+from penstock.schedule.grid import Grid
 from penstock.timeline import LANES, Span
 
 
@@ -55,7 +56,6 @@ class Rank:
         stages: Stages,
         job: Job,
         transport: Transport,
-        replicas: int,
         *,
         make: Callable[[Segment, Capture], Function] = function_of,
         carries: Carries | None = None,
@@ -64,8 +64,7 @@ class Rank:
         self.capture, self.stages, self.job, self.transport = capture, stages, job, transport
         self.make, self.report, self.carries = make, report, carries or {}
         self.rank = transport.rank
-        self.replicas = replicas
-        self.replica = self.rank // (transport.num_ranks // replicas)
+        self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
         self.device = device_here()
         self.weights: dict[int, StageWeights] = {}
         self.carried: dict[int, Carried] = {}
@@ -75,7 +74,6 @@ class Rank:
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
         self.is_guarded = False  # whether a loss or norm that is not finite ends the run
-        self.per_step = 0
         self.unsettled: list[Call] = []
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
@@ -85,10 +83,14 @@ class Rank:
         self._reader = Reader(job, self.device)
 
     @property
+    def replica(self) -> int:
+        """Return the replica to which this rank belongs."""
+        return self.grid.replica_of(self.rank)
+
+    @property
     def peers(self) -> tuple[int, ...]:
         """Return the ranks of this replica, itself included."""
-        count = self.transport.num_ranks // self.replicas
-        return tuple(range(self.replica * count, (self.replica + 1) * count))
+        return tuple(self.grid.ranks_of(self.replica))
 
     # -- one window --------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class Rank:
                   JobError: the job's optimizer is none, or cannot be divided as the plan asks.
         """
         self.expect(program)
-        self.per_step = program.num_micro_batches
+        self.grid = program.grid
         bound = bind.bind(self, program)
         self.optimizers.release()
         return bound
@@ -240,22 +242,21 @@ class Rank:
 
     def order(self, program: Program) -> ReadOrder:
         """Return the order, still empty, in which this rank reads in a window of `program`."""
-        per_step = program.num_micro_batches * self.replicas
+        per_step = program.grid.step_micro_batches
         return ReadOrder([], program.num_steps * per_step, per_step)
 
-    def place(self, micro_batch: int, per_step: int) -> int:
+    def place(self, micro_batch: int) -> int:
         """Return the number of a micro-batch of the window, counted from the window's first."""
-        step, place = divmod(micro_batch, per_step)
-        return (step * self.replicas + self.replica) * per_step + place
+        step, place = self.grid.in_step(self.replica, micro_batch)
+        return step * self.grid.step_micro_batches + place
 
-    def check_loss(self, loss: float, micro_batch: int, per_step: int) -> None:
+    def check_loss(self, loss: float, micro_batch: int) -> None:
         """Raise unless the loss of a micro-batch of the window is finite.
 
         Raises:   NotFiniteError.
         """
-        place = self.replica * per_step + micro_batch % per_step
-        step = self.progress.first_step + micro_batch // per_step
-        check_loss(loss, step, place, self._index(micro_batch, per_step))
+        step, place = self.grid.in_step(self.replica, micro_batch)
+        check_loss(loss, self.progress.first_step + step, place, self._index(micro_batch))
 
     def check_mean_loss(self, losses: Sequence[Tensor], step: int) -> None:
         """Raise unless the losses of a step of the window are finite; on a GPU, it waits for them.
@@ -264,33 +265,38 @@ class Rank:
         """
         mean, number = float(torch.stack([*losses]).mean()), self.progress.first_step + step
         if not math.isfinite(mean):
-            count = self.replicas * self.per_step
-            refuse_loss(mean, number, range(number * count, (number + 1) * count))
+            refuse_loss(mean, number, self._numbers(number))
 
     def refuse_norm(self, norm: float, step: int, names: Sequence[str]) -> None:
         """Raise for the norm of the gradient of a step of the run, by which these have a share.
 
         Raises:   NotFiniteError.
         """
-        count = self.replicas * self.per_step
-        refuse_norm(norm, step, range(step * count, (step + 1) * count), names)
+        refuse_norm(norm, step, self._numbers(step), names)
 
-    def seed(self, micro_batch: int, per_step: int) -> int:
+    def seed(self, micro_batch: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""
-        return micro_batch_seed(self.job.seed, self._index(micro_batch, per_step))
+        return micro_batch_seed(self.job.seed, self._index(micro_batch))
 
-    def number(self, micro_batch: int, per_step: int) -> int:
+    def number(self, micro_batch: int) -> int:
         """Return the place of a micro-batch of the window among those that the buffers follow."""
         if self.job.buffers == "per replica":
-            return self.progress.first_step * per_step + micro_batch
-        return self._index(micro_batch, per_step)
+            step, place = divmod(micro_batch, self.grid.stride)
+            return self._first_number(self.progress.first_step + step) + place
+        return self._index(micro_batch)
 
     def _first_number(self, step: int) -> int:
         """Return `number` of the first micro-batch of a step of the run."""
-        replicas = 1 if self.job.buffers == "per replica" else self.replicas
-        return step * replicas * self.per_step
+        if self.job.buffers == "per replica":
+            return step * self.grid.shares[self.replica]
+        return step * self.grid.step_micro_batches
 
-    def _index(self, micro_batch: int, per_step: int) -> int:
+    def _numbers(self, step: int) -> range:
+        """Return the numbers in the whole run of the micro-batches of a step of it."""
+        count = self.grid.step_micro_batches
+        return range(step * count, (step + 1) * count)
+
+    def _index(self, micro_batch: int) -> int:
         """Return the number in the whole run of a micro-batch of the window."""
-        first = self.progress.first_step * self.replicas * per_step
-        return first + self.place(micro_batch, per_step)
+        first = self.progress.first_step * self.grid.step_micro_batches
+        return first + self.place(micro_batch)

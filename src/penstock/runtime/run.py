@@ -86,12 +86,11 @@ def run(  # noqa: PLR0913 - what a run is made of
             stages=stages,
             job=job,
             windows=windows,
-            replicas=program.replicas,
             checkpoints=Path(folder),
             memory_window=None if launcher is run_threads else min(1, len(windows) - 1),
             function_of=make,
         )
-        steps = Steps(program.num_micro_batches * program.replicas)
+        steps = Steps(program.grid.step_micro_batches)
         results = launcher(partial(work, task), program.num_ranks, steps.add, groups=task.groups)
         newest = checkpoint.latest(Path(folder))
         assert newest is not None, "a run ends with a checkpoint"

@@ -62,7 +62,7 @@ def sequential(
     rule, per_step = program.weight_rule, program.num_micro_batches
     model, _ = build(job)
     parts = _stages(job, model, program, stages, graph)
-    data, count = started(job.data, 0), per_step * program.replicas
+    data, count = started(job.data, 0), program.grid.step_micro_batches
     for step in range(steps):
         sums: Weights = {}
         for number in range(count):
@@ -132,7 +132,7 @@ def _gradients(
         _compat.reparametrize(model, dict(read)),
         torch.autograd.graph.saved_tensors_hooks(pack, unpack),
     ):
-        loss = loss_of(job, model, batch) / (program.num_micro_batches * program.replicas)
+        loss = loss_of(job, model, batch) / program.grid.step_micro_batches
         found: Any = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
     return {name: g for name, g in zip(read, found, strict=True) if g is not None}
 

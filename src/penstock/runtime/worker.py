@@ -69,7 +69,6 @@ class Task:
     stages: Stages
     job: Job
     windows: tuple[tuple[Program, int], ...]
-    replicas: int = 1
     checkpoints: Path | None = None
     checkpoint_every: int = 0
     validate_every: int = 0
@@ -172,7 +171,6 @@ def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
         task.stages,
         task.job,
         transport,
-        task.replicas,
         make=task.function_of,
         carries=task.carries,
         report=report,

@@ -8,7 +8,7 @@ Before a plan is simulated it has two bounds, which its step cannot be below:
 Both are those of the busiest rank (bounds.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -96,14 +96,16 @@ class Judge:
         setting = Setting(priced.stages, priced.costs, places, self.cluster_of(plan.hosts))
         return suited(plan, setting, alike=self.schedule(bare(plan)))
 
-    def schedule(self, plan: Plan, num_steps: int = 1) -> Schedule:
+    def schedule(self, plan: Plan, num_steps: int = 1, *, share: int | None = None) -> Schedule:
         """Return the schedule of a plan, as the plan says it.
 
+        share:    micro-batches of a replica; default: the largest share.
         Raises:   ScheduleError: it cannot be built for these sizes.
         """
-        key = plan.schedule, plan.num_stages, plan.num_micro_batches, plan.num_ranks, num_steps
+        share = share or plan.num_micro_batches
+        key = plan.schedule, plan.num_stages, share, plan.num_ranks, num_steps
         if key not in self._schedules:
-            self._schedules[key] = schedule_of(plan, num_steps=num_steps)
+            self._schedules[key] = schedule_of(plan, num_steps=num_steps, share=share)
         return self._schedules[key]
 
     def holders(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -187,8 +189,7 @@ class Judge:
         if objective == "memory" or is_asynchronous(plan):
             return 0.0
         work = self._pieces.between(plan.cuts)
-        places = self.places(plan.hosts, plan.total_ranks)
-        seconds = longest_s(self._counts_of(plan), work, places)
+        seconds = max(longest_s(counts, work, places) for counts, places in self._parts(plan))
         return _ROUNDING * self._score(plan, objective, seconds)
 
     def bound(self, plan: Plan, objective: Objective) -> float:
@@ -199,15 +200,16 @@ class Judge:
             stages, costs, held = self.price(plan)
         except GraphError:
             return 0.0
-        places, counts = self.places(plan.hosts, plan.total_ranks), self._counts_of(plan)
+        parts = list(self._parts(plan))
         if objective == "memory" and plan.offloads:
             return 0.0
         if objective == "memory":
             peaks = most_held(self.schedule(self.suited(plan)).orders, held)
+            _, places = parts[0]
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
-        seconds = longest_s(
-            counts, self._pieces.chained(costs.action_s), places, self._ends_s(plan, stages)
-        )
+        work = self._pieces.chained(costs.action_s)
+        ends_s = None if plan.shares else self._ends_s(plan, stages)
+        seconds = max(longest_s(counts, work, places, ends_s) for counts, places in parts)
         return _ROUNDING * self._score(plan, objective, seconds)
 
     def least(self, plan: Plan) -> tuple[float, float]:
@@ -224,11 +226,22 @@ class Judge:
     def _pieces(self) -> Pieces:
         return pieces_of(self.graph, self.profiles)
 
-    def _counts_of(self, plan: Plan) -> ActionCounts:
+    def _parts(self, plan: Plan) -> Iterator[tuple[ActionCounts, list[int]]]:
+        """Yield the counts of each share, the largest first, and the places of its ranks."""
+        places, grid = self.places(plan.hosts, plan.total_ranks), plan.grid
+        for share in sorted(set(grid.shares), reverse=True):
+            whose = [at for at, own in enumerate(grid.shares) if own == share]
+            yield (
+                self._counts_of(plan, share),
+                [places[rank] for replica in whose for rank in grid.ranks_of(replica)],
+            )
+
+    def _counts_of(self, plan: Plan, share: int | None = None) -> ActionCounts:
         plan = bare(plan)  # each rank does the same, in whatever order
-        key = plan.schedule, plan.num_stages, plan.num_micro_batches, plan.num_ranks
+        share = share or plan.num_micro_batches
+        key = plan.schedule, plan.num_stages, share, plan.num_ranks
         if key not in self._counts:
-            self._counts[key] = counts_of(self.schedule(plan))
+            self._counts[key] = counts_of(self.schedule(plan, share=share))
         return self._counts[key]
 
     def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Polish: cuts moved, and stages no longer recomputed, while that makes a candidate better."""
+"""Polish: one thing changed at a time, while that makes a candidate better."""
 
 import itertools
 import math
@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from penstock.graph.graph import Graph
 from penstock.plan import Plan
+from penstock.schedule import Schedule
+from penstock.schedule.recipe import has_window
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Effort
 from penstock.search.judge import Judge
@@ -25,14 +27,15 @@ def with_cuts(graph: Graph, plan: Plan, cuts: Iterable[int]) -> Plan:
 def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) -> Candidate:
     """Change one thing at a time while that makes the candidate better, and there is time.
 
-    That is a cut, to a neighbouring cut point, or a stage that need not be recomputed; at last the
-    schedule, to that for equal seconds.
+    That is a cut, to a neighbouring cut point, or a stage that need not be recomputed, or the
+    micro-batches of replicas on unlike devices; at last the schedule, to that for equal seconds.
     """
     improved = True
     while improved:
         improved = False
         relaxed = _relaxed(best.plan) if effort.rescues else iter(())
-        for plan in itertools.chain(_neighbours(judge.graph, best.plan), relaxed):
+        near, other_shares = _neighbours(judge.graph, best.plan), _shares(judge, best.plan)
+        for plan in itertools.chain(near, relaxed, other_shares):
             if effort.is_over():
                 return best
             other = judge.candidate(plan)
@@ -103,3 +106,23 @@ def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:
             cuts[at] += by
             if 0 <= cuts[at] < len(graph.cut_points) and cuts == sorted(set(cuts)):
                 yield with_cuts(graph, plan, cuts)
+
+
+def _shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
+    """Yield the plans that move micro-batches between replicas on unlike devices, many first."""
+    if isinstance(plan.schedule, Schedule) or has_window(plan.schedule):
+        return
+    places, grid = judge.places(plan.hosts, plan.total_ranks), plan.grid
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for replica in range(grid.replicas):
+        kinds = tuple(places[rank] for rank in grid.ranks_of(replica))
+        alike.setdefault(kinds, []).append(replica)
+    for exponent in range(max(grid.shares).bit_length() - 1, -1, -1):
+        for group, other in itertools.permutations(alike.values(), 2):
+            giver = max(group, key=grid.shares.__getitem__)
+            taker = min(other, key=grid.shares.__getitem__)
+            shares = [*grid.shares]
+            shares[giver] -= 2**exponent
+            shares[taker] += 2**exponent
+            if shares[giver] > 0:
+                yield replace(plan, shares=tuple(shares), num_micro_batches=max(shares))

@@ -37,7 +37,7 @@ def reasons(
     stages = against("number of stages", fixed.stages, lambda p: p.num_stages)
     schedule = against("schedule", fixed.schedule, lambda p: name_of(p.schedule))
     again = against("recompute", fixed.recompute, _how_much)
-    per = f"{plan.num_micro_batches} per replica"
+    per = plan.share_words
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (
         Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
@@ -49,11 +49,21 @@ def reasons(
         ),
         Decision("cuts", cuts, "search", _balance(judge, plan, devices)),
         Decision("schedule", _made_for(plan), by(fixed.schedule), schedule),
-        Decision("micro-batches", per, "only choice", "the job sets how many make a step"),
+        Decision("micro-batches", per, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
         _rests_on(judge),
     )
+
+
+def _sharing(plan: Plan) -> tuple[By, str]:
+    """Return by whom and why the micro-batches of a step are shared as they are."""
+    why = "the job sets how many make a step"
+    if not plan.shares:
+        return "only choice", why
+    if max(plan.shares) - min(plan.shares) == 1 and plan.step_micro_batches % plan.replicas:
+        return "only choice", f"{why}, and {plan.replicas} replicas cannot have the same"
+    return "search", f"{why}; replicas on faster devices take more of them"
 
 
 def _made_for(plan: Plan) -> str:

@@ -67,8 +67,8 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     """Return the best plan with its reasons, and what else was found.
 
     profiles:       one for all devices, or one for each kind.
-    micro_batches:  per step over all replicas; the product of replicas and micro-batches of
-                    each is always this number, so every candidate computes the same step.
+    micro_batches:  per step over all replicas, which share them, if need be by unlike parts; so
+                    every candidate computes the same step.
     error:          share of the best step within which the simplest plan is taken (simplest.py).
     prune:          whether candidates that cannot be the best by their busiest rank are left
                     unsimulated; the plan is the same.
@@ -165,10 +165,11 @@ class _Cutter:
             self.judge.graph,
             range(shape.stages - 1),
             shape.schedule,
-            num_micro_batches=shape.num_micro_batches,
+            num_micro_batches=max(shape.shares),
             num_ranks=shape.num_ranks,
             replicas=shape.replicas,
             clip=self.clip,
+            shares=shape.shares,
         )
         bare, cuts = replace(bare, buffers=fixed.buffers), self._cut(bare, shape)
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)

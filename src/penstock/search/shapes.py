@@ -10,6 +10,7 @@ from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.plan import Buffers, Offloaded
 from penstock.schedule import SCHEDULES, Schedule
+from penstock.schedule.grid import evenly, unlike
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -48,13 +49,13 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is decided before the cuts; `hosts` as in a Plan."""
+    """What is decided before the cuts; `shares` of each replica, `hosts` as in a Plan."""
 
     replicas: int
     num_ranks: int
     stages: int
     schedule: AnySchedule
-    num_micro_batches: int
+    shares: tuple[int, ...]
     hosts: tuple[str, ...] = ()
 
 
@@ -85,16 +86,14 @@ def _sizes(graph: Graph, most: int, micro_batches: int, fixed: Fixed) -> Iterato
         for replicas in range(1, ranks + 1):
             if (
                 ranks % replicas
-                or micro_batches % replicas
+                or micro_batches < replicas
                 or fixed.replicas not in (None, replicas)
                 or (replicas > 1 and fixed.buffers == "one copy")
             ):
                 continue
             if ranks == replicas and _wants_pipeline(graph, most, fixed):
                 continue
-            yield from _pipelines(
-                graph, ranks // replicas, replicas, micro_batches // replicas, fixed
-            )
+            yield from _pipelines(graph, ranks // replicas, evenly(micro_batches, replicas), fixed)
 
 
 def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
@@ -106,7 +105,7 @@ def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
 
 
 def _pipelines(
-    graph: Graph, num_ranks: int, replicas: int, num_micro_batches: int, fixed: Fixed
+    graph: Graph, num_ranks: int, shares: tuple[int, ...], fixed: Fixed
 ) -> Iterator[Shape]:
     asked = [any_schedule(fixed.schedule)] if fixed.schedule else _synchronous(num_ranks)
     most = len(graph.cut_points) + 1
@@ -114,9 +113,11 @@ def _pipelines(
         for stages in _stage_counts(each, num_ranks) if fixed.stages is None else (fixed.stages,):
             if not 1 <= stages <= most:
                 continue
-            made = built_on(each, stages, num_micro_batches, num_ranks)
-            if made is not None and (made.is_in_order or not _wants_order(fixed)):
-                yield Shape(replicas, num_ranks, stages, each, num_micro_batches)
+            if unlike(shares) and (isinstance(each, Schedule) or has_window(each)):
+                continue
+            made = [built_on(each, stages, share, num_ranks) for share in {*shares}]
+            if all(one and (one.is_in_order or not _wants_order(fixed)) for one in made):
+                yield Shape(len(shares), num_ranks, stages, each, shares)
 
 
 def _wants_order(fixed: Fixed) -> bool:

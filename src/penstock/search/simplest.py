@@ -48,10 +48,15 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
 
 def _size(judge: Judge, plan: Plan) -> tuple[int, int]:
     """Return the messages of a step over a chain of the plan's stages, and its stages."""
-    orders = judge.schedule(judge.suited(plan)).orders
+    plan = judge.suited(plan)
+    return 2 * sum(_sent(judge, plan, share) for share in plan.grid.shares), plan.num_stages
+
+
+def _sent(judge: Judge, plan: Plan, share: int) -> int:
+    """Return the messages forward of a replica that takes `share` micro-batches."""
+    orders = judge.schedule(plan, share=share).orders
     forward = orders.kinds == F
     ranks = np.repeat(np.arange(len(orders.offsets) - 1), np.diff(orders.offsets))[forward]
     where = np.full((plan.num_stages, int(orders.micro_batches.max()) + 1), -1)
     where[orders.stages[forward], orders.micro_batches[forward]] = ranks
-    sent = int((where[1:] != where[:-1]).sum())
-    return 2 * sent * plan.replicas, plan.num_stages
+    return int((where[1:] != where[:-1]).sum())

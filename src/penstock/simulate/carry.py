@@ -85,7 +85,7 @@ def _works(program: Program) -> Iterable[Work]:
 
 def _replicas(program: Program, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[int]:
     owners = np.searchsorted(program.code.offsets, rows, side="right") - 1
-    return (owners // program.pipeline_ranks).tolist()
+    return program.grid.places()[0][owners].tolist()
 
 
 _DIVIDED, _JOINED = "I and W as the profile divides B", "B as the profile joins I and W"

@@ -289,7 +289,7 @@ def _received_s(program: Program, matched: Matched) -> Floats:
     """Return by row of a Send when its message was there; without spans, when it was made."""
     code = program.code
     owners = np.repeat(np.arange(program.num_ranks), np.diff(code.offsets))
-    replicas = (owners // program.pipeline_ranks).tolist()
+    replicas = program.grid.places()[0][owners].tolist()
     keys = list(zip(replicas, code.edge.tolist(), code.micro_batch.tolist(), strict=True))
     receives = {keys[row]: row for row in np.flatnonzero(code.op == RECEIVE).tolist()}
     made = _before(program, code.op == COMPUTE)
@@ -328,7 +328,7 @@ def _members(program: Program) -> dict[int, list[int]]:
         else:
             rank, stage = code.rank_at(row), int(code.stage[row])
             counts[rank, stage] += 1
-            groups[1, rank % program.pipeline_ranks, stage, counts[rank, stage]].append(row)
+            groups[1, program.grid.column_of(rank)[0], stage, counts[rank, stage]].append(row)
     return {row: rows for rows in groups.values() for row in rows}
 
 

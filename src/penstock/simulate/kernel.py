@@ -55,7 +55,7 @@ class Extents(NamedTuple):
     edges: int
     micro_batches: int  # over the whole window
     stages: int
-    pipeline_ranks: int
+    replica: NDArray[np.int64]  # of each rank
     capacity: int  # messages of a route that may wait for their receive; -1: any number
 
 
@@ -189,7 +189,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
             what[rank] = NOTHING
         if rank >= 0:
             # Walk on with `rank`, until it waits, is at its end, or has a message in hand.
-            base, row = rank // sizes.pipeline_ranks * sizes.edges, rows[rank]
+            base, row = sizes.replica[rank] * sizes.edges, rows[rank]
             while row < offsets[rank + 1]:
                 op, stage = ops[row], int(stages[row])
                 message = int((base + edges[row]) * sizes.micro_batches + micro_batches[row])
@@ -299,7 +299,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
             now_s, event = _pop(heap_s, heap, pending)
             sent_row, lane = event // 2, event % 2
             sender = int(np.searchsorted(offsets, sent_row, side="right")) - 1
-            base = sender // sizes.pipeline_ranks * sizes.edges
+            base = sizes.replica[sender] * sizes.edges
             message = int((base + edges[sent_row]) * sizes.micro_batches)
             message += int(micro_batches[sent_row])
             route = _route(sender, int(peers[sent_row]), route_offsets, route_peers)
@@ -444,7 +444,7 @@ def receive_s(job: Simulation) -> Floats:
     times_s = np.empty((np.count_nonzero(code.op == RECEIVE), 2))
     place = 0
     for rank in range(len(code.offsets) - 1):
-        base = rank // sizes.pipeline_ranks * sizes.edges
+        base = sizes.replica[rank] * sizes.edges
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             if code.op[row] == RECEIVE:
                 message = (base + code.edge[row]) * sizes.micro_batches + code.micro_batch[row]

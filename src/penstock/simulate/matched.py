@@ -130,7 +130,7 @@ def sends_read(program: Program) -> dict[int, tuple[int, ...]]:
     """
     code, wiring = program.code, wire(program.num_stages, program.edges)
     owners = np.repeat(np.arange(program.num_ranks), np.diff(code.offsets))
-    replicas: list[int] = (owners // program.pipeline_ranks).tolist()
+    replicas: list[int] = program.grid.places()[0][owners].tolist()
     sends = {
         (replicas[row], int(code.edge[row]), int(code.micro_batch[row])): row
         for row in np.flatnonzero(code.op == SEND).tolist()

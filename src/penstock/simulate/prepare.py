@@ -64,7 +64,7 @@ def job_of(
         edges=len(program.edges),
         micro_batches=program.num_micro_batches * program.num_steps,
         stages=program.num_stages,
-        pipeline_ranks=program.pipeline_ranks,
+        replica=program.grid.places()[0],
         capacity=-1 if capacity is None else capacity,
     )
     wiring = wire(program.num_stages, program.edges)
@@ -186,7 +186,7 @@ def _messages(program: Program, sizes: kernel.Extents) -> Ints:
     """Return the number of the message of every Send."""
     codes, rows = program.code, np.flatnonzero(SENDS[program.code.op])
     owners = np.searchsorted(codes.offsets, rows, side="right") - 1
-    edges = owners // program.pipeline_ranks * sizes.edges + codes.edge[rows]
+    edges = sizes.replica[owners] * sizes.edges + codes.edge[rows]
     return edges * sizes.micro_batches + codes.micro_batch[rows]
 
 
@@ -194,22 +194,21 @@ def _queues(
     program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None
 ) -> kernel.Queues:
     """Return the queues; groups: the reductions, then for each rank of a pipeline its replicas."""
-    codes, num_ranks, ranks = program.code, program.num_ranks, program.pipeline_ranks
+    codes, num_ranks, grid = program.code, program.num_ranks, program.grid
     rows = np.flatnonzero(JOINS[codes.op])
     offsets, stages = np.searchsorted(rows, codes.offsets), codes.stage[rows].astype(np.int64)
     owners = np.repeat(np.arange(num_ranks), np.diff(offsets))
     reduces = codes.op[rows] == REDUCE
     groups = [np.array(each.ranks, np.int64) for each in codes.reductions]
-    groups += [np.arange(rank, num_ranks, ranks) for rank in range(ranks)]
-    taken_s, group = np.zeros(len(rows)), len(codes.reductions) + owners % ranks
+    groups += [np.array(grid.column_of(rank), np.int64) for rank in grid.ranks_of(0)]
+    places, taken_s = grid.places()[1][owners], np.zeros(len(rows))
+    group = len(codes.reductions) + places
     if isinstance(seconds, Costs):
-        gathers = zip((owners % ranks)[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
+        gathers = zip(places[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
         taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
     group[reduces] = codes.edge[rows[reduces]]
-    reduce_s = [
-        cluster.all_reduce_s(each.size_bytes, each.ranks) if cluster else 0.0
-        for each in codes.reductions
-    ]
+    sums = ((each.size_bytes, each.ranks) for each in codes.reductions)
+    reduce_s = [cluster.all_reduce_s(*each) if cluster else 0.0 for each in sums]
     taken_s[reduces] = np.array(reduce_s)[group[reduces]]
     if isinstance(seconds, Recorded):
         taken_s = seconds.sum_s.copy()
@@ -241,9 +240,8 @@ def _gathers_s(
     for rank, stage in set(gathers):
         took_s = float(costs.unshard_s[stage]) if len(costs.unshard_s) else 0.0
         if cluster is not None and len(costs.unshard_bytes):
-            replicas = range(rank, program.num_ranks, program.pipeline_ranks)
             size_bytes = int(costs.unshard_bytes[stage])
-            took_s += cluster.collective_s("all_gather", size_bytes, replicas)
+            took_s += cluster.collective_s("all_gather", size_bytes, program.grid.column_of(rank))
         taken_s[rank, stage] = took_s
     return [taken_s[gather] for gather in gathers]
 

@@ -174,7 +174,7 @@ def what_if(run: Run, change: Change) -> Answer:
     recorded = scaled(program, recorded, change)
     timeline = simulate(program, recorded, change.cluster)
     seconds = step_s(timeline) / program.num_steps
-    more = program.num_micro_batches / run.program.num_micro_batches
+    more = program.grid.step_micro_batches / run.program.grid.step_micro_batches
     return Answer(change, seconds, seconds / run.replayed_s / more, notes, timeline)
 
 
@@ -191,6 +191,7 @@ def changed(run: Run, change: Change) -> Plan:
         run.plan,
         schedule=asked or run.plan.schedule,
         num_micro_batches=change.num_micro_batches or run.plan.num_micro_batches,
+        shares=() if change.num_micro_batches else run.plan.shares,
     )
     if asked is None or not takes_seconds(plan) or run.profiles is None:
         return plan
@@ -316,8 +317,9 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
     for each in [Recipe(make.__name__, units=units) for make in SCHEDULES] if several else []:
         if each.name == name_of(plan.schedule) or has_window(each) or not trains(each):
             continue
-        made = built_on(each, plan.num_stages, plan.num_micro_batches, plan.num_ranks)
-        if made is not None and (made.is_in_order or plan.buffers != "one copy"):
+        shares = {*plan.grid.shares}
+        made = [built_on(each, plan.num_stages, share, plan.num_ranks) for share in shares]
+        if all(one and (one.is_in_order or plan.buffers != "one copy") for one in made):
             yield each.name, Change(schedule=each.name)
 
 

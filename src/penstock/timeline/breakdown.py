@@ -169,8 +169,8 @@ def breakdown_of(timeline: Timeline) -> Breakdown | None:
     """Return the breakdown of a simulated timeline; None where it has no spans.
 
     Computes and updates are their spans.  Collectives are what their spans last beyond the
-    computes and updates that they run beside.  All else is "waiting": for messages, for other
-    ranks at collectives, and what messages take of the computing thread.
+    computes and updates that they run beside.  A gap that a collective ends is "meeting".  All
+    else is "waiting": for messages, and what messages take of the computing thread.
     """
     spans, whole_s = timeline.spans, step_s(timeline)
     if not len(spans):
@@ -193,9 +193,18 @@ def breakdown_of(timeline: Timeline) -> Breakdown | None:
         busy_s = covered_s(*times[0])
         starts, ends = (np.concatenate(both) for both in zip(*times, strict=True))
         row["collectives"] = max(0.0, covered_s(starts, ends) - busy_s)
+        row["meeting"] = _gaps_s(starts, ends, len(times[0][0]))
         row["waiting"] = max(0.0, whole_s - sum(row.values()))
         rows.append(tuple(row.values()))
     return Breakdown(num_steps(timeline), tuple(map(sum, rows)), tuple(rows))
+
+
+def _gaps_s(starts_s: NDArray[np.float64], ends_s: NDArray[np.float64], first: int) -> float:
+    """Return the seconds of the gaps between spans that one from the `first` one on ends."""
+    order = np.argsort(starts_s, kind="stable")
+    starts, ends = starts_s[order], np.maximum.accumulate(ends_s[order])
+    gaps = np.maximum(0.0, starts[1:] - ends[:-1])
+    return float(gaps[order[1:] >= first].sum())
 
 
 def covered_s(starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]) -> float:

@@ -200,7 +200,7 @@ def for_plan(
     from penstock.graph.merge import merged
     from penstock.runtime.buffers import check_chosen
 
-    planned = plan.joined * plan.replicas * plan.num_micro_batches
+    planned = plan.joined * plan.step_micro_batches
     if planned != job.micro_batches:
         hint = "make a new plan for this job"
         message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
@@ -350,7 +350,7 @@ def _with_reason(
 
     others, problems:  what was found with the other sizes that were possible.
     """
-    own = f"{plan.num_micro_batches} per replica"
+    own = plan.share_words
     if plan.joined > 1:
         own += f", each {plan.joined} of the job's joined"
     why = "joining the job's micro-batches was not possible: the gradient would change"

@@ -152,7 +152,7 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
     """
     plan, captured = planned.plan, planned.captured
     check_chosen(plan, planned.job, captured.graph)
-    count = plan.joined * plan.replicas * plan.num_micro_batches
+    count = plan.joined * plan.step_micro_batches
     clip_norm = planned.job.clip_norm if plan.clip else None
     job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
     if not is_asynchronous(plan):
@@ -179,12 +179,11 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
         stages_of(plan, captured.graph),
         job,
         tuple((program, step) for step in case.steps),
-        plan.replicas,
         resume=case.resume,
         laws=planned.laws,
     )
     reads.taken()  # what finding out about buffers has read
-    told = Steps(plan.num_micro_batches * plan.replicas)
+    told = Steps(program.grid.step_micro_batches)
     work = partial(_work, task, reads, folder)
     if launcher(work, program.num_ranks, told.add, groups=task.groups):
         _write_losses(folder, told)
@@ -198,7 +197,7 @@ def _work(
     task: Task, reads: ReadDigests, folder: Path, transport: Transport, report: Report
 ) -> RankResult:
     """Run the windows of `task`; write gradients, state and what was read after each."""
-    own = task.capture, task.stages, task.job, transport, task.replicas
+    own = task.capture, task.stages, task.job, transport
     rank = Rank(*own, carries=task.carries, report=report)
     program = task.windows[0][0]
     rank.expect(program)

@@ -333,7 +333,6 @@ class Session:
             stages=stages_of(plan, captured.graph),
             job=choice.job,
             windows=windows,
-            replicas=plan.replicas,
             checkpoints=self.folder / "checkpoints",
             checkpoint_every=self.every.steps,
             validate_every=self.job.validate_every or 0,

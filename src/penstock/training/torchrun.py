@@ -101,7 +101,7 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
         _launch,
         notices=notices,
         plan_rank=_plan_rank(cluster, plan, rank),
-        micro_batches=plan.replicas * plan.num_micro_batches,
+        micro_batches=plan.step_micro_batches,
     )
     _prove(session, notices, choice, first_step, checkpoint, launch)
     steps = range(first_step, session.num_steps)

@@ -163,7 +163,6 @@ def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
         stages=stages_of(plan, graph),
         job=choice.job,
         windows=tuple((program, step) for step in range(num_steps)),
-        replicas=plan.replicas,
         laws=laws,
     )
     steps = Steps(choice.job.micro_batches)

@@ -54,8 +54,8 @@ def receive_early(program: Program, *, distance: int = 1) -> Program:
     _reorder(columns(code), distance, rows)
     moved = columns(code)._replace(**{name: getattr(code, name)[rows] for name in COLUMNS})
     backward = bool((code.kind[code.op == COMPUTE] != F).any())
-    counts = (program.pipeline_ranks, program.num_micro_batches * program.num_steps)
-    assign_slots(moved, moved.slot, wire(program.num_stages, program.edges), counts, backward)
+    where = (program.grid.places()[0], program.num_micro_batches * program.num_steps)
+    assign_slots(moved, moved.slot, wire(program.num_stages, program.edges), where, backward)
     return replace(program, code=Codes(*moved, code.reductions))
 
 
