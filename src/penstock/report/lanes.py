@@ -63,7 +63,7 @@ class Picture(NamedTuple):
     short: bool  # every rank has one stage, of its own number: "F3" will do for a name
 
 
-class _Frame(NamedTuple):
+class _LaneFrame(NamedTuple):
     """What the blocks of all clocks have in common."""
 
     ranks: tuple[int, ...]
@@ -80,7 +80,7 @@ def lay_out(clocks: Sequence[tuple[str, Timeline]], drawn: Drawn) -> Picture:
     chosen = [(name, timeline, drawn_spans(timeline, drawn)) for name, timeline in clocks]
     used = {lane for at, lane in enumerate(LANES) for _, _, s in chosen if (s.lanes == at).any()}
     lanes = (WORK, *(lane for lane in BESIDE if used & set(lane)))
-    grid = _Frame(drawn.ranks, lanes, whole_s)
+    grid = _LaneFrame(drawn.ranks, lanes, whole_s)
     blocks = list[Block]()
     for name, timeline, spans in chosen:
         top = blocks[-1].bottom + BLOCK_GAP if blocks else 0.0
@@ -103,7 +103,7 @@ def _own_stage(spans: Spans) -> bool:
     return bool((spans.stages[own] == spans.ranks[own]).all())
 
 
-def _rows(spans: Spans, zero_s: float, grid: _Frame, top: float) -> Iterator[LaneRow]:
+def _rows(spans: Spans, zero_s: float, grid: _LaneFrame, top: float) -> Iterator[LaneRow]:
     """Yield the rows of one clock from `top` on, those of a rank close together."""
     tall, thin, gap = _heights(len(grid.ranks))
     by_start = np.lexsort((spans.ends_s, spans.starts_s))
