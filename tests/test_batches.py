@@ -335,7 +335,7 @@ def test_whatever_can_be_gone_through_again_is_a_stream():
 @pytest.mark.parametrize(
     ("make", "message", "hint"),
     [
-        (lambda: ps.batches([], 2), "dataset .list. is empty", "look where"),
+        (lambda: ps.batches([], 2), "dataset .list. is empty", "check where"),
         (lambda: ps.batches([1], 2), "has 1 samples; a micro-batch has 2", "batch_size to 1 or"),
         (lambda: ps.batches((torch.ones(9), torch.ones(9)), 4), "has 2 samples", "TensorDataset"),
         (lambda: ps.batches({"train": [1]}, 1), "gives its samples by name: 'train'", "its parts"),
@@ -346,10 +346,10 @@ def test_whatever_can_be_gone_through_again_is_a_stream():
         (lambda: ps.batches([1], 1, last="keep"), "last is 'keep'", '"drop", "pad" or "wrap"'),
         (lambda: ps.batches([1], 1, collate=3), "collate is 3, not a function", "pass a function"),
         (lambda: ps.batches(Counting(), 2), "own order: it cannot be shuffled", "shuffle=False"),
-        (lambda: ps.batches(3, 2, shuffle=False), "dataset .int. is no dataset", "__getitem__"),
-        (lambda: ps.batches(iter([1]), 1, shuffle=False), "can be gone through once", "again"),
+        (lambda: ps.batches(3, 2, shuffle=False), "dataset .int. is not a dataset", "__getitem__"),
+        (lambda: ps.batches(iter([1]), 1, shuffle=False), "can be iterated only once", "again"),
         (lambda: next(ps.batches(Counting(2), 3, shuffle=False)(0)), "has 2 samples", "to 2 or"),
-        (lambda: next(ps.batches(Counting(0), 3, shuffle=False)(0)), "is empty", "look where"),
+        (lambda: next(ps.batches(Counting(0), 3, shuffle=False)(0)), "is empty", "check where"),
         (
             lambda: ps.from_loader([1]),
             r"given the list \[1\], not a torch DataLoader",
@@ -441,7 +441,7 @@ def test_seed_of_the_loaders_generator_is_taken_over():
     ],
 )
 def test_sampler_whose_order_cannot_be_made_again_is_refused(options, message, hint):
-    with pytest.raises(JobError, match=f"{message}.*cannot be made again") as caught:
+    with pytest.raises(JobError, match=f"{message}.*cannot be resumed") as caught:
         ps.from_loader(DataLoader(list(range(6)), **options))
     assert hint in caught.value.hint
 

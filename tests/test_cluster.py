@@ -155,7 +155,7 @@ def test_file_gives_back_the_same_cluster(
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Cluster((), ()), "a cluster of no hosts"),
+        (lambda: Cluster((), ()), "a cluster without hosts"),
         (lambda: Cluster((CPU, CPU), HOSTS), '2 devices are named "cpu"'),
         (lambda: Cluster((CPU, GPU), (HOSTS[0], HOSTS[0])), '2 hosts are named "a"'),
         (lambda: Cluster((CPU,), HOSTS), 'host "a" has devices "gpu", which are not described'),

@@ -242,7 +242,7 @@ def test_folder_is_refused(tmp_path: Path) -> None:
 
 def test_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.txt").write_text("hello")
-    assert "job.txt is no Python file" in refusal(tmp_path / "job.txt").message
+    assert "job.txt is not a Python file" in refusal(tmp_path / "job.txt").message
 
 
 def test_missing_module_is_named_and_a_file_is_suggested() -> None:

@@ -186,7 +186,7 @@ def test_run_refuses_early_receives_where_messages_go_by_order(
 ) -> None:
     program = ps.lower(replace(plan, early=2), graph)
     monkeypatch.setattr("penstock.graph.trace.device_here", lambda: torch.device("cuda"))
-    with pytest.raises(PlanError, match="posted 2 computes early, and NCCL goes by order"):
+    with pytest.raises(PlanError, match="posted 2 computes early, and NCCL matches by order"):
         ps.run(program, job, launcher=run_threads)
 
 

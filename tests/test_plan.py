@@ -349,7 +349,7 @@ def test_at_most_so_many_units_are_spread_over_a_stage(units: int, cuts: tuple[i
 
 
 def test_units_that_cannot_be_are_refused() -> None:
-    with pytest.raises(PlanError, match="0 units of a stage"):
+    with pytest.raises(PlanError, match="0 units per stage"):
         PLAN.refined(GRAPH, 0)
     with pytest.raises(PlanError, match="the plan is for graph"):
         PLAN.refined(chain([1, 2, 3], [1, 2, 3]))

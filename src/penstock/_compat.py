@@ -1,6 +1,6 @@
 """Every private name of torch that Penstock uses, in one file; each has a test.
 
-Code runs on torch 2.11 and later.  A name that moves is mended here and nowhere else.
+Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere else.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -187,7 +187,7 @@ def memory_mark(number: int) -> None:
 def memory_profile() -> Generator[Callable[[], list[MemoryEvent]]]:
     """Note every allocation of host tensors; the result is there when the context is left.
 
-    The profiler writes lines about itself to the process's stderr: they are thrown away.
+    The profiler writes lines about itself to the process's stderr: they are discarded.
     """
     events: list[MemoryEvent] = []
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -206,9 +206,9 @@ def memory_profile() -> Generator[Callable[[], list[MemoryEvent]]]:
 
 
 def unrecorded(call: Callable[..., T]) -> Callable[..., T]:
-    """Return `call`, of which a profiler notes memory only.
+    """Return `call` so that a profiler notes only its memory.
 
-    A message that is begun under a profiler tells it of its end, also after it is gone: a crash.
+    A message begun under a profiler reports its end to it, even after it is gone: a crash.
     """
     enable: Callable[[bool], None] = torch._C._autograd._enable_record_function  # pyright: ignore
 
@@ -247,7 +247,7 @@ def num_gradient_hooks(parameter: Tensor) -> int:
 
 
 def hooks_of(module: torch.nn.Module) -> tuple[int, ...]:
-    """Return the numbers of the hooks that hang on a module, each given once in a process."""
+    """Return the ids of the hooks on a module, each used once in a process."""
     kept = (
         *(module._forward_pre_hooks, module._forward_hooks),
         *(module._backward_pre_hooks, module._backward_hooks),
@@ -261,7 +261,7 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that is the same for all living tensors that share their memory."""
+    """Return a number common to all living tensors that share their memory."""
     return tensor.untyped_storage()._cdata
 
 
@@ -280,7 +280,7 @@ def open_as(
 
 
 def schema_of(op: Any) -> Any:
-    """Return what an ATen op declares of its arguments and results; None if it is no such op."""
+    """Return what an ATen op declares of its arguments and results; None if it is not one."""
     return getattr(op, "_schema", None)
 
 
@@ -351,7 +351,7 @@ def without_scheduler(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_order_warning(optimizer: torch.optim.Optimizer) -> None:
-    """Let a scheduler be stepped ahead of the optimizer without a word about it."""
+    """Let a scheduler be stepped before the optimizer without a warning."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
 

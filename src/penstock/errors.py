@@ -11,7 +11,7 @@ class PenstockError(Exception):
 
 
 class ClusterError(PenstockError):
-    """A cluster that cannot be, or a question about a link that it does not have."""
+    """An impossible cluster, or a question about a link that it lacks."""
 
 
 class JobError(PenstockError):
@@ -19,7 +19,7 @@ class JobError(PenstockError):
 
 
 class GraphError(PenstockError):
-    """A step that cannot be traced, a batch that does not fit, or a cut that is not there."""
+    """A step that cannot be traced, a batch that does not fit, or a cut that does not exist."""
 
 
 class ProfileError(PenstockError):
@@ -27,7 +27,7 @@ class ProfileError(PenstockError):
 
 
 class EstimateError(PenstockError):
-    """A configuration that cannot be, or a table of runs that cannot be read or fitted."""
+    """An impossible configuration, or a table of runs that cannot be read or fitted."""
 
 
 class ScheduleError(PenstockError):
@@ -47,7 +47,7 @@ class TimelineError(PenstockError):
 
 
 class CheckpointError(PenstockError):
-    """A checkpoint that is missing, damaged or of another model."""
+    """A checkpoint that is missing, damaged or from another model."""
 
 
 class RunError(PenstockError):

@@ -1,7 +1,7 @@
 """Far memory: where tensors wait that are not needed for a while.
 
 For tensors of a CPU a file on disk, mapped into memory, in the folder for temporary files (TMPDIR);
-it has no name any more once it is mapped, so nothing is left of it whatever happens.  For those of
+it has no name once mapped, so nothing is left of it whatever happens.  For those of
 a GPU pinned memory of the host.
 
 Ignores:  that a folder in memory (tmpfs) is no far memory; that the system keeps a file's pages in
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def far_memory(size_bytes: int, device: torch.device) -> Tensor:
-    """Return room for so many bytes, in far memory of `device`: uint8 [size_bytes].
+    """Return room for `size_bytes`, in far memory of `device`: uint8 [size_bytes].
 
     Raises:   OSError: the folder for temporary files cannot be written, or is full.
     """

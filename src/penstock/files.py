@@ -83,7 +83,7 @@ _NAMES: dict[type, str] = {
 
 
 def read_json(path: Path | str, error: type[PenstockError], what: str) -> dict[str, Json]:
-    """Return the JSON object in `path`; every way in which it can be unreadable is an `error`.
+    """Return the JSON object in `path`; whatever makes it unreadable is an `error`.
 
     Raises:   `error`: no such file, not UTF-8, not JSON, or not an object.
     """
@@ -110,7 +110,7 @@ def json_object(text: bytes | str, error: type[PenstockError], place: str) -> di
 
     Raises:   `error`: not UTF-8, not JSON, or not an object.
     """
-    hint = "the file is damaged, or another one than it should be; make it again"
+    hint = "the file is damaged, or not the right one; make it again"
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as problem:  # also of numbers with too many digits
@@ -121,7 +121,7 @@ def json_object(text: bytes | str, error: type[PenstockError], place: str) -> di
 
 
 def finite(value: Json) -> Json:
-    """Return a document without what JSON cannot say: what is no number becomes null."""
+    """Return a document without what JSON cannot express: what is not a number becomes null."""
     match value:
         case float() if value - value != 0:
             return None

@@ -1,4 +1,4 @@
-"""Job: what to train, as five functions and a few numbers; and how text becomes one.
+"""Job: what to train, as five functions and a few numbers; and how text becomes a job.
 
 A job knows nothing of ranks, stages or schedules.  A step's gradient is the mean over its
 micro-batches; micro-batch i of step s is number s * micro_batches + i of `data`.
@@ -59,20 +59,20 @@ class Job:
                    stage are then updated with that stage
     micro_batches  per step, over all replicas
     num_steps      optimizer steps
-    clip_norm      greatest norm of the whole model's gradient; None: no clipping
-    validation     the micro-batches that val_loss is the mean of
-    validate_every steps after which that is found, besides at the end; the best is kept
+    clip_norm      largest norm of the whole model's gradient; None: no clipping
+    validation     the micro-batches over which val_loss is the mean
+    validate_every steps after which to validate too, besides at the end; the best is kept
     learning_rate  step -> factor on the optimizer's own rate
-    scheduler      optimizer -> scheduler of torch's kind, stepped once after every update; instead
+    scheduler      optimizer -> scheduler like torch's, stepped once after every update; instead
                    of learning_rate
     facts          figures of the job itself, for summary.json
-    seed           of the first weights and of dropout
+    seed           of the initial weights and of dropout
     autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
     writers        called in the leading process with every row of metrics.jsonl
 
-    Raises:   JobError: a field that is no function, or a number out of its range.
+    Raises:   JobError: a field that is not a function, or a number out of range.
     """
 
     model: "Callable[[], nn.Module]"
@@ -109,7 +109,7 @@ class Job:
         _check_writers(self.writers)
         object.__setattr__(self, "writers", tuple(self.writers))
         if self.learning_rate is not None and self.scheduler is not None:
-            message = "Job.learning_rate and Job.scheduler both say what the rate of a step is"
+            message = "Job.learning_rate and Job.scheduler both set the rate of a step"
             raise JobError(message, hint="keep one of them")
 
 
@@ -155,7 +155,7 @@ def _check_clip_norm(value: object) -> None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         message = f"Job.clip_norm is {_short(value)}, not a positive number"
-        raise JobError(message, hint="set the greatest norm of the gradient, or None for no limit")
+        raise JobError(message, hint="set the largest norm of the gradient, or None for no limit")
 
 
 def _check_autocast(value: object) -> None:
@@ -168,7 +168,7 @@ def _check_autocast(value: object) -> None:
 def _check_buffers(value: object) -> None:
     if value not in get_args(Buffers):
         names = " or ".join(f'"{name}"' for name in get_args(Buffers))
-        message = f"Job.buffers is {_short(value)}, which says nothing of buffers"
+        message = f"Job.buffers is {_short(value)}, not a policy for buffers"
         raise JobError(message, hint=f"set {names}")
 
 
@@ -227,7 +227,7 @@ def _load_file(path: Path) -> ModuleType:
     name = f"penstock_job_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise JobError(f"{path} is no Python file", hint="a job is a file that ends in .py")
+        raise JobError(f"{path} is not a Python file", hint="a job is a file that ends in .py")
     _search_in(path.parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there

@@ -1,4 +1,4 @@
-"""Plan: the decisions, who took each of them and why, and what they are expected to give."""
+"""Plan: the decisions, who took each and why, and their predicted result."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ _MOST_LISTED = 8  # ranks
 _MOST_WORK = 50_000_000  # what a schedule can list: arrays of about 2 GiB
 By = Literal["search", "user", "only choice"]
 Buffers = Literal["exact", "one copy", "per replica"]
-Units: TypeAlias = Literal["block"] | int  # of a stage: one for each block, or at most so many
+Units: TypeAlias = Literal["block"] | int  # of a stage: one per block, or at most that many
 Offloaded = Literal["none", "state", "activations", "both"]
 
 
@@ -67,7 +67,7 @@ class Plan:
     num_ranks:          ranks of one pipeline; a rank holds several stages if there are more.
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
     recompute:          for each stage, whether B repeats F instead of keeping its activations.
-    offload:            for each stage, what is in far memory while it is not needed: the state of
+    offload:            for each stage, what is in far memory while not needed: the state of
                         the optimizer, what F keeps for the backward, or both.
     clip:               whether gradients are clipped by their global norm (the job says to what).
     post_validation:    whether a rank updates before the norm is known, and takes the update back
@@ -118,11 +118,11 @@ class Plan:
             counts = f"{work[0]} forwards of a pipeline, {work[1]} ranks"
             raise PlanError(f"{counts}; neither can be above {_MOST_WORK}")
         if len(set(self.hosts)) < len(self.hosts):
-            raise PlanError(f"hosts are {', '.join(self.hosts)}; each can stand there once")
+            raise PlanError(f"hosts are {', '.join(self.hosts)}; each may appear once")
         if self.buffers not in get_args(Buffers):
             raise PlanError(f"buffers are {self.buffers!r}, not one of {get_args(Buffers)}")
         if self.buffers == "one copy" and self.replicas > 1:
-            message = f"buffers ask for one copy of each stage, the plan has {self.replicas}"
+            message = f"buffers need one copy of each stage, the plan has {self.replicas}"
             raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
@@ -169,7 +169,7 @@ class Plan:
         Where a rank did a stage it does its units, one after the other; what it computes, sends
         and waits for stays what it was (schedule/refine.py).  A unit repeats F where its stage did,
         from what F handed to it; a tied parameter that several units use counts once for each.
-        units:    "block": one for each block of the model (`block_ends`); or at most so many of a
+        units:    "block": one per block of the model (`block_ends`); or at most that many of a
                   stage, cut at points that are spread evenly.
         Raises:   PlanError: the plan is for another graph, or `units` is below 1.
         """
@@ -217,7 +217,7 @@ class Plan:
     def load(cls, path: Path | str) -> "Plan":
         """Read a plan written by `save`, or printed by `penstock plan --json`.
 
-        Raises:   PlanError: missing, damaged, no plan, or decisions that contradict each other.
+        Raises:   PlanError: missing, damaged, not a plan, or decisions that contradict each other.
         """
         hint = "make it again with `penstock plan`"
         content = read_noun(path, PlanError, "plan", hint=hint)
@@ -230,7 +230,7 @@ class Plan:
 def _read(content: dict[str, Json]) -> Plan:
     """Return the plan of which `to_json` made `content`.
 
-    Raises:   PlanError, ScheduleError, MisfitError: it is no plan, or one that cannot be.
+    Raises:   PlanError, ScheduleError, MisfitError: it is not a plan, or an impossible one.
     """
     if "schedule" not in content:
         raise MisfitError("is missing", "schedule")
@@ -250,8 +250,8 @@ def _check_offload(plan: Plan) -> None:
         if word not in get_args(Offloaded):
             raise PlanError(f"offload says {word!r}, not one of {get_args(Offloaded)}")
     if plan.clip and plan.post_validation and {"state", "both"} & set(plan.offload):
-        hint = "clip before the update, or let the state stay"
-        raise PlanError("an update that may be taken back needs the optimizer's state", hint=hint)
+        hint = "clip before the update, or do not offload the state"
+        raise PlanError("an update that may be undone needs the optimizer's state", hint=hint)
 
 
 def _check_shares(plan: Plan) -> None:
@@ -302,8 +302,8 @@ def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> 
         hint = "cut the model into more stages, or use another number of ranks"
         raise PlanError(f"{message}, the plan on {plan.num_ranks}", hint=hint)
     if plan.buffers == "one copy" and not made.is_in_order:
-        message = "buffers ask for one copy of each stage that takes its micro-batches in order"
-        hint = "take another schedule, as one_f_one_b"
+        message = "buffers need one copy of each stage that takes its micro-batches in order"
+        hint = "use another schedule, such as one_f_one_b"
         raise PlanError(f"{message}; {made.name} does not", hint=hint)
     return made
 
@@ -331,7 +331,7 @@ def check_fits(plan: Plan, graph: Graph) -> None:
 def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
     check_fits(plan, graph)
     if asked != "block" and asked < 1:
-        raise PlanError(f"{asked} units of a stage", hint='give "block", or 1 or more')
+        raise PlanError(f"{asked} units per stage", hint='give "block", or 1 or more')
     ends = (-1, *plan.cuts, len(graph.cut_points))
     inner = [range(a + 1, b) for a, b in itertools.pairwise(ends)]  # the cut points in a stage
     if asked == "block":
@@ -346,7 +346,7 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
     again = zip(plan.recompute, units, strict=True) if plan.recompute else ()
     away = zip(plan.offload, units, strict=True) if plan.offload else ()
     value = " ".join(map(str, units))
-    why = "one for each block" if asked == "block" else f"at most {asked} of a stage"
+    why = "one per block" if asked == "block" else f"at most {asked} per stage"
     return replace(
         plan,
         cuts=cuts,
@@ -354,13 +354,13 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
         schedule=refined(plan.schedule, units),
         recompute=tuple(repeats for repeats, count in again for _ in range(count)),
         offload=tuple(word for word, count in away for _ in range(count)),
-        decisions=(*plan.decisions, Decision("units", value, "user", f"asked for {why}")),
+        decisions=(*plan.decisions, Decision("units", value, "user", f"requested: {why}")),
         predicted=None,
     )
 
 
 def _spread(points: range, count: int) -> list[int]:
-    """Return so many of `points`, or all if there are no more, evenly spread."""
+    """Return `count` of `points`, or all if there are no more, evenly spread."""
     count = min(count, len(points))
     return [points[(k + 1) * (len(points) + 1) // (count + 1) - 1] for k in range(count)]
 
@@ -401,7 +401,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
 
     A schedule that stands for itself knows the micro-batches and ranks of a replica; else there
     is one stage on each rank by default.
-    Raises:   PlanError: a cut that is not there, or a schedule of other sizes.
+    Raises:   PlanError: an unknown cut, or a schedule of other sizes.
               ScheduleError: a text that names no schedule.
     """
     given, own_ranks = any_schedule(schedule), len(cuts) + 1

@@ -1,7 +1,7 @@
 """Typed: plain values, as files have them, as the records that their fields are annotated as.
 
 msgspec checks and makes them.  Nothing is converted but a whole number where a number is wanted,
-and lists into tuples.  What does not fit is looked for here, to be told with its place.
+and lists into tuples.  What does not fit is located here, so that the error names its place.
 """
 
 import sys
@@ -87,7 +87,7 @@ def typed(
     """Return `value` as a `kind`: a record, text, number, tuple, mapping, Literal or union of them.
 
     A dataclass is made of an object, a NamedTuple of a list.
-    more:   whether objects may have fields that are not known; they are passed over.
+    more:   whether objects may have fields that are not known; they are ignored.
     made:   fields of the record that are made already, by name; they are not in `value`.
     Raises:   MisfitError: a part is of another type, missing or unknown; a number is not finite.
               What the records raise.

@@ -1,4 +1,4 @@
-"""Writers: what takes the figures of every step while a run goes on: TensorBoard, W&B, your own.
+"""Writers: what takes the figures of every step during a run: TensorBoard, W&B, your own.
 
 A writer is a function of one row of metrics.jsonl.  It is called in the process that leads the
 run, after the row is written; what it raises ends the run.
@@ -58,7 +58,7 @@ def wandb(project: str, **settings: object) -> Writer:
 
 
 def _figures(row: Row) -> dict[str, float | int]:
-    """Return what there is to show of a row."""
+    """Return what can be shown of a row."""
     return {name: value for name, value in row.items() if value is not None and name != "step"}
 
 

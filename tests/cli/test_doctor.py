@@ -36,7 +36,7 @@ def test_doctor_for_people_shows_the_same_and_a_verdict(call: Call) -> None:
         words = f"{finding['what']} {finding['state']} {finding['value']}"
         assert words.split() in [line.split() for line in done.out.splitlines()]
         assert finding["hint"] in done.out
-    assert done.out.endswith("One can train here.\n")
+    assert done.out.endswith("Training works here.\n")
 
 
 def test_what_is_missing_ends_in_exit_code_one_with_a_hint(
@@ -45,7 +45,7 @@ def test_what_is_missing_ends_in_exit_code_one_with_a_hint(
     monkeypatch.setitem(sys.modules, "torch", None)  # its import now fails
     done = call("doctor")
     assert done.code == 1
-    assert done.out.endswith("One cannot train here.\n")
+    assert done.out.endswith("Training cannot work here.\n")
     assert "torch: pip install torch" in done.out
     assert json.loads(call("doctor", "--json").out)["ok"] is False
 

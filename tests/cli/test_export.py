@@ -73,9 +73,9 @@ def test_what_a_job_prints_is_no_result(call: Call, run: Path) -> None:
         (("--to", "a.safetensors", "--job", f"{MLP}:wider"), "weights/"),
         (("--to", "a.safetensors", "--job", JOB, "--checkpoint", "3"), "after step 3"),
         (("--to", "a.safetensors", "--job", JOB, "--checkpoint", "best"), "no best checkpoint"),
-        (("--to", "a.pt", "--job", JOB), "neither a file of safetensors nor a folder"),
+        (("--to", "a.pt", "--job", JOB), "neither a safetensors file nor a folder"),
         (("--to", "hf", "--job", JOB), "Sequential, has no save_pretrained"),
-        (("--to", "run/job.json", "--job", JOB), "neither a file of safetensors nor a folder"),
+        (("--to", "run/job.json", "--job", JOB), "neither a safetensors file nor a folder"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(

@@ -173,7 +173,7 @@ def test_search_stops_when_its_time_is_over(call: Call, machines: Path, tmp_path
     assert done.code == 0
     why = r"\d+ plans: 1 simulated; \d+ not tried for lack of time"
     assert re.search(rf"  search: stopped after 0 s \(user\): {why}\n", done.out)
-    assert "No plan that was tried beats these in seconds and bytes:" in done.out
+    assert "No plan tried beats these in seconds and bytes:" in done.out
     assert call("simulate", out).code == 0
     refused = call("plan", JOB, "--cluster", machines, "--limit", -1)
     assert "limit" in refused.refusal(2)[0]
@@ -654,7 +654,7 @@ def test_folder_without_permission_is_refused_at_once(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     error, hint = call("plan", JOB, "--out", tmp_path / "plan.json").refusal(1)
     assert error == f"{tmp_path}: Permission denied"
-    assert hint == "give a place where you may write"
+    assert hint == "choose a place where you can write"
 
 
 @pytest.mark.parametrize("name", ["plan", "simulate"])

@@ -105,7 +105,7 @@ def test_links_of_another_cluster_are_read_from_its_file(
 
 def test_more_micro_batches_say_what_the_ratio_is_of(call: Call, run: Path) -> None:
     done = call("replay", run, "--micro-batches", 8)
-    assert "of the seconds for each" in done.err
+    assert "of seconds per micro-batch" in done.err
     assert "8 micro-batches" in done.out
 
 
@@ -163,7 +163,9 @@ def test_run_without_a_plan_is_refused(call: Call, run: Path) -> None:
 def test_trace_of_another_plan_is_refused(call: Call, run: Path) -> None:
     replace(PLAN, num_micro_batches=5).save(run / "plan.json")
     error, _ = call("replay", run).refusal(2)
-    assert error.endswith("is not of the plan beside it: rank 0 of the timeline lacks F0.4")
+    assert error.endswith(
+        "does not belong to the plan beside it: rank 0 of the timeline lacks F0.4"
+    )
 
 
 @pytest.mark.parametrize("name", ["measured.trace.json", "plan.json", "graph.json", "cluster.toml"])

@@ -55,7 +55,7 @@ def test_one_process_trains_what_no_plan_can(
 ) -> None:
     done = call("train", f"{ODD}:{name}", "--out", str(tmp_path / "run"))
     assert done.code == 0, done.err
-    assert "a plan would train another thing" in done.err
+    assert "a plan would train something else" in done.err
     assert said in done.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert said in summary["checked"]
@@ -78,7 +78,7 @@ def test_it_is_refused_where_that_is_not_wanted(
 ) -> None:
     done = call("train", f"{ODD}:{name}", "--out", str(tmp_path / "run"), *flags)
     message, _ = done.refusal(2)
-    assert "a plan would train another thing" in message
+    assert "a plan would train something else" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -104,7 +104,7 @@ def test_proof_is_told_and_found_again(call: Call, tmp_path: Path) -> None:
     assert "equal to the plain loop at step 1 and 5" in first.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["checked"].startswith("equal to the plain loop at step 1 and 5: data equal")
-    assert "Held against the plain loop" in (tmp_path / "run" / "report.html").read_text()
+    assert "Compared with the plain loop" in (tmp_path / "run" / "report.html").read_text()
     plan = str(tmp_path / "run" / "plan.json")
     second = call("train", SMALL, "--plan", plan, "--out", str(tmp_path / "again"))
     assert "as was found before" in second.err

@@ -42,7 +42,7 @@ def test_a_signal_ends_the_step_under_way_with_a_checkpoint_to_go_on_from(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     done = call("train", f"{JOBS}:{name}", "--out", parts, "--no-check", *flags)  # it reads, too
     assert done.code == code, done.err
-    assert f"go on with: penstock train {JOBS}:{name} --out {parts} --resume\n" in done.err
+    assert f"continue with: penstock train {JOBS}:{name} --out {parts} --resume\n" in done.err
     assert "error:" not in done.err
     stopped = len(rows(parts))
     assert 0 < stopped < 6
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(call: Call, tmp_path: Path) -> 
     assert error == "the loss of step 3, micro-batch 1 (number 9 of the data), is nan on rank 1"
     assert "first nan: aten.sqrt.default " in done.err
     assert f"{JOBS.removeprefix('./')}:" in done.err
-    assert hint.endswith("; --resume goes on from step-000002")
+    assert hint.endswith("; --resume continues from step-000002")
     assert len(rows(out)) == 2
     assert not (out / "summary.json").exists()
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002"]

@@ -260,7 +260,7 @@ def test_what_fails_on_one_host_ends_all_of_them(here: Path, tmp_path: Path) -> 
     more = ["--cluster", str(machines), "--steps", "9", "--resume", "--out", "only-on-one"]
     (first, second), (code, told) = torchrun(*more, nodes=2, folders=folders)
     assert (bool(first), bool(code)) == (True, True)
-    error = "rank 0 goes on after step 5; only-on-one as seen here, after 0"
+    error = "rank 0 continues after step 5; only-on-one as seen here, after 0"
     assert f"error: {error}" in told
     assert f"error: rank 1 failed: {error}" in second
 

@@ -232,7 +232,7 @@ def test_bad_usage_is_told_and_leaves_nothing(
 def test_what_a_plan_says_is_not_asked_for_beside_it(call: Call, command: str) -> None:
     done = call(command, f"{JOBS}:small", "--plan", "plan.json", "--stages", "2")
     error, hint = done.refusal(2)
-    assert error == "a plan is given, and it says what --stages asks for"
+    assert error == "a plan is given, and it already decides what --stages asks for"
     assert hint == "leave out --plan, or --stages"
 
 

@@ -132,8 +132,8 @@ def test_order_of_columns_and_columns_more_do_not_matter(write):
         ([VTRAIN, ROW[VTRAIN].replace("1536", "1536.5")], "not a whole number"),
         ([VTRAIN, ROW[VTRAIN].replace("1536", "1e12")], "not a whole number"),
         ([VTRAIN, ROW[VTRAIN].replace("300", "soon")], "iteration time .ms. is 'soon'"),
-        ([VTRAIN, ROW[VTRAIN].replace("300", "-3")], "'-3', not a number that can be"),
-        ([VTRAIN, ROW[VTRAIN].replace("300", "1e300")], "'1e300', not a number that can be"),
+        ([VTRAIN, ROW[VTRAIN].replace("300", "-3")], "'-3', not a possible number"),
+        ([VTRAIN, ROW[VTRAIN].replace("300", "1e300")], "'1e300', not a possible number"),
         ([MOSAIC, ROW[MOSAIC].replace("524288", "1e-300")], "'1e-300', not a positive number"),
         ([VTRAIN, ROW[VTRAIN] + ",9"], "row 2: 12 cells for 11 columns"),
         ([VTRAIN, ROW[VTRAIN].replace("8,32", "9,32")], "row 2: degrees of 8 ranks on 9 GPUs"),
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_with_its_row(write, lines, message):
 def test_what_is_no_csv_is_refused(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_bytes(bytes(range(256)))
-    with pytest.raises(EstimateError, match="is no CSV"):
+    with pytest.raises(EstimateError, match="is not CSV"):
         read(path)
     with pytest.raises(EstimateError, match=r"cannot read .*missing"):
         read(tmp_path / "missing.csv")

@@ -162,7 +162,7 @@ def test_what_cannot_be_a_scheduler_here_is_told(scheduler, words, tmp_path):
 
 
 def test_scheduler_and_learning_rate_exclude_each_other():
-    with pytest.raises(JobError, match=r"both say what the rate of a step is"):
+    with pytest.raises(JobError, match=r"both set the rate of a step"):
         job_of(SGD, scheduler=SCHEDULERS["cosine"], learning_rate=lambda step: 1.0)
 
 

@@ -138,7 +138,7 @@ def one_rank(job) -> Rank:
     ("clip_norm", "clip", "message"),
     [
         (1.5, False, "the job clips gradients to norm 1.5, and the plan does not"),
-        (None, True, "the plan clips gradients, and the job does not say to which norm"),
+        (None, True, "the plan clips gradients, but the job does not say to which norm"),
     ],
 )
 def test_clipping_that_only_one_of_job_and_plan_wants_is_refused(clip_norm, clip, message):

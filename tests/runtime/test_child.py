@@ -53,7 +53,7 @@ def test_it_is_killed_when_it_is_silent_and_left_alone_while_it_is_not():
         beat()
         signal.pause()
 
-    with pytest.raises(SilentError, match="not heard of for 0 s"):
+    with pytest.raises(SilentError, match="silent for 0 s"):
         in_a_fork(waits, 0.2)
 
 

@@ -37,7 +37,7 @@ def test_recompute_rescues_a_plan_that_does_not_fit() -> None:
     assert [c.plan.recompute for c in found if c.refused] == [(False, False)]
     (reason,) = [d for d in plan.decisions if d.what == "recompute"]
     assert reason.value == "stages 1"
-    assert reason.why.startswith("the best otherwise (1 x 2 stages, gpipe, recompute): ")
+    assert reason.why.startswith("best alternative (1 x 2 stages, gpipe, recompute): ")
     none = cluster_of(2, memory_bytes=again)
     plan, *_ = search(graph, profile, none, micro_batches=8, fixed=fixed)
     assert plan.recompute == (True, True)

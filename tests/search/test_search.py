@@ -457,7 +457,7 @@ def test_every_decision_has_a_reason_with_values() -> None:
     ]
     by_name = {decision.what: decision for decision in plan.decisions}
     for what in ("ranks", "schedule", "recompute"):
-        assert "the best otherwise (" in by_name[what].why
+        assert "best alternative (" in by_name[what].why
         assert " s, " in by_name[what].why
         assert "x of this, and " in by_name[what].why
     assert by_name["cuts"].why.startswith("per micro-batch: ")

@@ -53,7 +53,7 @@ def test_the_reason_names_what_it_was_taken_instead_of():
     if plain.plan.num_stages > 1:
         assert why is not None
         assert "messages a step" in why.why
-        assert "less than predictions are off" in why.why
+        assert "less than the prediction error" in why.why
     assert found.plan.num_stages == 1
 
 

@@ -157,16 +157,16 @@ BAD = {
     "shuffled": (shuffled, r"draws from torch's generator.*ps.batches\(dataset, batch_size\)"),
     "time": (
         drawing(lambda: time.perf_counter_ns() % 10**6),  # seconds since the boot round to equal
-        "micro-batch 0 is another one .* again: the time is",
+        "micro-batch 0 differs when .* again: the time is",
     ),
     "unseeded": (
         drawing(lambda: np.random.default_rng().random()),
-        "0 is another.* again: the time",
+        "0 differs.* again: the time",
     ),
     "shared": (lambda: outliving(pure(0)), "again: an iterator, a counter or a generator outlives"),
     "counter": (lambda: counting(itertools.count()), "again: an iterator, a counter or a gen"),
     "own generator": (Noisy, "again: an iterator, a counter or a generator outlives"),
-    "no numbers": (no_numbers, r"data\(1\) begins where data\(0\) does: it does not look at"),
+    "no numbers": (no_numbers, r"data\(1\) begins where data\(0\) does: it ignores"),
     "by blocks": (by_blocks, r"data\(1\) begins where data\(0\) does"),
     "off by one": (
         lambda start: pure(start + (start > 3)),
@@ -177,7 +177,7 @@ BAD = {
         r"data\(2\) begins with another one, not with micro-batch 2 of data\(0\)",
     ),
     "ends": (first_only, r"data\(1\) yields nothing, and data\(0\) yields micro-batch 1"),
-    "process": (drawing(os.getpid), "micro-batch 0 is another one in another process: its number"),
+    "process": (drawing(os.getpid), "micro-batch 0 differs in another process: its number"),
 }
 
 
@@ -207,7 +207,7 @@ def test_what_is_read_differently_only_in_another_process_is_found_at_a_later_nu
             start + (start > 4 and len(forks) == 2 and forks[here] == 1 and forks.total() == 3)
         )
 
-    assert "micro-batch 5 is another one in another process" in found(data, per_step=3).problem
+    assert "micro-batch 5 differs in another process" in found(data, per_step=3).problem
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_where_nothing_can_be_forked_it_is_read_here(monkeypatch):
     monkeypatch.setattr(data_check, "can_fork", lambda: False)
     assert found(pure) == DataFound()
     assert "draws from torch's" in found(shuffled).problem
-    assert "another one when it is read again" in found(outliving(pure(0))).problem
+    assert "differs when it is read again" in found(outliving(pure(0))).problem
 
 
 def test_process_that_waits_for_a_thread_of_this_one_is_found(monkeypatch):

@@ -355,7 +355,7 @@ FOUND = [
     (fills_a_memory, 2, lambda: {"memory": deque(maxlen=200)}, "the length of model.memory"),
     (reads_the_last_batch, 2, lambda: {"last": None}, "add was not there before"),
     (keeps_its_first_weights, 3, lambda: {"first": None}, "what an earlier micro-batch made"),
-    (scales_by_the_first_batch, 2, lambda: {"scale": None}, "detach is there no more"),
+    (scales_by_the_first_batch, 2, lambda: {"scale": None}, "detach is no longer there"),
     (goes_round, 1, lambda: {"rates": itertools.cycle([1.0, 0.5])}, "model.rates"),
     (takes_turns, 2, lambda: {"turn": False}, "model.turn.*True"),
     (toggles_training, 1, dict, "model.training"),

@@ -1,4 +1,4 @@
-"""Batches: data of a job, from datasets, whose micro-batch k is the same whoever reads it."""
+"""Batches: data of a job, from datasets; micro-batch k is the same on every rank."""
 
 from penstock.batches.loader import batches as batches
 from penstock.batches.loader import from_loader as from_loader

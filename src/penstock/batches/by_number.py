@@ -1,4 +1,4 @@
-"""By number: micro-batches of a dataset that gives its samples by number."""
+"""By number: micro-batches of a dataset with indexed samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from penstock.job import Batch
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Map:
-    """Micro-batches of a dataset that gives its samples by number."""
+    """Micro-batches of a dataset with indexed samples."""
 
     dataset: Any = field(repr=False)
     how: Batching

@@ -1,4 +1,4 @@
-"""How: how micro-batches are made of samples, and with which random numbers."""
+"""How: how micro-batches are made from samples, and with which random numbers."""
 
 import hashlib
 import random
@@ -21,7 +21,7 @@ Collate = Callable[[list[Any]], Batch]
 @final
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How micro-batches are made; last None: an epoch has to end with a whole one."""
+    """How micro-batches are made; last None: an epoch must end with a full one."""
 
     batch_size: int
     seed: int
@@ -40,7 +40,7 @@ class Batching:
             hint = 'the last micro-batch of an epoch: "drop", "pad" or "wrap"'
             raise JobError(f"last is {self.last!r}", hint=hint)
         if not callable(self.collate):
-            hint = "pass a function that makes a micro-batch of a list of samples, or None"
+            hint = "pass a function that makes a micro-batch from a list of samples, or None"
             raise JobError(f"collate is {self.collate!r}, not a function", hint=hint)
 
     def collated(self, number: int, samples: list[Any]) -> Batch:
@@ -106,9 +106,9 @@ def check_length(dataset: object, length: int, batch_size: int) -> None:
         return
     name = named(dataset)
     if not length:
-        raise JobError(f"{name} is empty", hint="look where it reads its samples from")
+        raise JobError(f"{name} is empty", hint="check where it reads its samples from")
     hint = f"set batch_size to {length} or less"
     parts = cast("tuple[object, ...]", dataset) if isinstance(dataset, tuple) else ()
     if parts and all(isinstance(part, torch.Tensor) for part in parts):
-        hint = "tensors that belong together are a dataset as torch.utils.data.TensorDataset(x, y)"
+        hint = "wrap tensors that belong together: torch.utils.data.TensorDataset(x, y)"
     raise JobError(f"{name} has {length} samples; a micro-batch has {batch_size}", hint=hint)

@@ -1,9 +1,9 @@
-"""Batches: data of a job, from datasets, whose micro-batch k is the same whoever reads it.
+"""Batches: data of a job, from datasets; micro-batch k is the same on every rank.
 
 What is returned may be `Job.data`: a function of a number alone.  Which samples a micro-batch holds
 follows from the seed and its number; random numbers that the dataset draws for a sample, from
-Python's, numpy's or torch's generator, from the seed and the sample's place in the training.  So
-ranks may share the work out, and a resumed run goes on where it was.
+Python's, numpy's or torch's generator, from the seed and the sample's place in training.  So
+ranks may share the work, and a resumed run continues where it was.
 """
 
 import itertools
@@ -43,18 +43,18 @@ def batches(  # noqa: PLR0913 - as a DataLoader is told
 ) -> Data:
     """Return data for a Job: micro-batches of `batch_size` samples, epoch after epoch.
 
-    dataset:  what has a length and samples by number (a torch Dataset, a list, an array), or a
+    dataset:  anything with a length and indexed samples (a torch Dataset, a list, an array), or a
               torch IterableDataset, which comes in its own order: shuffle=False.
-    shuffle:  in an order of its own in each epoch.
+    shuffle:  in a new order in each epoch.
     workers:  processes that read ahead in each rank that reads.  An iterable dataset shares
-              itself out among them, as under torch's DataLoader: micro-batch k is the next one
+              itself among them, as under torch's DataLoader: micro-batch k is the next one
               of process k % workers.
-    collate:  makes a micro-batch of samples; None: torch's default_collate.
+    collate:  makes a micro-batch from samples; None: torch's default_collate.
     last:     what becomes of the samples left over at the end of an epoch: they are dropped,
               filled up with samples from the epoch's start ("pad"), or with those of the next
               epoch ("wrap").
 
-    Raises:   JobError: an argument that cannot be; an empty dataset, or fewer samples than one
+    Raises:   JobError: an invalid argument; an empty dataset, or fewer samples than one
               micro-batch has; the call of an iterable dataset that is read to its end: the same.
     """
     how = Batching(batch_size, seed, workers, collate or _default, last)
@@ -80,8 +80,8 @@ def from_loader(
     seed:        of order and augmentation; None: that of the loader's generator, else 0.
     last:        as of `batches`; None: "drop", which the loader must mean too.
 
-    Raises:   JobError: no DataLoader; a batch sampler or sampler whose order cannot be made
-              again; a last micro-batch that is smaller, which no traced step takes.
+    Raises:   JobError: not a DataLoader; a batch sampler or sampler whose order cannot be made
+              again; a smaller last micro-batch, which no traced step takes.
     """
     if not _is_loader(loader):
         message = f"from_loader is given the {type(loader).__name__} {str(loader)[:60]}"
@@ -144,7 +144,9 @@ def _of_loader(loader: "DataLoader[Any]") -> tuple[Any, int | None, bool, bool]:
     if type(given) is not BatchSampler:
         message = f"the loader's batch sampler is a {type(given).__name__}"
         hint = "use ps.batches(dataset, batch_size), or write data(start) yourself"
-        raise JobError(f"{message}, whose order cannot be made again from any number", hint=hint)
+        raise JobError(
+            f"{message}, whose order cannot be resumed at an arbitrary number", hint=hint
+        )
     dataset, shuffle = _of_sampler(loader.dataset, given.sampler)
     return dataset, given.batch_size, shuffle, bool(given.drop_last)
 
@@ -163,5 +165,5 @@ def _of_sampler(dataset: Any, sampler: Any) -> tuple[Any, bool]:
     message = f"the loader's sampler is a {type(sampler).__name__}"
     hint = "use ps.batches(dataset, batch_size), or write data(start) yourself"
     if type(sampler) is DistributedSampler:
-        hint = "leave it away, with shuffle=True: Penstock itself shares the work out over ranks"
-    raise JobError(f"{message}, whose order cannot be made again from any number", hint=hint)
+        hint = "leave it out, with shuffle=True: Penstock itself divides the work among ranks"
+    raise JobError(f"{message}, whose order cannot be resumed at an arbitrary number", hint=hint)

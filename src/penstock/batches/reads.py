@@ -1,4 +1,4 @@
-"""Reads: the numbers of the micro-batches that somebody reads, and reading them."""
+"""Reads: which micro-batches a reader takes, by number, and reading them."""
 
 import itertools
 import time
@@ -15,7 +15,7 @@ _END = object()
 
 
 class ReadNumbers(NamedTuple):
-    """The numbers of the micro-batches that somebody reads, without end.
+    """The numbers of the micro-batches that a reader takes, without end.
 
     first + p for p in places, then first + every + p for p in places, and so on; of the first
     round those from places[at] on.
@@ -64,7 +64,7 @@ class _OpenIterator:
 
 
 def in_turn(data: Data, reads: ReadNumbers, clock: Callable[[], float]) -> Iterator[Batch]:
-    """Yield the micro-batches of these numbers by as few calls of `data` as are worth while."""
+    """Yield the micro-batches of these numbers by as few calls of `data` as pay."""
     begun: list[_OpenIterator] = []
     start_s = read_s = 0.0  # the last call with its first micro-batch; one of the others
     for number in reads.numbers():
@@ -92,7 +92,7 @@ def in_turn(data: Data, reads: ReadNumbers, clock: Callable[[], float]) -> Itera
 def started(data: Data, start: int) -> Iterator[Batch]:
     """Return the iterator over micro-batches from `start` on.
 
-    Raises:   JobError: `data(start)` is nothing to iterate over.
+    Raises:   JobError: `data(start)` is not iterable.
     """
     found: Any = data(start)
     try:

@@ -1,4 +1,4 @@
-"""Stream: micro-batches of a dataset that can only be gone through from its beginning."""
+"""Stream: micro-batches of a dataset that can only be read from its beginning."""
 
 import itertools
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +17,7 @@ from penstock.job import Batch
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Stream:
-    """Micro-batches of a dataset that can only be gone through, again in every epoch."""
+    """Micro-batches of a dataset that can only be iterated, again in every epoch."""
 
     dataset: Any = field(repr=False)
     how: Batching
@@ -26,10 +26,10 @@ class Stream:
         name, again = named(self.dataset), getattr(self.dataset, "__iter__", None)
         if again is None:
             hint = "pass what has __len__ and __getitem__, or __iter__"
-            raise JobError(f"{name} is no dataset", hint=hint)
+            raise JobError(f"{name} is not a dataset", hint=hint)
         if hasattr(self.dataset, "__next__"):
-            hint = "pass what can be gone through again: an IterableDataset, a list"
-            raise JobError(f"{name} can be gone through once", hint=hint)
+            hint = "pass what can be iterated again: an IterableDataset, a list"
+            raise JobError(f"{name} can be iterated only once", hint=hint)
 
     def __call__(self, start: int) -> Iterator[Batch]:
         return self.picked(ReadNumbers.all_from(start))

@@ -1,7 +1,7 @@
 """Command line: one command per verb.  `penstock --help` lists them.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or bad input, 130 interrupted, 143 terminated.  What goes
-wrong is told in one line `error:` and one line `hint:` on stderr; there is never a traceback.
+wrong is reported in one line `error:` and one line `hint:` on stderr; there is never a traceback.
 """
 
 import sys

@@ -27,14 +27,14 @@ def check(  # noqa: PLR0913 - the flags of the command
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     plan: Annotated[Path | None, typer.Option(help="Check this plan.")] = None,
     stages: Annotated[
-        int | None, typer.Option(min=1, help="Cut into so many stages; default: 2, or the file's.")
+        int | None, typer.Option(min=1, help="Number of stages; default: 2, or the file's.")
     ] = None,
     schedule: Annotated[str, typer.Option(help=ask.HELP)] = "one_f_one_b",
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to compare, some apart.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to compare, a few apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Compare cut, scheduled steps with the plain loop: data, loss, gradients, buffers, updates.
@@ -73,7 +73,7 @@ class _Cuts(NamedTuple):
 def _cuts(
     job: Job, asked: AnySchedule, stages: int | None, replicas: int | None, *, recompute: bool
 ) -> _Cuts:
-    """Return what is asked for; a schedule that stands for itself says what is left out."""
+    """Return what is requested; a schedule that stands for itself fills in what is left out."""
     if isinstance(asked, Schedule):
         own = asked.num_stages, job.micro_batches // asked.num_micro_batches
     else:
@@ -100,7 +100,7 @@ def _checked(
     chosen = chosen if units is None else chosen.refined(captured.graph, units)
     launcher = local_launcher(chosen.total_ranks)
     numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
-    with face.busy("running the plain steps and the planned ones"):
+    with face.busy("running the plain and the planned steps"):
         planned = Planned(job, captured, chosen)
         proof = prove(planned, numbers, launcher=launcher)
     return _told(chosen, proof)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def configure(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A config.json, or a name.")],
     cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The machines.")],
-    batch: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 256,
     sequence: Annotated[
-        int, typer.Option(min=0, help="Tokens of a sample. Default: the model's positions.")
+        int, typer.Option(min=0, help="Tokens per sample. Default: the model's positions.")
     ] = 0,
     show: Annotated[int, typer.Option(min=1, max=32, help="How many to list.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -72,7 +72,7 @@ def best(
 ) -> Ranked:
     """Return the best configurations on `cluster`, of one kind of device or several.
 
-    Raises:   ClusterError: what is described does not do for an estimate.
+    Raises:   ClusterError: the description is not enough for an estimate.
               PlanError: nothing fits the memory or the batch.
     """
     from penstock.search.transformer.configurations import configurations
@@ -117,7 +117,7 @@ def words(name: str, model: "Transformer", ranked: Ranked, show: int) -> str:
     head = "", "step", "9 in 10", "memory", "9 in 10", "tokens/s", "usd", "how"
     size = f"{model.parameters / 1e9:.3g} billion parameters, {model.sequence} tokens a sample"
     lines = [f"{name}: {size}, {ranked.batch} samples a step\n", face.table(head, rows)]
-    lines.append("\n* none that was simulated is better in seconds, bytes and dollars alike")
+    lines.append("\n* no simulated one is better in seconds, bytes and dollars at once")
     lines.append(f"of {found.candidates:,} candidates")
     lines += [f"  {count:,} {reason}" for reason, count in found.rejected]
     return "\n".join([*lines, *_rests_on(ranked)])

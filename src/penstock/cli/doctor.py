@@ -1,4 +1,4 @@
-"""penstock doctor: what this machine has, and what would be missing."""
+"""penstock doctor: what this machine has, and what is missing."""
 
 import importlib.metadata
 import multiprocessing
@@ -27,7 +27,7 @@ _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 11)
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at: what it is, how it stands, and what to do where it lacks."""
+    """One thing that was checked: what it is, its state, and what to do about it."""
 
     what: str
     state: State
@@ -40,12 +40,12 @@ def doctor(
         bool, typer.Option("--links", help="Measure links instead; also under torchrun.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write machines and links here (TOML).")] = None,
-    region: Annotated[str | None, typer.Option(help="Where this host stands.")] = None,
+    region: Annotated[str | None, typer.Option(help="Region of this host.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show what this machine has, and what is missing; or measure links.
 
-    Exits 1 if one cannot train here.
+    Exits 1 if training cannot work here.
 
     Example: penstock doctor --links --out cluster.toml
     """
@@ -66,13 +66,13 @@ def doctor(
         face.show(face.table(("", "", ""), [f[:3] for f in findings]).lstrip())
         hints = [f"{f.what}: {f.hint}" for f in findings if f.hint]
         face.show("\n".join(["", *hints, ""] if hints else [""]))
-        face.show("One can train here." if fine else "One cannot train here.")
+        face.show("Training works here." if fine else "Training cannot work here.")
     if not fine:
         raise typer.Exit(face.FAILED)
 
 
 def examine() -> list[Finding]:
-    """Return what was found; whatever stops one look is that look's finding."""
+    """Return the findings; whatever stops one check is its finding."""
     looks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _versions,
         _torch,
@@ -167,7 +167,7 @@ def _transports() -> Iterator[Finding]:
 def _places() -> Iterator[Finding]:
     temporary = Path(tempfile.gettempdir())
     yield _place(
-        "temporary files", temporary, "set TMPDIR to a folder where you may write", "missing"
+        "temporary files", temporary, "set TMPDIR to a folder where you can write", "missing"
     )
     cache = default_folder()
     if cache is None:
@@ -193,6 +193,8 @@ def _numba() -> Finding:
     given = os.environ.get("NUMBA_CACHE_DIR")
     place = Path(given) if given else kept
     count = sum(1 for _ in place.rglob("*.nbi")) if place.is_dir() else 0
-    found = _place("compiled loops", place, "they are compiled anew: set NUMBA_CACHE_DIR", "note")
+    found = _place(
+        "compiled loops", place, "they are compiled each time: set NUMBA_CACHE_DIR", "note"
+    )
     full = f"{found.value}, {count} kept" if found.state == "ok" else found.value
     return found._replace(value=full)

@@ -1,4 +1,4 @@
-"""penstock export: the weights of a run as one file of safetensors, or as a Hugging Face folder."""
+"""penstock export: the weights of a run as one safetensors file, or as a Hugging Face folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,12 +20,10 @@ _OTHERS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".onnx", ".gguf", ".npz")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `penstock train` wrote.")],
     to: Annotated[
-        Path, typer.Option(metavar="FILE.safetensors|FOLDER", help="A folder is Hugging Face's.")
+        Path, typer.Option(metavar="FILE.safetensors|FOLDER", help="A folder: for from_pretrained.")
     ],
     checkpoint: Annotated[str, typer.Option(help="A step, best or latest.")] = "latest",
-    job: Annotated[
-        str | None, typer.Option(help="Default: the job that DIR was trained by.")
-    ] = None,
+    job: Annotated[str | None, typer.Option(help="Default: the job that trained DIR.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write trained weights for `load_state_dict`, or for `from_pretrained`.
@@ -48,13 +46,13 @@ def export(
 
 
 def _check_form(to: Path) -> bool:
-    """Return whether `to` is to be a file; raise where it cannot be written, or is of no kind."""
+    """Return whether `to` is to be a file; raise if it cannot be written, or is unknown."""
     if to.suffix == _FILE:
         face.check_place(to)
         return True
     if to.suffix in _OTHERS or to.is_file():
         hint = "give FILE.safetensors, or a folder for what from_pretrained reads"
-        raise CheckpointError(f"--to {to} is neither a file of safetensors nor a folder", hint=hint)
+        raise CheckpointError(f"--to {to} is neither a safetensors file nor a folder", hint=hint)
     face.check_place(to / "config.json")
     return False
 

@@ -1,6 +1,6 @@
 """Face: what a command says.  Results go to stdout; errors, messages and progress to stderr.
 
-An error is one line `error:`, what proves it indented below, and one line `hint:`.  Nothing here
+An error is one line `error:`, its evidence indented below, and one line `hint:`.  Nothing here
 starts a thread, so ranks can be forked while a bar is shown.
 """
 
@@ -28,7 +28,7 @@ DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
 _HELP = "`penstock COMMAND --help` shows what a command takes"
 _HINTS: dict[type[PenstockError], str] = {  # where the error itself has none
-    GraphError: "change the model there; `penstock train JOB` trains it as plain data parallelism",
+    GraphError: "change the model there; `penstock train JOB` trains it by plain data parallelism",
     PlanError: "ask for less, or leave more to the search",
 }
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has a Click of its own and exports only this
@@ -54,18 +54,18 @@ def show(text: str) -> None:
 
 
 def show_json(document: Json) -> None:
-    """Print the one JSON document of a command to stdout; what is no number becomes null."""
+    """Print the one JSON document of a command to stdout; what is not a number becomes null."""
     show(json.dumps(finite(document), allow_nan=False))
 
 
 def say(message: str) -> None:
-    """Print a message to stderr; where nobody can read it, it is lost."""
+    """Print a message to stderr; if nobody can read it, it is lost."""
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr, flush=True)
 
 
 def let_go() -> None:
-    """Give up what stdout and stderr still hold and nobody takes.
+    """Discard what stdout and stderr still hold and nobody reads.
 
     Else the interpreter tries once more when it ends, says so, and changes the exit code to 120.
     """
@@ -84,14 +84,14 @@ def only_results() -> contextlib.AbstractContextManager[object]:
 
 
 def check_place(path: Path) -> None:
-    """Raise where no file can be written, before the time is spent on what is to be in it.
+    """Raise if no file can be written, before time is spent on its contents.
 
-    Raises:   OSError: a folder stands there, or something else than a file; no permission.
+    Raises:   OSError: a folder or something else than a file is there; no permission.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():  # a device: the rename would put a file in its place
-        raise FileExistsError(errno.EEXIST, "is no regular file", str(path))
+        raise FileExistsError(errno.EEXIST, "is not a regular file", str(path))
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -124,7 +124,7 @@ def busy(what: str) -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Show a bar on a terminal's stderr; the call that is given moves it: (done, total)."""
+    """Show a bar on a terminal's stderr; the call that is yielded moves it: (done, total)."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with _live(what, *columns) as bars:
 
@@ -151,7 +151,7 @@ def _live(what: str, *columns: ProgressColumn) -> Generator[Progress, None, None
 def fail(problem: BaseException, arguments: Sequence[str] = ()) -> int:
     """Print what went wrong and what to do about it to stderr; return the exit code.
 
-    2 for bad usage (of `arguments`) and bad input, 1 for what failed on the way, 130 for Ctrl-C,
+    2 for bad usage (of `arguments`) and bad input, 1 for what failed later, 130 for Ctrl-C,
     143 for SIGTERM.
     """
     if isinstance(problem, Stopped):
@@ -189,9 +189,12 @@ def _explain_os_error(problem: OSError) -> tuple[str, str]:
     message = f"{place}{problem.strerror or problem}"
     match problem.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return message, "make room, or give another place; nothing half-written was left"
+            return (
+                message,
+                "free some space, or choose another place; nothing half-written was left",
+            )
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return message, "give a place where you may write"
+            return message, "choose a place where you can write"
         case errno.EEXIST | errno.ENOTDIR | errno.EISDIR | errno.ENOENT:
             return message, "check the path"
         case errno.ENOMEM | errno.EAGAIN | errno.EMFILE | errno.ENFILE:
@@ -214,7 +217,7 @@ def _explain_usage(problem: typer.BadParameter, arguments: Sequence[str]) -> tup
 
 
 def _explain_unexpected(problem: BaseException) -> tuple[str, str]:
-    """Blame the last line that is the user's own; where there is none, Penstock."""
+    """Blame the last line of the user's code; if there is none, Penstock."""
     what = f"{type(problem).__name__}: {' '.join(str(problem).split()) or 'no message'}"
     frames = traceback.extract_tb(problem.__traceback__)
     own = str(Path(__file__).parent.parent)
@@ -223,7 +226,7 @@ def _explain_unexpected(problem: BaseException) -> tuple[str, str]:
     if users:
         return f"{users[-1].filename}:{users[-1].lineno}: {what}", "correct that line"
     where = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-3:]]
-    return "\n".join([what, *where]), "this is a bug of Penstock: report these lines"
+    return "\n".join([what, *where]), "this is a bug in Penstock: report these lines"
 
 
 def _without_frames(lines: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """penstock schedule --find: the shortest schedule for given seconds and memory, beside the others.
 
-`exact` solves for one stage on each rank and says what cannot be beaten; with the seconds of a copy
-it also decides which activations wait on the host.  `anneal` shortens schedules that there are.
+`exact` solves for one stage on each rank and gives a lower bound; with the seconds of a copy
+it also decides which activations wait on the host.  `anneal` shortens existing schedules.
 """
 
 import time
@@ -19,7 +19,7 @@ How: TypeAlias = Literal["exact", "anneal"]
 _MOST = {"exact": 600, "anneal": 100_000}  # forwards
 _STARTS, _SHOWN = 3, 5  # built-in schedules: annealed, and listed
 _MOST_DRAWN = 64  # ranks
-_HINT = "write F,I,W as in 10,11,8, then perhaps a message and a copy; by stage as in 10:12:9"
+_HINT = "write F,I,W as in 10,11,8, then optionally a message and a copy; by stage as in 10:12:9"
 
 
 class Times(NamedTuple):
@@ -46,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Shortest:
-    """What was found: its step, what none can be below, and the built-in ones, best first."""
+    """What was found: its step, a lower bound, and the built-in ones, best first."""
 
     schedule: Schedule
     step_s: float
@@ -59,20 +59,22 @@ class Shortest:
 def times_of(text: str, stages: int) -> Times:
     """Return the seconds that `text` says: F,I,W[,MESSAGE[,COPY]].
 
-    Raises:   ScheduleError: not so many numbers, one below 0, or not one for each stage.
+    Raises:   ScheduleError: too few or many numbers, one below 0, or not one for each stage.
     """
     parts = text.split(",")
     try:
         numbers = [tuple(map(float, part.split(":"))) for part in parts]
     except ValueError:
-        raise ScheduleError(f"--seconds {text} has what is no number", hint=_HINT) from None
+        raise ScheduleError(
+            f"--seconds {text} has something that is not a number", hint=_HINT
+        ) from None
     if not 3 <= len(parts) <= 5 or any(len(each) > 1 for each in numbers[3:]):
         message = f"--seconds {text} is not three to five numbers, of which F, I and W may differ"
         raise ScheduleError(message, hint=_HINT)
     forward, backward, weights = (each[0] if len(each) == 1 else each for each in numbers[:3])
     more = [each[0] for each in numbers[3:]]
     if any(not 0 <= each < float("inf") for part in numbers for each in part):
-        raise ScheduleError(f"--seconds {text} has a number below 0, or without end", hint=_HINT)
+        raise ScheduleError(f"--seconds {text} has a negative or infinite number", hint=_HINT)
     seconds = Seconds(forward, backward, weights, more[0] if more else 0.0)
     seconds.table(stages, split=True)  # raises where there is not one for each stage
     return Times(seconds, more[1] if len(more) > 1 else None)
@@ -97,7 +99,7 @@ def aim_of(
 def shortest(aim: Target, how: How, within_s: float) -> Shortest:
     """Return the shortest schedule that is found in about `within_s`.
 
-    Raises:   ScheduleError: too many actions; what `how` cannot do is asked for; no schedule has
+    Raises:   ScheduleError: too many actions; more than `how` can do is requested; no schedule has
               these sizes and holds so little.
     """
     if aim.stages * aim.micro_batches > _MOST[how]:
@@ -112,7 +114,7 @@ def _exact(aim: Target, within_s: float) -> Shortest:
     from penstock.schedule.exact_offload import Copies, exact_offload
 
     if aim.start is not None:
-        message = f"--find exact begins with no schedule, and {aim.start.name} is named"
+        message = f"--find exact starts from no schedule, but {aim.start.name} is named"
         raise ScheduleError(message, hint="leave out the name, or take --find anneal")
     if aim.ranks != aim.stages:
         message = f"--find exact puts one stage on each rank, not {aim.stages} on {aim.ranks}"
@@ -159,7 +161,7 @@ def _known(aim: Target) -> tuple[tuple[str, float], ...]:
 
 
 def words(aim: Target, how: How, found: Shortest) -> str:
-    """Return what was found beside what is known, its picture, and its copies."""
+    """Return what was found beside known schedules, its picture, and its copies."""
     made, seconds = found.schedule, aim.times.seconds
     best = found.known[0][1] if found.known else None
     head = (

@@ -34,7 +34,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     ] = None,
     objective: Annotated[str, typer.Option(help="One of time, cost, memory.")] = "time",
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks in all.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Total ranks.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
@@ -42,7 +42,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Seconds to search, tracing aside; then the best so far."),
+        typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print plan, front and tally as JSON.")
@@ -104,7 +104,7 @@ def _others(found: Searched) -> list[str]:
         for each in shown
     ]
     head = "step", "peak", *(["usd"] if priced else []), "plan"
-    tried = "No plan that was tried beats" if found.tally.late else "No plan beats"
+    tried = "No plan tried beats" if found.tally.late else "No plan beats"
     what = f"{tried} these in {'seconds, bytes and dollars' if priced else 'seconds and bytes'}"
     if more := len(found.front) - len(shown):
         what += f"; {more} more are within {100 * slack - 100:.0f} % of one of them"
@@ -112,7 +112,7 @@ def _others(found: Searched) -> list[str]:
 
 
 def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
-    """Return a few of a front, and the factor within which of one of them all others are.
+    """Return a few of a front, and the factor within which all others are of one of them.
 
     The fastest, the smallest and the cheapest are among them.
     """

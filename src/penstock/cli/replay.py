@@ -1,4 +1,4 @@
-"""penstock replay: what a measured step consists of, and what it would have been otherwise."""
+"""penstock replay: what a measured step consists of, and what it would be with a change."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +31,11 @@ def replay(  # noqa: PLR0913 - the command's flags
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `penstock train` wrote.")],
     schedule: Annotated[list[str] | None, typer.Option(help="Another order of work.")] = None,
     micro_batches: Annotated[
-        int | None, typer.Option(min=1, help="So many in a step of each replica.")
+        int | None, typer.Option(min=1, help="Micro-batches per step of each replica.")
     ] = None,
     faster_link: Annotated[float | None, typer.Option(metavar="X", help="inf: free.")] = None,
     latency: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Messages take so much longer.")
+        float | None, typer.Option(metavar="SECONDS", help="Messages take this much longer.")
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="Links of these machines (TOML).")] = None,
     faster_rank: Annotated[list[str] | None, typer.Option(metavar="R=X")] = None,
@@ -43,10 +43,10 @@ def replay(  # noqa: PLR0913 - the command's flags
     faster_kind: Annotated[list[str] | None, typer.Option(metavar="K=X", help="F B I W U")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say what a measured step consists of, and what it would be with something else.
+    """Show what a measured step consists of, and what it would be with a change.
 
     Without flags, the usual questions are answered, best first.  X is how many times faster; 0.5
-    is half as fast.  Several flags are answered one by one, then together.
+    is half as fast.  Several flags are answered one at a time, then together.
 
     Example: penstock replay runs/gpt --schedule zb_h1 --faster-rank 0=1.5
     """
@@ -79,7 +79,7 @@ def replay(  # noqa: PLR0913 - the command's flags
 def load(folder: Path) -> "Run":
     """Return the run of `penstock train` that left its files in `folder`.
 
-    Raises:   PlanError, TimelineError: no run, or one that is not over or has no plan; files of
+    Raises:   PlanError, TimelineError: no run, an unfinished one, or no plan; files of
               two runs.  GraphError, ProfileError, ClusterError: a file is damaged.
     """
     from penstock.simulate.what_if import measured_run
@@ -89,7 +89,7 @@ def load(folder: Path) -> "Run":
         hint = "give the --out of a run of `penstock train`"
         raise PlanError(f"there is no folder {folder}", hint=hint)
     if not trace.exists():
-        hint = "only a run that is over has one: `penstock train` writes it, `penstock plan` not"
+        hint = "only a finished run has one: `penstock train` writes it, `penstock plan` does not"
         raise TimelineError(f"{folder} holds no measured.trace.json", hint=hint)
     if not plan.exists():
         hint = "a model that cannot be traced runs without a plan, and is not replayed"
@@ -101,7 +101,7 @@ def load(folder: Path) -> "Run":
         return measured_run(chosen, basis.graph, timeline, basis.profiles, basis.cluster)
     except TimelineError as problem:
         hint = "the folder holds files of two runs: train again"
-        message = f"{trace} is not of the plan beside it: {problem.message}"
+        message = f"{trace} does not belong to the plan beside it: {problem.message}"
         raise TimelineError(message, hint=hint) from problem
 
 
@@ -111,9 +111,9 @@ def load(folder: Path) -> "Run":
 def _pairs(
     flag: str, texts: Sequence[str] | None, which: Callable[[str], Which]
 ) -> tuple[tuple[Which, float], ...]:
-    """Return what texts like "0=1.5" say.
+    """Return the pairs in texts like "0=1.5".
 
-    Raises:   PlanError: one is not like that.
+    Raises:   PlanError: one is malformed.
     """
     found: list[tuple[Which, float]] = []
     for text in texts or ():
@@ -174,7 +174,7 @@ def _answered(
 
 
 def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
-    """Return the answers to the usual questions, best first; then what cannot be."""
+    """Return the answers to the usual questions, best first; then what is impossible."""
     from penstock.simulate.what_if import usual_changes, what_if
 
     found: list[_Answered] = []
@@ -191,7 +191,7 @@ def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
 
 
 def _too_large(run: "Run", change: "Change") -> str:
-    """Return why a schedule does not fit the memory, or nothing."""
+    """Return why a schedule does not fit in memory, or ""."""
     from penstock.search import evaluate
     from penstock.simulate.what_if import changed
 
@@ -231,13 +231,13 @@ def _words(hop: "Hop") -> str:
         case "message":
             return f"messages from rank {hop.rank} to rank {hop.peer}"
         case "collective":
-            return f"sums, last come to by rank {hop.rank}"
+            return f"sums, last reached by rank {hop.rank}"
         case "idle":
             return f"nothing, on rank {hop.rank}"
 
 
 def _shared(answers: Sequence[_Answered]) -> "list[tuple[str, Answer]]":
-    """Return the answers in words; schedules that make the same step here stand together."""
+    """Return the answers in words; schedules with the same step here are grouped."""
     told: list[tuple[str, Answer]] = []
     for words, answer, _ in answers:
         if answer is None:
@@ -296,9 +296,9 @@ def _show(run: "Run", answers: Sequence[_Answered]) -> None:
         for words, answer in told
     ]
     if cells:
-        face.show(face.table(("what if", "step", "ratio", "rests also on"), cells))
+        face.show(face.table(("what if", "step", "ratio", "also rests on"), cells))
     for said in answers:
         if said.refused:
             face.show(f"left out: {said.words}: {said.refused}")
     if any(answer.change.num_micro_batches is not None for _, answer in told):
-        face.say("with another number of micro-batches, the ratio is of the seconds for each")
+        face.say("with another number of micro-batches, the ratio is of seconds per micro-batch")

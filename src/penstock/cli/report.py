@@ -17,7 +17,7 @@ def report(
 ) -> None:
     """Write one HTML page: predicted beside measured.
 
-    The page holds all it needs: both timelines, memory, losses and the plan.
+    The page is self-contained: both timelines, memory, losses and the plan.
 
     Example: penstock report runs/gpt
     """

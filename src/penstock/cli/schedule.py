@@ -38,15 +38,15 @@ _SECONDS = typer.Option(
     help="To find one for; 2:3:2,2,1 has F by stage. Default: 1,1,1.",
 )
 _LIMIT = typer.Option(min=1, help="Activations that a rank may hold, of one stage each.")
-_WITHIN = typer.Option(min=0, help="Seconds to look for it. Default: 20.")
+_WITHIN = typer.Option(min=0, help="Seconds to search. Default: 20.")
 
 
 def schedule(  # noqa: PLR0913 - the flags
     name: Annotated[
-        str | None, typer.Argument(help="A name, or a file of one; default: list all.")
+        str | None, typer.Argument(help="A name, or a file; default: list all.")
     ] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Default: 4, or its units.")] = None,
-    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 8,
+    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 8,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Ranks, where stages share them.")
     ] = None,
@@ -61,8 +61,8 @@ def schedule(  # noqa: PLR0913 - the flags
     """List the schedules, draw one, or find one.
 
     A drawing comes with its bubble, its weight versions and what its ranks hold.  --find exact
-    solves for one stage on each rank, --find anneal moves actions about in the named schedule, or
-    in the best built-in ones; what is found stands beside those and what cannot be beaten.
+    solves for one stage on each rank, --find anneal moves actions in the named schedule, or
+    in the best built-in ones; the result is shown beside those and a lower bound.
 
     Example: penstock schedule zb_h1 --stages 4 --micro-batches 8
     """
@@ -116,7 +116,7 @@ def _found(
     out, svg = files
     if aim.times.copy_s is not None and (out is not None or svg is not None):
         hint = "--json prints them; without the fifth number of --seconds there are none"
-        raise ScheduleError("neither orders nor picture hold copies to the host", hint=hint)
+        raise ScheduleError("neither orders nor picture show copies to the host", hint=hint)
     for path in (out, svg):
         if path is not None:
             face.check_place(path)
@@ -145,7 +145,7 @@ def _write(
 def build(recipe: Recipe, stages: int, micro_batches: int, ranks: int | None) -> Schedule:
     """Return the schedule of these sizes; `ranks` None leaves it to the schedule.
 
-    Raises:   ScheduleError: too large, or not possible on so many ranks.
+    Raises:   ScheduleError: too large, or impossible on that many ranks.
     """
     if stages * micro_batches > _MOST_FORWARDS:
         message = f"{stages} stages x {micro_batches} micro-batches are too many to list"
@@ -173,7 +173,7 @@ def _all(stages: int, micro_batches: int) -> None:
     )
     face.show(
         "\nbubble: idle part of all ranks' time; activations, versions: most that one rank holds; "
-        "messages: between ranks, of a step"
+        "messages: between ranks, per step"
     )
 
 

@@ -12,20 +12,20 @@ from penstock.training import ask
 
 def train(  # long: the flags of the command  # noqa: PLR0913
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
-    plan: Annotated[Path | None, typer.Option(help="Train by this plan.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Train with this plan.")] = None,
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Stages of a pipeline.")] = None,
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps in all; default: the job's.")
+        int | None, typer.Option(min=1, help="Total steps; default: the job's.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks in all; default: best.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Total ranks; default: best.")] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="The machines (TOML) it runs on; default: measured.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Default: runs/NAME of the job's file.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+        bool, typer.Option("--resume", help="Resume from the last checkpoint.")
     ] = False,
     checkpoint_every: Annotated[str, typer.Option(help="500 (steps), 30s, 10m or 2h.")] = "100",
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
@@ -33,7 +33,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         bool, typer.Option("--eager", help="Without a plan: plain data parallelism.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Hold it against the plain loop first.")
+        bool, typer.Option("--check/--no-check", help="Compare it with the plain loop first.")
     ] = True,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse what no plan can train, or what differs.")

@@ -22,7 +22,7 @@ _LOG_EVERY_S = 10.0  # where stderr is no terminal
 
 
 class Terminal(Listener):
-    """Tells it on stderr: messages as lines, what takes long as a bar on a terminal."""
+    """Reports on stderr: messages as lines, long work as a bar on a terminal."""
 
     def say(self, words: str) -> None:
         """Print a message."""
@@ -88,7 +88,7 @@ def _words(row: Row, predicted_s: float | None) -> str:
 
 
 def show_trained(trained: "Trained") -> None:
-    """Print what the run gave, predicted beside measured, what bounds it, and where it is."""
+    """Print the result, predicted beside measured, its bottleneck, and where it is."""
     outcome = trained.outcome
     _show_outcome(outcome, trained.plan)
     if outcome.breakdown is not None:

@@ -1,4 +1,4 @@
-"""Cluster: what there is: device kinds, hosts, and the links between ranks."""
+"""Cluster: the machines: device kinds, hosts, and the links between ranks."""
 
 from penstock.cluster.cluster import Cluster as Cluster
 from penstock.cluster.cluster import DeviceKind as DeviceKind

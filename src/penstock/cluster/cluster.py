@@ -1,6 +1,6 @@
 """Cluster: device kinds, hosts, and links by level: inside a host, between hosts, across regions.
 
-Ranks are numbered host by host, one per device.  Every question about time on a link is asked here.
+Ranks are numbered host by host, one per device.  All times on links are answered here.
 """
 
 import math
@@ -28,7 +28,7 @@ class DeviceKind:
     """A kind of device that runs one rank.
 
     `notice_s`: seconds that the cloud warns before it takes a preemptible device.
-    Raises:   ClusterError: a number that cannot be, or a name that is empty or not printable.
+    Raises:   ClusterError: an impossible number, or a name that is empty or not printable.
     """
 
     name: str
@@ -71,7 +71,7 @@ class DeviceKind:
 class Host:
     """A machine with some devices of one kind, named by `device`.
 
-    `cores`: where devices are CPU cores that ranks share, how many there are; 0: each has its own.
+    `cores`: how many CPU cores its ranks share, where these are the devices; 0: each has its own.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Link:
 class Cluster:
     """Hosts with their devices, and a link for each level; None for a level that nobody needs.
 
-    Raises:   ClusterError: no host, two of the same name, a device kind that is not there.
+    Raises:   ClusterError: no host, two of the same name, an unknown device kind.
     """
 
     devices: tuple[DeviceKind, ...]
@@ -151,7 +151,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not self.hosts:
-            raise ClusterError("a cluster of no hosts", hint="add a [[host]]")
+            raise ClusterError("a cluster without hosts", hint="add a [[host]]")
         for what, names in (
             ("device", [kind.name for kind in self.devices]),
             ("host", [host.name for host in self.hosts]),
@@ -166,7 +166,7 @@ class Cluster:
         for host in self.hosts:
             if host.device not in kinds:
                 there = ", ".join(sorted(kinds)) or "none"
-                hint = f"add a [[device]] of that name, or take one that is there: {there}"
+                hint = f"add a [[device]] of that name, or use one of: {there}"
                 raise ClusterError(
                     f'host "{host.name}" has devices "{host.device}", which are not described',
                     hint=hint,
@@ -216,7 +216,7 @@ class Cluster:
         return link
 
     def message_s(self, a: int, b: int, size_bytes: int) -> float:
-        """Return the seconds from when a message gets the wire until its last byte is at `b`.
+        """Return the seconds from when a message gets the wire until its last byte reaches `b`.
 
         latency_s + size_bytes / bytes_per_s; 0.0 from a rank to itself.
 
@@ -232,7 +232,7 @@ class Cluster:
     def all_reduce_s(
         self, size_bytes: float, ranks: Sequence[int], algorithm: Algorithm | None = None
     ) -> float:
-        """Return the seconds of a sum over `ranks`, in the order in which they stand.
+        """Return the seconds of a sum over `ranks`, in their order.
 
         By the algorithm, or the faster of those that gloo and NCCL choose from: a ring,
         2 * (n - 1) * max over the ring's links of (latency_s + size_bytes / n / bytes_per_s) where
@@ -255,7 +255,7 @@ class Cluster:
         *,
         algorithm: Algorithm | None = None,
     ) -> float:
-        """Return the seconds of a collective over `ranks`, in the order in which they stand.
+        """Return the seconds of a collective over `ranks`, in their order.
 
         By the algorithm, or the fastest of those that gloo and NCCL choose from
         (`collectives.USUAL`).  0.0 for one rank.
@@ -281,14 +281,14 @@ class Cluster:
         Raises:   ClusterError: no such rank.
         """
         if not 0 <= rank < self.num_ranks:
-            hint = "take fewer ranks, or describe more hosts"
+            hint = "use fewer ranks, or describe more hosts"
             raise ClusterError(
                 f"rank {rank} is not in a cluster of {self.num_ranks} ranks", hint=hint
             )
         return bisect_right(self._ends, rank)
 
     def __str__(self) -> str:
-        """Return a line for the whole, one for each device kind, host and link."""
+        """Return one line for the whole, and one for each device kind, host and link."""
         usd = sum(
             host.num_devices * self.device_of(end - 1).usd_per_hour
             for host, end in zip(self.hosts, self._ends, strict=True)
@@ -338,7 +338,7 @@ class Cluster:
     def here(cls, ranks: int | None = None) -> "Cluster":
         """Return this machine as one host: a rank per accelerator, or per core without any.
 
-        `ranks` says otherwise how many share the machine; each is a device with its part of the
+        `ranks` overrides how many share the machine; each is a device with its part of the
         memory, and of the cores where there are enough for all to have one.  Cores and memory are
         what this process may use; accelerators are found only when the caller has imported torch.
         FLOP/s, memory bandwidth and the link are round guesses (CPU: 30 GFLOP/s in float32 and
@@ -392,7 +392,7 @@ def _check_names(where: str, names: Sequence[str]) -> None:
 def _check(
     where: str, name: str, number: float, *, positive: bool = False, finite: bool = True
 ) -> None:
-    """Raise a ClusterError unless `number` is one that times and sizes can be worked out with."""
+    """Raise a ClusterError unless times and sizes can be computed with `number`."""
     least, most = (_LEAST if positive else 0.0), (_MOST if finite else math.inf)
     if not least <= number <= most:  # also where it is no number
         wanted = f"from {least:g} to {most:g}"

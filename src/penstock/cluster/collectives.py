@@ -1,7 +1,7 @@
 """Collectives: the seconds of sums, gathers and exchanges over ranks, by algorithm.
 
-An algorithm is rounds of messages; what a round takes is said in rounds.py, and docs/cluster.md
-has the formulas that come of it for ranks that stand alike.
+An algorithm is rounds of messages; rounds.py says what a round takes, and docs/cluster.md
+has the resulting formulas for symmetric ranks.
 
     all_reduce      S bytes on each rank, the sum on all
     reduce_scatter  S bytes on each rank, the sum of one n-th on each
@@ -9,8 +9,8 @@ has the formulas that come of it for ranks that stand alike.
     broadcast       S bytes on the first rank, then on all
     all_to_all      S bytes on each rank, one n-th of it for each
 
-Ignores:  other traffic on the links, and collectives beside this one; the time of additions; what
-          each end computes (`Link.end_s`); that ranks who have what they need begin a round early.
+Ignores:  other traffic on the links, and concurrent collectives; the time of additions; what
+          each end computes (`Link.end_s`); that ranks that have what they need begin a round early.
 Source:   ring: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
           halving, doubling, and a broadcast by both: "Optimization of collective communication
           operations in MPICH", 2005; doubling of an all-to-all: "Efficient algorithms for
@@ -128,12 +128,12 @@ def _fastest(ways: Iterable[tuple[Algorithm, CollectivePhases]], size_bytes: flo
 def way_of(
     cluster: Cluster, what: Collective, algorithm: Algorithm, ranks: Sequence[int]
 ) -> CollectivePhases:
-    """Return the rounds of a collective over `ranks`, in the order in which they stand.
+    """Return the rounds of a collective over `ranks`, in their order.
 
     `way_of(...).seconds(size_bytes)` are its seconds, 0.0 for one rank.  "hierarchical" and "tree"
     take the ranks of a host, and the hosts of a region, together, whatever the order.
     Raises:   ValueError: there is no such algorithm for it.
-              ClusterError: no such rank, one that stands there twice, or no link where a message
+              ClusterError: no such rank, one that is listed twice, or no link where a message
               goes.
     """
     if algorithm not in ALGORITHMS[what]:
@@ -182,7 +182,7 @@ def _all_reduce(group: Group, algorithm: Algorithm) -> CollectivePhases:
 
 
 def _all_gather(group: Group, algorithm: Algorithm) -> tuple[Phase, ...]:
-    """Return the phases of an all-gather; a reduce-scatter is its messages the other way.
+    """Return the phases of an all-gather; a reduce-scatter is its messages reversed.
 
     Each message then goes back, the last one first, and is added where it comes from.
     """

@@ -20,7 +20,7 @@ class Machine(NamedTuple):
 
 
 def detect(cgroup: Path = CGROUP) -> Machine:
-    """Return this machine: what this process may use of it, containers' limits included.
+    """Return this machine: what this process may use of it, container limits included.
 
     Accelerators are listed only when the caller has imported torch; torch is not imported for it.
     """
@@ -47,7 +47,7 @@ def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> 
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's name as it tells it, or else its architecture."""
+    """Return the processor's own name, or else its architecture."""
     lines = _lines(cpuinfo)
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine() or "cpu"

@@ -69,7 +69,7 @@ def _together(parts: Sequence[Messages]) -> Messages:
 def double_tree(group: Group) -> CollectivePhases:
     """Return the sum of each half of the bytes up a binary tree, and down again.
 
-    The ranks of a host stand in a tree, so do the hosts of a region and the regions.  Who adds in
+    The ranks of a host form a tree, so do the hosts of a region and the regions.  One that adds in
     one half's tree is mostly a leaf in the other's.  2 ceil(log2 n) rounds in a single host; chunks
     may follow each other, going up beside those that go down.  A round of a level is as slow as if
     all edges up to that level were in use; so this is no less than what the rounds take.
@@ -109,7 +109,7 @@ def _edges(members: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _parent(at: int, n: int) -> int:
-    """Return the place above `at` in the binary tree of n places with root 0; odd ones are leaves.
+    """Return the parent of `at` in the binary tree of n places with root 0; odd ones are leaves.
 
     The lowest bit of `at` moves up by one, or goes where that is no place of the tree.
     """
@@ -154,7 +154,7 @@ def level_by_level(group: Group, *, even: bool) -> tuple[Phase, ...]:
 def _across(
     group: Group, hosts: Sequence[int], weights: Sequence[float], own: Sequence[float]
 ) -> list[Phase]:
-    """Return the rounds of a ring of regions with so many `hosts` each.
+    """Return the rounds of a ring of regions with `hosts` each.
 
     weights: shares of the bytes that they bring; own: those that the host with most of it brings.
     All hosts of a region get an even part of what comes, and pass it on.
@@ -173,7 +173,7 @@ def _across(
 def spread_by_level(group: Group) -> tuple[Phase, ...]:
     """Return the phases of a broadcast: to all regions, to all their hosts, to all their ranks.
 
-    In each, those who have it send it on to one more, until all have it.
+    In each, those that have it send it on to one more, until all have it.
     """
     counts, phases = HostGroups.of(group), list[Phase]()
     numbers = len(counts.regions), max(map(len, counts.regions)), max(map(len, counts.members))

@@ -1,4 +1,4 @@
-"""Order: the hosts of a cluster in another order, which numbers its ranks anew."""
+"""Order: the hosts of a cluster in another order, which renumbers its ranks."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _FEW = 4  # groups of hosts, of which every order is tried: 24
 def placed(cluster: Cluster, hosts: Sequence[str]) -> Cluster:
     """Return `cluster` with the hosts of these names first, in this order, then the others.
 
-    Raises:   ClusterError: a host that is not there, or named twice.
+    Raises:   ClusterError: an unknown host, or one named twice.
     """
     by_name = {host.name: host for host in cluster.hosts}
     for name in hosts:
@@ -29,7 +29,7 @@ def host_orders(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
 
     Hosts with one kind of device in one region are alike and make a group; their own order stays.
     Up to four groups: every order of them, and where two or more have several hosts, also one host
-    of each group in turn (so that replicas get alike devices).  Else the order as it is, and
+    of each group in turn (so that replicas get like devices).  Else the order as it is, and
     reversed.
     """
     groups: dict[tuple[str, str], list[str]] = {}

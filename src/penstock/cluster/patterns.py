@@ -8,7 +8,7 @@ from penstock.cluster.rounds import Floats, Ints, Messages, sent
 
 
 def backwards(rounds: Sequence[Messages]) -> list[Messages]:
-    """Return the messages of all rounds the other way, the last round first."""
+    """Return the messages of all rounds reversed, the last round first."""
     return [messages.back() for messages in reversed(rounds)]
 
 
@@ -24,12 +24,12 @@ def doublings(n: int) -> int:
 
 
 def core_size(n: int) -> int:
-    """Return the greatest power of two that is not above n."""
+    """Return the largest power of two that is at most n."""
     return 1 << (n.bit_length() - 1)
 
 
 def _core_ranks(n: int) -> Ints:
-    """Return as many ranks as `core_size` says: of the first 2 (n - core) every other one."""
+    """Return `core_size` ranks: every other one of the first 2 (n - core), and the rest."""
     extra = n - core_size(n)
     return np.concatenate((np.arange(0, 2 * extra, 2), np.arange(2 * extra, n)))
 

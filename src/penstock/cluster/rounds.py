@@ -1,9 +1,9 @@
-"""Rounds: the seconds of messages that are sent at once, and of all rounds of a collective.
+"""Rounds: the seconds of messages sent at once, and of all rounds of a collective.
 
 A message takes latency_s + bytes / bytes_per_s of its link, where `bytes` are all that its busiest
 end has to pass in the same round.  Inside a host each rank is an end of its own; between hosts and
 across regions the network card of the host is one end for all its ranks.  Both directions are
-apart.  A round is over when its last message is there, and then the next one begins.
+separate.  A round is over when its last message has arrived; then the next one begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSIDE, BETWEEN, ACROSS = 0, 1, 2
 
 
 class Rounds(NamedTuple):
-    """So many rounds one after the other, as slow as their busiest messages on links of one level.
+    """A number of successive rounds, as slow as their busiest messages on links of one level.
 
     share  of the collective's bytes, which the busiest end passes in a round
     """
@@ -54,7 +54,7 @@ Phase: TypeAlias = tuple[Rounds, ...]  # side by side: it takes as long as the s
 
 @dataclass(frozen=True, slots=True)
 class CollectivePhases:
-    """How a collective goes: its phases, one after the other.
+    """How a collective proceeds: its phases, one after the other.
 
     steady  what every further chunk takes, where the bytes may be cut into chunks that follow each
             other through the phases; else nothing
@@ -99,12 +99,12 @@ class Messages(NamedTuple):
     share: Floats
 
     def back(self) -> Messages:
-        """Return the same messages the other way."""
+        """Return the same messages reversed."""
         return Messages(self.target, self.source, self.share)
 
 
 def sent(source: Ints, target: Ints, share: float | Floats) -> Messages:
-    """Return messages of a share that all have, or of one each."""
+    """Return messages that share one share, or have one each."""
     return Messages(source, target, np.broadcast_to(np.asarray(share, np.float64), source.shape))
 
 
@@ -121,7 +121,7 @@ class Group:
         return len(self.ranks)
 
     def link(self, level: int) -> Link:
-        """Return the link of a level on which some of the ranks stand to each other.
+        """Return the link of a level between some of the ranks.
 
         Raises:   ClusterError: the cluster has none.
         """
@@ -142,7 +142,7 @@ class Group:
 def group_of(cluster: Cluster, ranks: Sequence[int]) -> Group:
     """Return where `ranks` stand.
 
-    Raises:   ClusterError: no such rank, or one that stands there twice.
+    Raises:   ClusterError: no such rank, or one that is listed twice.
     """
     ranks = tuple(ranks)
     if len(set(ranks)) < len(ranks):

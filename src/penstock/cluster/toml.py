@@ -1,4 +1,4 @@
-"""TOML tables to frozen records of plain values and back; a fault is told with table and key."""
+"""TOML tables to frozen records of plain values and back; errors name table and key."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def check_keys(place: str, table: Mapping[str, Value], known: Sequence[str]) -> 
 
 
 def tables(document: Mapping[str, Value], name: str) -> Iterator[tuple[str, Value]]:
-    """Yield the place and the content of every [[name]] of the document; none is no fault.
+    """Yield the place and the content of every [[name]] of the document; none is fine.
 
     Raises:   ClusterError: `name` is not a list.
     """

@@ -12,7 +12,7 @@ from penstock.typed import damage, typed
 
 
 class _Family(NamedTuple):
-    """What a `model_type` does not say of itself."""
+    """What a `model_type` implies without saying so."""
 
     gated: bool
     tied: bool  # where the file does not say
@@ -55,7 +55,7 @@ def read_model(path: Path | str, *, sequence: int = 0) -> Transformer:
     kind = content.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        hint = f"known are {', '.join(_FAMILIES)}; or give the name of a model"
+        hint = f"known: {', '.join(_FAMILIES)}; or give the name of a model"
         raise EstimateError(f"{path} has model_type {kind!r}", hint=hint)
     with damage(str(path), EstimateError, hint="is this the config.json of a model?"):
         known = {key: content.get(key) for keys in _NAMES.values() for key in keys}
@@ -69,7 +69,7 @@ def read_model(path: Path | str, *, sequence: int = 0) -> Transformer:
     tokens = sequence or sizes["positions"]
     if family.learned_positions and tokens > sizes["positions"]:
         message = f"{tokens} tokens, and {path} has {sizes['positions']} learned positions"
-        raise EstimateError(message, hint="ask for a shorter --sequence")
+        raise EstimateError(message, hint="use a shorter --sequence")
     return Transformer(
         sizes["hidden"],
         sizes["blocks"],

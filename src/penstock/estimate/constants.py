@@ -109,7 +109,7 @@ class Constants:
     error    mean relative error of runs whose group was left out of the fit
     groups   by what they were left out
     seen     the ranges and choices fitted on
-    Raises:   EstimateError: a constant is missing, below zero or no number.
+    Raises:   EstimateError: a constant is missing, below zero or not a number.
     """
 
     quantity: Quantity
@@ -140,7 +140,7 @@ class Constants:
         return np.array([self.values[name] for name in names])
 
     def outside(self, run: TrainingRun) -> tuple[str, ...]:
-        """Return the features in which `run` is outside of what was fitted on."""
+        """Return the features in which `run` is outside what was fitted on."""
         own = features(run)
         return tuple(name for name, seen in self.seen.items() if not _within(own[name], seen))
 
@@ -185,5 +185,5 @@ def load(path: Path = SHIPPED) -> tuple[Constants, ...]:
     try:
         return typed(tuple[Constants, ...], document.get("constants"))
     except (MisfitError, EstimateError) as problem:
-        message = f"{path} is no table of constants: {problem}"
-        raise EstimateError(message, hint="make it again with bench.scoreboard") from problem
+        message = f"{path} is not a table of constants: {problem}"
+        raise EstimateError(message, hint="recreate it with bench.scoreboard") from problem

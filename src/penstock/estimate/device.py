@@ -74,4 +74,4 @@ def find_device(name: str) -> Device:
         if device.name == name:
             return device
     known = ", ".join(device.name for device in DEVICES)
-    raise EstimateError(f"no device is called {name!r}", hint=f"known are {known}")
+    raise EstimateError(f"no device is called {name!r}", hint=f"known: {known}")

@@ -1,4 +1,4 @@
-"""Either: what a formula needs to take one run or many: numbers, or arrays with a number a run.
+"""Either: what lets a formula take one run or many: numbers, or arrays with a number per run.
 
 Annotated as for one run, so that a formula reads, and is checked, as that of one; `Runs` (runs.py)
 puts arrays in their places.

@@ -22,14 +22,14 @@ _FEW = 1.5  # factor on the largest error, where runs are too few for a quantile
 def fit(samples: Sequence[Sample]) -> tuple[Constants, ...]:
     """Return constants of time, and of memory where it was measured, for each cluster.
 
-    Non-negative, near priors where the runs do not tell (solve.py).  The interval is that of
+    Non-negative, near priors where the runs leave them open (solve.py).  The interval is that of
     the relative errors of runs whose group was left out: the groups are models, else numbers of
     ranks, else single runs, whichever comes first with more than one.
 
     Raises:   EstimateError: there is no sample.
     """
     if not samples:
-        raise EstimateError("no run to fit on", hint="give at least one run that ended")
+        raise EstimateError("no run to fit on", hint="give at least one finished run")
     found: list[Constants] = []
     for cluster in sorted({sample.run.cluster for sample in samples}):
         own = [sample for sample in samples if sample.run.cluster == cluster]
@@ -113,7 +113,7 @@ def spread(ratio: Floats) -> float:
     The ceil(0.9 * (n + 1))-th smallest |log(predicted / measured)| of n values left out; with
     fewer than 9 of them, 1.5 times the largest.
 
-    Ignores:  that new runs may differ from those measured; who extrapolates is told so.
+    Ignores:  that new runs may differ from those measured; extrapolation is reported.
     Source:   split conformal prediction, arXiv:1604.04173.
     """
     errors = np.sort(np.abs(np.log(ratio)))

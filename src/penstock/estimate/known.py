@@ -67,7 +67,7 @@ def find_model(name: str, *, blocks: int = 0, sequence: int = 0) -> Transformer:
     """
     model = MODELS.get(name.lower())
     if model is None:
-        hint = f"known are {', '.join(sorted(MODELS))}"
+        hint = f"known: {', '.join(sorted(MODELS))}"
         raise EstimateError(f"no model is called {name!r}", hint=hint)
     longer = sequence or model.sequence
     positions = longer if model.positions else 0

@@ -1,4 +1,4 @@
-"""Layouts: how a row of each published set becomes a run, and what the file leaves unsaid.
+"""Layouts: how a row of each published set becomes a run, and what the file omits.
 
 What a file does not say is set as those who measured set it; each function says so.
 """
@@ -79,7 +79,7 @@ def _megatron(row: Line) -> Sample | None:
     """Megatron-LM's table: A100-80 (H100 if the source says so), full recompute.
 
     Sequence 2,048, vocabulary 51,200.  Seconds are from TFLOP/s by its formula,
-    96 B s l h^2 (1 + s / 6h + V / 16lh).  Micro-batch and interleaving are not told: taken as 1
+    96 B s l h^2 (1 + s / 6h + V / 16lh).  Micro-batch and interleaving are not given: taken as 1
     and none with pipelines, as the most up to 16 that leaves 4 micro-batches without.
     """
     tflops = row.measured("tflops_gpu")

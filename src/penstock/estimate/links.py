@@ -1,4 +1,4 @@
-"""Links: seconds of collectives at the rates of the datasheet, from where their ranks stand.
+"""Links: seconds of collectives at the rates of the datasheet, by where their ranks are.
 
 Ranks are numbered tensor first, then context, data and pipe, as Megatron numbers them; a host
 holds consecutive ranks.  No latency: messages are counted elsewhere.
@@ -17,7 +17,7 @@ def all_reduce_s(
     """Return the seconds of summing `size_bytes` over the ranks of an axis, in stage `at`.
 
     2 * (n - 1) / n * size / rate, as slow as the slowest link of the ring: inside a host, or
-    between hosts, where each of the ranks that stand together brings its share of the network.
+    between hosts, where each of the ranks on one host brings its share of the network.
     On a bus the ranks of a host share one rate.
 
     Ignores:  trees, which are faster for small sizes.

@@ -1,12 +1,12 @@
 """Memory: peak bytes of a run, as the largest over its stages and their moments.
 
-    states       weights, gradients, optimizer: no constant, they are what they are
+    states       weights, gradients, optimizer: no constant, they are exact
     activations  what the forwards of all micro-batches in flight keep for their backwards
     logits       numbers of the last stage's logits, times the bytes kept of each
-    gradient     numbers of the largest matrix, whose gradient is made beside everything else
+    gradient     numbers of the largest matrix, whose gradient is made on top of everything else
     buffers      GB for every rank of the host: context, libraries, buffers of messages to each
 
-In flight on stage s of S under 1F1B are min(S - s, M) micro-batches; never is a total divided
+In flight on stage s of S under 1F1B are min(S - s, M) micro-batches; a total is never divided
 by the number of stages.
 
 Ignores:  fragmentation; offloading.

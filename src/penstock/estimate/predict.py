@@ -1,4 +1,4 @@
-"""Predict: step time or peak memory of runs that nobody measured."""
+"""Predict: step time or peak memory of runs that were not measured."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class Estimate(NamedTuple):
     """A value in seconds or bytes, 9 times in 10 between `low` and `high`.
 
     cluster   whose constants were used
-    outside   the features in which the run is outside of what they were fitted on; the interval
+    outside   the features in which the run is outside what they were fitted on; the interval
               is then twice as wide on a logarithmic scale, and no promise
     """
 
@@ -29,9 +29,9 @@ class Estimate(NamedTuple):
 def predict(
     quantity: Quantity, runs: Sequence[TrainingRun], constants: Sequence[Constants]
 ) -> tuple[Estimate, ...]:
-    """Return an estimate for every run, by the constants of its own cluster or the most alike.
+    """Return an estimate for every run, by the constants of its own cluster or the most similar.
 
-    Most alike are those of the same device, recompute and sharding, then those outside of whose
+    Most similar are those of the same device, recompute and sharding, then those outside of whose
     ranges fewest sizes are, then those fitted on most runs.
 
     Raises:   EstimateError: there are no constants of this quantity.

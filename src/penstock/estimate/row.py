@@ -30,7 +30,7 @@ class Line:
     def number(self, column: str) -> float:
         """Return a cell as a positive number.
 
-        Raises:   EstimateError: it is none.
+        Raises:   EstimateError: it is not one.
         """
         try:
             value = float(self.text(column))
@@ -38,24 +38,24 @@ class Line:
             value = math.nan
         if not _LEAST <= value <= _LARGEST:
             message = f"{self.place}: {column} is {self.text(column)!r}, not a positive number"
-            raise EstimateError(message, hint="correct the cell, or take the row out")
+            raise EstimateError(message, hint="correct the cell, or remove the row")
         return value
 
     def integer(self, column: str) -> int:
         """Return a cell as a whole number of 1 or more.
 
-        Raises:   EstimateError: it is none.
+        Raises:   EstimateError: it is not one.
         """
         value = self.number(column)
         if value != int(value) or value > _MOST:
             message = f"{self.place}: {column} is {self.text(column)!r}, not a whole number"
-            raise EstimateError(message, hint="correct the cell, or take the row out")
+            raise EstimateError(message, hint="correct the cell, or remove the row")
         return int(value)
 
     def integers(self, column: str) -> list[int]:
-        """Return whole numbers that stand in a cell with slashes between.
+        """Return the whole numbers in a cell, separated by slashes.
 
-        Raises:   EstimateError: something else stands there.
+        Raises:   EstimateError: the cell holds something else.
         """
         parts = self.text(column).split("/")
         if not all(part.isdecimal() and len(part) < 10 for part in parts):
@@ -87,6 +87,6 @@ class Line:
         except ValueError:
             value = -1.0
         if value != 0 and not _LEAST <= value <= _LARGEST:
-            message = f"{self.place}: {column} is {text!r}, not a number that can be"
+            message = f"{self.place}: {column} is {text!r}, not a possible number"
             raise EstimateError(message, hint="leave the cell of a failed run empty")
         return value or None

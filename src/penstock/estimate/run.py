@@ -33,7 +33,7 @@ class TrainingRun:
     micro_batch        samples of one micro-batch on one replica
     num_micro_batches  micro-batches of one replica in a step
     interleave         chunks of blocks on a rank
-    sharding           what the ranks of `data` divide among them, each with what stands before
+    sharding           what the ranks of `data` divide among them, each with what comes before
     sequence_parallel  the tensor ranks also divide what lies between the products
     gradient_bytes     of one number of a gradient, kept and sent
     product_speed      of products in the blocks, in units of the 16-bit peak: 2 in 8 bits
@@ -91,7 +91,7 @@ class TrainingRun:
 
 
 def even(blocks: int, stages: int) -> tuple[int, ...]:
-    """Return `blocks` spread over `stages` as evenly as can be, the larger parts in the middle.
+    """Return `blocks` spread over `stages` as evenly as possible, the larger parts in the middle.
 
     First and last stage also hold the embedding and the head, so they get the smaller parts.
     Raises:   EstimateError: fewer than one stage, or more than blocks.

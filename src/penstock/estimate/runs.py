@@ -86,7 +86,7 @@ class Runs:
     def one(self, at: int, cluster: str = "") -> TrainingRun:
         """Return one of the runs.
 
-        Raises:   EstimateError: it cannot be.
+        Raises:   EstimateError: it is impossible.
         """
         return TrainingRun(
             self.model, cluster, self.stage_blocks, self.devices,

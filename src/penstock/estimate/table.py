@@ -25,7 +25,7 @@ def read(path: Path) -> RunTable:
     """Return what a file holds.
 
     Raises:   EstimateError: not there, no CSV, columns of no known layout, text where a number
-              must be, a configuration that cannot be, or no row that can be used.
+              must be, an impossible configuration, or no usable row.
     """
     head, rows = _cells(path)
     layout = next((layout for layout in LAYOUTS if layout.columns <= set(head)), None)
@@ -35,7 +35,7 @@ def read(path: Path) -> RunTable:
     samples = tuple(sample for sample in found if sample is not None)
     if not samples:
         message = f"{path} has no row to use: {len(rows)} rows, none with a measured time"
-        raise EstimateError(message, hint="give a file with at least one run that ended")
+        raise EstimateError(message, hint="give a file with at least one finished run")
     return RunTable(layout.name, samples, len(found) - len(samples))
 
 
@@ -55,7 +55,7 @@ def _cells(path: Path) -> tuple[list[str], list[Line]]:
         file = io.StringIO(content.decode("utf-8-sig"), newline="")
         lines = [line for line in csv.reader(file, strict=True) if any(line)]
     except (UnicodeDecodeError, csv.Error) as problem:
-        raise EstimateError(f"{path} is no CSV: {problem}", hint="give a CSV file") from problem
+        raise EstimateError(f"{path} is not CSV: {problem}", hint="give a CSV file") from problem
     if not lines:
         raise EstimateError(f"{path} is empty", hint="the first line must name the columns")
     head = [name.strip() for name in lines[0]]

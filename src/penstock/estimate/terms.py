@@ -40,7 +40,7 @@ POWER = 2.5
 
 
 class Terms(NamedTuple):
-    """Terms of many runs, stacked; alike stages of a run stand once.
+    """Terms of many runs, stacked; like stages of a run are listed once.
 
     lanes    lanes x stages x constants
     alike    stages that each row stands for

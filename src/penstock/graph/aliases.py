@@ -1,7 +1,7 @@
 """Aliases: memory that tensors of a model share without being one parameter.
 
 A run holds each parameter and buffer by itself.  So what changes in one of two that overlap
-would not change in the other.  Tied parameters are one tensor under two names and are none of
+would not change in the other.  Tied parameters are one tensor under two names and not among
 these, nor are parts of one flat tensor that do not overlap.
 """
 
@@ -89,7 +89,7 @@ Named = tuple[str, Tensor]
 
 
 def _pairs(named: Iterable[Named]) -> Iterator[tuple[Named, Named]]:
-    """Yield the pairs between whose ends in one storage there is something common."""
+    """Yield the pairs whose ranges in one storage overlap."""
     shared: dict[int, list[Named]] = {}
     for name, tensor in named:
         key = _key(tensor)
@@ -110,7 +110,7 @@ def _refuse_if_shared(one: Named, other: Named) -> None:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether some element lies in both."""
+    """Return whether they have an element in common."""
     if _key(one) is None or _key(one) != _key(other) or not one.numel() or not other.numel():
         return False
     (first, after), (start, end) = _extent(one), _extent(other)

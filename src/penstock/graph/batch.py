@@ -1,7 +1,7 @@
 """Batch: what a micro-batch must be to fit a traced step.
 
 A trace has no guards: it would take a batch of another shape, or another number beside the
-tensors, and give a wrong result without a word.  So every batch is compared with the traced one.
+tensors, and silently give a wrong result.  So every batch is compared with the traced one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +68,7 @@ class BatchKey:
         rows = enumerate(zip(found, self.leaves, strict=True))
         wrong = [(i, *pair) for i, pair in rows if _differ(*pair)]
         if any(isinstance(key, str) for _, key, _ in wrong):
-            hint = "what is no tensor is fixed when the step is traced: make it a tensor"
+            hint = "all but tensors are fixed when the step is traced: make it a tensor"
         parts = [f"{got} as leaf {i}, the step was traced for {key}" for i, got, key in wrong]
         return GraphError(f"this batch holds {'; '.join(parts)}", hint=hint)
 
@@ -76,7 +76,7 @@ class BatchKey:
 def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:
     """Return what hands over the leaves of a batch that fits exactly, and says whether it did.
 
-    It is an order of magnitude faster than flattening, for a batch is looked at in every step.
+    It is an order of magnitude faster than flattening, since every step checks a batch.
     None: the batch is not made of tensors in tuples, lists and dicts.
     """
     if spec.is_leaf():

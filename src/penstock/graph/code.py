@@ -169,7 +169,7 @@ def callable_of(target: Any) -> Callable[..., Any]:
 
 
 def micro_batch_seed(seed: int, micro_batch: int) -> int:
-    """Return the seed of the random ops of micro-batch number `micro_batch` of the whole run."""
+    """Return the seed of the random ops of micro-batch `micro_batch` of the whole run."""
     return (seed * 0x9E3779B97F4A7C15 + micro_batch * 0xBF58476D1CE4E5B9 + 1) & (2**63 - 1)
 
 

@@ -1,6 +1,6 @@
-"""Contents: what a micro-batch holds, whatever holds it, as tensors that nobody else writes into.
+"""Contents: what a micro-batch holds, in any container, as tensors that nothing else writes into.
 
-A batch is a tree: lists, tuples, dicts and what else torch opens; dataclasses; classes made from
+A batch is a tree: lists, tuples, dicts and all else that torch opens; dataclasses; subclasses of
 dict, UserDict (as BatchEncoding of transformers) and named tuples.  Its numpy arrays and numbers
 become tensors of the same dtype where it is read: the loss sees tensors, traced or not.
 """
@@ -81,7 +81,7 @@ def seen(batch: Any, device: torch.device) -> Any:
 
 
 def owned(leaf: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of `leaf` on `device` that nobody else writes into.
+    """Return a copy of `leaf` on `device` that nothing else writes into.
 
     Data may fill one buffer again and again; what is kept beyond the next read is copied.  The
     copy is laid out and aligned as the original is: products of matrices depend on it to the bit.

@@ -1,6 +1,6 @@
 """Cut: the traced step divided into stages at any set of cut points.
 
-Stages are found from what is asked of them.  The step's gradients ask each stage, from the first
+Stages are found from the demands on them.  The step's gradients ask each stage, from the first
 to the last, for gradients of its own weights and for those that lower stages want; these ask for
 values of the forward pass, which ask the stages before, from the last to the first.  What one
 stage asks of another is an edge between them.
@@ -97,7 +97,7 @@ class _Demands:
         )
 
     def asked(self, stage: int, edges: Sequence[StageEdge]) -> StageDemand:
-        """Return what is asked of one stage."""
+        """Return the demands on one stage."""
 
         def arriving(phase: Phase) -> frozenset[int]:
             rows = (e.values for e in edges if (e.kind, e.target) == (phase, stage))

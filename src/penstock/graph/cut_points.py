@@ -1,4 +1,4 @@
-"""Cut points: the places between two modules where little crosses, found in the graph."""
+"""Cut points: the places between two modules that few bytes cross, found in the graph."""
 
 import bisect
 import itertools
@@ -171,7 +171,7 @@ def _heavy(graph: Graph) -> list[int]:
 
 
 def _with_work(heavy: list[int], points: list[CutPoint]) -> list[CutPoint]:
-    """Drop all cuts but one between two `heavy` ops.
+    """Keep only one cut between two `heavy` ops.
 
     Then those that let more bytes cross than both their neighbours.
     """

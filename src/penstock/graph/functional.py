@@ -31,7 +31,7 @@ BACKWARD_OF_HIDDEN = (
 
 
 class UntraceableError(GraphError):
-    """A model that cannot run on fake tensors, as one whose control flow depends on data."""
+    """A model that cannot run on fake tensors, such as one whose control flow depends on data."""
 
 
 def functional_trace(

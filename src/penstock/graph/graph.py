@@ -179,7 +179,7 @@ class Graph:
     def load(cls, path: Path | str) -> "Graph":
         """Read a graph written by `save`.
 
-        Raises:   GraphError: the file is missing, damaged or no graph.
+        Raises:   GraphError: the file is missing, damaged or not a graph.
         """
         hint = "trace the job again"
         content = read_noun(path, GraphError, "graph", hint=hint)

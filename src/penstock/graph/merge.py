@@ -1,8 +1,8 @@
-"""Merge: consecutive micro-batches joined to one, where that computes the same gradient.
+"""Merge: consecutive micro-batches joined into one, where that gives the same gradient.
 
 Larger micro-batches make larger products and fewer calls; smaller ones make a smaller bubble
 and less memory.  Joining k of them along their first dimension leaves the gradient as it was
-if the loss is a mean over samples that do not see each other, which is tried, not believed.
+if the loss is a mean over independent samples, which is tested, not assumed.
 """
 
 import itertools
@@ -24,9 +24,9 @@ _TOLERANCE = 1e-4  # of gradients, relative; sums are made in another order
 
 
 def merged(job: Job, count: int) -> Job:
-    """Return `job` with `count` consecutive micro-batches joined to one.
+    """Return `job` with `count` consecutive micro-batches joined into one.
 
-    Raises:   GraphError: a step's micro-batches cannot be shared out so; the call of its data:
+    Raises:   GraphError: a step's micro-batches cannot be divided so; the call of its data:
               leaves that cannot be joined.
     """
     if count == 1:
@@ -82,7 +82,7 @@ def _joined(leaves: tuple[Any, ...]) -> Any:
 def merges(job: Job, graph: Graph, count: int) -> bool:
     """Return whether joining `count` micro-batches gives the same gradient, by trying it.
 
-    A step that draws random numbers or updates buffers is refused without a try: its
+    A step that draws random numbers or updates buffers is refused untried: its
     micro-batches are not independent of how they are cut.
     """
     if job.micro_batches % count or graph.effects():

@@ -1,4 +1,4 @@
-"""Optimizer: the job's optimizer, made once of the whole model, and lent the tensors of a run.
+"""Optimizer: the job's optimizer, made once for the whole model, and lent the tensors of a run.
 
 What the job's function is given are the parameters of a module, in its order and with their names,
 so that groups by index, name or identity, closures over the module and attributes on parameters
@@ -30,7 +30,7 @@ _alone = threading.RLock()  # modules may be shared by the threads of a process
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeOptimizer:
-    """An optimizer and the module whose parameters it was made of."""
+    """An optimizer and the module whose parameters it was made from."""
 
     optimizer: Optimizer
     model: nn.Module
@@ -42,7 +42,7 @@ class WholeOptimizer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every parameter is known to be updated by itself: one of torch's, as it is."""
+        """Whether every parameter is known to be updated by itself: one of torch's, unmodified."""
         kind = type(self.optimizer)
         if getattr(kind, "penstock_plain", False):
             return True
@@ -58,7 +58,7 @@ def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> Whol
     before, with the same values: one that keeps the last module it has built then finds this one.
     is_new:   says that `model` is the last that was built.
 
-    Raises:   JobError: it is none, cannot run here, or holds parameters that it was not given.
+    Raises:   JobError: it is not one, cannot run here, or holds parameters that it was not given.
     """
     with _alone:
         whole = _made(job, model)
@@ -67,7 +67,9 @@ def whole_optimizer(job: Job, model: nn.Module, *, is_new: bool = False) -> Whol
     if foreign := _foreign(whole):
         what = "parameter that is" if foreign == 1 else "parameters that are"
         message = f"the job's optimizer holds {foreign} {what} not among those it was given"
-        hint = "make it of those: optimizer=lambda parameters: AdamW(parameters); see docs/job.md"
+        hint = (
+            "build it from those: optimizer=lambda parameters: AdamW(parameters); see docs/job.md"
+        )
         raise JobError(message, hint=hint)
     return whole
 
@@ -175,8 +177,8 @@ def _check(optimizer: object) -> None:
     step = _compat.without_scheduler(vars(optimizer)).get("step")
     needed = needed_arguments(step) if step else needed_arguments(type(optimizer).step)[1:]
     if isinstance(optimizer, LBFGS) or needed:
-        message = f"a step of the job's optimizer, {name}, computes the loss itself by a closure"
-        raise JobError(message, hint="use one whose step() needs the gradients only")
+        message = f"a step of the job's optimizer, {name}, computes the loss itself with a closure"
+        raise JobError(message, hint="use one whose step() needs only the gradients")
 
 
 def needed_arguments(function: Callable[..., object]) -> list[str]:
@@ -245,7 +247,7 @@ class Loan:
     def run(self, gradients: Mapping[str, Tensor], step: Callable[[], object]) -> None:
         """Call `step` while the module has the values lent, and these gradients or none.
 
-        Raises:   RunError: it has given a parameter another shape or dtype.
+        Raises:   RunError: it gave a parameter another shape or dtype.
         """
         given = [gradients.get(name) for name in self.names]
         with _alone:

@@ -17,7 +17,7 @@ from penstock.graph.graph import Graph, Phase
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
-    """The ops of a graph, shared out among stages.
+    """The ops of a graph, divided among stages.
 
     stage_of:   of each node; for inputs and free ops it means nothing.
     repeated:   of each stage, the free ops that its forward pass computes in any case.
@@ -67,7 +67,7 @@ class Owners:
 
 
 def owners_of(graph: Graph, places: Sequence[int]) -> Owners:
-    """Return who owns what if `graph` is cut before the nodes `places`."""
+    """Return which stage owns what if `graph` is cut before the nodes `places`."""
     free = tuple(free_ops(graph))
     stage_of = _stages_of_nodes(graph, places, free)
     count = len(places) + 1

@@ -37,7 +37,7 @@ def rows_of(graph: fx.Graph, placeholders: Sequence[Placeholder]) -> tuple[Node,
             where = f"module {node.module}" if node.module else "the model"
             raise GraphError(
                 f"the backward pass of {where} {does} ({node.target})",
-                hint="take torch.utils.checkpoint out of the model: a plan can recompute stages",
+                hint="remove torch.utils.checkpoint from the model: a plan can recompute stages",
             )
     return rows
 

@@ -1,4 +1,4 @@
-"""Segments: the F, B, I and W of one stage, from what is asked of it.
+"""Segments: the F, B, I and W of one stage, from the demands on it.
 
 - F computes what later stages, the backward pass and the loss need.
 - B computes the gradients sent to other stages and those of the stage's own weights.

@@ -99,7 +99,7 @@ def capture(job: Job) -> Capture:
 
 
 def _run_eagerly(job: Job) -> tuple[str, ...]:
-    """Compute the loss of the first batch without tracing: what fails here is the job's own fault.
+    """Compute the loss of the first batch without tracing: failures here are the job's own.
 
     Return the names of its figures.
 
@@ -272,7 +272,7 @@ class _TracedStep:
         )
 
     def _key(self) -> tuple[str, ...]:
-        """Return all that the trace took for granted, as text."""
+        """Return all that the trace assumed, as text."""
         others = [key for key in self.key.leaves if isinstance(key, str)]
         modules = list(self.model.modules())
         training = sum(module.training for module in modules)
@@ -320,8 +320,8 @@ def loss_of(job: Job, model: nn.Module, batch: Any) -> Tensor:
 def loss_and_figures(job: Job, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Return the job's loss under its autocast, and the figures that it gives beside it, by name.
 
-    Raises:   JobError: it is no scalar tensor that depends on a trainable parameter; a figure is
-              no number, or has a name that is none.
+    Raises:   JobError: it is not a scalar tensor that depends on a trainable parameter; a figure is
+              not a number, or has an invalid name.
     """
     with autocast(job, model):
         told: Any = job.loss(model, batch)

@@ -1,4 +1,4 @@
-"""Traced: a Graph that still knows the job it was traced from, for who measures it next."""
+"""Traced: a Graph that still knows the job it was traced from, for whoever measures it next."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -47,5 +47,5 @@ def capture_of(graph: Graph, job: Job | None) -> "tuple[Capture, Job]":
     captured = capture(job)
     if captured.graph.digest != graph.digest:
         message = f"the job traces to graph {captured.graph.digest}, not to {graph.digest}"
-        raise GraphError(message, hint="trace this job, and plan anew")
+        raise GraphError(message, hint="trace this job, and plan again")
     return captured, job

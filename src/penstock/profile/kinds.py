@@ -64,7 +64,7 @@ def save_profiles(profiles: Iterable[Profile], path: Path | str) -> None:
 def load_profiles(path: Path | str) -> tuple[Profile, ...]:
     """Read what `save_profiles` or `Profile.save` wrote.
 
-    Raises:   ProfileError: missing, damaged or no profile.
+    Raises:   ProfileError: missing, damaged or not a profile.
     """
     content = read_json(path, ProfileError, "profile")
     if content.get("penstock") != "profiles":

@@ -312,7 +312,7 @@ def optimizer_state(capture: Capture, job: Job) -> float:
     """Return the bytes of optimizer state per byte of parameter, by one step on small stand-ins.
 
     A stand-in has at most 64 in each dimension; states of one number are not counted.
-    Ignores:  states that grow otherwise than the weights, as Adafactor's rows and columns.
+    Ignores:  states that grow differently from the weights, such as Adafactor's rows and columns.
     """
     trained = [n for n, p in capture.model.named_parameters() if p.requires_grad]
     with stand_ins(capture.model, 64) as values:

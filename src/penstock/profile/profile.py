@@ -41,7 +41,7 @@ class Profile:
     update_workspace_per_byte:   held while the optimizer runs, per byte of parameter.
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte:           moving something to far memory, or back.
-    kind:       name of the device kind of a cluster that it is of; "" for any.
+    kind:       name of the cluster's device kind that it describes; "" for any.
     """
 
     graph: str
@@ -98,7 +98,7 @@ class Profile:
     def load(cls, path: Path | str) -> "Profile":
         """Read a profile written by `save`.
 
-        Raises:   ProfileError: missing, damaged or no profile.
+        Raises:   ProfileError: missing, damaged or not a profile.
         """
         return cls.from_json(read_json(path, ProfileError, "profile"), path)
 
@@ -106,7 +106,7 @@ class Profile:
     def from_json(cls, content: Json, path: Path | str) -> "Profile":
         """Return the profile that `content` says, as `to_json` gave it; it was read from `path`.
 
-        Raises:   ProfileError: damaged or no profile.
+        Raises:   ProfileError: damaged or not a profile.
         """
         if not isinstance(content, dict) or content.get("penstock") != "profile":
             raise ProfileError(f"{path} is JSON, but no profile", hint="measure again")

@@ -1,6 +1,6 @@
 """Store: profiles kept in a folder, so that nothing is measured twice and a stale one is noticed.
 
-A profile is found again by what it is of: the graph, the optimizer and the ranks beside.  It is
+A profile is found again by what it describes: the graph, the optimizer and the ranks beside.  It is
 stale if another device or other versions made it.  A folder that cannot be used costs the time
 of measuring, never the run.
 """
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class ProfileKey(NamedTuple):
-    """What a profile must be of, and what must have made it.
+    """What a profile must describe, and what must have made it.
 
     optimizer:  its class and settings as text; the graph does not know it.
     """
@@ -78,13 +78,13 @@ def keep(folder: Path, wanted: ProfileKey, profile: Profile) -> None:
     try:
         profile.save(wanted.path_in(folder))
     except OSError as problem:
-        log.warning("the profile is not kept for the next time, in %s: %s", folder, problem)
+        log.warning("the profile could not be kept in %s: %s", folder, problem)
 
 
 def link_of(folder: Path | None, measure: Callable[[], Link], tell: Callable[[Path], None]) -> Link:
     """Return the link between two ranks of this host: the one kept in `folder`, or a new one.
 
-    tell:     is told of the file of a kept one.
+    tell:     called with the file of a kept one.
     """
     if folder is None:
         return measure()
@@ -102,7 +102,7 @@ def link_of(folder: Path | None, measure: Callable[[], Link], tell: Callable[[Pa
     try:
         replace(Cluster.here(2), inside=link).save(path)
     except OSError as problem:
-        log.warning("the link is not kept for the next time, in %s: %s", folder, problem)
+        log.warning("the link could not be kept in %s: %s", folder, problem)
     return link
 
 
@@ -116,7 +116,7 @@ def measured(
 ) -> Profile:
     """Return the profile of `capture` on this machine: the one kept in `folder`, or a new one.
 
-    tell:     is told of the file of a kept one.
+    tell:     called with the file of a kept one.
     Raises:   what `measure` raises.
     """
     from penstock.profile.measure import measure

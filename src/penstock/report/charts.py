@@ -65,7 +65,7 @@ def chart(
 ) -> Markup:
     """Return an SVG of curves and levels, thinned to its pixels; no peak is lost.
 
-    A value that is no number breaks its curve.  Values above a given `y.high` leave the picture.
+    A value that is not a number breaks its curve.  Values above a given `y.high` are not drawn.
     """
     frame = _frame(curves, levels, (x, y), size)
     return tag(

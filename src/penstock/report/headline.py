@@ -68,7 +68,7 @@ def headline(inputs: Inputs) -> Iterator[Markup]:
     """Yield the headline figures and what a reader must know before believing them."""
     yield tag("dl", *_cards(inputs), class_="cards")
     if inputs.checked is not None:
-        yield tag("p", f"Held against the plain loop: {inputs.checked}.", class_="note")
+        yield tag("p", f"Compared with the plain loop: {inputs.checked}.", class_="note")
     if inputs.predicted is None:
         yield tag("p", NO_PREDICTION, class_="note")
     if inputs.measured is None:

@@ -23,10 +23,8 @@ from penstock.timeline import (
 from penstock.typed import Endless, damage, typed
 
 RESUME = "let the run finish (`penstock train ... --resume`), or give another folder"
-DAMAGED = "the file is damaged; run again, or take the file away and resume"
-_Time: TypeAlias = Annotated[
-    float, Meta(ge=0, le=1e15, description="a time with which one can reckon")
-]
+DAMAGED = "the file is damaged; run again, or remove the file and resume"
+_Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e15, description="a usable time")]
 _Sizes: TypeAlias = float | tuple[float, ...] | None
 
 
@@ -44,7 +42,7 @@ class _MetricsLine:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """The figures of a summary that are no facts of the job; `breakdown` is read by its noun."""
+    """The figures of a summary that are not facts of the job; `breakdown` has its own reader."""
 
     val_loss: Endless | None = None
     checked: str | None = None
@@ -58,7 +56,7 @@ class _Summary:
 
 
 class StepFigures(NamedTuple):
-    """The figures of one optimizer step; a loss may be no number."""
+    """The figures of one optimizer step; a loss may be nan or infinite."""
 
     step: int
     loss: float
@@ -77,10 +75,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that a page shows; a part that is not there is None or empty.
+    """All that a page shows; a missing part is None or empty.
 
     peak_bytes and cap_bytes are per rank; facts are what the job reports, by name; checked is
-    how the run was held against the plain loop.
+    how the run was compared with the plain loop.
     """
 
     title: str
@@ -104,13 +102,13 @@ class Inputs:
 
     @property
     def num_ranks(self) -> int:
-        """Return the greatest number of ranks that a part speaks of."""
+        """Return the largest number of ranks that a part mentions."""
         counts = [timeline.num_ranks for _, timeline in self.clocks]
         return max([*counts, *map(len, self.peak_bytes)], default=0)
 
     @property
     def nats(self) -> tuple[tuple[str, float], ...]:
-        """Return the job's figures that can stand beside a loss: their names end in "_nats"."""
+        """Return the job's figures comparable with a loss: their names end in "_nats"."""
         pairs = (pair for pair in self.facts if pair[0].endswith("_nats"))
         return tuple((name, value) for name, value in pairs if isinstance(value, float))
 
@@ -129,7 +127,7 @@ def inputs_of(
 ) -> Inputs:
     """Return what a report is made of; figures that `summary` lacks come from timelines and plan.
 
-    Raises:   ReportError: a figure that is no number.
+    Raises:   ReportError: a figure that is not a number.
     """
     predicted, measured = timelines
     with damage("the summary", ReportError, hint=DAMAGED):
@@ -171,9 +169,9 @@ def _breakdown(content: Json) -> Breakdown | None:
 
 
 def steps_of(metrics: Iterable[Mapping[str, Json]]) -> tuple[StepFigures, ...]:
-    """Return the steps in order; of a step that was done twice (after a resume) the last stands.
+    """Return the steps in order; of a step done twice (after a resume) the last counts.
 
-    Raises:   ReportError: no step, loss or seconds, or one that is no number.
+    Raises:   ReportError: no step, loss or seconds, or one that is not a number.
     """
     steps: dict[int, StepFigures] = {}
     for at, line in enumerate(metrics):

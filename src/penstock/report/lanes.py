@@ -1,4 +1,4 @@
-"""Lanes: the picture of the timelines, one under the other on the same time scale.
+"""Lanes: the picture of the timelines, one above the other on the same time scale.
 
 One path per kind of action and clock, not one element per span.  Area is time: a span at least
 2 pixels wide is a rectangle; narrower ones fill their pixel columns from below, by the share of
@@ -64,7 +64,7 @@ class Picture(NamedTuple):
 
 
 class _LaneFrame(NamedTuple):
-    """What the blocks of all clocks have in common."""
+    """What the blocks of all clocks share."""
 
     ranks: tuple[int, ...]
     lanes: tuple[tuple[Lane, ...], ...]  # of every rank, from above

@@ -49,7 +49,7 @@ def report(
 
     measured:  what `run` returned, or a timeline alone; `metrics` and `summary`, where given,
                stand instead of what it says.
-    Raises:    ReportError: a figure that is no number.
+    Raises:    ReportError: a figure that is not a number.
     """
     if measured is None or isinstance(measured, Timeline):
         timeline = measured

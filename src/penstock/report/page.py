@@ -1,4 +1,4 @@
-"""Page: the sections of a report, put together to one HTML document that needs nothing else."""
+"""Page: the sections of a report, put together into one HTML document that needs nothing else."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ SECTIONS = (headline, timelines, wall, times, memory, training, plan, about)  # 
 def page(inputs: Inputs) -> str:
     """Return the document.
 
-    It asks nothing of a network (its content policy forbids it), runs no script but its own, and
+    It uses no network (its content policy forbids it), runs no script but its own, and
     shows pictures and tables without that too.
     """
     title = inputs.title or "Penstock report"

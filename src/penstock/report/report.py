@@ -41,7 +41,7 @@ def report(
     metrics:  for each step `step`, `loss`, `seconds`, and perhaps `samples_per_second` and
               `tokens_per_second`.
     summary:  figures of the end, as in summary.json (docs/report.md).
-    Raises:   ReportError: a figure that is no number.
+    Raises:   ReportError: a figure that is not a number.
     """
     return _report(inputs_of(plan, (predicted, measured), metrics, summary or {}, title))
 

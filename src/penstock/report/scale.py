@@ -62,7 +62,7 @@ def ticks(low: float, high: float, *, about: int = 5, binary: bool = False) -> t
 
 
 def tick_step(length: float, about: int, *, binary: bool = False) -> float:
-    """Return the least round distance with at most `about` of it in `length`; 0.0 for none."""
+    """Return the smallest round distance with at most `about` of it in `length`; 0.0 for none."""
     least = length / about
     if not 1e-290 < least < 1e290:
         return 0.0

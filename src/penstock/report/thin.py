@@ -64,7 +64,7 @@ def drawn_spans(timeline: Timeline, drawn: Drawn) -> Spans:
 def envelope(xs: Floats, ys: Floats, *, columns: int) -> NDArray[np.int64]:
     """Return the indices of at most 4 * `columns` points, for a curve `columns` pixels wide.
 
-    `xs` does not decrease.  Of every column: its first and last point, its least and its greatest;
+    `xs` does not decrease.  Of every column: its first and last point, its minimum and its maximum;
     so no peak is lost.
     """
     if len(xs) <= 4 * columns:

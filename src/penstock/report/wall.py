@@ -1,4 +1,4 @@
-"""Wall: where the wall time of the run went, a bar per rank, and what held it up."""
+"""Wall: where the wall time of the run went, a bar per rank, and its bottleneck."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def wall(inputs: Inputs) -> Iterator[Markup]:
 
 
 def predicted_of(inputs: Inputs) -> Breakdown | None:
-    """Return the breakdown of the predicted timeline, if it is of as many ranks."""
+    """Return the breakdown of the predicted timeline, if it has as many ranks."""
     found = None if inputs.predicted is None else breakdown_of(inputs.predicted)
     if found is None or inputs.breakdown is None:
         return None
@@ -86,7 +86,7 @@ def predicted_of(inputs: Inputs) -> Breakdown | None:
 
 
 def found_in(inputs: Inputs) -> Bottleneck | None:
-    """Return the run's bottleneck; None where nothing is known of its wall time."""
+    """Return the run's bottleneck; None where its wall time is unknown."""
     if inputs.breakdown is None:
         return None
     return bottleneck(inputs.breakdown, predicted_of(inputs))
@@ -193,9 +193,9 @@ def _table(measured: Breakdown, predicted: Breakdown | None) -> Markup:
     steps = _figures(measured, predicted, PARTS[:-1])
     rows.append(_table_row("a step", steps, measured, unit, last=True))
     once_s = max(measured.of("once"))
-    label = "Seconds of a step by part: mean of the ranks, and the rank that has most"
+    label = "Seconds of a step by part: mean of the ranks, and the rank with the most"
     note = (
-        f"Mean of the ranks.  Beside it the run took {seconds_text(once_s)} for the first step, the"
+        f"Mean of the ranks.  Besides, the run took {seconds_text(once_s)} for the first step, the"
         " one under the memory profiler, and the last checkpoint."
     )
     return join([table(label, head, rows), tag("p", note)])

@@ -1,6 +1,6 @@
 """Autopsy: where the first number that is not finite came from.
 
-The weights that ranks left are looked at first: a parameter that is not finite already names
+The weights that ranks left are checked first: a parameter that is not finite already names
 itself.  Then the data; then the micro-batch is run once more, eagerly, with every op watched.
 
 Ignores:  what gives infinity on purpose (a mask); an infinity that becomes no NaN and no loss.
@@ -26,16 +26,16 @@ from penstock.runtime.eager import load_model
 from penstock.runtime.finite import NotFinite, NotFiniteError, all_finite
 
 _LOWER = "lower the learning rate, warm it up, or set Job.clip_norm"
-_DATA = "leave such samples out, or mend what makes them"
+_DATA = "leave such samples out, or fix what makes them"
 _LINE = "keep that op in its range (an epsilon, a clamp), or lower the learning rate"
-_HALF = 'take autocast="bfloat16", whose range is that of float32'
+_HALF = 'use autocast="bfloat16", whose range is that of float32'
 _AGAIN = "does the job's data differ from call to call, or its model keep state of its own?"
 _ON_PURPOSE = ("full", "fill", "masked_fill", "where", "scalar_tensor", "lift_fresh", "copy")
 _UNSET = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
 
 def explained(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> NotFiniteError:
-    """Return the error to tell: what was found, where it came from, and a hint.
+    """Return the error to report: what was found, where it came from, and a hint.
 
     tensors:  what the ranks left, as in a checkpoint; the run's own, its optimizer's left out.
     """
@@ -58,7 +58,7 @@ def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> tuple[s
                 return f"{_what(kind)} {name} is not finite {after}: {_numbers(value)}", _LOWER
             if value.isnan().any():
                 text = f"{_what(kind)} {name} is so from the start: {_numbers(value)}"
-                return text, "look at what `model` builds, or at the file that it loads"
+                return text, "check what `model` builds, or the file that it loads"
     missing = [name for name in first if not any(key.endswith(f"/{name}") for key in tensors)]
     if missing:
         return f"the weights of that moment could not be kept: {missing[0]} is missing", _LOWER
@@ -179,7 +179,7 @@ class _Paths:
 
 
 class _FirstNotFinite(_compat.DispatchMode):
-    """Notes the first op that makes an infinity of finite numbers, and the first that makes nan."""
+    """Notes the first op that makes infinity from finite numbers, and the first that makes nan."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
@@ -220,7 +220,7 @@ def _floats(values: Any) -> list[Tensor]:
 
 
 def _first(before: Sequence[tuple[bool, bool]], made: Sequence[Tensor]) -> bool:
-    """Return whether an op gets finite numbers only, and does not give such."""
+    """Return whether an op gets only finite numbers and returns others."""
     return all(ok for _, ok in before) and not all(map(all_finite, made))
 
 

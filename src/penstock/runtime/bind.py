@@ -2,7 +2,7 @@
 
 Binding looks up everything that can be known beforehand: the function of each segment, the
 tensors of each version, the ends of each channel, where every value goes.  A call that runs
-has only to take its inputs, compute, and pass its results on.
+only has to take its inputs, compute, and pass its results on.
 """
 
 from collections import defaultdict, deque
@@ -58,7 +58,7 @@ def _check_clipping(rank: "Rank", program: Program) -> None:
     if program.clip == (limit is not None) or not rank.stages.has_gradients:
         return
     if program.clip:
-        message = "the plan clips gradients, and the job does not say to which norm"
+        message = "the plan clips gradients, but the job does not say to which norm"
         raise RunError(message, hint="set Job.clip_norm, or make the plan again")
     message = f"the job clips gradients to norm {limit:g}, and the plan does not"
     raise RunError(message, hint="make the plan again, or set Job.clip_norm to None")

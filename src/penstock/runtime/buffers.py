@@ -3,9 +3,9 @@
 A buffer is linear if its next value is c * old + x, where c is one number and neither x nor the
 loss, a gradient or another buffer depends on the old value: the running statistics of a batch
 norm, counters, sums, moving averages that nothing reads.  Copies of a stage can carry those
-exactly (carried.py).  Any other one has to see all micro-batches in order, in one place.
+exactly (carried.py).  Any other has to see all micro-batches in order, in one place.
 
-Neither is believed.  The uncut model runs eagerly on two micro-batches, the first time so that it
+Neither is assumed.  The uncut model runs eagerly on two micro-batches, the first time so that it
 is seen what reads what (flow.py), then with other values in the buffers: the loss and every
 gradient must keep all their bits, and c must be the same everywhere.
 """
@@ -39,7 +39,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class BufferLaw:
-    """What forward makes of a buffer: coefficient * old + new; None if only order tells.
+    """What forward makes of a buffer: coefficient * old + new; None if the order matters.
 
     why:  what was found that leaves nothing but the order.
     """
@@ -60,7 +60,7 @@ def buffer_laws(job: Job, capture: Capture | None = None) -> dict[str, BufferLaw
     """Return the law of every buffer that forward writes, by its name in the model.
 
     capture:  the traced step, if there is one: without writes there, nothing is run.
-    Frozen parameters that forward writes, as a teacher's, count as buffers.  It costs at most
+    Frozen parameters that forward writes, such as a teacher's, count as buffers.  It costs at most
     four micro-batches of the uncut model in this process, two of them without a backward.
 
     Raises:   JobError: the model or the loss raises, or there is no data.
@@ -91,7 +91,7 @@ def fixed_for(job: Job, laws: Laws, fixed: Fixed) -> tuple[Fixed, Decision | Non
 
 
 def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
-    """Raise unless plan and job mean the same by the buffers that forward writes.
+    """Raise unless plan and job agree on the buffers that forward writes.
 
     Raises:   PlanError: in one of them each replica has its own, in the other not.
     """
@@ -103,7 +103,7 @@ def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
 
 
 def _listed(laws: Laws) -> str:
-    """Return the laws in words, each with the first names of which it holds."""
+    """Return the laws in words, each with the first names to which it applies."""
     names: dict[str, list[str]] = {}
     for name, law in laws.items():
         names.setdefault(str(law), []).append(name)
@@ -130,7 +130,7 @@ class _Kept:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Give each tensor its place back, and its first value or that of `values`."""
+        """Restore each tensor to its place, with its first value or that of `values`."""
         with torch.no_grad():
             for name, value in {**self.first, **values}.items():
                 path, _, leaf = name.rpartition(".")
@@ -189,7 +189,7 @@ class _BufferProbe:
     ) -> _StepOutput:
         """Run micro-batch `at` with `values` in the buffers, the others as they were first.
 
-        The second one without its backward: of the gradients the first one tells.
+        The second one without its backward: the first one shows the gradients.
         """
         self.kept.put(values)
         self.model.zero_grad(set_to_none=True)
@@ -284,7 +284,7 @@ def _same_outputs(a: _StepOutput, b: _StepOutput) -> bool:
 
 
 def _others(value: Tensor, source: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a value that is near, one far away, and one as far on the other side."""
+    """Return a near value, a distant one, and one as distant on the other side."""
     dtype = value.dtype
     if dtype == torch.bool:
         return ~value, torch.ones_like(value), torch.zeros_like(value)
@@ -335,7 +335,7 @@ def _whole_law(old: Four, new: Four) -> BufferLaw | None:
 
 
 def _rounded(ratio: float, dtype: torch.dtype) -> float:
-    """Return the number that was meant: a short decimal if one is within a rounding of `ratio`.
+    """Return the number meant: a short decimal if one is within rounding of `ratio`.
 
     Or what it becomes in `dtype`, if that is nearer: which of them is used is up to the op.
     """

@@ -1,4 +1,4 @@
-"""Calls: one call of a rank's flat list, and what a rank tells of a finished step."""
+"""Calls: one call of a rank's flat list, and what a rank reports of a finished step."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ Quiet = Literal["data", "take", "post", "versions", "tell"]  # lanes that no tim
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One call of the flat list, how it is shown in a timeline, and whom it is about.
+    """One call of the flat list, how it is shown in a timeline, and whom it concerns.
 
     lane:   also reading data, taking a message, announcing that it will be taken, making the
             versions of weights that are read, and telling of a step that has no update.

@@ -5,7 +5,7 @@ micro-batches p before T, and c^T times its first value, in whatever order these
 each copy holds the part of its own micro-batches, and a number `at`: the part counts as after
 micro-batch at - 1.  Before F of micro-batch p the part is multiplied by c^(p - at), F makes
 c * part + x of it, and then `at` is p + 1.  The whole is the sum over copies of
-c^(T - at) * part; it is made where somebody asks for it, and no message is sent before.
+c^(T - at) * part; it is made only on request, and no message is sent before.
 
 Where p is less than `at`, F finds zeros and its x is added, times c^(at - 1 - p).
 Parts are added in float64: the whole differs from the plain loop's buffer by the rounding of the
@@ -103,10 +103,10 @@ def _is_mixed_up(programs: Sequence[Program], stage: int) -> bool:
 
 
 def in_order(name: str, law: BufferLaw, but: str) -> PlanError:
-    """Return the error that a buffer cannot be carried, `but` something asks for it."""
+    """Return the error that a buffer cannot be carried, `but` something requires it."""
     return PlanError(
         f"buffer {name} has to see every micro-batch in order ({law.why}), and {but}",
-        hint='use one replica and a schedule as one_f_one_b, or set Job.buffers="per replica"',
+        hint='use one replica and a schedule such as one_f_one_b, or set Job.buffers="per replica"',
     )
 
 
@@ -137,7 +137,7 @@ class Carried:
             self.at, self.is_joined = number, False
 
     def before(self, number: int) -> None:
-        """Make ready for F of micro-batch `number`."""
+        """Prepare for F of micro-batch `number`."""
         tensors = self.tensors()
         if self.is_whole and not self.is_first:
             for tensor in tensors:
@@ -210,7 +210,7 @@ def _power(coefficient: float, count: int) -> float:
 
 
 def _times(tensor: Tensor, factor: float) -> None:
-    """Multiply in place; by 0 also what is no number."""
+    """Multiply in place; by 0 also infinities and nan."""
     if factor == 0.0:
         tensor.zero_()
     elif factor != 1.0:

@@ -4,7 +4,7 @@
                   rank-0.safetensors, rank-1.safetensors, ...    tensors by key
 
 Every rank of the first replica writes its own part into a hidden folder; when all are done one
-rank writes state.json and renames the folder.  A folder with that name is complete, whoever is
+rank writes state.json and renames the folder.  A folder with that name is complete, whatever is
 killed when.  Ranks on several hosts need a folder that all of them see.
 """
 
@@ -108,14 +108,14 @@ def _writing(folder: Path) -> Generator[None]:
     try:
         yield
     except (SafetensorError, OSError) as problem:
-        hint = "make room, or give another place; the checkpoints before it are whole"
+        hint = "free some space, or choose another place; earlier checkpoints are intact"
         raise CheckpointError(
             f"cannot write checkpoint {folder}: {problem}", hint=hint
         ) from problem
 
 
 def _flush(path: Path) -> None:
-    """Return when a file, or the names in a folder, would survive a loss of power."""
+    """Return once a file, or the names in a folder, would survive a loss of power."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -147,7 +147,7 @@ def keep_newest(checkpoints: Path, count: int = 2) -> None:
 
 
 def keep_best(checkpoints: Path, step: int, value: float) -> None:
-    """Keep the checkpoint after `step` steps as the best one, if no value before was less.
+    """Keep the checkpoint after `step` steps as the best one, if no earlier value was lower.
 
     Its files are the same ones under other names, so it costs no room while both are there.
     Raises:   CheckpointError: the folder cannot be written.
@@ -204,7 +204,7 @@ def _remove(folder: Path) -> None:
 
 
 class _Unread(Mapping[str, Tensor]):
-    """Tensors of files, each read when it is asked for, and not kept."""
+    """Tensors of files, each read on request, and not kept."""
 
     def __init__(self, parts: Sequence[Path]) -> None:
         self.places: dict[str, Path] = {}
@@ -226,7 +226,7 @@ def _opened(part: Path) -> Any:  # safetensors has no types; its file ends with 
 
 
 def unread(folder: Path) -> Checkpoint:
-    """Return a checkpoint whose tensors are read one by one, when they are asked for.
+    """Return a checkpoint whose tensors are read one by one, on request.
 
     For one that this very run has written: a damaged file is found late.
     """

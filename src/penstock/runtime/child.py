@@ -49,7 +49,7 @@ def can_fork() -> bool:
 
 
 class SilentError(RunError):
-    """A forked process that has not been heard of for too long."""
+    """A forked process that has been silent for too long."""
 
 
 def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
@@ -57,7 +57,7 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
 
     limit_s:  after so long without a call of `beat` the process is killed.
 
-    Raises:   what of Penstock it raises; RunError: it dies.  SilentError: it is killed.
+    Raises:   what it raises of Penstock's; RunError: it dies.  SilentError: it is killed.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -72,7 +72,7 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
             if what == "error":
                 kind: type[PenstockError] = getattr(errors, content["kind"], RunError)
                 raise kind(content["message"], hint=content["hint"])
-        raise SilentError(f"a forked process was not heard of for {limit_s:.0f} s")
+        raise SilentError(f"a forked process was silent for {limit_s:.0f} s")
     except EOFError:
         child.join()
         code = child.exitcode or 0

@@ -1,9 +1,9 @@
 """Control: after which step all ranks together write a checkpoint that nobody planned, or stop.
 
-The first rank to come to the end of a window decides what is done there, and says so on a board
-that all ranks see; the others obey when they come.  So nobody waits for anybody, and what is done
-in between - a step, a message - costs nothing.  A rank that comes late finds the order of a later
-place on the board, and goes on: had it been told to save or to stop, nobody could have passed.
+The first rank to reach the end of a window decides what is done there, and says so on a board
+that all ranks see; the others obey when they arrive.  So no rank waits, and what is done
+in between - a step, a message - costs nothing.  A late rank finds the command for a later
+place on the board, and continues: had it been told to save or stop, none could have passed.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _LOOK_S = 0.25  # for which ranks of several hosts go on without asking
 
 
 class Command(NamedTuple):
-    """What is done when `at` windows are finished; the next order is asked for at `until`."""
+    """What is done when `at` windows are finished; the next command is requested at `until`."""
 
     at: int
     do: Do
@@ -30,19 +30,19 @@ class Command(NamedTuple):
 
 
 class Board(Protocol):
-    """What all ranks of a run see: the newest order, and whether they were asked to stop."""
+    """What all ranks of a run see: the newest command, and whether they were asked to stop."""
 
     @property
     def look_s(self) -> float:
-        """Return for how many seconds ranks go on without a look; 0 if one costs nothing."""
+        """Return for how many seconds ranks need not look; 0 if looking costs nothing."""
         ...
 
     def agree(self, own: Command) -> Command:
-        """Return the order for `own.at`: that of the first rank to ask, else `own`."""
+        """Return the command for `own.at`: that of the first rank to ask, else `own`."""
         ...
 
     def ask_to_stop(self, signal: int) -> None:
-        """Let the next order be to stop; may be called in a signal handler."""
+        """Make the next command a stop; may be called in a signal handler."""
         ...
 
     def asked(self) -> int:
@@ -60,7 +60,7 @@ def obeyed(own: Command, found: Command) -> Command:
 class Control:
     """One rank's view: what it has to do at the end of each window.
 
-    board:    None: nobody may stop the run, and no checkpoint is due by the clock.
+    board:    None: nothing may stop the run, and no checkpoint is due by the clock.
     every_s:  seconds after which a checkpoint is due, by the clock of the rank that decides.
     """
 
@@ -75,7 +75,7 @@ class Control:
         self._saved_s = time.monotonic()
 
     def after(self, windows: int) -> Do:
-        """Return what is to be done, alike on all ranks, after so many windows of this run."""
+        """Return what to do, the same on all ranks, after that many windows of this run."""
         if self.board is None or windows < self._order.until:
             return "go"
         self._order = self.board.agree(self._decided(self.board, windows))
@@ -131,7 +131,7 @@ class LocalBoard:
         return self._words[2]
 
     def close(self) -> None:
-        """Give the memory back; no rank looks any more."""
+        """Free the memory; no rank looks any more."""
         self._words.release()
         self._memory.close()
         os.close(self._file)

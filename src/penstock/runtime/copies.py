@@ -17,7 +17,7 @@ class FarState:
     """The state of a plain optimizer, in far memory or near; room is made when it is first moved.
 
     The optimizer's own entries are the far tensors while they are far, so that checkpoints find
-    them.  Scalars, as the count of steps, stay.
+    them.  Scalars, such as the step count, stay.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -58,7 +58,7 @@ class FarState:
 def far_state(optimizer: Optimizer | None, *, is_plain: bool) -> FarState | None:
     """Return what moves the state of a stage's optimizer; None where it has none.
 
-    Raises:   JobError: nobody knows what the state of this optimizer is.
+    Raises:   JobError: the state of this optimizer is unknown.
     """
     if optimizer is None:
         return None

@@ -1,4 +1,4 @@
-"""Digest: a few letters that tell two micro-batches apart."""
+"""Digest: a short text that tells two micro-batches apart."""
 
 import hashlib
 import re

@@ -72,7 +72,7 @@ class EagerTask:
 
 
 def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
-    """Return the greatest number of ranks that share the job's micro-batches evenly.
+    """Return the largest number of ranks that share the job's micro-batches evenly.
 
     One, if forward writes what has to see all of them in order.
     laws:  of what it writes; found by trying where they are not given.

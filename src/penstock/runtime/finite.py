@@ -1,4 +1,4 @@
-"""Finite: a loss, or the norm of a gradient, that is no finite number ends a run on all ranks.
+"""Finite: a loss, or the norm of a gradient, that is not finite ends a run on all ranks.
 
 The rank that sees it writes down where, and the weights that it holds; so do, when they learn of
 it, the others of its replica.  The process that leads the run finds out from these what happened
@@ -141,7 +141,7 @@ def leaving(
 
 
 def _tell_first(folder: Path, found: NotFinite, rank: int, ranks: tuple[int, ...]) -> None:
-    """Write down what was found, unless another rank has done so before, maybe just now."""
+    """Write down what was found, unless another rank has already done so, perhaps just now."""
     own = folder / f".found-{rank}"
     write_text(own, json.dumps({**asdict(found), "rank": rank, "ranks": ranks}))
     with suppress(FileExistsError):
@@ -168,9 +168,9 @@ def _found(folder: Path) -> NotFinite | None:
 
 
 def left(checkpoints: Path) -> tuple[NotFinite, dict[str, Tensor]] | None:
-    """Return what ranks left of a number that is not finite, and take it away; None if nothing.
+    """Return what ranks left about a number that is not finite, and remove it; None if nothing.
 
-    Tensors that a rank could not write any more are missing.
+    Tensors that a rank could no longer write are missing.
     """
     folder = _folder(checkpoints)
     found = _found(folder)
@@ -194,7 +194,7 @@ def forget(checkpoints: Path) -> None:
 
 
 def all_finite(value: object) -> bool:
-    """Return whether a value is no tensor of floats, or one whose numbers are all finite."""
+    """Return whether a value is not a float tensor, or one whose numbers are all finite."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return True
     return bool(torch.isfinite(value).all())

@@ -1,8 +1,8 @@
-"""Hosts: ranks find out who stands where, measure the links between them, and make a cluster.
+"""Hosts: ranks find out where they run, measure the links between them, and make a cluster.
 
 Every pair of hosts is compared by a minimal and a large payload; one pair of ranks of each level
 (inside a host, between hosts, across regions) is then measured in full: the pair of hosts that
-stands in the middle of its level.
+is the median of its level.
 """
 
 import json
@@ -83,7 +83,7 @@ def survey(transport: Transport, seat: Seat) -> Survey:
 
 
 def _told(transport: Transport, own: object) -> list[Any]:
-    """Return what every rank tells."""
+    """Return what every rank reports."""
     everyone = tuple(range(transport.num_ranks))
     return list(map(json.loads, transport.all_gather_bytes(json.dumps(own).encode(), everyone)))
 

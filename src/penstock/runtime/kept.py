@@ -64,8 +64,8 @@ def take_state(
     """
     kind, own = plain.get("optimizer-kind"), type(optimizer).__name__
     if kind is not None and kind != own:
-        message = f"the checkpoint is of an optimizer {kind}, the job's is {own}"
-        raise CheckpointError(message, hint=f"train on with {kind}, or start without --resume")
+        message = f"the checkpoint's optimizer is {kind}, the job's is {own}"
+        raise CheckpointError(message, hint=f"continue with {kind}, or start without --resume")
     for (place, name), keys in _keys_of({**tensors, **plain}).items():
         if name in parameters:
             one, store = _store_at(optimizer, place)
@@ -88,7 +88,7 @@ def _store_at(optimizer: Optimizer, place: str) -> tuple[Optimizer, dict[Any, An
         return inside[place], inside[place].state
     way, _, attribute = place.removesuffix(_BY_NAME).rpartition(".")
     if way not in inside:
-        message = f"the checkpoint holds {place}, which the job's optimizer has not"
+        message = f"the checkpoint holds {place}, which the job's optimizer lacks"
         raise CheckpointError(message, hint="is it a checkpoint of another job?")
     if not isinstance(getattr(inside[way], attribute, None), dict):
         setattr(inside[way], attribute, {})

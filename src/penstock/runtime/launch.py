@@ -221,7 +221,7 @@ def _child(
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Let this rank, and no process that it starts, live on when a signal goes to the whole group.
+    """Let this rank, but no process that it starts, survive a signal to the whole group.
 
     The parent stops it by a word between steps, or kills it.
     """
@@ -291,7 +291,7 @@ _LINGER_S = 20.0  # for which a number that is not finite lets the other ranks g
 def _supervise(
     processes: Sequence[Any], pipes: Sequence[Connection], report: Report
 ) -> list[RankResult]:
-    """Read what the ranks tell until all are done; raise as soon as one fails or dies."""
+    """Read what the ranks report until all are done; raise as soon as one fails or dies."""
     results: dict[int, RankResult] = {}
     causes: list[tuple[int, dict[str, Any]]] = []
     followers: list[tuple[int, dict[str, Any]]] = []
@@ -341,7 +341,7 @@ def _death(rank: int, process: Any) -> RunError:
     process.join(timeout=5.0)
     code = process.exitcode
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"left ({code})"
-    hint = "is there enough memory for it? `dmesg` tells of kills" if code == -9 else ""
+    hint = "is there enough memory for it? `dmesg` shows kills" if code == -9 else ""
     return RunError(f"rank {rank} {how}", hint=hint)
 
 

@@ -257,7 +257,7 @@ class _Talk:
 
 
 def _nothing() -> None:
-    """Post nothing: this transport takes messages without that."""
+    """Post nothing: this transport needs no posting."""
 
 
 def _timings(talk: _Talk, ends: Sequence[_Ends]) -> list[Timing]:
@@ -284,7 +284,7 @@ def _next_s(timings: Sequence[Timing], size_bytes: int) -> float:
 
 
 def _trips(ends: _Ends, rounds: int) -> list[float]:
-    """Return the seconds one way of each round: half of there and back, without the thinking."""
+    """Return the seconds one way of each round: half of there and back, without the pauses."""
     trips: list[float] = []
     clock = time.perf_counter
     for _ in range(rounds + 1):  # the first touches memory
@@ -340,7 +340,7 @@ def _widest(ends: Sequence[_Ends], timings: Sequence[Timing]) -> _Ends:
 
 
 def _overlap(talk: _Talk, ends: _Ends) -> Overlap:
-    """Run computes and messages in all ways by turns, on both ranks at the same time."""
+    """Run computes and messages in all ways in turn, on both ranks at the same time."""
     message_s = _low(_executed(talk, partial(_exchange, ends), 6)[1:])
     product_s = _low(_executed(talk, partial(_multiply, _PRODUCTS), 6)[1:]) / _PRODUCTS
     count = int(talk.agreed(max(1, _BESIDE * message_s // product_s)))

@@ -1,4 +1,4 @@
-"""Meter: adds up what a rank's clock says between its calls, over all windows of a run.
+"""Meter: adds up the time between a rank's calls, over all windows of a run.
 
 The clock is read anyway before and after each call; a window's differences are summed by what
 the calls are for in one go (numpy), which takes some 50 ns a call.
@@ -64,7 +64,7 @@ class Meter:
 
     @contextmanager
     def checkpoint(self, *, is_last: bool) -> Generator[None]:
-        """Count what is done meanwhile as the writing of a checkpoint; the last one as once."""
+        """Count what is done meanwhile as checkpoint writing; the last one as once."""
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
@@ -94,7 +94,7 @@ class Meter:
         )
 
     def _parts(self) -> dict[Part, float]:
-        """Return the parts that a rank can tell alone."""
+        """Return the parts that a rank knows by itself."""
         seconds, waiting_s = self.seconds, self.to_receive_s + self.to_send_s
         calls_s = sum(seconds[lane, ()] for lane in ("send", "take", "post"))
         return {

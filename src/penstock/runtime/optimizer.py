@@ -47,7 +47,7 @@ class Optimizers:
         """Return what updates the parameters `live`; None where there is none.
 
         others:   what else the stage holds by name: frozen parameters and buffers.
-        Raises:   JobError: the optimizer is none, or has to stay whole and the stage is a part.
+        Raises:   JobError: the optimizer is not one, or has to stay whole and the stage is a part.
         """
         if not live:
             return None
@@ -76,7 +76,7 @@ class Optimizers:
         return self.whole
 
     def release(self) -> None:
-        """Let go of what is needed to divide, once all stages of the rank have theirs."""
+        """Free what is needed to divide, once all stages of the rank have theirs."""
         self.whole = None
 
     def may_resume(self) -> None:
@@ -103,7 +103,7 @@ def _reached(graph: Graph) -> tuple[str, ...]:
 def eager_updates(job: Job, model: nn.Module) -> Updates:
     """Return what updates the module that was built last, itself.
 
-    Raises:   JobError: the optimizer is none, or not one of its parameters.
+    Raises:   JobError: the optimizer is not one, or not of its parameters.
     """
     whole = whole_optimizer(job, model, is_new=True)
     schedule = None if job.scheduler is None else JobScheduler(job, whole.optimizer)
@@ -128,7 +128,7 @@ def undividable(job: Job, capture: Capture) -> str | None:
     one that is not finite.  Any bit of difference is a reason.  Torch's own need no trial.
 
     Ignores:  what an optimizer does only after more steps than are tried.
-    Raises:   JobError: it is none, fails, or a second one does other things than the first.
+    Raises:   JobError: it is not one, fails, or a second one behaves differently from the first.
     """
     return _once("divided", job, capture.model, _reached(capture.graph))
 
@@ -154,8 +154,8 @@ def _once(what: str, job: Job, model: nn.Module, reached: Sequence[str]) -> str 
 def _try_divided(trial: "_Trial") -> str | None:
     whole, plain = trial.whole(), trial.plainly()
     if whole != plain:
-        what = trial.words(whole, plain, "is another one when it is made a second time")
-        hint = "let what it remembers, and what it draws by, be made where the optimizer is made"
+        what = trial.words(whole, plain, "differs when it is made a second time")
+        hint = "create what it remembers, and what it draws from, where the optimizer is made"
         raise JobError(f"the job's optimizer remembers something outside itself: {what}", hint=hint)
     try:
         parts = trial.divided()
@@ -186,7 +186,7 @@ class _Trial:
         self.steps = (_MANY if self.size < _SMALL else _FEW) + 1
 
     def gradients(self, step: int) -> dict[str, Tensor]:
-        """Return gradients of a norm of 0.1 and 100 in turns; in the last step one has an inf."""
+        """Return gradients of norm 0.1 and 100 alternately; in the last step one has an inf."""
         scale = (0.1, 100.0)[step % 2] / max(1, self.size) ** 0.5
         source = torch.Generator().manual_seed(step)
         found: dict[str, Tensor] = {}

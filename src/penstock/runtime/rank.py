@@ -46,7 +46,7 @@ class Rank:
     outbox:    messages made and not yet sent, by (edge, micro-batch); empty between windows.
     batches:   leaves of micro-batches that a later call reads; empty between windows.
     unsettled: what is left to do about the last update; see `settle`.
-    report:    is told of every finished step.
+    report:    called with every finished step.
     carried:   of each stage whose buffers other ranks change too.
     """
 
@@ -105,8 +105,8 @@ class Rank:
     def bind(self, program: Program) -> list[Bound]:
         """Return the calls of one window of `program` on this rank.
 
-        Raises:   RunError: sharded weights; or of job and program only one clips gradients.
-                  JobError: the job's optimizer is none, or cannot be divided as the plan asks.
+        Raises:   RunError: sharded weights; or only one of job and program clips gradients.
+                  JobError: the job's optimizer is not one, or cannot be divided as planned.
         """
         self.expect(program)
         self.grid = program.grid
@@ -144,7 +144,7 @@ class Rank:
     def join_buffers(self, step: int) -> None:
         """Give the buffers that copies carry their values after so many steps of the run.
 
-        Every rank calls it at the same time, before the buffers are looked at.
+        Every rank calls it at the same time, before the buffers are read.
         """
         for _, carried in sorted(self.carried.items()):
             carried.join(self._first_number(step), self.transport)
@@ -232,7 +232,7 @@ class Rank:
     def leaves(self, order: ReadOrder, at: int) -> list[Any]:
         """Return the leaves of the micro-batch that is read as number `at` of the window.
 
-        They are nobody else's, so they may be kept for as long as they are needed.
+        They belong to nothing else, so they may be kept for as long as needed.
         Raises:   RunError: the data ended.  GraphError: the batch does not fit the graph.
         """
         first = self.progress.first_step * order.per_step

@@ -1,6 +1,6 @@
-"""Rates: what the options of an optimizer's groups are in each step.
+"""Rates: the options of an optimizer's groups in each step.
 
-A factor on its own rates, or what a scheduler of torch's kind says.  A scheduler is built on the
+A factor on its own rates, or what a scheduler like torch's says.  A scheduler is built on the
 whole optimizer of a rank and stepped once per step, whichever stage asks first; what it gave to
 the groups is kept for a while, since stages of one rank may be updated at other times.
 """
@@ -53,7 +53,7 @@ def same(one: Any, other: Any) -> bool:
 class JobScheduler:
     """The job's scheduler on the whole optimizer of a rank.
 
-    Raises:   JobError: what the job returns is no scheduler, or needs a metric.
+    Raises:   JobError: what the job returns is not a scheduler, or needs a metric.
     """
 
     def __init__(self, job: Job, optimizer: Optimizer) -> None:
@@ -75,7 +75,7 @@ class JobScheduler:
     def options(self, step: int) -> Options:
         """Return what the options that the scheduler sets, of each group, are in a step.
 
-        Raises:   JobError: the scheduler fails, as one does that is at its end.
+        Raises:   JobError: the scheduler fails, as one at its end does.
         """
         if step < self.now and step not in self.kept:
             self._start()

@@ -33,7 +33,7 @@ class ReadOrder(NamedTuple):
 
 
 class Reader:
-    """Reads the job's data in an order, and begins it anew where another number is asked for.
+    """Reads the job's data in an order, and restarts it where another number is requested.
 
     copies:  whether what is read is kept beyond the next read.
     """
@@ -56,5 +56,5 @@ class Reader:
                 next(self._numbers)
             for batch in self._batches:
                 return self._take(fitting(batch), self.device)
-        hint = "let `data` go on for ever, or train fewer steps"
+        hint = "make `data` endless, or train fewer steps"
         raise RunError(f"the job's data ended at micro-batch {number}", hint=hint)

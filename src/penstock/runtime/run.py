@@ -131,7 +131,7 @@ class Steps:
         return sum(r.micro_batches for r in told) == self.micro_batches
 
     def flush(self) -> None:
-        """Take as done what waits for a validation that will not come: the run was stopped."""
+        """Treat as done what waits for a validation that will not come: the run was stopped."""
         for step in sorted(filter(self.is_run, list(self.waiting))):
             self._finish(step)
 

@@ -57,7 +57,7 @@ def sequential(
 ) -> dict[str, Tensor]:
     """Return weights and buffers after `steps` steps, as "weights/NAME" and "buffers/NAME".
 
-    Raises:   RunError: stages that share a parameter read other versions of it.
+    Raises:   RunError: stages that share a parameter read different versions of it.
     """
     rule, per_step = program.weight_rule, program.num_micro_batches
     model, _ = build(job)
@@ -93,7 +93,9 @@ def _stages(
     laws = {rule.law(s, m, *sizes) for s in range(sizes[0]) for m in range(sizes[1])}
     if shared and len(laws) > sizes[1]:
         name = graph.nodes[shared[0]].name
-        message = f"under rule {rule.name} the stages that share {name} read other versions of it"
+        message = (
+            f"under rule {rule.name} the stages that share {name} read different versions of it"
+        )
         raise RunError(message, hint="take another schedule, or cut the model elsewhere")
     history = rule.history(*sizes).tolist()
     reached = [name for name, gradient in graph.gradients.items() if gradient is not None]

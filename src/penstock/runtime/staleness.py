@@ -60,7 +60,7 @@ class Staleness:
             target.copy_(flat)
         match self.rule.predictor:
             case None:
-                raise AssertionError(f"rule {self.rule.name} predicts, and says not how")
+                raise AssertionError(f"rule {self.rule.name} predicts, but does not say how")
             case "optimizer":
                 if self.optimizer is not None:
                     for node, group, state in _states(self.optimizer, live):

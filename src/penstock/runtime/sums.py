@@ -1,4 +1,4 @@
-"""Sums: what stands at the end of a step: gradients summed over ranks, clipped, and the update."""
+"""Sums: what comes at the end of a step: gradients summed over ranks, clipped, and the update."""
 
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -101,7 +101,7 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
 
 
 def _validate(rank: "Rank", own: LocalStages, ranks: tuple[int, ...]) -> Callable[[int], None]:
-    """Where gradients have to be clipped, take the last update back, clip, and update again.
+    """Where gradients have to be clipped, undo the last update, clip, and update again.
 
     The weights are then those of an update after the norm, bit for bit.
     """
@@ -125,7 +125,7 @@ def _clip(rank: "Rank", own: LocalStages, ranks: tuple[int, ...]) -> Callable[[i
 
     A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
     which it lives.  What comes out is that of torch.nn.utils.clip_grad_norm_ on the whole model,
-    to the bit: the norm of each parameter, then of these in the model's order.  Each rank tells
+    to the bit: the norm of each parameter, then of these in the model's order.  Each rank reports
     those of its own, and adds zeros for the others.
     """
     limit = rank.job.clip_norm
@@ -164,7 +164,7 @@ def _bad(norms: Tensor) -> list[int]:
 
 
 def _counted(rank: "Rank", own: LocalStages) -> Iterator[tuple[int, list[int]]]:
-    """Yield each stage of a rank, and the parameters whose norms this rank tells of."""
+    """Yield each stage of a rank, and the parameters whose norms this rank reports."""
     owner = {node: holders[0] for node, holders in rank.stages.tied}
     reached = {node for stage in rank.stages.stages for node, _ in stage.backward.gradients}
     for stage in own.stages:

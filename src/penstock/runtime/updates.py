@@ -135,7 +135,7 @@ class Updates:
             self.own.put(self.rates.changed(), tensors, plain)
 
     def take(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
-        """Take over what `put` added.
+        """Restore what `put` added.
 
         Raises:   CheckpointError: that is of another optimizer, or something was not saved.
         """

@@ -32,7 +32,7 @@ def validated(
     """Return "val_loss" and the figures as "val_NAME", means over the job's validation.
 
     The model is in evaluation mode meanwhile.  Afterwards its modes and buffers, and the random
-    states, are those of before.  Empty where the validation is.
+    states, are restored.  Empty where the validation is.
     """
     assert job.validation is not None, "the job has one"
     rows: list[dict[str, float]] = []

@@ -185,7 +185,7 @@ class StageWeights:
     def far(self) -> FarState | None:
         """Return what moves the optimizer's state to far memory; None where there is none.
 
-        Raises:   JobError: nobody knows what the state of this optimizer is.
+        Raises:   JobError: the state of this optimizer is unknown.
         """
         if self.far_state is None and self.updates is not None:
             updates = self.updates
@@ -193,27 +193,25 @@ class StageWeights:
         return self.far_state
 
     def remember_updates(self) -> None:
-        """From now on keep what is needed to take the last update back.
+        """From now on keep what is needed to undo the last update.
 
-        Raises:   JobError: nobody knows what that is for this optimizer.
+        Raises:   JobError: that is unknown for this optimizer.
         """
         if self.undo is not None or self.updates is None:
             return
         if not self.updates.is_plain:
             name = type(self.updates.optimizer).__name__
-            message = (
-                f"updates of the job's optimizer, {name} of its own kind, cannot be taken back"
-            )
+            message = f"updates of the job's optimizer, {name} of its own kind, cannot be undone"
             raise JobError(message, hint="make the plan without post_validation")
         self.undo = _Undo(self.flats, self.flat_gradients, self.updates.optimizer)
 
     def update_again(self) -> None:
-        """Take the last update back, and update with the gradients as they are now."""
+        """Undo the last update, and update with the gradients as they are now."""
         if self.undo is not None:
             self.step(*self.undo.take_back())
 
     def forget_update(self) -> None:
-        """Let go of what is needed to take the last update back."""
+        """Free what is needed to undo the last update."""
         if self.undo is not None:
             self.undo.forget()
 

@@ -82,7 +82,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if not self.windows:
-            raise RunError("there are no steps to run", hint="ask for one step or more")
+            raise RunError("there are no steps to run", hint="give one step or more")
         carries: Carries = {}
         if self.function_of is function_of:
             programs = (program for program, _ in self.windows)
@@ -178,7 +178,7 @@ def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
 
 
 def _run_once(task: Task) -> set[int]:
-    """Return the windows that tell nothing of a longer run: the first and the profiled one.
+    """Return the windows that are unlike those of a longer run: the first and the profiled one.
 
     At least one window is left to tell something.
     """
@@ -226,7 +226,7 @@ def _is_over(task: Task, watch: "_WindowRunner", number: int) -> bool:
 
 
 def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
-    """Validate what was just saved, and tell of it; the module is not what trains."""
+    """Validate what was just saved, and report it; the module is not the one that trains."""
 
     def model() -> nn.Module:
         kept = checkpoint.load(checkpoint.folder_of(checkpoints, step))

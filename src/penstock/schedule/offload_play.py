@@ -1,7 +1,7 @@
 """Offload, played: when every action and copy starts, given the order of each rank.
 
 An order holds an F, an I, a W and an R (reload) of every micro-batch; of which micro-batches the
-activations are offloaded is a table of its own, and R of the others is passed over.  F, I and W
+activations are offloaded is a table of its own, and R of the others is ignored.  F, I and W
 are done one by one.  An R is not waited for: it starts when there is room, no earlier than the F
 before it in the order, and only its I waits for it.  An activation is copied to the host when its
 F has ended and the copy before it has.

@@ -71,7 +71,7 @@ def parse(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
     """Return the parts that `Schedule.__str__` printed as `text`.
 
     Without the first line they are one synchronous step.  Empty lines and those that begin with #
-    are passed over.
+    are ignored.
 
     Raises:   ScheduleError: a line that is not the next rank with its actions; an unknown rule.
     """

@@ -1,4 +1,4 @@
-"""Balance: where to cut so that the slowest stage is as fast as it can be, on its own device."""
+"""Balance: where to cut so that the slowest stage is as fast as possible, on its own device."""
 
 import bisect
 import itertools
@@ -77,7 +77,7 @@ def _least_slowest(rows: _Rows) -> float:
 
 
 def _fewest_bytes(rows: _Rows, sizes: Sequence[int], slowest: float) -> tuple[int, ...]:
-    """Return the cuts over which fewest bytes cross, of those with no stage slower than `slowest`.
+    """Return the cuts that fewest bytes cross, of those with no stage slower than `slowest`.
 
     sizes[k] cross between pieces k and k + 1.  Of several, the first in dictionary order.
     """

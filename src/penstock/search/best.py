@@ -23,7 +23,7 @@ def search(
 ) -> Plan:
     """Return the best plan, with its reasons and what is predicted of it.
 
-    Of plans that are predicted to be as fast, but for the usual error, the simplest is taken.
+    Of plans predicted to be as fast, within the usual error, the simplest is taken.
 
     micro_batches:  per step over all replicas; default: those of the graph's job.
     Raises:         PlanError: nothing fits what is fixed, or the memory; a graph from a file

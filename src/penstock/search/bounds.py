@@ -5,7 +5,7 @@ reads what the stage before it made, its first action has to wait for the stages
 where backward passes hand gradients on and are not split, those of the stages before come after
 its last one (drain).
 
-    fill + computes + the greater of sums + updates, and drain
+    fill + computes + the larger of sums + updates, and drain
 
 Ignores:  messages, and that a rank waits between its actions.
 """

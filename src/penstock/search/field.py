@@ -1,4 +1,4 @@
-"""Field: plans among which the best is found, simulating only those that can be it.
+"""Field: plans among which the best is found, simulating only those that can win.
 
 A plan has a rough bound, then a bound, which its score cannot be below (judge.py).  In the order
 of the rough ones, plans are simulated until the next one cannot be better than the best; so what
@@ -22,7 +22,7 @@ class Tally(NamedTuple):
 
     simulated   `too_full` of them do not fit the memory, `impossible` ones cannot be built
     slower      not simulated: by their busiest rank alone they cannot be better
-    late        not simulated: there was no more time
+    late        not simulated: the time limit was reached
     """
 
     simulated: int
@@ -57,8 +57,8 @@ class Effort:
 
     prune      whether a plan whose bound is above the best is left unsimulated
     rescues    whether a plan may recompute single stages, as needed
-    is_over    whether there is no more time: the best of those simulated then counts
-    progress   is told how many plans are dealt with, and of how many
+    is_over    whether the time is up: the best of those simulated then counts
+    progress   called with how many plans are dealt with, and of how many
     """
 
     prune: bool = True
@@ -105,7 +105,7 @@ class Field:
         return ""
 
     def front(self) -> list[Candidate]:
-        """Return the usable candidates that none beats in seconds, bytes and dollars."""
+        """Return the usable candidates that no other beats in seconds, bytes and dollars."""
         kept: list[Candidate] = []
         for done, number in enumerate(self._order):
             self._tell(done)
@@ -168,7 +168,7 @@ class Field:
         return found
 
     def is_over(self) -> bool:
-        """Return whether there is no more time, and remember that something was left out."""
+        """Return whether the time is up, and remember that something was left out."""
         self.was_cut_short |= self.effort.is_over()
         return self.was_cut_short
 
@@ -194,7 +194,7 @@ class Field:
         return self._bounds[number] > limit
 
     def _peak(self, number: int) -> float:
-        """Return what the bytes of a plan, recomputed as needed, are not below."""
+        """Return a lower bound of the bytes of a plan, recomputed as needed."""
         return 0.0 if self._may_be_rescued(number) else self._bytes(number)
 
     def _may_be_rescued(self, number: int) -> bool:
@@ -233,7 +233,7 @@ class Field:
 
 
 def front_of(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the usable ones that none beats in seconds, bytes and dollars, by seconds.
+    """Return the usable ones that no other beats in seconds, bytes and dollars, by seconds.
 
     Of equal ones, the one that comes first.
     """

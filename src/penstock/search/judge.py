@@ -185,7 +185,7 @@ class Judge:
     # -- bounds -----------------------------------------------------------------------------------
 
     def rough(self, plan: Plan, objective: Objective) -> float:
-        """Return what the first number of the plan's score cannot be below; cheap."""
+        """Return a lower bound of the first number of the plan's score; cheap."""
         if objective == "memory" or is_asynchronous(plan):
             return 0.0
         work = self._pieces.between(plan.cuts)
@@ -193,7 +193,7 @@ class Judge:
         return _ROUNDING * self._score(plan, objective, seconds)
 
     def bound(self, plan: Plan, objective: Objective) -> float:
-        """Return what the first number of the plan's score cannot be below; the plan is cut."""
+        """Return a lower bound of the first number of the plan's score; the plan is cut."""
         if is_asynchronous(plan):
             return 0.0
         try:
@@ -213,7 +213,7 @@ class Judge:
         return _ROUNDING * self._score(plan, objective, seconds)
 
     def least(self, plan: Plan) -> tuple[float, float]:
-        """Return what seconds and dollars of a plan cannot be below."""
+        """Return lower bounds of the seconds and dollars of a plan."""
         seconds = self.bound(plan, "time")
         return seconds, self._usd_per_s(plan) * seconds
 

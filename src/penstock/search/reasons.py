@@ -1,4 +1,4 @@
-"""Reasons: why a plan is the best, decision by decision, by the best that decides otherwise."""
+"""Reasons: why a plan is the best, decision by decision, with the best alternative."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from penstock.units import format_bytes, format_seconds
 def reasons(
     best: Candidate, field: Field, judge: Judge, fixed: Fixed, devices: Sequence[Sequence[int]]
 ) -> tuple[Decision, ...]:
-    """Return the decisions of the best candidate, each with the best that decides otherwise.
+    """Return the decisions of the best candidate, each with its best alternative.
 
     devices:  for each stage the kinds of device that it runs on, as places among the profiles.
     """
@@ -81,7 +81,7 @@ def _cores(judge: Judge, plan: Plan) -> tuple[Decision, ...]:
         host = cluster.hosts[number]
         ranks = sum(rank < plan.total_ranks for rank in cluster.ranks_on(host))
         words.append(f"{ranks} ranks share {cores} of {host.name}")
-    why = "while more of them compute than there are cores, each has its part of one"
+    why = "while more of them compute than there are cores, each gets a share of one"
     return (Decision("cores", ", ".join(words), "only choice", why),) if words else ()
 
 
@@ -172,7 +172,7 @@ def _yes_no(plan: Plan) -> str:
 def _against(
     best: Candidate, field: Field, judge: Judge, name: str, value: Callable[[Plan], object]
 ) -> str:
-    """Return the best candidate that decides otherwise, in words."""
+    """Return the best alternative, in words."""
     own = value(best.plan)
 
     def differs(plan: Plan) -> bool:
@@ -182,7 +182,7 @@ def _against(
         return "nothing else is possible"
     found = field.best(1, differs)
     if not found and field.was_cut_short:
-        return "none was found before the time was over"
+        return "none was found in time"
     if not found:
         return f"every other {name} was refused: {field.refusal(differs)}"
     other = found[0]
@@ -197,7 +197,7 @@ def _against(
     paid = field.objective == "cost" and best.usd > 0
     usd = f", {other.usd:.3g} usd, {_times(other.usd, best.usd)}" if paid else ""
     return (
-        f"the best otherwise ({what}): {format_seconds(other.step_s)}, {slower} of this{usd}, and "
+        f"best alternative ({what}): {format_seconds(other.step_s)}, {slower} of this{usd}, and "
         f"{format_bytes(peak)}, {larger}"
     )
 

@@ -1,4 +1,4 @@
-"""Recompute: on which stages, so that each rank has room and little is computed again."""
+"""Recompute: on which stages, so that each rank has room and little is recomputed."""
 
 import itertools
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Of all candidates those that can be the best are lowered to a Program and simulated exactly; the
 cuts of the best ones are then moved while that helps (move.py).  Deterministic.  A decision's
-reason is the best candidate that decides otherwise.
+reason is the best candidate that decides differently.
 """
 
 from collections.abc import Callable, Iterator, Sequence

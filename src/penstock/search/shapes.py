@@ -175,7 +175,7 @@ def _asked(fixed: Fixed) -> str:
 
 def _what_would_fit(micro_batches: int, fixed: Fixed) -> str:
     if _wants_order(fixed):
-        return "leave replicas and schedule to the search: buffers of the model ask for one copy"
+        return "leave replicas and schedule to the search: the model's buffers need one copy"
     if fixed.schedule is None or fixed.stages is None:
         return "ask for less, or leave more to the search"
     asked = any_schedule(fixed.schedule)

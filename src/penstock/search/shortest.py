@@ -1,7 +1,7 @@
 """Shortest: the shortest step for given seconds and memory: of the built-in schedules, or found.
 
-`built_in` takes the schedules that there are, `exact` (schedule/exact.py) solves for one stage on
-each rank, `anneal` moves actions about in any schedules that drain, and keeps their placement.
+`built_in` takes the existing schedules, `exact` (schedule/exact.py) solves for one stage on
+each rank, `anneal` moves actions in any schedules that drain, and keeps their placement.
 """
 
 import inspect
@@ -46,7 +46,7 @@ def timed(schedule: Schedule, seconds: Seconds) -> Timed:
 
 
 def least_s(schedule: Schedule, seconds: Seconds) -> float:
-    """Return what no schedule with its stages on these ranks can be below: work, and its start."""
+    """Return the lower bound for its stages on these ranks: work, and its start."""
     table = seconds.table(schedule.num_stages, split=True)
     return least_step_s(schedule.ranks.astype(np.int64), table, seconds.message_s)
 
@@ -54,7 +54,7 @@ def least_s(schedule: Schedule, seconds: Seconds) -> float:
 def built_in(given: Requirements) -> list[Timed]:
     """Return the built-in schedules that drain and suit what is given, the shortest step first.
 
-    Each stage lives on one rank.  Those that can be are made for the seconds and the limit.
+    Each stage lives on one rank.  Those that take seconds and a limit are made for them.
     """
     made = (_built(builder, given) for builder in SCHEDULES)
     known = [timed(schedule, given.seconds) for schedule in made if schedule is not None]
@@ -80,7 +80,7 @@ def _built(builder: Builder, given: Requirements) -> Schedule | None:
 
 
 def anneal(starts: Sequence[Schedule], given: Requirements, is_over: Callable[[], bool]) -> Timed:
-    """Return the shortest that annealing finds from `starts`, by turns, until `is_over`.
+    """Return the shortest that annealing finds from `starts`, in turn, until `is_over`.
 
     One round from each is made in any case, and none after one that cannot be beaten.
 

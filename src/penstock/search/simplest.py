@@ -1,6 +1,6 @@
-"""Simplest: of plans predicted to differ by less than predictions are off, the simplest one.
+"""Simplest: of plans predicted to differ by less than the prediction error, the simplest.
 
-A message or a stage more is one more thing that a prediction can miss: waiting for a core, for a
+One more message or stage is one more thing that a prediction can miss: waiting for a core, for a
 link, for a peer that comes late.  So a plan has to be predicted faster by more than the usual error
 of a prediction before it is preferred to one with fewer messages and stages.
 """
@@ -42,7 +42,7 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
     why = (
         f"{other}, is predicted at {format_seconds(best.step_s)} with {theirs:,} messages a step; "
     )
-    why += f"{chosen.step_s / best.step_s - 1:.1%} is less than predictions are off"
+    why += f"{chosen.step_s / best.step_s - 1:.1%} is less than the prediction error"
     return Decision("simplest", f"{own:,} messages a step", "search", why)
 
 

@@ -1,11 +1,11 @@
-"""Bottleneck: what holds a run up, by a rule that anybody can follow with the breakdown in hand.
+"""Bottleneck: what holds a run up, by a rule that can be followed with the breakdown in hand.
 
 Whether there is something to name: a step takes more than FLAG longer than predicted.  FLAG is a
 quarter: predictions were off by 20 % at worst in 120 plans of 4 models on a quiet machine
 (README.md), so a quarter is not the prediction's error.  Comparing the measured speed with the
 predicted one to find that something is wrong is from arXiv:2003.04072 (there: a parameter server).
 
-What is named: of these, what costs most seconds of a step beyond the prediction, if that is at
+What is named: of these, the one that costs most seconds of a step beyond the prediction, if at
 least CAUSE of the step.
 
     loader       data, on the rank that waits most for it
@@ -14,19 +14,19 @@ least CAUSE of the step.
     slow rank    computing beyond what the other ranks' pace (the lower median of measured /
                  predicted) lets expect of it
     compute      that pace itself: all ranks compute more slowly than predicted
-    collectives  the sums themselves, without waiting for who comes late
+    collectives  the sums themselves, without waiting for latecomers
     optimizer    updates, on the rank that takes longest
     copies       to far memory and back, on the rank that takes longest
-    checkpoint   writing checkpoints, but for the last
+    checkpoint   writing checkpoints, except the last
 
 If none costs that much, the run is "unclear".  A run that is as fast as predicted has nothing to
-mend ("compute"), unless by plan a rank has more work than FLAG beyond the ranks' mean
+fix ("compute"), unless by plan a rank has more work than FLAG beyond the ranks' mean
 ("imbalance").  Without a prediction all that is known is how the parts divide the step, so a
 cause must cost FLAG of it, and the pace of a rank is that of the others: a slow rank is then not
 told from one that has more work by plan.
 
-Ignores:  that parts may run beside each other, so that mending one may gain less than it costs;
-          a second cause beside the greatest; what varies from step to step and evens out; that a
+Ignores:  that parts may run beside each other, so that fixing one may gain less than it costs;
+          a second cause beside the largest; what varies from step to step and evens out; that a
           rank may be held up by its own messages (the link's cost counts for both of its ends).
 """
 
@@ -59,7 +59,7 @@ class Bottleneck(NamedTuple):
     """What holds a run up.
 
     ranks:      those it is about; two for a link, none where it is about all.
-    is_named:   whether there is something to mend.
+    is_named:   whether there is something to fix.
     share:      its part of the measured step, from 0 to 1.
     slowdown:   measured / predicted seconds of a step; None without a prediction.
     evidence:   the figures, as a sentence.
@@ -140,7 +140,7 @@ def bottleneck(measured: Breakdown, predicted: Breakdown | None = None) -> Bottl
     if slowdown is None:
         return Bottleneck("compute", (), False, 0.0, None, f"{about}, and no part stands out")
     evidence = f"{about}, and no single cause takes {CAUSE:.0%} of it"
-    hint = "look at the timelines beside each other in report.html"
+    hint = "compare the timelines in report.html"
     return Bottleneck("unclear", (), True, max(0.0, share), slowdown, evidence, hint)
 
 
@@ -150,7 +150,7 @@ def _as_predicted(predicted: Breakdown, slowdown: float, about: str) -> Bottlene
     if most_s <= (1 + FLAG) * mean_s:
         return Bottleneck("compute", (), False, 0.0, slowdown, about)
     evidence = (
-        f"by plan it computes {format_seconds(most_s)} of every step, the ranks on average"
+        f"by the plan it computes {format_seconds(most_s)} of every step, the ranks on average"
         f" {format_seconds(mean_s)}; {about}"
     )
     hint = "cut the model elsewhere, or let `penstock plan` choose the cuts"
@@ -164,13 +164,13 @@ def _as_predicted(predicted: Breakdown, slowdown: float, about: str) -> Bottlene
 def _costs(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
     hint = "make `data` faster: keep batches ready, decode less, read from a local disk"
     yield _part(("loader", "data"), measured, predicted, "waits {} of every step for data", hint)
-    hint = "more micro-batches in a step, or an optimizer that is fused or foreach"
+    hint = "more micro-batches per step, or an optimizer that is fused or foreach"
     words = "updates weights for {} of every step"
     yield _part(("optimizer", "optimizer"), measured, predicted, words, hint)
-    hint = "let TMPDIR be on a faster disk, or offload less"
+    hint = "put TMPDIR on a faster disk, or offload less"
     words = "copies to far memory and back for {} of every step"
     yield _part(("copies", "copies"), measured, predicted, words, hint)
-    hint = "fewer replicas, more micro-batches in a step, or a faster network"
+    hint = "fewer replicas, more micro-batches per step, or a faster network"
     words = "sums over ranks for {} of every step"
     yield _part(("collectives", "collectives"), measured, predicted, words, hint)
     hint = "checkpoint less often, or to a faster disk"
@@ -217,7 +217,7 @@ def _pace(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
     took, known = format_seconds(work_s[rank]), format_seconds(expected[rank])
     if predicted is None:
         evidence = f"it computes {took} of every step, other ranks {known}"
-        hint = "has it more work, or a slower device? With a plan, a prediction would tell"
+        hint = "does it have more work, or a slower device? With a plan, a prediction would tell"
     else:
         others = f"the others take {common:.2f} times what is predicted"
         evidence = f"it computes {took} of every step, predicted {known}; {others}"
@@ -235,12 +235,12 @@ def _links(measured: Breakdown, predicted: Breakdown | None) -> Iterator[_Cost]:
     more_s = _longer_s(measured, predicted)
     for first, second, late_s, handed_s in measured.links:
         lost_s, pair = max(late_s, handed_s), (first, second)
-        goes_by = f"{format_seconds(lost_s)} of every step goes by while"
+        goes_by = f"{format_seconds(lost_s)} of every step passes while"
         what = "one of them waits for a message that the other has sent"
         what = what if late_s >= handed_s else "they hand messages over"
         evidence = f"{goes_by} {what}"
         hint = (
-            "send less over it (other cuts), put stages that talk on ranks that are near, and leave"
+            "send less over it (other cuts), put communicating stages on nearby ranks, and leave"
             " each rank a core of its own"
         )
         yield _Cost("link", pair, min(lost_s, sum(more_s[r] for r in pair)), evidence, hint)

@@ -6,15 +6,15 @@
     copies       moving what is kept to far memory and back
     messages     handing messages over: copying them in and out, and the calls themselves
     waiting      for a message to come, or for room to put one
-    collectives  sums over ranks, from when the last rank has come to them
-    meeting      waiting for other ranks to come to a sum or to a checkpoint
-    checkpoint   writing checkpoints, but for the last one
-    rest         what is between the calls: the runtime itself
-    once         what a longer run does not do more often: the first window, the one that is run
+    collectives  sums over ranks, once the last rank has reached them
+    meeting      waiting for other ranks to reach a sum or a checkpoint
+    checkpoint   writing checkpoints, except the last one
+    rest         time between the calls: the runtime itself
+    once         what a longer run does not repeat: the first window, the one that is run
                  under the memory profiler, and the last checkpoint
 
 The parts of a rank sum to the wall time of its training loop.  A simulated timeline is broken
-down in the same way, so that predicted and measured seconds stand beside each other.
+down in the same way, so that predicted and measured seconds can be compared.
 """
 
 import json
@@ -89,7 +89,7 @@ class Breakdown:
     num_steps:  the steps that all parts but "once" are of.
     wall_s:     of each rank.
     seconds:    seconds[rank] is in the order of PARTS; its sum is wall_s[rank].
-    links:      the pairs of ranks that send messages; empty where nothing is known of them.
+    links:      the pairs of ranks that send messages; empty where they are unknown.
 
     Raises:   TimelineError: a part is missing, negative or no number, parts that do not sum to
               the wall time, a link of a rank that is not there.

@@ -104,7 +104,7 @@ def _no_constant(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Any event; what is of a kind not known here a tool has added."""
+    """Any event; one of an unknown kind was added by a tool."""
 
     ph: str
 
@@ -198,5 +198,5 @@ def _seconds(value: Decimal, place: str, power: int = 0) -> Decimal:
     """Return a time, 10 ** `power` seconds being one, as decimal seconds."""
     found = value.scaleb(power, _EXACT)
     if not abs(found) < _MOST_S:
-        raise MisfitError.of(value, "a time with which one can reckon", place)
+        raise MisfitError.of(value, "a usable time", place)
     return found

@@ -1,6 +1,6 @@
 """Spent: what one rank's clock says of its training loop; those of all ranks are the breakdown.
 
-How long a rank waits for others at a sum or a checkpoint, it cannot tell alone: who comes last
+How long a rank waits for others at a sum or a checkpoint, it cannot tell alone: the last to come
 spends the least there, and that is what the sum itself takes.  Who comes last changes from sum to
 sum, so each is compared by itself.
 """

@@ -99,7 +99,7 @@ class Timeline:
         try:
             return cls(*from_text(content))
         except TimelineError as problem:
-            hint = "the file is damaged or no timeline; make it again"
+            hint = "the file is damaged or not a timeline; make it again"
             raise TimelineError(f"timeline {path}: {problem}", hint=hint) from problem
 
 

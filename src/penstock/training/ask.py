@@ -1,4 +1,4 @@
-"""Ask: the schedule that a flag asks for: a builder's name, with arguments, or a file."""
+"""Ask: the schedule that a flag names: a builder's name, with arguments, or a file."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,8 +12,8 @@ from penstock.schedule import Schedule
 from penstock.schedule.recipe import AnySchedule, Recipe, name_of
 
 OFFLOAD_HELP = "Keep in far memory what is not needed: state, activations or both."
-HELP = "A name of `penstock schedule`, or a file: its text, JSON, or torch's CSV."
-UNITS_HELP = "Cut stages into units: block (one each), or at most so many of a stage."
+HELP = "A name from `penstock schedule`, or a file: its text, JSON, or torch's CSV."
+UNITS_HELP = "Cut stages into units: block (one per block), or at most N per stage."
 _MOST_UNITS = 1_000_000
 
 
@@ -61,20 +61,22 @@ def check_fits(asked: str | AnySchedule | None, job: Job) -> None:
 
 
 def check_left_out(asks: Mapping[str, object]) -> None:
-    """Raise where something is asked for, by flag, beside a plan, which says it already.
+    """Raise if a flag sets, beside a plan, what the plan already says.
 
     Raises:   PlanError: its flags.
     """
     flags = [flag for flag, value in asks.items() if value]
     if flags:
         hint = f"leave out --plan, or {' '.join(flags)}"
-        raise PlanError(f"a plan is given, and it says what {flags[0]} asks for", hint=hint)
+        raise PlanError(
+            f"a plan is given, and it already decides what {flags[0]} asks for", hint=hint
+        )
 
 
 def offload_asked(text: str | None) -> Offloaded | None:
     """Return what is to be in far memory while it is not needed.
 
-    Raises:   PlanError: not a word for it.
+    Raises:   PlanError: not one of its words.
     """
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Asked: which code of the job ran, and what it asked the machine: the time, chance, a file.
+"""Asked: which code of the job ran, and what it read of the machine: time, chance, a file.
 
 Code of the job is all that is neither Python's nor torch's nor of what only tells (progress bars,
 writers of figures).  A profile function sees every call; so does an audit hook every file.
@@ -87,7 +87,7 @@ class Queries:
 
     @contextmanager
     def listening(self, to: set[CodeType] | None = None) -> Generator[None]:
-        """Note what runs, in `to`: then it is not the loss, and may ask what it likes."""
+        """Note what runs, in `to`: then it is not the loss, and may read what it likes."""
         self.into = self.codes if to is None else to
         before = sys.getprofile()
         sys.setprofile(self._called if to is None else self._other)
@@ -129,7 +129,7 @@ class Queries:
             self.escapes |= called.__name__ in ("numpy", "tolist", "__array__", "item")
             line = _asking(frame, ()) if called.__name__ == "data_ptr" else None
             if line is not None:
-                self.found["the address of a tensor", line] = "asked for here; each run has others"
+                self.found["the address of a tensor", line] = "read here; each run has others"
 
     def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not self.reads_files:
@@ -146,10 +146,10 @@ class Queries:
 
 
 _WHY = {
-    "the time": "asked for here; a traced step would keep that of the trace",
-    "chance": "asked for here, and no seed sets it",
+    "the time": "read here; a traced step would keep that of the trace",
+    "chance": "drawn here, and no seed sets it",
     "files": "looked for here while the loss is computed",
-    "the machine": "asked for here, and it differs from process to process",
+    "the machine": "read here, and it differs from process to process",
 }
 
 

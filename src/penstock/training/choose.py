@@ -115,7 +115,7 @@ class Searched(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """Where to train, None for this machine; what measures a step on its devices; who is told."""
+    """Where to train, None for this machine; what measures a step on its devices; who listens."""
 
     cluster: Cluster | None = None
     profile: "Profiling" = profiled_here
@@ -161,7 +161,7 @@ def in_units(
     whole = next((each for each in plan.decisions if each.what == "optimizer"), None)
     if whole is not None:
         message = f"the optimizer cannot be divided into units: {whole.why}"
-        raise PlanError(message, hint="leave --units out, or mend the optimizer")
+        raise PlanError(message, hint="leave --units out, or fix the optimizer")
     plan = plan.refined(graph, units)
     if isinstance(plan.schedule, Recipe) and plan.schedule.seconds is not None:
         plan = Judge(graph, profiles, cluster).suited(plan)
@@ -260,7 +260,7 @@ def _options(
     sizes = [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
     for at, count in enumerate(sizes):
         if at and left_s is not None and left_s <= 0:
-            yield PlanError("there was no more time")
+            yield PlanError("the time limit was reached")
             return
         pair = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
         if pair is None:
@@ -359,7 +359,7 @@ def _with_reason(
     if others:
         ways = ((f"{k} of the job's joined" if k > 1 else "none joined", c) for k, c in others)
         times = (f"{format_seconds(c.step_s)} with {way}" for way, c in ways)
-        why = "the best otherwise: " + ", ".join(times)
+        why = "best alternative: " + ", ".join(times)
     decisions = tuple(
         Decision("micro-batches", own, "search", why) if d.what == "micro-batches" else d
         for d in plan.decisions

@@ -4,7 +4,7 @@ The scale of a difference depends on what is compared:
 
     loss, buffers, weights     max |a - b| / max |b|
     gradients                  max |a - b| / max(max |b|, SMALL * greatest |b| of all gradients):
-                               one that is zero but for rounding has no digit that is right
+                               one that is zero but for rounding has no correct digit
     update                     (max |a - b| - rounding of the weight) / its greatest change
 """
 
@@ -22,7 +22,7 @@ SMALL = 1e-3  # of the greatest gradient: below it only the absolute difference 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The greatest relative difference of one group of tensors, and where it is."""
+    """The largest relative difference of one group of tensors, and where it is."""
 
     what: str
     where: str
@@ -40,7 +40,7 @@ def compared(
     *,
     least_scale: float = 0.0,
 ) -> Difference:
-    """Return how far `found` is from `expected`; infinitely, where one has what the other lacks."""
+    """Return how far `found` is from `expected`; infinitely, if one has what the other lacks."""
     worst, where, bitwise = 0.0, "", True
     for name in sorted(found.keys() | expected.keys()):
         if name not in found or name not in expected:
@@ -92,7 +92,7 @@ def compared_updates(
 
 
 def apart_of(left: Tensor, right: Tensor) -> float | None:
-    """Return the greatest difference of two tensors; None where all bits that count are equal.
+    """Return the largest difference of two tensors; None if all bits that count are equal.
 
     Infinity where shapes differ, or where only one of two elements is a number.
     """
@@ -105,7 +105,7 @@ def apart_of(left: Tensor, right: Tensor) -> float | None:
 
 
 def greatest(tensor: Tensor) -> float:
-    """Return the greatest absolute element; 0 where there is none."""
+    """Return the largest absolute element; 0 if there is none."""
     return float(_wide(tensor).abs().max()) if tensor.numel() else 0.0
 
 
@@ -114,5 +114,5 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def worst_of(differences: Iterable[Difference]) -> Difference:
-    """Return the greatest of several differences."""
+    """Return the largest of several differences."""
     return max(differences, key=lambda difference: difference.value)

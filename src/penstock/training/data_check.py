@@ -6,7 +6,7 @@ with other random states, and in another process; their digests must agree.  All
 forked processes, whatever the job's data changes there, but for the first micro-batch.
 
 Not noticed:  what changes only later, as in a second epoch, or with what another program writes;
-an order that hangs on the hashes of strings, which a later run has others of.
+an order that depends on the hashes of strings, which differ in a later run.
 """
 
 import itertools
@@ -54,7 +54,7 @@ _GENERATORS: dict[str, tuple[Callable[[int], object], str]] = {
 class DataFound:
     """What was found about a job's data.
 
-    problem:        why a micro-batch is no function of its number alone, and how to mend it.
+    problem:        why a micro-batch is not a function of its number alone, and how to fix it.
     reuses_memory:  whether the memory of one is filled again later.
     """
 
@@ -100,9 +100,9 @@ class _Seen:
     """What one process saw; offsets are from the first number.
 
     digests:  of the micro-batches in a row.
-    again:    offset of one that was another when it was read again.
+    again:    offset of one that differed when it was read again.
     starts:   offsets at which iterators were begun, as far as was looked.
-    begun:    digest of what the last of these began with, if it was another; "" for nothing.
+    begun:    digest of what the last of these began with, if it differed; "" for nothing.
     drawn:    whose generators are drawn from without being seeded.
     written:  whether the loss writes into memory that the data yields again.
     """
@@ -222,14 +222,14 @@ def _leaves(job: Job, start: int) -> Iterator[list[Any]]:
 
 
 def _deaf() -> None:
-    """Nobody waits to hear of this process."""
+    """Nothing waits to hear from this process."""
 
 
 # -- words ----------------------------------------------------------------------------------------
 
 
 def _words(seen: _Seen, first: int, there: Sequence[str]) -> str | None:
-    """Return what is wrong and how to mend it.
+    """Return what is wrong and how to fix it.
 
     there:  what iterators began with in the process that asks, and in another one at the first
             number and at the last start; nothing where there is none.
@@ -251,7 +251,7 @@ def _words(seen: _Seen, first: int, there: Sequence[str]) -> str | None:
 def _again(seen: _Seen, first: int, there: Sequence[str]) -> str:
     if seen.again is None:
         return ""
-    what = f"micro-batch {first + seen.again} is another one when it is read again"
+    what = f"micro-batch {first + seen.again} differs when it is read again"
     if there[1:2] == seen.digests[:1]:
         return f"{what}: an iterator, a counter or a generator outlives the call of `data`"
     return f"{what}: the time is in it, or random numbers that nothing seeds, or what was read"
@@ -265,7 +265,7 @@ def _apart(seen: _Seen, first: int) -> str:
     if not seen.begun:
         return f"{call} yields nothing, and data({first}) yields micro-batch {number}"
     if seen.begun == seen.digests[0]:
-        return f"{call} begins where data({first}) does: it does not look at its argument"
+        return f"{call} begins where data({first}) does: it ignores its argument"
     as_well = seen.digests.index(seen.begun) if seen.begun in seen.digests else None
     which = "another one" if as_well is None else f"micro-batch {first + as_well}"
     return f"{call} begins with {which}, not with micro-batch {number} of data({first})"
@@ -277,5 +277,5 @@ def _elsewhere(seen: _Seen, first: int, there: Sequence[str]) -> str:
     number = next(differ, None)
     if number is None:
         return ""
-    what = f"micro-batch {first + number} is another one in another process"
+    what = f"micro-batch {first + number} differs in another process"
     return f"{what}: its number, its name, its environment or the time is in it"

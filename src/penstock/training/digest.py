@@ -1,4 +1,4 @@
-"""Digest: what was read, told in few bytes, so that ranks can be compared with the plain loop."""
+"""Digest: what was read, in a few bytes, so that ranks can be compared with the plain loop."""
 
 import threading
 from collections import defaultdict

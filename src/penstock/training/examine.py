@@ -1,7 +1,7 @@
-"""Examine: what a job is made of, asked by running its own functions eagerly, without a plan.
+"""Examine: what a job is made of, found by running its own functions eagerly, without a plan.
 
-What is found bounds what may be planned (docs/decisions/0007).  It is asked in a process of its
-own: a counter in the job's code that is moved by asking is where it was when the run begins.
+What is found limits what may be planned (docs/decisions/0007).  It is found in a process of its
+own: a counter in the job's code that this moves is where it was when the run begins.
 """
 
 import json
@@ -27,9 +27,9 @@ from penstock.typed import typed
 class Examined:
     """What a job was found to be.
 
-    one_process:  why only the plain loop itself trains it rightly; empty if plans do.
+    one_process:  why only the plain loop itself trains it correctly; empty if plans do.
     laws:         of each buffer that forward writes.
-    failed:       what the job raised when it was asked; whoever calls it next will hear it too.
+    failed:       what the job raised when it was run; whoever calls it next will get it too.
     """
 
     one_process: str = ""
@@ -54,7 +54,7 @@ def examine(job: Job, *, check: bool = True) -> Examined:
 def examine_optimizer(job: Job, captured: Capture) -> str:
     """Return why the optimizer has to stay whole; empty if stages can have parts of it.
 
-    Raises:   JobError: it is none that could be used.
+    Raises:   JobError: it is not usable.
     """
     return apart(lambda: undividable(job, captured) or "")
 
@@ -71,7 +71,7 @@ def bounded(
     decisions = [] if about_buffers is None else [about_buffers]
     if whole:
         if fixed.stages not in (None, 1):
-            hint = "leave --stages out, or mend the optimizer"
+            hint = "leave --stages out, or fix the optimizer"
             message = f"the optimizer cannot be divided into {fixed.stages} stages: {whole}"
             raise JobError(message, hint=hint)
         fixed = replace(fixed, stages=1)

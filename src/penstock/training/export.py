@@ -24,7 +24,7 @@ from penstock.errors import CheckpointError, JobError
 from penstock.job import Job
 from penstock.runtime import checkpoint
 
-_OTHER = "is it the run of another model, or of an older state of its code?"
+_OTHER = "is it the run of another model, or of an older version of its code?"
 
 
 def load_weights(model: nn.Module, folder: Path | str, which: str | int = "latest") -> int:
@@ -132,7 +132,7 @@ def save_state(model: nn.Module, path: Path) -> int:
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             message = f"the model's state_dict holds {key}, a {type(value).__name__}"
-            raise JobError(message, hint="a file of safetensors holds dense tensors only")
+            raise JobError(message, hint="a safetensors file holds only dense tensors")
     with _renamed(path) as part:
         copies = {key: value.detach().clone().contiguous() for key, value in state.items()}
         save_file(copies, part, metadata={"format": "pt"})
@@ -169,7 +169,7 @@ def _renamed(place: Path) -> Generator[Path]:
         else:
             part.replace(place)
     except SafetensorError as problem:
-        hint = "make room, or give another place; nothing half-written was left"
+        hint = "free some space, or choose another place; nothing half-written was left"
         raise CheckpointError(f"cannot write {place}: {problem}", hint=hint) from problem
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -4,7 +4,7 @@ Every tensor is named by the ops that made it, down to parameters, buffers, the 
 values from elsewhere.  Two micro-batches are one function of weights and batch if the names of
 their results are equal, whatever the tensors hold; a trace is that function, once.
 
-What an earlier micro-batch made is an input like none other: a name of its own.  A constant that
+What an earlier micro-batch made is an input of its own kind, with its own name.  A constant that
 the first one computed and kept (a mask, rotary angles) goes by the ops that made it.
 """
 
@@ -50,7 +50,7 @@ class Op:
 
 @dataclass(slots=True, eq=False)
 class RecordedMicroBatch:
-    """One micro-batch: the names of its results, its ops, and the values that Python asked for.
+    """One micro-batch: the names of its results, its ops, and the values that Python read.
 
     generators:      lines at which an op draws from a generator of its own.
     data_dependent:  an op or a size may depend on the values of the batch.
@@ -284,7 +284,7 @@ def first_difference(
     names = {op.name for op in found.ops}
     gone = [op for op in expected.ops if op.name not in names and not _adds_up(op, words)]
     for op in sorted(gone, key=lambda op: op.line is None):
-        return op.line, f"{_short(op)} is there no more"
+        return op.line, f"{_short(op)} is no longer there"
     return None, "other ops reach the loss"
 
 

@@ -5,7 +5,7 @@ a copy of the process, and whatever else the result may follow is found:
 
 flow    the ops of a micro-batch are others, or have other arguments, when it is computed again
 held    a value in Python changes between micro-batches, and code that ran reads it
-asked   code asks for the time, for chance that no seed gives, for a file
+asked   code reads the time, random numbers that no seed sets, or a file
 """
 
 import gc
@@ -91,7 +91,7 @@ def describe(found: Sequence[Impurity]) -> str:
     """Return findings in words, one a line, the first three of them."""
     rows = [f"  {one.where}: {one.what}: {one.why}" for one in found[:3]]
     more = [f"  and {len(found) - 3} more"] if len(found) > 3 else []
-    head = "the loss follows more than weights and batch, which a traced step would freeze"
+    head = "the loss depends on more than weights and batch, which a traced step would freeze"
     return "\n".join([head, *rows, *more]) if found else ""
 
 
@@ -334,7 +334,7 @@ class _Loop:
 
     def _built(self) -> Iterator[Impurity]:
         if self.made:
-            why = "another one whenever it is built: let `model` seed what it draws from"
+            why = "differs each time it is built: let `model` seed what it draws from"
             yield Impurity(self.made, "model", why)
 
     def _from_outside(self) -> Iterator[Impurity]:

@@ -1,6 +1,6 @@
 """Judge: the plain loop's side of a proof.
 
-It takes each step from the run's own state after the step before, so that no difference grows:
+It starts each step from the run's own state after the step before, so that no difference grows:
 the gradients of one step are compared, and an update from the very same gradients.
 """
 

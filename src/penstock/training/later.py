@@ -1,8 +1,8 @@
 """Later: what the functions of a job beside its loss change in its model as a loop goes on.
 
-A traced step computes with tensors of its own: it hears of no hook that is hung on a module later,
-no weight that a schedule prunes, no buffer that the data fills.  Nor does a part of an optimizer
-hear of what a schedule does to the options of the whole.
+A traced step computes with its own tensors: it does not see a hook put on a module later,
+a weight that a schedule prunes, or a buffer that the data fills.  Nor does a part of an optimizer
+see what a schedule does to the options of the whole.
 """
 
 from collections.abc import Callable, Generator, Mapping

@@ -1,4 +1,4 @@
-"""Listener: whom a run tells what it does.  This one keeps silent; a face overrides it."""
+"""Listener: what a run reports to.  This one is silent; a face overrides it."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -8,23 +8,23 @@ Move = Callable[[int, int], None]  # (done, total)
 
 
 class Listener:
-    """Takes what a person would like to know while a run is prepared and made."""
+    """Gets what a person would like to know while a run is prepared and made."""
 
     def say(self, words: str) -> None:
         """Take a message, one or more lines of it."""
 
     def busy(self, what: str) -> AbstractContextManager[None]:
-        """Be told that something is being done, until it is."""
+        """Learn that something is being done, until it is."""
         return nullcontext()
 
     def progress(self, what: str) -> AbstractContextManager[Move]:
-        """Be told how far something is, by calls of what is given."""
+        """Learn how far something is, by calls of what is yielded."""
         return nullcontext(_nothing)
 
     def steps(
         self, first_step: int, num_steps: int, predicted_s: float | None
     ) -> AbstractContextManager[Callable[[Row], None]]:
-        """Be told of the steps from `first_step` on, by a call with the row of each."""
+        """Learn of the steps from `first_step` on, by a call with the row of each."""
         return nullcontext(_nothing)
 
 
@@ -32,4 +32,4 @@ SILENT = Listener()
 
 
 def _nothing(*_: object) -> None:
-    """Take what is told."""
+    """Ignore it."""

@@ -1,4 +1,4 @@
-"""Lock: one run at a time writes into a folder; the kernel lets go of it when that one ends."""
+"""Lock: one run at a time writes into a folder; the kernel releases it when that one ends."""
 
 import contextlib
 import fcntl
@@ -60,7 +60,7 @@ def _own() -> dict[str, object]:
 
 
 def _holder(file: int) -> str:
-    """Return who holds the lock, as far as the file tells."""
+    """Return who holds the lock, as far as the file says."""
     try:
         told = json.loads(os.pread(file, 4096, 0))
         return f"process {told['pid']} on {told['host']}, since {told['started']}"

@@ -1,4 +1,4 @@
-"""Notices: what the ranks of a torchrun job tell each other, by the store of its rendezvous.
+"""Notices: what the ranks of a torchrun job tell each other, through the store of its rendezvous.
 
 A rank that waits for a notice ends as soon as another one tells that it has failed.
 Ignores:  a rank that is killed before all are connected: the others wait for it.
@@ -18,7 +18,7 @@ _STAY_S = 1.0  # for which torchrun of rank 0, which keeps the store, stays afte
 
 
 class Notices:
-    """One rank's way to the store; `store` itself is for what nobody waits for here."""
+    """One rank's way to the store; `store` itself is for what is not waited for here."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -42,7 +42,7 @@ class Notices:
         return self.store.check([key])
 
     def meet(self, name: str) -> None:
-        """Return when all ranks have come here.
+        """Return once all ranks have come here.
 
         Raises:   as `take`.
         """

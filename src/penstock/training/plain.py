@@ -1,6 +1,6 @@
 """Plain: the training loop that a job's author means, in one process, without a plan.
 
-It is what every run is held against, so it calls nothing that a run is made of: the uncut model,
+Every run is compared with it, so it calls nothing that a run is made of: the uncut model,
 eager autograd, torch's own clipping, the job's optimizer on the whole model.  Only the seeds of
 random ops are Penstock's (`graph/code.py`): they belong to micro-batches, not to a process.
 """
@@ -117,12 +117,12 @@ class Plain:
         take_state(self.optimizer, {name: self.parameters[name]}, own, values)
 
     def forget(self, name: str) -> None:
-        """Give up gradient and state of one parameter."""
+        """Drop gradient and state of one parameter."""
         self.parameters[name].grad = None
         self.optimizer.state.pop(self.parameters[name], None)
 
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
-        """Go on from the state of a checkpoint.
+        """Continue from the state of a checkpoint.
 
         Raises:   CheckpointError: something is missing, or of another shape.
         """
@@ -140,5 +140,5 @@ class Plain:
         for number, batch in enumerate(batches, first):
             yield number, on_device(batch)
         if number + 1 < self._next:
-            hint = "let `data` go on for ever, or train fewer steps"
+            hint = "make `data` endless, or train fewer steps"
             raise RunError(f"the job's data ended at micro-batch {number + 1}", hint=hint)

@@ -54,7 +54,7 @@ def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluste
 
 
 def _tell(what: str, listener: Listener, path: Path) -> None:
-    """Say of which day a kept measurement is."""
+    """Say on which day a kept measurement was made."""
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
     listener.say(f"{what} measured on {day} (delete {path} to measure again)")
 
@@ -72,7 +72,7 @@ def started_on(given: Cluster | Path | str) -> Cluster:
     if not under_torchrun():
         if len(cluster.hosts) == 1:
             return cluster
-        hint = "start it by torchrun on each of them; `penstock plan --cluster` only plans"
+        hint = "start it with torchrun on each of them; `penstock plan --cluster` only plans"
         raise ClusterError(f"{path} has {len(cluster.hosts)} hosts; here is one", hint=hint)
     hint = "start as many ranks on each host as it has devices, host by host in the file's order"
     rank, local, own, world = (

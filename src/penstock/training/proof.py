@@ -19,7 +19,7 @@ class Proof:
     """What comparing a run with the plain loop found.
 
     steps:        the numbers of the steps that were compared.
-    differences:  the greatest one of each group.
+    differences:  the largest of each group.
     problem:      what differs by more than rounding, and where; empty if nothing does.
     left_out:     what was not compared, and why.
     seconds:      that it took.
@@ -71,7 +71,7 @@ def _tolerance(row: Difference, job: Job) -> float:
 
 
 _MEANT: dict[str, Callable[[str], str]] = {
-    "data": lambda where: f"{where} is another one than the plain loop reads",
+    "data": lambda where: f"{where} differs from the one the plain loop reads",
     "loss": lambda where: "the loss",
     "gradients": lambda where: f"the gradient of {where}",
     "buffers": lambda where: f"the buffer {where}",
@@ -86,5 +86,5 @@ def _words(row: Difference) -> str:
     text = _MEANT[row.what](row.where)
     if row.what in ("data", "copies"):
         return text
-    how = "is no number, or on one side only" if math.isinf(row.value) else None
+    how = "is not a number, or is on one side only" if math.isinf(row.value) else None
     return f"{text} {how or f'differs by {row.value:.3g}'}"

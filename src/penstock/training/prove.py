@@ -1,9 +1,9 @@
-"""Prove: some real steps of what was planned, held against the plain loop, before a run settles.
+"""Prove: some real steps of a plan, compared with the plain loop, before training starts.
 
 The ranks run the plan's own program on the job's own batches and write down what they read, the
 gradients that their optimizers were given, and the state after each step; `judge` compares.
 
-An asynchronous plan is held against the sequential definition of its weight rule, a few steps long;
+An asynchronous plan is compared with its weight rule's sequential definition, a few steps long;
 there the optimizer is SGD with momentum, for one that divides by the size of a gradient, like Adam,
 makes a whole step of the last bit of a zero.
 """
@@ -52,7 +52,7 @@ APART = 5  # steps between two that are proved: other batches, rates and random 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan and what it is of.
+    """A plan with its job.
 
     job:   the author's, no micro-batches joined.
     laws:  of the buffers that forward writes; found by trying where they are needed and None.
@@ -145,10 +145,10 @@ def _short_of(captured: Capture, copies: int) -> str:
 
 
 def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None) -> Case:
-    """Return what the plain loop is asked: the same steps, by as many micro-batches as planned.
+    """Return the plain loop's task: the same steps, with as many micro-batches as planned.
 
     An asynchronous plan begins with the job's first weights.
-    Raises:   PlanError: plan and job mean something else by buffers.
+    Raises:   PlanError: plan and job disagree about buffers.
     """
     plan, captured = planned.plan, planned.captured
     check_chosen(plan, planned.job, captured.graph)

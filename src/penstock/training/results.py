@@ -1,4 +1,4 @@
-"""Results: what a run leaves in its folder when its last step is done, and gives back."""
+"""Results: what a run leaves in its folder after its last step, and returns."""
 
 import json
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """What a run gave.
+    """The result of a run.
 
     folder:      where plan, metrics, checkpoints, timelines, summary and report are.
     plan:        that it followed; None for eager modules.
@@ -66,7 +66,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     """Write timeline, summary and report of a run into `folder`; return what it gave.
 
     choice:   the plan that it followed, None for eager modules.
-    checked:  how it was held against the plain loop.
+    checked:  how it was compared with the plain loop.
     """
     outcome.timeline.save(folder / "measured.trace.json")
     predicted = choice.plan.predicted if choice else None
@@ -132,7 +132,7 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
         error = autopsy.explained(job, *found)
     newest = latest(folder / "checkpoints")
     if newest is not None:
-        error.hint += f"; --resume goes on from {newest.name}"
+        error.hint += f"; --resume continues from {newest.name}"
     return error
 
 
@@ -141,10 +141,10 @@ def resumption(job: str, folder: Path, num_steps: int | None) -> str:
     from penstock.runtime.checkpoint import latest
 
     if not job:
-        return f"stopped with {latest(folder / 'checkpoints')}; go on with: resume=True"
+        return f"stopped with {latest(folder / 'checkpoints')}; continue with: resume=True"
     command = ["penstock", "train", job, "--out", str(folder), "--resume"]
     command += [] if num_steps is None else ["--steps", str(num_steps)]
-    return f"stopped with {latest(folder / 'checkpoints')}; go on with: {shlex.join(command)}"
+    return f"stopped with {latest(folder / 'checkpoints')}; continue with: {shlex.join(command)}"
 
 
 def _caps(place: Path, choice: Choice | None) -> list[int] | None:

@@ -14,7 +14,7 @@ from penstock.training.prove import Planned, lacks_memory, steps_to_prove
 from penstock.training.prove import prove as prove_planned
 from penstock.training.windows import check_early
 
-_MEND = "mend that; `check=False` runs it without a look"
+_MEND = "fix that; `check=False` runs it without checking"
 
 
 def run(
@@ -28,11 +28,11 @@ def run(
     """Train `num_steps` steps (default: the job's) and return timeline, losses and weights.
 
     Every rank is a process of this host; `launcher=run_threads` makes it a thread of this process.
-    check:    whether the job is examined first, and two steps are held against the plain loop.
+    check:    whether the job is examined first, and two steps are compared with the plain loop.
     Raises:   ProgramError: the program was not lowered from a plan.
               PlanError: a buffer that forward writes cannot be what plan and job say.
               GraphError: the job traces to another graph.  RunError: a rank failed.
-              JobError, RunError: the plan would train another thing than the plain loop.
+              JobError, RunError: the plan would train something else than the plain loop.
     """
     origin = origin_of(program)
     check_chosen(origin.plan, job, origin.graph)
@@ -47,10 +47,10 @@ def run(
 def _check(planned: Planned, num_steps: int, launcher: Launcher) -> None:
     found = examine(planned.job)
     if found.one_process or found.failed:
-        message = found.failed or f"a plan would train another thing: {found.one_process}"
+        message = found.failed or f"a plan would train something else: {found.one_process}"
         raise JobError(message, hint=_MEND)
     if lacks_memory(planned):
         return
     proof = prove_planned(planned, steps_to_prove(0, num_steps), launcher=launcher)
     if proof.problem:
-        raise RunError(f"this plan would train another thing: {proof}", hint=_MEND)
+        raise RunError(f"this plan would train something else: {proof}", hint=_MEND)

@@ -63,7 +63,7 @@ FILES = (
 
 @dataclass
 class Session:
-    """One run: what was asked for, and the phases in which it is done.
+    """One run: what was requested, and its phases.
 
     text:     how the job was named, "file.py:name"; "": it was given as a record.
     units:    into which the stages of the plan are cut, whichever it is; None: it stays as it is.
@@ -86,7 +86,7 @@ class Session:
 
     @property
     def listener(self) -> Listener:
-        """Return whom the session tells what it does."""
+        """Return the listener of the session."""
         return self.there.listener
 
     # -- the phases -------------------------------------------------------------------------------
@@ -114,13 +114,13 @@ class Session:
     def examine(self) -> "Examined":
         """Return what the job is found to be.
 
-        Raises:   JobError: only the plain loop trains it, and something else was asked for.
+        Raises:   JobError: only the plain loop trains it, and something else was requested.
         """
         care = self.care._replace(strict=self._is_strict())
         return examined(self.job, self.text, care, self.listener)
 
     def _is_strict(self) -> bool:
-        """Return whether there is to be a plan or nothing."""
+        """Return whether a plan is required."""
         asked = (
             self.given_plan,
             self.fixed.schedule,
@@ -141,7 +141,7 @@ class Session:
     ) -> Checked:
         """Return how the plan's first steps compare with the plain loop's.
 
-        Raises:   RunError: they differ, and there is to be a plan or nothing.
+        Raises:   RunError: they differ, and a plan is required.
         """
         from penstock.training.prove import Planned, prove
 
@@ -197,7 +197,7 @@ class Session:
             if self._is_strict():
                 raise
             self.listener.say(problem.message)
-            self.listener.say("training it as eager modules under plain data parallelism instead")
+            self.listener.say("training it eagerly with plain data parallelism instead")
             return None
         self.listener.say(str(captured.graph))
         return captured
@@ -393,7 +393,7 @@ class Session:
 
         newest = latest(self.folder / "checkpoints")
         none = f"no checkpoint: none is written before {self.every}"
-        self.listener.say(f"--resume goes on from {newest}" if newest else none)
+        self.listener.say(f"--resume continues from {newest}" if newest else none)
 
     def _train_eagerly(
         self, first_step: int, checkpoint: Path | None, found: "Examined"

@@ -23,10 +23,10 @@ NO_CHECK = "left out (--no-check)"
 
 
 class CheckOptions(NamedTuple):
-    """What the user wants of a job that cannot be trained by a plan as its author wrote it.
+    """How to treat a job that cannot be trained by a plan as its author wrote it.
 
     check:   whether it is examined and proved at all.
-    strict:  whether it is refused then; else it is trained as what is right.
+    strict:  whether it is refused then; else it is trained in a correct way.
     eager:   whether it is trained without a plan in any case.
     trial:   whether the best few plans take some steps before one of them is run.
     """
@@ -38,7 +38,7 @@ class CheckOptions(NamedTuple):
 
 
 def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Examined":
-    """Return what the job is found to be; what was found before is not asked again.
+    """Return what the job is found to be; what was found before is not examined again.
 
     text:     how the job was named; "": it was not, and nothing is kept.
     Raises:   JobError: it can be trained only by the plain loop, and that is not wanted.
@@ -55,9 +55,9 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
             keep(key, "examined", found.to_json())
     if found.one_process:
         if care.strict:
-            hint = "mend that, or leave --strict out: then the plain loop trains it, in one process"
-            raise JobError(f"a plan would train another thing: {found.one_process}", hint=hint)
-        listener.say(f"a plan would train another thing: {found.one_process}")
+            hint = "fix that, or leave --strict out: then the plain loop trains it, in one process"
+            raise JobError(f"a plan would train something else: {found.one_process}", hint=hint)
+        listener.say(f"a plan would train something else: {found.one_process}")
     return found
 
 
@@ -94,7 +94,7 @@ class _Optimizer:
 
 
 class Checked(NamedTuple):
-    """How a run was held against the plain loop, in words; and what differs, if anything does."""
+    """How a run was compared with the plain loop, in words; and what differs, if anything."""
 
     words: str
     problem: str = ""
@@ -135,7 +135,7 @@ def proved(
     if not proof.problem:
         keep(key, "proof", proof.to_json())
         return _told(str(proof), listener)
-    message = f"this plan would train another thing: {proof}"
+    message = f"this plan would train something else: {proof}"
     if care.strict:
         raise RunError(message, hint="`penstock train` without --plan, --schedule and --strict")
     listener.say(message)
@@ -171,7 +171,7 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
         )
     if not proof.problem:
         return ranks, str(_told(str(proof), listener))
-    message = f"{ranks} replicas would train another thing: {proof}"
+    message = f"{ranks} replicas would train something else: {proof}"
     if care.strict:
         raise RunError(message, hint="leave out --strict, and one process trains it")
     listener.say(message)

@@ -1,4 +1,4 @@
-"""Stop: the first SIGINT or SIGTERM ends a run after the step under way, the second at once."""
+"""Stop: the first SIGINT or SIGTERM ends a run after the current step, the second at once."""
 
 import contextlib
 import os

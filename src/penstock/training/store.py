@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 
 def key_of(job: Job, text: str, *more: str) -> str | None:
-    """Return what tells this job, on this machine, from every other; None where it cannot be told.
+    """Return what identifies this job on this machine; None where nothing does.
 
-    text:     how it was named: which of a file's jobs it is; "": by nothing.
+    text:     how it was named: which of a file's jobs it is; "": not at all.
     more:     what its source and numbers do not tell: graph, plan.
 
     Ignores:  what the job reads from elsewhere: data files, the environment, the network.
@@ -89,7 +89,7 @@ def keep(key: str | None, what: str, content: Mapping[str, Json]) -> None:
     try:
         write_text(path, json.dumps(content, indent=2) + "\n")
     except OSError as problem:
-        log.warning("%s is not kept for the next time: %s", what, problem)
+        log.warning("%s could not be kept: %s", what, problem)
 
 
 def _path(key: str | None, what: str) -> Path | None:

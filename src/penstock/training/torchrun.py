@@ -1,8 +1,8 @@
 """Under torchrun: every rank runs the command; rank 0 plans, shows progress and reports.
 
 On several hosts the ranks first measure the links between them, and the step is measured on each
-kind of device that there is.  What ranks have to tell rank 0 (profiles, each step's loss, the
-results), and it them (the plan), goes through the store that torchrun's rendezvous gives them.
+kind of device that there is.  What ranks report to rank 0 (profiles, each step's loss, the
+results), and it to them (the plan), goes through the store that torchrun's rendezvous gives them.
 """
 
 import itertools
@@ -54,7 +54,7 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     Whatever fails, on whichever rank, ends all of them.
     Raises:   GraphError: the model cannot be traced (start it with `penstock train` instead).
               PlanError: the plan is for another number of ranks.
-              RunError: another rank failed; GPUs on several hosts, and nothing tells their links.
+              RunError: another rank failed; GPUs on several hosts, whose links are unknown.
     """
     from penstock.runtime.launch import torchrun_store
     from penstock.training.notices import Notices
@@ -115,7 +115,7 @@ def _check_start(notices: "Notices", first_step: int, folder: Path) -> None:
     if notices.rank == 0:
         notices.put(_START, str(first_step))
     elif (told := int(notices.take(_START))) != first_step:
-        message = f"rank 0 goes on after step {told}; {folder} as seen here, after {first_step}"
+        message = f"rank 0 continues after step {told}; {folder} as seen here, after {first_step}"
         raise PlanError(message, hint="give an --out that all hosts see")
 
 
@@ -176,7 +176,7 @@ def _traced(job: Job, listener: Listener) -> "Capture":
     try:
         captured = traced(job, listener)
     except GraphError as problem:
-        hint = "`penstock train` without torchrun trains it as plain data parallel"
+        hint = "`penstock train` without torchrun trains it with plain data parallelism"
         raise GraphError(f"{problem.message}, so no plan can be made", hint=hint) from problem
     listener.say(str(captured.graph))
     return captured
@@ -212,7 +212,7 @@ def _led(
     checkpoint: Path | None,
     found: "Examined",
 ) -> Choice:
-    """Return what rank 0 chooses, told to all."""
+    """Return what rank 0 chooses, on all ranks."""
     numbers = itertools.count()
     profile = partial(_profiled, notices, numbers, session.job)
     session.there = Machines(cluster, profile, session.listener)
@@ -366,7 +366,7 @@ def _listen(store: Any, whole: _ReportedSteps, report: "Report", ended: threadin
 
 
 def _comes(store: Any, key: str, ended: threading.Event) -> bool:
-    """Return when a key is there; False if it will not come."""
+    """Return once a key is there; False if it will not come."""
     while not store.check([key]):
         if ended.is_set():
             return store.check([key])  # it may have come before the end

@@ -61,22 +61,22 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     plan:              train by this one, or by that in a file; default: searched for, with as many
                        `ranks`, `stages` and with that `schedule` where they are given: a name,
                        a file, or a schedule.
-    units:             into which stages are cut: "block", one for each block, or at most so many
+    units:             into which stages are cut: "block", one for each block, or at most that many
                        of a stage; default: into none.
-    offload:           what is in far memory while it is not needed: "state", "activations", "both".
+    offload:           what is in far memory while not needed: "state", "activations", "both".
     num_steps:         in all; default: the job's.
     out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
-    resume:            go on from the last checkpoint in `out`, if one is there.
+    resume:            continue from the last checkpoint in `out`, if there is one.
     checkpoint_every:  500 (steps), "30s", "10m" or "2h".
-    check:             whether the job is examined, and two steps are held against the plain loop.
+    check:             whether the job is examined, and two steps are compared with the plain loop.
     strict:            whether a job that no plan trains as its author wrote it is refused, instead
                        of trained as eager replicas or in one process.
     eager:             train without a plan: plain data parallelism.
-    trial:             whether the best few plans take some real steps by turns first, if the run is
+    trial:             whether the best few plans take turns at some real steps first, if the run is
                        long enough for that; the fastest is run.
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
-    listener:          is told what is being done.
-    Raises:   JobError, PlanError: the job, or what is asked of it, is wrong.
+    listener:          learns what is being done.
+    Raises:   JobError, PlanError: the job, or what is requested, is wrong.
               RunError: another run is in the folder; a rank failed; what differs with `strict`.
               Stopped (a KeyboardInterrupt): a signal ended it after a checkpoint.
     """

@@ -1,6 +1,6 @@
-"""Trial: the best few different plans take some real steps by turns, and the fastest is run.
+"""Trial: the best few distinct plans take turns at some real steps, and the fastest is run.
 
-A prediction may be wrong, on a busy machine by much.  So what is run was faster, here and now,
+A prediction may be wrong, on a busy machine by a lot.  So what is run was faster, here and now,
 than plain replicas and than one process, wherever these could have been faster.
 """
 

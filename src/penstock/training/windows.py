@@ -61,7 +61,9 @@ def check_early(plan: Plan) -> None:
     from penstock.graph.trace import device_here
 
     if plan.early and device_here().type != "cpu":
-        message = f"receives are to be posted {plan.early} computes early, and NCCL goes by order"
+        message = (
+            f"receives are to be posted {plan.early} computes early, and NCCL matches by order"
+        )
         raise PlanError(message, hint="make the plan again on these machines, or with early=0")
 
 

@@ -1,7 +1,7 @@
 """Meeting: ranks of one host that wait for each other, gather bytes and sum tensors.
 
-Each member has a count of arrivals and two regions, used in turn.  Who writes into a
-region for the second time has met all others since they read what it held the first
+Each member has a count of arrivals and two regions, used in turn.  A member that writes into a
+region a second time has met all others since they read what it held the first
 time, so no second barrier guards it.
 
 An all-reduce goes chunk by chunk; part i of a chunk belongs to member i:

@@ -81,9 +81,9 @@ class Roster:
     ) -> SharedSegment:
         """Return the segment `key`, which rank `maker` makes, prepares and shows the others.
 
-        The maker waits for nobody.  `agreed` is what all who share it must say alike.
+        The maker does not wait.  `agreed` is what all who share it must agree on.
 
-        Raises:   TransportError: the maker is gone, or does not make it in time, or agrees not.
+        Raises:   TransportError: the maker is gone, or does not make it in time, or disagrees.
         """
         if self.rank == maker:
             segment = SharedSegment.make(num_words)
@@ -172,7 +172,7 @@ class Roster:
         )
 
     def leave(self) -> None:
-        """Say that this rank ends in order; a second call does nothing."""
+        """Note that this rank ends in good order; a second call does nothing."""
         self.words[self._line(self.rank) + _STATE] = _LEFT
         for fd in self._ranks:
             self._deaths.unregister(fd)

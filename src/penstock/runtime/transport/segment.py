@@ -1,6 +1,6 @@
 """Segment: memory that processes of one host share, and waiting for its words to change.
 
-A segment is an anonymous file (memfd): it has no name, so nothing can be left of it
+A segment is an anonymous file (memfd): it has no name, so nothing is left of it
 however its users die, and no limit of /dev/shm applies.  Another process of the same
 user opens it as /proc/<pid>/fd/<fd> while its maker lives.
 
@@ -112,7 +112,7 @@ class SharedSegment:
         return self.bytes.data_ptr() + 4 * word
 
     def close(self) -> None:
-        """Let nobody else open it; the memory goes with the last view of it in any process."""
+        """Let no one else open it; the memory goes with the last view of it in any process."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

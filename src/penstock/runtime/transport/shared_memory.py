@@ -59,7 +59,7 @@ class SharedMemoryTransport:
 
     `store` is a torch.distributed.Store, or a prefix of one, that this job alone uses;
     it carries addresses only.  A ring has `slots` slots, or more where a program announces
-    more receives ahead: so many messages of an edge may be unread before `send` blocks.
+    more receives ahead: that many messages of an edge may be unread before `send` blocks.
     A waiting rank spins for `spin_s` seconds before it
     sleeps: None means 50 us if each rank can have a core, else 0.
 

@@ -234,7 +234,7 @@ class _Shared:
 
 @final
 class _EdgeQueue:
-    """The messages of one edge between two ranks; None in a queue means: look why."""
+    """The messages of one edge between two ranks; None in a queue means: find out why."""
 
     def __init__(self, specs: tuple[TensorSpec, ...], capacity: int | None) -> None:
         self.specs = specs

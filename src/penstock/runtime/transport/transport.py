@@ -111,7 +111,7 @@ class Transport(Protocol):
     def bind_receive(
         self, edge: int, peer: int, specs: tuple[TensorSpec, ...], *, ahead: int = 0
     ) -> tuple[Post | None, Wait]:
-        """Return (post, wait): announce one receive, and return the oldest message not yet had.
+        """Return (post, wait): announce one receive, and return the oldest message not yet taken.
 
         `post` is None where nothing need be announced.  `wait` returns contiguous
         tensors of the caller's own and posts by itself what was not posted.
@@ -130,7 +130,7 @@ class Transport(Protocol):
         ...
 
     def broadcast_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> bytes:
-        """Return the payload of `ranks[0]`; what the others bring is not looked at."""
+        """Return the payload of `ranks[0]`; what the others bring is ignored."""
         ...
 
     def barrier(self) -> None:
@@ -140,7 +140,7 @@ class Transport(Protocol):
     def abort(self, reason: str) -> None:
         """Let every rank that waits, now or later, raise this rank and reason as TransportError.
 
-        The first abort counts; it returns without waiting for anyone.
+        The first abort counts; it returns without waiting.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Configurations: the best ways to train a transformer on alike devices, of all there are.
+"""Configurations: the best ways to train a transformer on like devices.
 
-    memory        closed form of all candidates; those that do not fit are counted and gone
+    memory        closed form of all candidates; those that do not fit are counted and dropped
     time          closed form of the rest, ranked
     exact         the best and those of the Pareto front, simulated action by action
 
@@ -75,7 +75,7 @@ def configurations(  # noqa: PLR0913 - what there is
 
 
 def _slower(most: int) -> str:
-    return f"are slower by the closed form than the best {most}, and not of the front"
+    return f"are slower by the closed form than the best {most}, and not on the front"
 
 
 def _chosen(step_s: Floats, peaks: Floats, usd: Floats, most: int) -> NDArray[np.int64]:

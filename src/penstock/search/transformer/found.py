@@ -16,7 +16,7 @@ from penstock.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """So many alike devices in one place, their memory, and what one of them costs."""
+    """A number of like devices in one place, their memory, and what one of them costs."""
 
     device: Device
     count: int

@@ -6,7 +6,7 @@ have as many blocks as their device is fast, and the order of the kinds is searc
 Candidates come in the order of a bound: blocks spread over all devices as if they could be cut
 anywhere.  One that cannot be among the best, because its bound is no better or because no
 stages are fast enough and fit the memory, is dropped; of the others (M - 1) max + sum is made as
-small as it can be (partition), and what is done once a step is added.  So the best by this
+small as possible (partition), and what is done once a step is added.  So the best by this
 closed form are found whatever was dropped, and these are simulated.
 
 Ignores:  what is done once a step, where it depends on the cut; degrees that differ from stage

@@ -71,7 +71,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """So many alike devices, and the seconds of each layer on one: forward and backward.
+    """A number of like devices, and the seconds of each layer on one: forward and backward.
 
     Raises:   PlanError: no device, seconds below 0 or no number.
     """

@@ -1,4 +1,4 @@
-"""Space: every way to train a transformer on so many alike devices, as arrays.
+"""Space: every way to train a transformer on a number of like devices, as arrays.
 
     tensor x pipe x data = devices    tensor divides the heads, data the batch
     micro-batch                       divides what a replica has of the batch
