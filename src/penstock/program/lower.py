@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
 from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
@@ -204,7 +205,7 @@ def _issue(work: Turns, sources: Sources, all_ranks: int) -> Columns:
 
     Raises:   ProgramError: some rank waits for ever in a sum.
     """
-    num_ranks, num_sums = len(work.offsets) - 1, len(sources.member_offsets) - 1
+    num_sums = len(sources.member_offsets) - 1
     sent, received = _num_messages(work, sources)
     rows = np.diff(work.offsets) + np.diff(work.extra_offsets) + sent + received
     numbers = (*sources.where.shape, len(sources.wiring.source), num_sums, all_ranks)
