@@ -210,6 +210,17 @@ def test_table_has_a_row_for_every_action(
     assert table.num_actions == schedule.orders.num_actions
 
 
+def test_listed_updates_wait_for_a_sum_that_begins_when_the_last_of_all_ranks_has_come():
+    """Three ranks have one stage; rank 0 does two micro-batches, in 6 s; a sum takes 1 s."""
+    text = "rank 0 F0.0 B0.0 F0.1 B0.1 U0.0\nrank 1 F0.2 B0.2 U0.0\nrank 2 F0.3 B0.3 U0.0"
+    schedule = Schedule.parse(text)
+    seconds = np.zeros((1, len(KINDS), 1))
+    seconds[0, :2, 0], seconds[0, UPDATES, 0] = (1.0, 2.0), 0.5
+    table = table_of(schedule)
+    assert step_seconds(table, seconds, reduce_s=1.0).tolist() == [7.5]
+    assert len(table) == table.num_actions + 2
+
+
 def test_slots_are_used_again():
     """One for each rank, one for the beginning, and for what is under way: not one per action."""
     table = table_of(one_f_one_b(16, 256))

@@ -439,6 +439,18 @@ def test_1f1b_holds_at_most_one_micro_batch_per_stage_after_it(num_stages: int, 
     assert set(last.values()) == {0}
 
 
+def test_message_is_held_from_its_receive_to_its_first_use():
+    """Rank 1 posts its receive before it has done anything, rank 0 after its forward."""
+    zeros, action_s = np.zeros((len(KINDS), 2)), np.zeros((len(KINDS), 2, 1))
+    action_s[KINDS.index("F")], action_s[KINDS.index("B")] = 1.0, 2.0
+    memory = Memory(np.zeros(2), zeros, zeros, message_bytes=[5, 7])
+    timeline = simulate(lower(gpipe(2, 1)), Costs(action_s), memory=memory)
+    curves = [[entry[1:] for entry in timeline.memory if entry.rank == rank] for rank in range(2)]
+    assert curves[0][:6] == [(0, 0), (0, 0), (1, 0), (1, 7), (4, 0), (6, 0)]
+    assert curves[1][:6] == [(0, 0), (0, 5), (1, 0), (2, 0), (2, 0), (4, 0)]
+    assert peak_bytes(timeline) == (7, 5)
+
+
 # -- what is refused
 
 
