@@ -261,7 +261,7 @@ def test_gap_that_a_collective_ends_is_meeting_and_any_other_waiting():
     found = breakdown_of(Timeline.of(1, spans))
     assert found is not None
     parts = "waiting", "meeting", "collectives", "optimizer"
-    assert [found.of(part) for part in parts] == [(3.5,), (3.0,), (1.0,), (0.5,)]
+    assert [found.of(part) for part in parts] == [(2.5,), (3.0,), (1.0,), (0.5,)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=8))
