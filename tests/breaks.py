@@ -59,6 +59,30 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "replicas_alike",
+        "schedule/grid.py",
+        "return step, sum(self.shares[:replica]) + place",
+        "return step, replica * self.shares[replica] + place",
+        ("tests/parity/test_shares.py",),
+        "places of micro-batches counted as if all replicas took as many",
+    ),
+    Break(
+        "mean_of_means",
+        "runtime/bind.py",
+        "share = 1.0 / program.grid.step_micro_batches",
+        "share = 1.0 / (program.replicas * program.grid.shares[rank.replica])",
+        ("tests/parity/test_shares.py",),
+        "the mean of replicas' means instead of that of all micro-batches",
+    ),
+    Break(
+        "shares_stay",
+        "search/polish.py",
+        "            if shares[giver] > 0:\n",
+        "            if shares[giver] > 0 and max(shares) == min(shares):\n",
+        ("tests/search/test_unlike.py::test_replicas_share_a_step_as_the_best_of_all_shares",),
+        "replicas on unlike devices take as much as each other",
+    ),
+    Break(
         "gib_decimal",
         "units.py",
         "KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40",
