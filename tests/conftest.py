@@ -5,6 +5,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are imported: they read it once
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import gc
 import shutil
 import signal
 import sys
@@ -23,6 +24,12 @@ settings.load_profile("penstock")
 # A shell starts what stands before its `&` so that Ctrl-C is ignored, by the children too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage, here and in forks, leave out what stays: all that is loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,9 +2,11 @@
 
 import os
 import re
+import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +70,17 @@ def call(
         return Done(code, *capfd.readouterr())
 
     return run
+
+
+@contextmanager
+def little_room(most: int) -> Iterator[None]:
+    """Let this process and its ranks write no file of more than so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from penstock.schedule.recipe import Recipe, name_of
 from penstock.search import Candidate, front_of
 from penstock.timeline import Timeline, peak_bytes
 from penstock.training.saved import load_basis
-from tests.cli.conftest import MLP, Call, Done
+from tests.cli.conftest import MLP, Call, little_room
 
 JOB = f"{MLP}:job"
 FILES = {"plan.json", "graph.json", "profile.json", "cluster.toml"}
@@ -610,16 +609,11 @@ def test_basis_of_a_plan_is_what_was_saved(folder: Path) -> None:
 # No room, no permission
 
 
-def little_room() -> None:
-    """Let this process write no file of more than 1,000 bytes."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-
-
-def test_plan_that_finds_no_room_leaves_nothing(
-    spawn: Call, tmp_path: Path, machines: Path
-) -> None:
+def test_plan_that_finds_no_room_leaves_nothing(call: Call, tmp_path: Path, machines: Path) -> None:
     fixed = "--cluster", machines, "--ranks", 1, "--out", tmp_path / "plan.json"
-    error, _ = spawn("plan", JOB, *fixed, preexec_fn=little_room).refusal(1)
+    with little_room(1000):
+        done = call("plan", JOB, *fixed)
+    error, _ = done.refusal(1)
     assert error == f"{tmp_path / 'graph.json'}: File too large"
     assert list(tmp_path.iterdir()) == []
 
@@ -640,9 +634,10 @@ def test_plan_without_room_for_its_last_file_leaves_no_new_ones(
 
 
 def test_simulation_that_finds_no_room_leaves_nothing(
-    spawn: Call, tmp_path: Path, folder: Path
+    call: Call, tmp_path: Path, folder: Path
 ) -> None:
-    done = spawn("simulate", folder / "plan.json", "--out", tmp_path, preexec_fn=little_room)
+    with little_room(1000):
+        done = call("simulate", folder / "plan.json", "--out", tmp_path)
     error, _ = done.refusal(1)
     assert error == f"{tmp_path / 'predicted.trace.json'}: File too large"
     assert list(tmp_path.iterdir()) == []
@@ -668,12 +663,11 @@ def test_place_that_is_no_folder_is_refused_at_once(
 
 
 def test_cache_that_cannot_be_written_is_only_a_message(
-    spawn: Call, tmp_path: Path, machines: Path
+    call: Call, tmp_path: Path, machines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    env = {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    fixed = "--cluster", machines, "--ranks", 1, "--json"
-    done: Done = spawn("plan", JOB, *fixed, env=env)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    done = call("plan", JOB, "--cluster", machines, "--ranks", 1, "--json")
     assert done.code == 0
     json.loads(done.out)
     assert "not kept" in done.err

@@ -19,6 +19,7 @@ from tempfile import TemporaryFile
 import pytest
 import torch.distributed as dist
 
+from penstock.cli import main
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError
 from penstock.graph.merge import merged
@@ -96,11 +97,12 @@ def torchrun(
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tmp_path_factory: pytest.TempPathFactory, profiles: Path) -> Path:
     """Return the folder of the run of a plan on this host."""
     folder = tmp_path_factory.mktemp("runs") / "here"
-    command = [sys.executable, "-m", "penstock", "train", JOB, "--out", str(folder), *WISH]
-    subprocess.run(command, check=True, capture_output=True, timeout=110)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(profiles))
+        assert main(["train", JOB, "--out", str(folder), *WISH]) == 0
     return folder
 
 

@@ -1,11 +1,13 @@
 """2BW is what it says: W(t+1) = update(W(t), gradient at W(t-1)), with two versions alive."""
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.runtime.run import Outcome
 from tests.parity.models import OPTIMIZERS, captured, job_of, plan_of
 from tests.parity.training import Run, delayed_loop, difference, differing, train
 
@@ -59,21 +61,27 @@ def test_two_processes_equal_the_ten_line_loop(micro_batches, optimizer, tmp_pat
     assert difference(outcome.weights, expected("gpt", optimizer, 6, micro_batches)) < 1e-12
 
 
+@pytest.fixture(scope="module")
+def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Outcome]:
+    """Return what gives the run of six steps in one window, with so many micro-batches."""
+    return cache(lambda count: train(run_of("adamw", 4, count), tmp_path_factory.mktemp("w"), (6,)))
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2, 5])
 @pytest.mark.parametrize("lengths", [(1, 1, 1, 1, 1, 1), (2, 4), (5, 1), (3, 3)])
-def test_windows_cut_anywhere_give_the_bits_of_one_window(lengths, micro_batches, tmp_path):
-    run = run_of("adamw", 4, micro_batches)
-    whole = train(run, tmp_path / "whole", (6,))
-    parts = train(run, tmp_path / "parts", lengths)
+def test_windows_cut_anywhere_give_the_bits_of_one_window(
+    lengths, micro_batches, whole_of, tmp_path
+):
+    whole = whole_of(micro_batches)
+    parts = train(run_of("adamw", 4, micro_batches), tmp_path, lengths)
     assert differing(parts.weights, whole.weights) == []
     assert [s.loss for s in parts.steps] == [s.loss for s in whole.steps]
     assert parts.live_versions == (2,) * 4
 
 
 @pytest.mark.parametrize("lengths", [(3, 3), (5, 1)])
-def test_resuming_in_the_middle_gives_the_bits_of_one_run(lengths, tmp_path):
-    run = run_of("adamw", 4, 2)
-    whole = train(run, tmp_path / "whole", (6,))
+def test_resuming_in_the_middle_gives_the_bits_of_one_run(lengths, whole_of, tmp_path):
+    run, whole = run_of("adamw", 4, 2), whole_of(2)
     train(run, tmp_path / "parts", lengths[:1])
     rest = parts_from(run, lengths[0], lengths[1])
     done = tmp_path / "parts" / f"step-{lengths[0]:06d}"

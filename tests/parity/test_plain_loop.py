@@ -31,8 +31,14 @@ EXACT = torch.float64
 
 
 @cache
-def expected(name: str, dtype: torch.dtype, optimizer: str, micro_batches: int) -> Trained:
-    return plain_loop(job_of(name, dtype, optimizer), STEPS, micro_batches)
+def expected(
+    name: str,
+    dtype: torch.dtype,
+    optimizer: str,
+    micro_batches: int,
+    clip_norm: float | None = None,
+) -> Trained:
+    return plain_loop(job_of(name, dtype, optimizer, clip_norm=clip_norm), STEPS, micro_batches)
 
 
 def run_of(name, dtype, optimizer, schedule, stages, micro_batches, **options) -> Run:
@@ -47,7 +53,7 @@ def assert_equal_bits(run: Run, outcome, trained: Trained) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "stages", "micro_batches"), pairwise(SYNCHRONOUS, (1, 2, 4, 8), range(1, 7))
+    ("schedule", "stages", "micro_batches"), pairwise(SYNCHRONOUS, (1, 2, 4, 8), (1, 2, 3, 5))
 )
 def test_thread_ranks_give_the_bits_of_the_plain_loop(schedule, stages, micro_batches, tmp_path):
     optimizer = tuple(OPTIMIZERS)[(stages + micro_batches) % len(OPTIMIZERS)]
@@ -78,12 +84,12 @@ def test_all_other_schedules_train_the_plain_loop_in_two_processes(schedule, tmp
     job = job_of("dropout", EXACT, "adamw", clip_norm=0.05)
     outcome = train(run._replace(job=job), tmp_path, launcher=run_processes)
     assert run.plan.total_ranks == 2
-    assert difference(outcome.weights, plain_loop(job, STEPS, 4).weights) < 1e-11
+    assert difference(outcome.weights, expected("dropout", EXACT, "adamw", 4, 0.05).weights) < 1e-11
 
 
 @pytest.mark.parametrize(
     ("schedule", "micro_batches", "optimizer"),
-    pairwise(SYNCHRONOUS, range(1, 7), tuple(OPTIMIZERS)),
+    pairwise(SYNCHRONOUS, (1, 2, 5), tuple(OPTIMIZERS)),
 )
 def test_two_processes_give_the_bits_of_the_plain_loop(
     schedule, micro_batches, optimizer, tmp_path
@@ -129,17 +135,17 @@ def test_two_replicas_of_a_pipeline_differ_only_by_the_order_of_their_sum(schedu
 # -- what the optimizer is given -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("name", ["dropout", "tied", "frozen"])
+@pytest.mark.parametrize(
+    ("name", "stages", "replicas"), pairwise(("dropout", "tied", "frozen"), (1, 2, 4), (1, 2))
+)
 def test_clipping_counts_every_gradient_once(name, stages, replicas, tmp_path):
     job = job_of(name, EXACT, "sgd", clip_norm=0.05)
     options = {"clip": True, "replicas": replicas}
     plan = plan_of(captured(name, EXACT).graph, "one_f_one_b", stages, 4 // replicas, **options)
     run = Run(plan, job, captured(name, EXACT))
-    outcome, trained = train(run, tmp_path), plain_loop(job, STEPS, 4)
+    outcome, trained = train(run, tmp_path), expected(name, EXACT, "sgd", 4, 0.05)
     assert difference(outcome.weights, trained.weights) < 1e-12
-    unclipped = plain_loop(job_of(name, EXACT, "sgd"), STEPS, 4)
+    unclipped = expected(name, EXACT, "sgd", 4)
     assert difference(trained.weights, unclipped.weights) > 1e-3
 
 

@@ -12,6 +12,7 @@ from penstock.program.program import Reduce, Update
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.schedule import double_buffered, zb_h2
 from penstock.training.prove import Planned, prove
+from tests.pairwise import pairwise
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, differing, train
 
@@ -29,9 +30,10 @@ def late(run: Run) -> Run:
     return run._replace(plan=replace(run.plan, post_validation=True))
 
 
-@pytest.mark.parametrize("launcher", [run_threads, run_processes])
-@pytest.mark.parametrize("clip_norm", [NEVER, SOMETIMES, ALWAYS])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("clip_norm", "optimizer", "launcher"),
+    pairwise((NEVER, SOMETIMES, ALWAYS), ("sgd", "adamw"), (run_threads, run_processes)),
+)
 def test_weights_and_state_are_those_of_clipping_before(optimizer, clip_norm, launcher, tmp_path):
     run = run_of("dropout", optimizer, clip_norm)
     before = train(run, tmp_path / "before", STEPS, launcher)

@@ -1,6 +1,9 @@
 """A run that is resumed, by the same plan or by another one, ends where the unbroken run ends."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,8 @@ import torch
 from penstock.errors import CheckpointError, RunError
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.runtime.run import Outcome
+from tests.pairwise import pairwise
 from tests.parity.models import OPTIMIZERS, captured, job_of, plan_of
 from tests.parity.training import Run, difference, differing, train, windows
 
@@ -26,9 +31,12 @@ def resume(run: Run, folder, done, launcher=run_threads):
     return train(run, folder, windows=rest, launcher=launcher, resume=checkpoint.latest(done))
 
 
-@pytest.mark.parametrize("launcher", [run_threads, run_processes])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["dropout", "tied", "batch_norm", "frozen"])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "launcher"),
+    pairwise(
+        ("dropout", "tied", "batch_norm", "frozen"), tuple(OPTIMIZERS), (run_threads, run_processes)
+    ),
+)
 def test_resuming_by_the_same_plan_gives_the_same_bits(name, optimizer, launcher, tmp_path):
     run = run_of(name, "one_f_one_b", 2, optimizer)
     whole = train(run, tmp_path / "whole", (BEFORE + AFTER,))
@@ -39,15 +47,27 @@ def test_resuming_by_the_same_plan_gives_the_same_bits(name, optimizer, launcher
     assert [s.step for s in rest.steps] == list(range(BEFORE, BEFORE + AFTER))
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Outcome, Path]]:
+    """Return what gives a model's unbroken run, and the folder of one that was stopped."""
+
+    @cache
+    def of(name: str) -> tuple[Outcome, Path]:
+        run, folder = run_of(name, "one_f_one_b", 4), tmp_path_factory.mktemp(name)
+        whole = train(run, folder / "whole", (BEFORE + AFTER,))
+        train(run, folder / "part", (BEFORE,))
+        return whole, folder / "part"
+
+    return of
+
+
 @pytest.mark.parametrize(
     ("schedule", "stages"), [("gpipe", 1), ("zb_h1", 2), ("interleaved", 8), ("one_f_one_b", 3)]
 )
 @pytest.mark.parametrize("name", ["dropout", "batch_norm", "frozen"])
-def test_resuming_by_another_plan_gives_the_same_bits(name, schedule, stages, tmp_path):
-    first = run_of(name, "one_f_one_b", 4)
-    whole = train(first, tmp_path / "whole", (BEFORE + AFTER,))
-    train(first, tmp_path / "part", (BEFORE,))
-    rest = resume(run_of(name, schedule, stages), tmp_path / "rest", tmp_path / "part")
+def test_resuming_by_another_plan_gives_the_same_bits(name, schedule, stages, stopped, tmp_path):
+    whole, part = stopped(name)
+    rest = resume(run_of(name, schedule, stages), tmp_path, part)
     assert differing(rest.weights, whole.weights) == []
 
 

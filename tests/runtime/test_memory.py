@@ -37,6 +37,7 @@ def profile_of(name: str) -> Profile:
         return measure.measure(captured(name, FLOAT), job_of(name, FLOAT, "adamw"))
 
 
+@cache
 def programs(plan: Plan, name: str):
     window = 4 if is_asynchronous(plan) else 1
     return lower_plan(plan, captured(name, FLOAT).graph, num_steps=window), window
