@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -667,6 +668,7 @@ def test_cache_that_cannot_be_written_is_only_a_message(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
     done = call("plan", JOB, "--cluster", machines, "--ranks", 1, "--json")
     assert done.code == 0
     json.loads(done.out)
