@@ -451,6 +451,18 @@ def test_message_is_held_from_its_receive_to_its_first_use():
     assert peak_bytes(timeline) == (7, 5)
 
 
+def test_replicas_hold_the_messages_that_they_receive_themselves():
+    """In the first each rank runs both stages and sends nothing."""
+    alone = Schedule.parse("rank 0 F0.0 F1.0 B1.0 B0.0\nrank 1 F0.1 F1.1 B1.1 B0.1")
+    zeros, action_s = np.zeros((len(KINDS), 2)), np.ones((len(KINDS), 2, 1))
+    memory = Memory(np.zeros(4), zeros, zeros, message_bytes=[5, 7])
+    program = lower_schedule([alone, one_f_one_b(2, 2)])
+    timeline = simulate(program, Costs(action_s), memory=memory)
+    assert peak_bytes(timeline)[:2] == (0, 0)
+    assert min(peak_bytes(timeline)[2:]) > 0
+    assert [rank for rank, _, held in timeline.memory if held < 0] == []
+
+
 # -- what is refused
 
 

@@ -56,6 +56,7 @@ def account(program: Program, memory: Memory) -> Account:
         gathered = memory.unsharded_bytes
     holds = _HOLDS if len(memory.message_bytes) else np.where(_HOLDS == _MESSAGE, 0, _HOLDS)
     rows = np.flatnonzero(holds[codes.op])
+    offsets, start = np.searchsorted(rows, codes.offsets), memory.start_bytes
     op, kind, stage = codes.op[rows], codes.kind[rows], codes.stage[rows]
     dropped = NUM_COSTS + (holds == _DROP)
     at = np.where((holds == _ACTION)[:, None], COST_ROW, dropped[:, None])[op, kind], stage
@@ -66,9 +67,10 @@ def account(program: Program, memory: Memory) -> Account:
         posted, uses = holds[op] == _MESSAGE, (op == COMPUTE) & (kind != W)
         edge, number = codes.edge[rows[posted]], codes.micro_batch[rows]
         during[posted] = after[posted] = memory.message_bytes[edge]
-        taken = _taken(program, memory, (edge, number[posted]))
-        before[uses] = -taken[stage[uses], (kind[uses] != F).astype(np.int64), number[uses]]
-    offsets, start = np.searchsorted(rows, codes.offsets), memory.start_bytes
+        replica = np.repeat(program.grid.places()[0], np.diff(offsets))
+        taken = _taken(program, memory, (replica[posted], edge, number[posted]))
+        side = (kind[uses] != F).astype(np.int64)
+        before[uses] = -taken[replica[uses], stage[uses], side, number[uses]]
     return Account(rows, offsets, start, levels(Changes(before, during, after), offsets, start))
 
 
@@ -82,17 +84,17 @@ def _check(program: Program, memory: Memory) -> None:
         raise ValueError(f"memory of {there} edges for a program of {len(program.edges)}")
 
 
-def _taken(program: Program, memory: Memory, posted: tuple[Numbers, Ints]) -> IntArray:
-    """Return the bytes of messages that are first used by [stage, F or else, micro-batch].
+def _taken(program: Program, memory: Memory, posted: tuple[IntArray, Numbers, Ints]) -> IntArray:
+    """Return the bytes of messages that are first used by [replica, stage, F or else, micro-batch].
 
-    `posted` are edges and micro-batches of those that have a Receive, alike in all replicas.
+    `posted` are replica, edge and micro-batch of those that have a Receive.
     """
     window = program.num_micro_batches * program.num_steps
-    sizes = np.zeros((len(program.edges), window), np.int64)
-    sizes[posted] = memory.message_bytes[posted[0]]
-    taken = np.zeros((program.num_stages, 2, window), np.int64)
-    for edge, by_number in zip(program.edges, sizes, strict=True):
-        taken[edge.target, int(edge.kind == "B")] += by_number
+    sizes = np.zeros((program.replicas, len(program.edges), window), np.int64)
+    sizes[posted] = memory.message_bytes[posted[1]]
+    taken = np.zeros((program.replicas, program.num_stages, 2, window), np.int64)
+    for number, edge in enumerate(program.edges):
+        taken[:, edge.target, int(edge.kind == "B")] += sizes[:, number]
     return taken
 
 
