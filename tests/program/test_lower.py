@@ -315,7 +315,7 @@ def test_edge_that_joins_no_two_stages_in_its_direction_is_refused(edges):
 
 
 def test_two_edges_between_the_same_stages_are_refused():
-    with pytest.raises(ProgramError, match="edge F 0->1 stands there twice"):
+    with pytest.raises(ProgramError, match="edge F 0->1 appears twice"):
         lower_schedule(one_f_one_b(2, 2), edges=[*chain(2), Edge("F", 0, 1)])
 
 
@@ -351,7 +351,7 @@ def test_clipping_where_a_rank_updates_one_stage_before_the_other_is_whole_is_re
 
 def test_sums_that_wait_for_each_other_are_refused():
     orders = (_actions("F0.0 F2.0 B2.0 B0.0 U0.0 U2.0"), _actions("F1.0 F3.0 B3.0 B1.0 U3.0 U1.0"))
-    with pytest.raises(ProgramError, match="rank 0 waits for ever in a sum"):
+    with pytest.raises(ProgramError, match="rank 0 waits forever in a sum"):
         lower_schedule(
             Schedule(4, 1, orders), tied=[TiedGroup("w", (0, 1)), TiedGroup("v", (2, 3))]
         )

@@ -58,7 +58,7 @@ def test_text_and_file_hold_them(tmp_path):
     assert Program.load(tmp_path / "program.json") == made
     for text in ("F0.3>far", "F0.3<far", "U1.0>far", "U1.2<far"):
         assert str(parse_instruction(text, {})) == text
-    with pytest.raises(ProgramError, match=r"'B0.3>far' is no instruction"):
+    with pytest.raises(ProgramError, match=r"'B0.3>far' is not an instruction"):
         parse_instruction("B0.3>far", {})
 
 
@@ -112,7 +112,7 @@ def test_what_makes_no_sense_is_refused(case):
 
 def test_state_is_not_moved_while_an_update_may_be_taken_back():
     late = lower_schedule(gpipe(1, 2), clip=True, post_validation=True)
-    with pytest.raises(ProgramError, match="may still be taken back"):
+    with pytest.raises(ProgramError, match="may still be undone"):
         offload(late, ["state"])
     plan = plan_of(captured("tied", FLOAT).graph, "gpipe", 2, 4, clip=True, post_validation=True)
     with pytest.raises(PlanError, match="needs the optimizer's state"):

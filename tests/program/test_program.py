@@ -161,8 +161,8 @@ def _break(field, value):
         (_break("edges", [["F", 0, 1]]), "edges[0] is ['F', 0, 1], not a list of 4"),
         (_break("edges", [["X", 0, 1, 0]]), "edges[0][0] is 'X', not one of F, B"),
         (_break("code", [1, 2]), "code[0] is 1, not a text"),
-        (_break("code", ["F0.0", "F1.x"]), "'F1.x' is no instruction"),
-        (_break("code", ["F0.0 tied:w.0", "F1.0"]), "'tied:w.0' is no instruction"),
+        (_break("code", ["F0.0", "F1.x"]), "'F1.x' is not an instruction"),
+        (_break("code", ["F0.0 tied:w.0", "F1.0"]), "'tied:w.0' is not an instruction"),
         (_break("code", ["F0.0 F0.1", "F1.0 F1.1"]), "F1.0: it uses the value of edge F 0->1"),
         (_break("stage_bytes", [[1]]), "stage_bytes[0] is [1], not a list of 4"),
         (_break("stage_bytes", [[1, 0, 0, 0]]), "1 stage_bytes for 2 stages"),
@@ -218,7 +218,7 @@ def test_mapping_ranks_to_themselves_changes_nothing(program):
 
 
 def test_mapping_ranks_to_a_broken_program_is_refused():
-    with pytest.raises(ProgramError, match="nobody sends it"):
+    with pytest.raises(ProgramError, match="no rank sends it"):
         lower(one_f_one_b(2, 2)).map_ranks(
             lambda code: (one for one in code if not isinstance(one, Send))
         )

@@ -116,8 +116,8 @@ def test_sound_lines_are_accepted(lines):
         (TWO, 1, "F1.0", "", "before it come none"),
         (TWO, 0, "B0.0", "", "stage 0, micro-batch 0 is not complete: the program has F0.0"),
         (TWO, 0, "F0.0>r1e0s0", "F0.0>r1e0s0 F0.0>r1e0s0", "sends the same message"),
-        (TWO, 0, "F0.0>r1e0s0", "", "cannot do F0.0<r0e0s0: nobody sends it"),
-        (TWO, 1, "F0.0<r0e0s0", "", "uses the value of edge F 0->1, and no Receive before it"),
+        (TWO, 0, "F0.0>r1e0s0", "", "cannot do F0.0<r0e0s0: no rank sends it"),
+        (TWO, 1, "F0.0<r0e0s0", "", "uses the value of edge F 0->1, and no Receive posted before"),
         (TWO, 1, "F0.0<r0e0s0", "F0.0<r0e0s0 F0.0<r0e0s0", "it was received before"),
         (TWO, 1, "F0.0<r0e0s0", "F0.0<r1e0s0", "the other end is on rank 0"),
         (TWO, 0, "F0.0>r1e0s0", "F0.0>r0e0s0", "the other end is on rank 1"),
@@ -157,7 +157,7 @@ def test_error_shows_the_instructions_around():
     lines = edited(MORE, 0, "B1.1<r1e1s0", "")
     assert refusal(*lines, num_micro_batches=2) == (
         "rank 0 cannot do B0.1: it uses the value of edge B 1->0, "
-        "and no Receive before it asks for it\n"
+        "and no Receive posted before brings it\n"
         "  rank 0  ... F0.1 F0.1>r1e0s1 B1.0<r1e1s0 B0.0 B0.1 U0.0"
     )
 
@@ -279,7 +279,7 @@ def test_collectives_in_another_order_on_another_rank_are_refused():
     lines = edited(lines, 1, "norm:all.0", "")
     lines = edited(lines, 1, "tied:w.0", "tied:v.0 tied:w.0")
     assert refusal(*lines, tied=groups, reductions=sums) == (
-        "ranks 0 1 do not come to their collectives in one order; the first difference:\n"
+        "ranks 0 1 do not reach their collectives in one order; the first difference:\n"
         "  rank 0  tied:w.0 tied:v.0\n"
         "  rank 1  tied:v.0 tied:w.0"
     )
@@ -292,7 +292,7 @@ def test_replica_that_gathers_in_another_order_is_refused():
     end = " replicas:stage0.0 replicas:stage1.0 U0.0 U1.0"
     fields = {"replicas": 2, "reductions": sums}
     program_of(one + end, one + end, **fields)
-    assert "ranks 0 1 do not come to their collectives" in refusal(one + end, other + end, **fields)
+    assert "ranks 0 1 do not reach their collectives" in refusal(one + end, other + end, **fields)
 
 
 def test_deadlock_names_the_ranks_that_wait_and_shows_what_they_do():
@@ -324,7 +324,7 @@ def test_deadlock_of_a_compute_and_a_sum_is_told_apart():
         ({"num_micro_batches": 0}, "num_micro_batches is 0"),
         ({"num_steps": 0}, "num_steps is 0"),
         ({"replicas": 0}, "replicas is 0"),
-        ({"replicas": 3}, "2 ranks are no 3 replicas"),
+        ({"replicas": 3}, "2 ranks cannot be divided into 3 replicas"),
         ({"stage_bytes": (StageBytes(),)}, "1 stage_bytes for 2 stages"),
         ({"stage_bytes": (StageBytes(), StageBytes(deferred=-1))}, "stage_bytes is below 0"),
         ({"edges": (Edge("F", 0, 1, -1),)}, "edge F 0->1 of -1 bytes cannot be"),

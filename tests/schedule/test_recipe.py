@@ -150,7 +150,7 @@ def test_file_of_a_schedule_is_read_in_each_of_its_forms(tmp_path) -> None:
             Schedule.load(path)
         assert caught.value.hint
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ScheduleError, match="is no text"):
+    with pytest.raises(ScheduleError, match="is not text"):
         Schedule.load(path)
 
 

@@ -164,7 +164,7 @@ UPDATES = [
     ("F0.0 F0.1 B0.0 B0.1", "num_steps is 2, weights are double_buffered, U0.0 is missing"),
     ("F0.0 B0.0 U0.0 F0.1 B0.1", "U0.1 is missing on rank 0"),
     ("F0.0 B0.0 U0.0 F0.1 B0.1 U0.1 U0.0", "U0.0 stands twice on rank 0"),
-    ("F0.0 F0.1 U0.0 U0.1", "there are updates and no backward"),
+    ("F0.0 F0.1 U0.0 U0.1", "there are updates but no backward"),
     ("F0.0 B0.0 U0.0 F0.1 B0.1 U0.1\nU0.0", "rank 1 does U0.0, and no forward of stage 0"),
 ]
 

@@ -502,7 +502,7 @@ def test_program_whose_message_is_never_sent_stops_with_the_place_and_the_eviden
     )
     with pytest.raises(ProgramError) as caught:
         simulate(changed(program, broken), one)
-    assert str(caught.value).startswith("rank 0 waits for ever at B0.0\n  rank 0  F0.0")
+    assert str(caught.value).startswith("rank 0 waits forever at B0.0\n  rank 0  F0.0")
     assert "rank 1  F0.0<r0e0s0 F1.0" in str(caught.value)
 
 

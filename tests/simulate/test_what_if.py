@@ -162,7 +162,7 @@ def test_balanced_stages_take_equally_long(seed: int):
 def test_usual_questions_are_links_ranks_balance_and_schedules_that_fit():
     asked = dict(usual_changes(run_of(plan_of(), plain(0))))
     words = ["free links", "rank 0 1.1 times faster", "rank 1 1.1 times faster"]
-    assert list(asked)[:4] == [*words, "all stages as long as each other"]
+    assert list(asked)[:4] == [*words, "all stages equally long"]
     schedules = [change.schedule for change in asked.values() if change.schedule]
     assert {"gpipe", "zb_h1"} <= set(schedules)
     assert not {"one_f_one_b", "forward_only", "double_buffered"} & set(schedules)

@@ -1,10 +1,10 @@
-"""V2: run all ranks together, without work, and see who stops.
+"""V2: run all ranks together, without work, and see which stop.
 
 A Send blocks while `capacity` messages of its channel (sender, receiver) have no receive posted:
 0 is rendezvous, None never blocks.  A Receive never blocks.  A Compute waits for the messages that
 it uses; a Reduce or Unshard for all of its members.  Whatever order the ranks run in, the same
 ones stop at the same place, so one run decides.  A program that passes with capacity 0 passes with
-every other one: a greater capacity only takes waits away.
+every other one: a larger capacity only removes waits.
 
 Ignores:  that real sends and gathers go on by themselves, so a program that stops here might not.
 """
@@ -53,7 +53,7 @@ class Waits(NamedTuple):
 
 
 def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.int64]:
-    """Return, per rank, the row at which it stops for ever, or the end of its rows.
+    """Return, per rank, the row at which it stops forever, or the end of its rows.
 
     The program must have passed the walks of rules.py.
     """
@@ -187,7 +187,7 @@ def _come(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) ->
 
 @part
 def _let_go(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic, top: int) -> int:
-    """Let all members of a Reduce or Unshard go on, `rank` being the last to come."""
+    """Let all members of a Reduce or Unshard go on, `rank` being the last to arrive."""
     sums, column = waits.sums, waits.sizes.column[rank]
     if code.op[row] == REDUCE:
         one = waits.sum_of[code.edge[row]]

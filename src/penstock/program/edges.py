@@ -43,7 +43,7 @@ class StageBytes(NamedTuple):
 
 
 def check_edges(edges: Iterable[Edge], num_stages: int) -> None:
-    """Return when every edge joins two of the stages in the direction of its kind.
+    """Check that every edge joins two of the stages in the direction of its kind.
 
     Raises:   ProgramError: one does not, or two join the same stages.
     """
@@ -52,19 +52,17 @@ def check_edges(edges: Iterable[Edge], num_stages: int) -> None:
         forward = edge.source < edge.target
         if not 0 <= min(edge.source, edge.target) < max(edge.source, edge.target) < num_stages:
             hint = f"an edge joins two of the {num_stages} stages"
-            raise ProgramError(f"edge {edge} is no edge of this program", hint=hint)
+            raise ProgramError(f"edge {edge} is not an edge of this program", hint=hint)
         if forward != (edge.kind == "F") or edge.size_bytes < 0:
             hint = "F edges lead to later stages, B edges to earlier ones; sizes are 0 or more"
             raise ProgramError(f"edge {edge} of {edge.size_bytes} bytes cannot be", hint=hint)
         if edge[:3] in seen:
-            raise ProgramError(
-                f"edge {edge} stands there twice", hint="put its values into one message"
-            )
+            raise ProgramError(f"edge {edge} appears twice", hint="put its values into one message")
         seen.add(edge[:3])
 
 
 def check_tied(groups: Sequence[TiedGroup], num_stages: int) -> None:
-    """Return when every group joins stages that there are and has a name of its own.
+    """Check that every group joins existing stages and has its own name.
 
     Raises:   ProgramError: one does not.
     """

@@ -33,7 +33,7 @@ WORDS: dict[int, tuple[str, str]] = {
         "compute the source first",
     ),
     rules.NOT_POSTED_YET: (
-        "it uses the value of edge {edge}, and no Receive before it asks for it",
+        "it uses the value of edge {edge}, and no Receive posted before brings it",
         "put the Receive before its first use",
     ),
     rules.WRONG_VERSION: ("the rule {rule} says version {number}", "read that version"),
@@ -58,7 +58,7 @@ WORDS: dict[int, tuple[str, str]] = {
         "the other end is on rank {number}",
         "a message goes from the rank of one stage to another's",
     ),
-    rules.NEVER_SENT: ("nobody sends it", "give its source a Send"),
+    rules.NEVER_SENT: ("no rank sends it", "give its source a Send"),
     rules.RECEIVED_TWICE: ("it was received before", "leave one of the two out"),
     rules.POSTED_TOO_LATE: (
         "its stage has used it already",
@@ -114,7 +114,7 @@ WORDS: dict[int, tuple[str, str]] = {
         "what F keeps can be away between it and its B or I, on the same rank",
     ),
     rules.NOT_VALIDATED_YET: (
-        "the update may still be taken back, which changes that state",
+        "the update may still be undone, which changes that state",
         "clip before the update",
     ),
 }
@@ -176,7 +176,7 @@ def missing(program: "Program", at: int, done: int) -> ProgramError:
 
 
 def too_many(program: "Program", at: int) -> ProgramError:
-    """Return the error for an action on a micro-batch that a replica has no share of."""
+    """Return the error for an action on a micro-batch outside a replica's share."""
     window = program.num_micro_batches * program.num_steps
     shape = program.replicas, program.num_stages, window
     replica, stage, micro_batch = map(int, np.unravel_index(at, shape))
@@ -196,14 +196,14 @@ def mixed_up(
         for rank, order in (one, other)
     )
     group = " ".join(map(str, ranks))
-    head = f"ranks {group} do not come to their collectives in one order; the first difference:"
+    head = f"ranks {group} do not reach their collectives in one order; the first difference:"
     return ProgramError(
         "\n".join((head, *lines)), hint="give all members of a group the same order"
     )
 
 
 def deadlock(program: "Program", facts: Facts, stopped: NDArray[np.int64]) -> ProgramError:
-    """Return the error for ranks that stop for ever: who waits for whom, and in which code."""
+    """Return the error for ranks that stop forever: who waits for whom, and in which code."""
     code = program.code
     waiting = np.flatnonzero(stopped < code.offsets[1:]).tolist()
     chain: list[int] = [waiting[0]]
@@ -214,7 +214,7 @@ def deadlock(program: "Program", facts: Facts, stopped: NDArray[np.int64]) -> Pr
     head = f"{stops[0]} waits for {', which waits for '.join([*stops[1:], f'rank {chain[0]}'])}"
     shown = [excerpt(code, int(stopped[rank])) for rank in chain[:8]]
     more = [f"  and {len(chain) - 8} more ranks"] if len(chain) > 8 else []
-    hint = "post the Receive earlier, or make the ranks come to their collectives in one order"
+    hint = "post the Receive earlier, or make the ranks reach their collectives in one order"
     return ProgramError("\n".join((f"deadlock: {head}", *shown, *more)), hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""Instructions: what one rank can be told to do, and the table of all that is to be known of them.
+"""Instructions: what a rank can be told to do, and the table that defines them.
 
 F0.3          Compute: forward of stage 0 on micro-batch 3, at weights of version 0
 F0.3@-1       the same at version -1 (the one before version 0)
@@ -79,7 +79,7 @@ class Reduce(Printed):
 
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
     replicas: of a stage that lives on several ranks.  norm: the squares, for clipping.
-    validate: the same after the update, which is taken back and done again where it has to be.
+    validate: the same after the update, which is undone and made again where necessary.
     """
 
     bucket: str
@@ -145,7 +145,7 @@ SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard", "offload", "rel
 
 
 class OpRow(NamedTuple):
-    """What is to be known of an instruction.
+    """All about an instruction.
 
     of:       its class.
     text:     how it prints; {of} is its action, other names in braces are those of operands.
@@ -234,7 +234,7 @@ def parse_instruction(text: str, reductions: Mapping[tuple[str, str], Reduce]) -
             except (ValueError, KeyError, ScheduleError):
                 break
     hint = "write F0.3 F0.3@-1 F0.3>r1e0s2 F0.3<r0e0s2 tied:wte.0 U0.0 unshard0 reshard0 F0.3>far"
-    raise ProgramError(f"{text!r} is no instruction", hint=hint)
+    raise ProgramError(f"{text!r} is not an instruction", hint=hint)
 
 
 def _made(

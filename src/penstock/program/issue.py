@@ -39,7 +39,7 @@ class Turns(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What the loops read beside the orders."""
+    """What the loops read besides the orders."""
 
     where: NDArray[np.int32]  # [stage, micro-batch] -> rank
     wiring: Wiring
@@ -81,7 +81,7 @@ ROW, MESSAGE, MESSAGES = range(3)  # next row of the code, next message in order
 
 @loop
 def run_clock(work: Turns, sources: Sources, clock: Clock) -> None:
-    """Fill `clock.made` and `clock.summed`; a rank that waits for ever leaves some extra undone."""
+    """Fill `clock.made` and `clock.summed`; a rank that waits forever leaves some extra undone."""
     top = len(clock.ready)
     while top > 0:
         top -= 1
@@ -127,7 +127,7 @@ def _has_inputs(rank: int, index: int, work: Turns, sources: Sources, clock: Clo
 
 @part
 def _make(rank: int, index: int, work: Turns, sources: Sources, clock: Clock, top: int) -> int:
-    """Note when F, B or I made its value; let go on who waits for it."""
+    """Note when F, B or I made its value; release the ranks that wait for it."""
     stage, micro_batch = int(work.stages[index]), int(work.numbers[index])
     later = work.kinds[index] != F
     num_stages, micro_batches = sources.where.shape

@@ -52,10 +52,10 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     schedule: several have the same sizes, but for the micro-batches of a step.
     edges:    default: a chain, F from each stage to the next and B back.
     clip:     also sum the norm of the gradient over each replica before its updates, or with
-              `post_validation` after them: an update is then taken back where it was wrong.
+              `post_validation` after them: an update is then undone where it was wrong.
     stages, stage_bytes: handed on to the program.
-    Raises:   ProgramError: an edge or group that cannot be; sums for which the order has no place;
-              schedules that cannot stand side by side.
+    Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
+              schedules that cannot run side by side.
     """
     many = [schedule] * replicas if isinstance(schedule, Schedule) else list(schedule)
     _check_wishes(many, replicas, post_validation)
@@ -95,7 +95,7 @@ def _check_wishes(many: Sequence[Schedule], replicas: int, post_validation: bool
             told = f"replica {at} has {_sizes(other)}, replica 0 has {_sizes(first)}"
             raise ProgramError(told, hint=hint)
     if post_validation and first.has_updates:
-        hint = "take a schedule that drains, or clip before the update"
+        hint = "use a schedule that drains, or clip before the update"
         raise ProgramError(f"{first.name or 'it'} updates before a step's end", hint=hint)
 
 
@@ -120,7 +120,7 @@ def _by_replica(sums: Sequence[Needed], num_ranks: int, replicas: int) -> list[l
 
 
 def chain(num_stages: int, *, backward: bool = True, size_bytes: int = 0) -> tuple[Edge, ...]:
-    """Return the edges of stages in a row: F from each to the next, then B to the one before."""
+    """Return the edges of a chain of stages: F from each to the next, then B to the one before."""
     forward = [Edge("F", stage, stage + 1, size_bytes) for stage in range(num_stages - 1)]
     back = [Edge("B", stage, stage - 1, size_bytes) for stage in range(1, num_stages)]
     return tuple(forward + back if backward else forward)
@@ -203,7 +203,7 @@ def _work(schedule: Schedule, extras: Sequence[Sequence[_Extra]]) -> Turns:
 def _issue(work: Turns, sources: Sources, all_ranks: int) -> Columns:
     """Return the instructions of one replica, without slots, in columns wide for `all_ranks`.
 
-    Raises:   ProgramError: some rank waits for ever in a sum.
+    Raises:   ProgramError: some rank waits forever in a sum.
     """
     num_sums = len(sources.member_offsets) - 1
     sent, received = _num_messages(work, sources)
@@ -267,7 +267,7 @@ def _run_clock(work: Turns, sources: Sources) -> Clock:
     waiting = np.flatnonzero(clock.extra < work.extra_offsets[1:])
     if len(waiting):
         hint = "update the stages of a step together, after all of their backwards"
-        raise ProgramError(f"rank {waiting[0]} waits for ever in a sum before an update", hint=hint)
+        raise ProgramError(f"rank {waiting[0]} waits forever in a sum before an update", hint=hint)
     return clock
 
 
@@ -307,7 +307,7 @@ def _of_replica(
 
     sums:     by number, those in which it takes part.  replica: which, of how many.
     beside:   the wiring, and how many sums there are.
-    Raises:   ProgramError: some rank waits for ever in a sum.
+    Raises:   ProgramError: some rank waits forever in a sum.
     """
     (at, replicas), (wiring, num_sums) = replica, beside
     where = schedule.ranks

@@ -1,6 +1,6 @@
 """Lower a plan: its stages cut from the graph, its schedule built, messages added, passes applied.
 
-What comes out is what is simulated and what runs, to the letter.
+The result is what is simulated and what runs, to the letter.
 """
 
 from penstock.graph.cut import cut
@@ -19,7 +19,7 @@ from penstock.schedule.recipe import trains
 def stages_of(plan: Plan, graph: Graph) -> Stages:
     """Return the stages into which `plan` cuts `graph`; without backward if its schedule has none.
 
-    Raises:   PlanError: the plan is for another graph.  GraphError: a cut that cannot be.
+    Raises:   PlanError: the plan is for another graph.  GraphError: an impossible cut.
     """
     check_fits(plan, graph)
     return cut(graph, plan.cuts, plan.recompute, backward=trains(plan.schedule))
@@ -37,7 +37,7 @@ def lower_plan(
 
     stages, schedule:   what `stages_of` and `schedule_of` return for it, where that is at hand.
                         Of unlike shares, the schedule of the largest.
-    Raises:   PlanError: the plan is for another graph.  GraphError: a cut that cannot be.
+    Raises:   PlanError: the plan is for another graph.  GraphError: an impossible cut.
               ScheduleError: no such schedule, or one that cannot be built for these sizes.
     """
     stages = stages_of(plan, graph) if stages is None else stages

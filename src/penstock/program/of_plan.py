@@ -1,4 +1,4 @@
-"""Lower a plan, or a schedule alone, to a program; a program of a plan remembers what it is of."""
+"""Lower a plan, or a schedule alone, to a program; a plan's program remembers its origin."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from penstock.schedule import Schedule
 
 
 class Origin(NamedTuple):
-    """What a program was lowered from; it stands in `Program.stages`."""
+    """What a program was lowered from; kept in `Program.stages`."""
 
     plan: Plan
     graph: Graph

@@ -83,7 +83,9 @@ class Program:
                 raise ProgramError(f"{name} is {number}", hint="give 1 or more")
         if self.num_ranks % self.replicas:
             hint = "every replica has the same number of ranks"
-            raise ProgramError(f"{self.num_ranks} ranks are no {self.replicas} replicas", hint=hint)
+            raise ProgramError(
+                f"{self.num_ranks} ranks cannot be divided into {self.replicas} replicas", hint=hint
+            )
         self._check_shares()
         forwards = self.num_steps * self.num_stages * self.grid.step_micro_batches
         if self.code.num_instructions < forwards:
@@ -185,7 +187,7 @@ class Program:
     ) -> "Program":
         """Return the program that `save` wrote, its weight rule taken from `weight_rules` by name.
 
-        Raises:   ProgramError: the file cannot be read, is no program, or is not sound.
+        Raises:   ProgramError: the file cannot be read, is not a program, or is not sound.
         """
         hint = "is it a program file? make it again"
         content = read_noun(path, ProgramError, "program", hint=hint)

@@ -100,7 +100,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
     """Return the fields that `to_json` wrote.
 
     Raises:   MisfitError: a field is missing, unknown or of another type.
-              ProgramError: a weight rule that is not known, or no instruction.
+              ProgramError: an unknown weight rule, or something else than instructions.
     """
     written = typed(_ProgramFile, content)
     rule = rule_named(written.weight_rule, weight_rules)

@@ -3,7 +3,7 @@
 The rules are V1-V9 as far as the instructions of today need them:
 
     V1 complete     each stage runs F, then B or I and W, on every micro-batch, or all run only F
-    V2 deadlock     no rank waits for ever: rendezvous, bounded or unbounded sends
+    V2 deadlock     no rank waits forever: rendezvous, bounded or unbounded sends
     V3 channels     messages of one rank to another are received in the order in which they are sent
     V4 both ends    agree on the value, the edge, the peers and the slot
     V6 slots        hold their value from the Receive to the last use: B or W, never I
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # a program verifies itself, so its file imports this one
 
 
 def verify(program: "Program") -> None:
-    """Return when `program` is sound.
+    """Check that `program` is sound.
 
     Raises:   ProgramError: it is not; the first instruction that breaks a rule, and those around.
     """
@@ -138,7 +138,7 @@ def _fresh(facts: Facts, num_ranks: int) -> Known:
 
 
 def _check_collectives(program: "Program", facts: Facts) -> None:
-    """Find a group of ranks that do not come to their collectives in the same order."""
+    """Find a group of ranks that do not reach their collectives in the same order."""
     code = program.code
     if not code.reductions and not facts.sizes.sharding:
         return

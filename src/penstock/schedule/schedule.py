@@ -173,8 +173,8 @@ class Schedule:
         try:
             return _of(text.parse_any(content.decode("utf-8-sig"), weight_rules))
         except UnicodeDecodeError as problem:
-            hint = "the file is damaged, or another one than it should be"
-            raise ScheduleError(f"schedule {path} is no text: {problem}", hint=hint) from problem
+            hint = "the file is damaged, or not the right one"
+            raise ScheduleError(f"schedule {path} is not text: {problem}", hint=hint) from problem
         except ScheduleError as problem:
             message = f"schedule {path}: {problem.message}"
             raise ScheduleError(message, hint=problem.hint) from problem

@@ -58,7 +58,7 @@ def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
     """
     if not np.isin(orders.kinds, (B, W)).any():
         hint = "leave out the updates, or add the backwards"
-        raise ScheduleError("there are updates and no backward", hint=hint)
+        raise ScheduleError("there are updates but no backward", hint=hint)
     num_stages = len(ranks)
     at = np.flatnonzero(orders.kinds == U)
     owners = np.searchsorted(orders.offsets, at, side="right") - 1

@@ -1,4 +1,4 @@
-"""Simulate: one step of a program on a clock that is only computed."""
+"""Simulate: one step of a program on a computed clock."""
 
 from penstock.simulate.batch import step_seconds as step_seconds
 from penstock.simulate.costs import Costs as Costs

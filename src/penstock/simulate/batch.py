@@ -4,8 +4,8 @@
 
 The list of actions (`Table`) is made once; then a candidate costs one maximum and two sums for an
 action.  Candidates go side by side, 64 at a time, so that the processor does eight at once and
-all that is alive stays in its first cache.  Threads share the candidates; they are threads of
-Python that let go of the interpreter, not those of numba's prange, whose pool would outlive the
+all live values stay in its L1 cache.  Threads share the candidates; they are threads of
+Python that release the interpreter lock, not those of numba's prange, whose pool would outlive the
 call, may not be used by two callers at once, and does not survive a fork.
 
 Ignores:  what `simulate` knows of links beyond latency: lanes, bytes, computing time lost at the
@@ -47,7 +47,7 @@ def step_seconds(
     reduce_s   the same shapes: summing the gradients of a stage that lives on several ranks
     threads    that share the candidates; the result is the same
 
-    Raises:   ValueError: another shape, seconds that are negative or no number, threads below 1.
+    Raises:   ValueError: another shape, seconds that are negative or not a number, threads below 1.
     """
     if threads < 1:
         raise ValueError(f"threads is {threads}; it must be 1 or more")
@@ -80,9 +80,9 @@ def step_seconds(
 
 
 def _refuse(*given: tuple[str, Floats]) -> None:
-    """Raise for what is no time.
+    """Raise for what is not a time.
 
-    Raises:   ValueError: seconds that are negative or no number.
+    Raises:   ValueError: seconds that are negative or not a number.
     """
     for name, array in given:
         wrong = np.argwhere(~((array >= 0) & np.isfinite(array)))

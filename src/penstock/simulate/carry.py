@@ -1,4 +1,4 @@
-"""Carry: the seconds recorded of one program as those of another one with the same stages.
+"""Carry: the seconds recorded of one program as those of another with the same stages.
 
     compute, update   of the same stage and micro-batch (update: step) of the same replica; else the
                       mean of its kind at its stage
@@ -11,7 +11,7 @@
     start             0 s, for all ranks
 
 Where one is a window of more steps than the other, means take the place of all that is of the same
-micro-batch: the first ones of a window are not like the others.
+micro-batch: the first ones of a window are unlike the others.
 
 Ignores:  that a stage may be faster on another rank; that computes slow each other in caches.
 """
@@ -37,7 +37,7 @@ Way: TypeAlias = tuple[str, int, int]  # kind, source and target of an edge
 
 
 class CarriedOver(NamedTuple):
-    """The seconds of another program, and what they rest on beside what was recorded of it."""
+    """The seconds of another program, and what they rest on besides what was recorded of it."""
 
     recorded: Recorded
     rests_on: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Simulate: one step of a program on a clock that is only computed.
+"""Simulate: one step of a program on a computed clock.
 
 Each rank has one computing thread, which takes its instructions in order:
 
@@ -115,7 +115,7 @@ def _check_end(program: Program, job: kernel.Simulation) -> None:
         at = program.code.between(slice(row, row + 1))[0]
         evidence = "\n".join(excerpt(program.code, int(rows[rank])) for rank in stuck[:4])
         hint = "what this instruction waits for never comes: check the program"
-        raise ProgramError(f"rank {stuck[0]} waits for ever at {at}\n{evidence}", hint=hint)
+        raise ProgramError(f"rank {stuck[0]} waits forever at {at}\n{evidence}", hint=hint)
 
 
 def _spans(program: Program, job: kernel.Simulation) -> Spans:

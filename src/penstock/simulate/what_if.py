@@ -310,7 +310,7 @@ def usual_changes(run: Run) -> Iterator[tuple[str, Change]]:
         )
         yield from ((str(change), change) for change in named)
     if run.program.num_stages > 1:
-        yield "all stages as long as each other", balanced(run)
+        yield "all stages equally long", balanced(run)
     plan = run.plan
     several = plan.num_ranks > 1 and trains(plan.schedule)
     units = units_of(plan.schedule)

@@ -33,7 +33,7 @@ def offload(program: Program, what: Sequence[Offloaded]) -> Program:
     """Return `program` with copies to far memory and back; `what` is by stage.
 
     What the next compute of the rank uses again stays.
-    Raises:   ProgramError: updates that may be taken back need their state.
+    Raises:   ProgramError: updates that may be undone need their state.
     """
     state = {stage for stage, word in enumerate(what) if word in ("state", "both")}
     kept = {stage for stage, word in enumerate(what) if word in ("activations", "both")}

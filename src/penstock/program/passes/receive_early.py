@@ -5,7 +5,7 @@
 
 Keeps:   everything but the places of the Receives and the numbers of the slots; the order of
          the Receives of a rank, so each channel is read in the order in which it is written.
-         A rank never waits in a Receive, so posting one earlier cannot make anybody stop.
+         A rank never waits in a Receive, so posting one earlier cannot stop any rank.
 Gains:   up to `distance` computes of time in which a message can arrive that would otherwise
          wait for its slot: a transfer begins when both its ends are ready.
 Costs:   a slot per Receive in between: at most the messages of `distance` computes more.
