@@ -8,6 +8,7 @@ Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere 
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 T = TypeVar("T")
 
 __all__ = [
+    "GENERATOR",
     "DispatchMode",
     "MemoryEvent",
     "add_in_place",
@@ -71,6 +73,9 @@ __all__ = [
     "without_order_warning",
     "without_scheduler",
 ]
+
+
+GENERATOR = threading.RLock()  # torch's default generator is shared by ranks that are threads
 
 
 def fake_mode() -> FakeTensorMode:

@@ -1,5 +1,6 @@
 """A model that cannot be traced trains as plain data parallelism, and equals the plain loop."""
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -137,6 +138,20 @@ def test_gradients_of_some_rows_only_are_summed(ranks, tmp_path):
     proof = prove_eager(job, ranks, (0, 3))
     assert proof.problem == ""
     assert max(d.value for d in proof.differences) < 1e-12
+
+
+class Slow(Choosing):
+    """Another thread's turn comes while this one draws its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.05)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+
+def test_ranks_that_are_threads_begin_with_the_same_weights():
+    proof = prove_eager(replace(choosing("sgd"), model=lambda: Slow().double()), 2, (0,))
+    assert (proof.problem, max(d.value for d in proof.differences) < 1e-12) == ("", True)
 
 
 class Teaching(nn.Module):

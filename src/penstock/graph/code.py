@@ -8,7 +8,6 @@ same numbers however the step is cut, repeated or ordered.
 
 import operator
 import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,6 @@ _IN_GRAD_MODE = (aten.mkldnn_rnn_layer.default,)
 
 # Ops whose traced form returns a contiguous tensor, whatever the layout of its argument.
 _DRAWN_IN_ORDER = (aten.bernoulli_.float,)
-
-GENERATOR = threading.Lock()  # torch's default generator is shared by ranks that are threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +84,7 @@ class _Writer:
     def __init__(self, capture: Capture, segment: Segment) -> None:
         self.capture, self.segment = capture, segment
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
-        self.names: dict[str, Any] = {"_reseed": reseed, "_generator": GENERATOR}
+        self.names: dict[str, Any] = {"_reseed": reseed, "_generator": _compat.GENERATOR}
         rows = enumerate(capture.graph.nodes)
         self.ordinals = {
             i: k for k, i in enumerate(i for i, node in rows if node.effect == "random")
@@ -206,13 +203,14 @@ class SeededRandom(_compat.DispatchMode):
     ) -> Tensor:
         if not _compat.draws_random(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
-        before, number = torch.default_generator.get_state().numpy().tobytes(), self.count
-        if _compat.in_backward():
-            number = self.numbers.get(before, number)
-        self.numbers.setdefault(before, number)
-        self.count = max(self.count, number + 1)
-        reseed(self.seed, number)
-        return _drawn(func, args, kwargs or {})
+        with _compat.GENERATOR:
+            before, number = torch.default_generator.get_state().numpy().tobytes(), self.count
+            if _compat.in_backward():
+                number = self.numbers.get(before, number)
+            self.numbers.setdefault(before, number)
+            self.count = max(self.count, number + 1)
+            reseed(self.seed, number)
+            return _drawn(func, args, kwargs or {})
 
 
 def _drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -198,7 +198,7 @@ def _foreign(whole: WholeOptimizer) -> int:
 def _built(job: Job, model: nn.Module) -> nn.Module:
     """Return what the job's model function builds now, with the values of `model`."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
+    with _compat.GENERATOR, torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
         torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
         new = job.model().to(device_here())
     if new is not model:

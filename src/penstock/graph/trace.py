@@ -138,8 +138,9 @@ def build_model(job: Job) -> nn.Module:
 
     Raises:   JobError: a parameter has no shape before a batch has come.
     """
-    torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
-    model = job.model().to(device_here())
+    with _compat.GENERATOR:
+        torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
+        model = job.model().to(device_here())
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             message = f"parameter {name} of the job's model has no shape yet: its layer is lazy"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from penstock import _compat
 from penstock.batches import ReadNumbers, read
 from penstock.errors import RunError
-from penstock.graph.code import GENERATOR
 from penstock.graph.contents import own, seen
 from penstock.job import Job
 
@@ -50,7 +50,7 @@ class Reader:
         Raises:   RunError: the data ended.  What `fitting` raises.
         """
         number = reads.next_number()
-        with GENERATOR:  # ranks may be threads: the job's data may have one buffer, and draw
+        with _compat.GENERATOR:  # the data of several threads may have one buffer, and draw
             if next(self._numbers, None) != number:
                 self._batches, self._numbers = read(self.job.data, reads), reads.numbers()
                 next(self._numbers)
