@@ -103,6 +103,21 @@ def test_an_optimizer_that_cannot_be_foreseen_is_refused(schedule, tmp_path):
         train(run._replace(job=job), tmp_path, (4,))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "options", "why"),
+    [
+        ("spec_train", {}, "predicts by the momentum, and SGD has momentum 0"),
+        ("x_pipe", {"momentum": 0.9, "nesterov": True}, "cannot foresee .* with nesterov"),
+        ("spike_compensation", {"momentum": 0.9, "dampening": 0.9}, "foresee .* with dampening"),
+    ],
+)
+def test_sgd_without_what_is_predicted_by_is_refused(schedule, options, why, tmp_path):
+    run = run_of(schedule, "sgd", 2, 1)
+    job = replace(run.job, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.01, **options))
+    with pytest.raises(RunError, match=why):
+        train(run._replace(job=job), tmp_path, (4,))
+
+
 def test_pipedream_equals_the_loop_written_by_hand(tmp_path):
     """Three stages, one micro-batch a step: stage s reads the weights of 2 - s updates ago."""
     run = run_of("pipedream", "sgd", 3, 1)

@@ -91,14 +91,19 @@ class Staleness:
 def _check(optimizer: Optimizer, rule: WeightRule) -> None:
     """Raise unless it is known what the optimizer will do.
 
-    Raises:   RunError: neither SGD nor Adam, or a variant of them.
+    Raises:   RunError: neither SGD nor Adam, a variant of them, or nothing to predict from.
     """
     hint = "use SGD with momentum, Adam or AdamW, or a schedule with another weight rule"
+    unforeseen = ("nesterov", "maximize", "amsgrad", *("dampening",) * rule.compensate)
     if not isinstance(optimizer, SGD | Adam):
         found = type(optimizer).__name__
         raise RunError(f"rule {rule.name} cannot foresee what a {found} does", hint=hint)
     for group in optimizer.param_groups:
-        for name in ("nesterov", "dampening", "maximize", "amsgrad"):
+        still = isinstance(optimizer, SGD) and not group["momentum"]
+        if still and rule.predictor == "optimizer":
+            message = f"rule {rule.name} predicts by the momentum, and SGD has momentum 0"
+            raise RunError(message, hint=hint)
+        for name in unforeseen:
             if group.get(name):
                 message = f"rule {rule.name} cannot foresee an optimizer with {name}"
                 raise RunError(message, hint=hint)

@@ -59,20 +59,21 @@ def pipemare(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> 
 
 
 def spec_train(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
-    """Return 1F1B without a flush; F reads the weights that the optimizer is expected to make.
+    """Return 1F1B without a flush; F and B read the weights that the optimizer is expected to make.
 
-    The prediction reaches to the update that takes the micro-batch's gradient, where B reads the
-    weights as they are.
-    Source: arXiv:1809.02839, section 3.2, with the version differences of this order.
+    Both predict to the end of the micro-batch's round trip: with one micro-batch a step stage s
+    predicts S - 1 - s + s // 2 updates ahead in F, and s // 2 in B.
+    Source: arXiv:1809.02839, section 3.2.
     """
     sizes = num_stages, num_micro_batches, num_steps
     return _no_flush(spec_train.__name__, rules.SPECULATIVE, rules.as_1f1b, sizes)
 
 
 def x_pipe(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
-    """Return 1F1B without a flush; all micro-batches of a step read one prediction.
+    """Return 1F1B without a flush; all micro-batches of a step read one prediction, as F and as B.
 
-    Source: arXiv:1911.04610, section 3.3, with the version differences of this order.
+    Source: arXiv:1911.04610, section 3.3, with the version differences of this order: those of
+    spec_train, for the first micro-batch of the step.
     """
     sizes = num_stages, num_micro_batches, num_steps
     return _no_flush(x_pipe.__name__, rules.BELLWETHER, rules.as_1f1b, sizes)
@@ -129,7 +130,8 @@ def prediction_with_compensation(
 def timeprest(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
     """Return the order of whole steps on the newest weights: M forwards, then M backwards.
 
-    One version is alive; F of step t reads version max(0, t - S + s + 1), B version t.
+    One version is alive; F of step t reads version max(0, t - S + s + 1), B version t.  The paper
+    has one backward of the whole batch: here it is M of them in a row, on the same weights.
     Source: arXiv:2410.14312, section 3 (nF1B).
     """
     m, step = np.arange(num_steps * num_micro_batches), np.arange(num_steps)

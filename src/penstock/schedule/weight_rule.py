@@ -210,14 +210,26 @@ def _newest(in_flight: InFlight, *, ahead: int = 0, back: int = 0) -> Law:
     return law
 
 
+def _round_trip(
+    stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+) -> Reads[Number]:
+    """F and B read predictions of what is newest when the micro-batch is back at the first stage.
+
+    B of stage s is s backwards before that one.  A stage that does a forward between any two
+    backwards, each of one tick, does s // 2 more of them in these s ticks.
+    """
+    step = micro_batch // num_micro_batches
+    forward = _not_negative((micro_batch - as_1f1b(stage, num_stages) + 1) // num_micro_batches)
+    back = (micro_batch + stage // 2) // num_micro_batches
+    return Reads(forward, step, step, back - forward, back - step)
+
+
 def _bellwether(
     stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
 ) -> Reads[Number]:
     """All micro-batches of a step read what its first one predicts."""
-    step = micro_batch // num_micro_batches
-    first = step * num_micro_batches
-    forward = _not_negative((first - as_1f1b(stage, num_stages) + 1) // num_micro_batches)
-    return Reads(forward, step, step, step - forward)
+    first = micro_batch // num_micro_batches * num_micro_batches
+    return _round_trip(stage, first, num_stages, num_micro_batches)
 
 
 def _whole_steps(
@@ -265,8 +277,11 @@ DISCREPANCY = WeightRule(
 arXiv:1910.05124, sections 3.1 to 3.3.
 """
 
-SPECULATIVE = WeightRule("speculative", _newest(as_1f1b, ahead=1), predictor="optimizer")
-"""F reads the newest version, predicted to what B will read: SpecTrain, arXiv:1809.02839."""
+SPECULATIVE = WeightRule("speculative", _round_trip, predictor="optimizer")
+"""F and B predict the weights of when the micro-batch is through: SpecTrain, arXiv:1809.02839.
+
+With one micro-batch a step F predicts S - 1 - s + s // 2 updates ahead, B s // 2.
+"""
 
 BELLWETHER = WeightRule("bellwether", _bellwether, predictor="optimizer")
 """As speculative, one prediction for all micro-batches of a step: XPipe, arXiv:1911.04610."""
