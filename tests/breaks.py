@@ -347,6 +347,22 @@ BREAKS = (
         "SpecTrain without momentum, which predicts nothing",
     ),
     Break(
+        "average_of_all",
+        "runtime/staleness.py",
+        "average.mul_(self.share).add_(flat, alpha=self.share - 1.0)",
+        "average.add_(flat, alpha=self.share - 1.0)",
+        ("tests/parity/test_papers.py::test_the_pipeline_trains_as_the_paper_says",),
+        "PipeMare's average forgets nothing",
+    ),
+    Break(
+        "nothing_kept_early",
+        "schedule/weight_rule.py",
+        "full = 4 * num_stages * num_micro_batches",
+        "full = 0",
+        ("tests/parity/test_papers.py::test_the_pipeline_trains_as_the_paper_says",),
+        "what predictions need is judged by the first step, which predicts nothing",
+    ),
+    Break(
         "law_of_next_version",
         "schedule/weight_rule.py",
         "oldest = (micro_batch - num_stages + 1) // num_micro_batches",

@@ -19,6 +19,7 @@ from penstock.schedule import (
     peak_activations,
     refine,
     versions,
+    weight_copies,
 )
 from penstock.schedule.recipe import Recipe
 from tests.cli.conftest import Call
@@ -78,6 +79,7 @@ def test_json_of_one_holds_exactly_the_documented_keys(call: Call, name: str) ->
         "bubble_fraction": bubble_fraction(made),
         "peak_activations": list(peak_activations(made)),
         "weight_versions": list(versions(made).alive),
+        "weight_copies": list(weight_copies(made)),
     }
 
 

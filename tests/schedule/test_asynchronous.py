@@ -20,6 +20,7 @@ from penstock.schedule.asynchronous import (
     delayed_gradients,
     pipedream,
     pipelined_backprop,
+    pipemare,
     round_robin,
     spec_train,
     timeprest,
@@ -115,7 +116,7 @@ def test_copies_of_weights_are_versions_predictions_and_what_these_are_made_from
     )
     late = [stage < stages - 1 for stage in range(stages)]
     kept = weight_copies(weight_prediction(stages, 1, num_steps=steps))
-    assert list(kept) == [2 + (one and steps > 1) for one in late]
+    assert list(kept) == [1 + one + (one and steps > 1) for one in late]
 
 
 @pytest.mark.parametrize(
@@ -123,3 +124,8 @@ def test_copies_of_weights_are_versions_predictions_and_what_these_are_made_from
 )
 def test_spec_train_keeps_a_prediction_for_f_and_one_for_b_where_they_differ(num_stages, copies):
     assert weight_copies(spec_train(num_stages, 1, num_steps=6)) == copies
+
+
+def test_pipemare_keeps_one_version_one_average_and_the_weights_that_b_reads():
+    assert weight_copies(pipemare(4, 4, num_steps=6)) == (3, 3, 3, 1)
+    assert weight_copies(pipemare(4, 1, num_steps=6)) == (3, 3, 3, 1)

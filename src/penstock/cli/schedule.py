@@ -22,6 +22,7 @@ from penstock.schedule import (
     num_messages,
     peak_activations,
     versions,
+    weight_copies,
 )
 from penstock.schedule.recipe import Recipe
 from penstock.timeline import Timeline, draw, svg_of
@@ -220,6 +221,7 @@ def _document(made: Schedule) -> dict[str, Json]:
         "bubble_fraction": bubble_fraction(made),
         "peak_activations": list(peak_activations(made)),
         "weight_versions": list(versions(made).alive),
+        "weight_copies": list(weight_copies(made)),
     }
 
 

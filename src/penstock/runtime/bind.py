@@ -77,7 +77,8 @@ class _Binder:
         for stage in self.own:
             weights = rank.weights_of(stage)
             weights.reserve(self.slots.count[stage], self.slots.predictions[stage])
-            weights.attend(rule, rule.staleness(stage, *sizes))
+            keeps = rule.kept(stage, *sizes) > 0
+            weights.attend(rule, rule.staleness(stage, *sizes), keeps=keeps)
         nodes, loss = rank.capture.graph.nodes, rank.capture.graph.loss
         share = 1.0 / program.grid.step_micro_batches
         dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given

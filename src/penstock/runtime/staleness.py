@@ -20,6 +20,7 @@ class Staleness:
     """What one stage keeps and does; `flats` and `live` are its weights, as a whole and by node.
 
     delay:  mean updates between F and B.
+    keeps:  whether predictions need something from update to update.
     """
 
     def __init__(
@@ -28,10 +29,13 @@ class Staleness:
         delay: float,
         flats: Sequence[Tensor],
         optimizer: Optimizer | None,
+        *,
+        keeps: bool,
     ) -> None:
         self.rule, self.delay, self.flats, self.optimizer = rule, delay, flats, optimizer
-        self.previous = [flat.clone() for flat in flats] if rule.kept else []
-        self.average = [torch.zeros_like(flat) for flat in flats] if rule.kept > 1 else []
+        kept = rule.predictor if keeps else None
+        self.previous = [flat.clone() for flat in flats] if kept == "difference" else []
+        self.average = [torch.zeros_like(flat) for flat in flats] if kept == "average" else []
         self.share = rule.decay ** (1.0 / delay) if delay > 0 else 0.0
         if optimizer is not None and (rule.predictor == "optimizer" or self.compensates):
             _check(optimizer, rule)
@@ -73,19 +77,23 @@ class Staleness:
                     target.add_(average, alpha=ahead)
 
     def before_update(self) -> None:
-        """Remember what the update is about to change."""
+        """Remember what the update is about to change.
+
+        The average takes the weights before the update now and those after it later: that needs no
+        copy, and is as exact as the weights are.
+        """
         for old, flat in zip(self.previous, self.flats, strict=bool(self.previous)):
             old.copy_(flat)
+        for average, flat in zip(self.average, self.flats, strict=bool(self.average)):
+            average.mul_(self.share).add_(flat, alpha=self.share - 1.0)
 
     def after_update(self, live: Mapping[int, Tensor]) -> None:
         """Make up for the delay, then note what the update added."""
         if self.compensates and self.optimizer is not None:
             for node, group, state in _states(self.optimizer, live):
                 _compensate(live[node], group, state, self.delay)
-        for average, flat, old in zip(
-            self.average, self.flats, self.previous, strict=bool(self.average)
-        ):
-            average.mul_(self.share).add_(flat - old, alpha=1.0 - self.share)
+        for average, flat in zip(self.average, self.flats, strict=bool(self.average)):
+            average.add_(flat, alpha=1.0 - self.share)
 
 
 def _check(optimizer: Optimizer, rule: WeightRule) -> None:

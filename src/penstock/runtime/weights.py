@@ -115,11 +115,14 @@ class StageWeights:
                 flats = [flat.clone() for flat in self.flats]
                 room.append((flats, _all_views(self.layouts, flats)))
 
-    def attend(self, rule: WeightRule, delay: float) -> None:
-        """Do from now on what `rule` says about staleness; `delay` is that of this stage."""
+    def attend(self, rule: WeightRule, delay: float, *, keeps: bool) -> None:
+        """Do from now on what `rule` says about staleness; `delay` is that of this stage.
+
+        keeps:  whether its predictions need something from update to update.
+        """
         minds = rule.predictor is not None or rule.compensate or rule.rescale_steps > 0
         if minds and (self.staleness is None or self.staleness.rule != rule):
-            self.staleness = Staleness(rule, delay, self.flats, self.optimizer)
+            self.staleness = Staleness(rule, delay, self.flats, self.optimizer, keeps=keeps)
 
     def prediction(self, slot: int) -> Mapping[int, Tensor]:
         """Return node -> tensor of all parameters, as predicted in `slot`."""

@@ -81,11 +81,12 @@ def weight_copies(schedule: Schedule) -> tuple[int, ...]:
     Versions that are alive, predictions that are kept at once, and what these are made from.
     A version of which only predictions are read is held as these.
     """
-    table, kept = versions(schedule), schedule.weight_rule.kept
+    table, sizes = versions(schedule), (schedule.num_stages, schedule.num_micro_batches)
+    kept = [schedule.weight_rule.kept(stage, *sizes) for stage in range(schedule.num_stages)]
     predicted = [_predictions(schedule, table, stage) for stage in range(schedule.num_stages)]
     return tuple(
-        (1 if some else alive) + some + kept
-        for alive, some in zip(table.alive, predicted, strict=True)
+        (1 if some else alive) + some + more
+        for alive, some, more in zip(table.alive, predicted, kept, strict=True)
     )
 
 

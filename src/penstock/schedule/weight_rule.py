@@ -108,16 +108,18 @@ class WeightRule:
         oldest = np.broadcast_to(np.minimum(first.forward, first.backward), stages.shape)
         return np.maximum(-oldest, 0)
 
-    @property
-    def kept(self) -> int:
-        """The tensors of the size of the weights that predictions need from update to update."""
-        match self.predictor:
-            case None | "optimizer":
-                return 0
-            case "difference":
-                return 1
-            case "average":
-                return 2
+    def kept(self, stage: int, num_stages: int, num_micro_batches: int) -> int:
+        """Return how many tensors of the size of its weights a stage keeps for its predictions.
+
+        From update to update: the weights before the last one, or the average.  A stage that reads
+        no prediction when the pipeline is full keeps none.
+        """
+        if self.predictor in (None, "optimizer"):
+            return 0
+        full = 4 * num_stages * num_micro_batches
+        micro_batches = full + np.arange(num_micro_batches, dtype=np.int64)
+        reads = self.law(np.array([stage]), micro_batches, num_stages, num_micro_batches)
+        return int(np.any(reads.forward_ahead) or np.any(reads.backward_ahead))
 
 
 # -- in flight ------------------------------------------------------------------------------------
