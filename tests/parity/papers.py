@@ -73,6 +73,11 @@ Update = Callable[[Past, int, int, Array], tuple[Array, Array, Array]]  # past, 
 # -- what F and B read ----------------------------------------------------------------------------
 
 
+def synchronous(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array]:
+    now = past.w[k][m // past.per_step]
+    return now, now
+
+
 def stashed(table: Table) -> Reads:
     """Gradient at w_k^(t - d): the backward pass has the weights of its forward pass."""
 
@@ -187,7 +192,13 @@ def spiked(past: Past, k: int, t: int, gradient: Array) -> tuple[Array, Array, A
 def rescheduled(past: Past, k: int, t: int, gradient: Array) -> tuple[Array, Array, Array]:
     """PipeMare, T1: alpha / tau^p, p = 1 - min(t / K, 1), K = 100; T2's average, D = 0.135."""
     tau = PIPEDREAM[past.num_stages][k] / past.per_step
-    rate = RATE / max(1.0, tau) ** (1 - min(t / 100, 1))
+    return averaged(past, k, t, gradient, RATE / max(1.0, tau) ** (1 - min(t / 100, 1)))
+
+
+def averaged(
+    past: Past, k: int, t: int, gradient: Array, rate: float = RATE
+) -> tuple[Array, Array, Array]:
+    tau = PIPEDREAM[past.num_stages][k] / past.per_step
     velocity = MOMENTUM * past.v[k][t] + gradient
     new = past.w[k][t] - rate * velocity
     gamma = 0.135 ** (1 / tau) if tau else 0.0
@@ -224,9 +235,13 @@ def batch(index: int) -> tuple[Array, Array]:
     return source.normal(size=(SAMPLES, WIDTH)), source.normal(0, 0.5, (SAMPLES, WIDTH))
 
 
-def trained(schedule: str, num_stages: int, per_step: int, windows: Sequence[int]) -> list[Array]:
-    """Return the weights of all stages after windows of so many steps; each begins drained."""
-    reads, update = PAPERS[schedule]
+def trained(
+    schedule: str, num_stages: int, per_step: int, windows: Sequence[int], warm_up: int = 0
+) -> list[Array]:
+    """Return the weights of all stages after windows of so many steps; each begins drained.
+
+    warm_up:  so many synchronous steps come first: PipeMare, T3; its average begins with them.
+    """
     begin = [start(k) for k in range(num_stages)]
     past = Past(
         num_stages,
@@ -236,9 +251,10 @@ def trained(schedule: str, num_stages: int, per_step: int, windows: Sequence[int
         [[np.zeros_like(w)] for w in begin],
     )
     t = 0
-    for length in windows:
+    for length in (*[1] * warm_up, *windows):
         drained = t
         for _ in range(length):
+            reads, update = PAPERS[schedule] if t >= warm_up else (synchronous, averaged)
             total = [np.zeros_like(w) for w in begin]
             for m in range(t * per_step, (t + 1) * per_step):
                 read = [reads(past, k, m, drained) for k in range(num_stages)]

@@ -14,6 +14,7 @@ from penstock.job import Job
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.sequential import sequential
 from penstock.schedule import SCHEDULES
+from penstock.training.windows import windows_of
 from tests.parity import papers
 from tests.parity.models import plan_of
 from tests.parity.papers import ADAM_RATE, MOMENTUM, PAPERS, RATE, WIDTH
@@ -72,9 +73,11 @@ def run_of(schedule: str, num_stages: int, per_step: int) -> Run:
     return Run(plan, job_of(schedule, num_stages), captured(num_stages))
 
 
-def by_the_paper(schedule: str, stages: int, per_step: int, lengths: tuple[int, ...]):
+def by_the_paper(
+    schedule: str, stages: int, per_step: int, lengths: tuple[int, ...], warm_up: int = 0
+) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    for k, w in enumerate(papers.trained(schedule, stages, per_step, lengths)):
+    for k, w in enumerate(papers.trained(schedule, stages, per_step, lengths, warm_up)):
         found[f"weights/{2 * k}.weight"] = torch.from_numpy(w[:, :-1])
         found[f"weights/{2 * k}.bias"] = torch.from_numpy(w[:, -1])
     return found
@@ -100,3 +103,11 @@ def test_the_sequential_definition_is_what_the_paper_says(schedule):
     program = lower_plan(run.plan, graph, num_steps=9)
     found = sequential(run.job, program, 9, stages_of(run.plan, graph), graph)
     assert difference(found, by_the_paper(schedule, 4, 1, (9,))) < 1e-11
+
+
+def test_pipemare_begins_with_synchronous_steps_and_full_rates(tmp_path):
+    run = run_of("pipemare", 3, 1)
+    planned = windows_of(run.captured.graph, run.plan, range(15), (100,))
+    assert [program.num_steps for program, _ in planned] == [1] * 8 + [4, 3]
+    outcome = train(run, tmp_path, windows=planned)
+    assert difference(outcome.weights, by_the_paper("pipemare", 3, 1, (4, 3), 8)) < 1e-11

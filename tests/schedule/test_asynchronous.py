@@ -1,5 +1,7 @@
 """Asynchronous schedules: what they hold, send and wait for."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,3 +131,43 @@ def test_spec_train_keeps_a_prediction_for_f_and_one_for_b_where_they_differ(num
 def test_pipemare_keeps_one_version_one_average_and_the_weights_that_b_reads():
     assert weight_copies(pipemare(4, 4, num_steps=6)) == (3, 3, 3, 1)
     assert weight_copies(pipemare(4, 1, num_steps=6)) == (3, 3, 3, 1)
+
+
+def nf1b_s(in_flight: tuple[int, ...], m: int, f: int, b: int) -> float:
+    """Return the seconds of a step of nF1B when it is full: m forwards and one backward by turns.
+
+    The backward is one operation on the whole step, of m * b seconds; `in_flight` steps at a stage.
+    """
+    count, ends, now = 30, {}, [0.0] * len(in_flight)
+    turns = [
+        [("F", t) for t in range(kept)]
+        + [turn for t in range(count) for turn in (("B", t), ("F", t + kept))]
+        for kept in in_flight
+    ]
+    while turns[0]:
+        for stage, left in enumerate(turns):
+            last, first = stage == len(turns) - 1, stage == 0
+            while left:
+                kind, t = left[0]
+                come = ("B", stage + 1, t) if kind == "B" else ("F", stage - 1, t)
+                if come not in ends and not (last if kind == "B" else first):
+                    break
+                each = [m * b] if kind == "B" else [f] * m
+                made = ends[kind, stage, t] = []
+                for seconds, there in zip(each, ends.get(come, [0.0] * m), strict=False):
+                    now[stage] = max(now[stage], there) + seconds
+                    made.append(now[stage])
+                left.pop(0)
+    return (ends["B", 0, count - 1][0] - ends["B", 0, count - 11][0]) / 10
+
+
+@pytest.mark.parametrize(("stages", "m", "b"), [(2, 5, 1), (3, 1, 2), (3, 2, 2), (4, 3, 1)])
+def test_timeprest_has_as_few_steps_under_way_as_nf1b_can_without_idling(stages, m, b):
+    """The version difference of nF1B, simulated: it is the same for any number of micro-batches."""
+    tried = itertools.product(*(range(1, stages - s + 1) for s in range(stages)))
+    tried = [each for each in tried if list(each) == sorted(each, reverse=True)]
+    full = [each for each in tried if nf1b_s(each, m, 1, b) == m * (1 + b)]
+    assert full == [tuple(range(stages, 0, -1))]
+    table = versions(timeprest(stages, m, num_steps=2 * stages))
+    late = table.backward[:, -1] - table.forward[:, -1]
+    assert tuple(late + 1) == full[0]
