@@ -14,6 +14,7 @@ from penstock.profile import measure
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import eager, worker
 from penstock.runtime.launch import run_threads
+from penstock.runtime.windows import repeated
 from tests.cli import training
 
 LIBC = """
@@ -133,7 +134,7 @@ def test_ranks_and_profiles_keep_what_they_free(name: str, monkeypatch) -> None:
         return
     plan = plan_by_hand(captured.graph, [], "gpipe", num_micro_batches=job.micro_batches, clip=True)
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
-    task = worker.Task(captured, stages, job, ((program, 0),))
+    task = worker.Task(captured, stages, job, repeated(program, range(1)))
     run_threads(partial(worker.work, task), 1, lambda step: None)
     assert called == ["keep_freed_memory"]
 

@@ -18,6 +18,7 @@ from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.run import Outcome, Steps, outcome_of
+from penstock.runtime.windows import Windows
 from penstock.runtime.worker import Task, work
 
 
@@ -41,6 +42,13 @@ def windows(run: Run, lengths: Iterable[int]) -> tuple[tuple[Program, int], ...]
     return tuple((made[length], step) for length, step in zip(lengths, starts, strict=False))
 
 
+def listed(windows: Sequence[tuple[Program, int]]) -> Windows:
+    """Return windows that are written down: programs with their first steps."""
+    by_step = {step: program for program, step in windows}
+    programs = {id(program): program for program, _ in windows}
+    return Windows(min(by_step, default=0), by_step.get, tuple(programs.values()))
+
+
 def train(
     run: Run,
     folder: Path,
@@ -55,7 +63,7 @@ def train(
         run.captured,
         stages_of(plan, graph),
         run.job,
-        parts,
+        parts if isinstance(parts, Windows) else listed(parts),
         checkpoints=folder,
         **options,
     )

@@ -27,7 +27,7 @@ from penstock.simulate.simulate import simulate
 from penstock.simulate.what_if import measured_run, usual_changes, what_if
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plan_of
-from tests.parity.training import Run, train
+from tests.parity.training import Run, listed, train
 from tests.runtime.test_memory import CLOSE, profile_of
 
 FLOAT = torch.float32
@@ -201,7 +201,7 @@ def _predicted(plan: Plan, made):
 def _measured(plan: Plan, made, job):
     program = lower_plan(plan, made.graph)
     windows = tuple((program, number) for number in range(3))
-    task = Task(made, stages_of(plan, made.graph), job, windows, memory_window=1)
+    task = Task(made, stages_of(plan, made.graph), job, listed(windows), memory_window=1)
     run = partial(work, task)
     results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
     return [result.peak_bytes for result in results]

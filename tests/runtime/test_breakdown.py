@@ -25,6 +25,7 @@ from penstock.runtime.worker import Task, work
 from penstock.simulate import simulate
 from penstock.timeline import PARTS, Bottleneck, Breakdown, bottleneck, breakdown_of
 from tests.parity.models import captured, data, job_of, plan_of
+from tests.parity.training import listed
 
 MICRO_BATCHES, BASE_S, FAULT_S = 2, 0.001, 0.05
 Wrap = Callable[[Transport], Any]
@@ -66,7 +67,7 @@ def run_case(
     first = options.pop("first_step", 0)
     windows = tuple((program, first + n * length) for n in range(case.windows))
     own = job(job_of("frozen", torch.float32, clip_norm=case.clip))
-    task = Task(made, stages_of(plan, made.graph), own, windows, **options)
+    task = Task(made, stages_of(plan, made.graph), own, listed(windows), **options)
 
     def live(transport, report):
         seconds = (slow or {}).get(transport.rank, case.base_s)

@@ -21,6 +21,7 @@ from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.worker import Task
 from penstock.schedule import Schedule, chimera, one_f_one_b
 from tests.parity.models import captured, job_of, plan_of
+from tests.parity.training import listed
 
 COEFFICIENTS = (0.0, 0.25, 0.9, 1.0, 1.0, 0.0)
 FIRST = torch.tensor(3.0), torch.tensor([1.0, -2.0]), torch.tensor(5.0)
@@ -197,6 +198,6 @@ def test_ranks_that_sum_parts_are_known_beforehand_also_without_any_other_sum():
     plan = plan_of(made.graph, "forward_only", 2, 2, replicas=2)
     job, stages = job_of("batch_norm", torch.float64), stages_of(plan, made.graph)
     windows = ((lower_plan(plan, made.graph), 0),)
-    task = Task(made, stages, job, windows, laws=laws_of_norms())
+    task = Task(made, stages, job, listed(windows), laws=laws_of_norms())
     assert task.groups == [(0, 1, 2, 3), (0, 2), (1, 3)]
-    assert Task(made, stages, job, windows, function_of=lambda *_: None).carries == {}
+    assert Task(made, stages, job, listed(windows), function_of=lambda *_: None).carries == {}

@@ -13,6 +13,7 @@ from penstock.runtime.run import run
 from penstock.runtime.worker import Task, work
 from penstock.schedule import find
 from tests.parity.models import captured, job_of, plan_of
+from tests.parity.training import listed
 from tests.runtime.test_memory import profile_of
 
 
@@ -48,7 +49,7 @@ def test_rehearsal_holds_about_the_bytes_of_the_run():
     plan = plan_of(made.graph, "one_f_one_b", 2, 4)
     program, cut = lower_plan(plan, made.graph), stages_of(plan, made.graph)
     windows = tuple((program, step) for step in range(2))
-    task = Task(made, cut, job, windows, memory_window=1)
+    task = Task(made, cut, job, listed(windows), memory_window=1)
     asleep, function_of = sleeping(job, profile_of("tied"))
     peaks = [
         [result.peak_bytes for result in run_processes(partial(work, each), 2, lambda step: None)]

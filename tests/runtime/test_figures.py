@@ -28,6 +28,7 @@ from penstock.runtime.run import Steps
 from penstock.runtime.validate import validated
 from penstock.runtime.worker import Task, work
 from tests.parity.models import plan_of
+from tests.parity.training import listed
 
 WIDTH, CLASSES, SAMPLES, MICRO_BATCHES, STEPS = 16, 16, 8, 4, 4
 
@@ -104,7 +105,7 @@ def run(own: Job, folder: Path, *, schedule="one_f_one_b", stages=2, replicas=1,
         captured,
         stages_of(plan, captured.graph),
         own,
-        windows,
+        listed(windows),
         checkpoints=folder,
         checkpoint_every=2,  # which adds up what replicas wrote into buffers
         validate_every=own.validate_every or 0,

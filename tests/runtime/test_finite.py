@@ -22,6 +22,7 @@ from penstock.runtime.worker import Task, work
 from penstock.training.listener import SILENT
 from penstock.training.results import explained
 from tests.parity.models import plan_of
+from tests.parity.training import listed
 
 WIDTH = 16
 HERE = str(Path(__file__))
@@ -83,7 +84,7 @@ def planned(own: Job, folder: Path, *, stages: int, replicas: int, launcher) -> 
     program = lower_plan(plan, captured.graph)
     windows = tuple((program, step) for step in range(4))
     parts = stages_of(plan, captured.graph)
-    task = Task(captured, parts, own, windows, checkpoints=folder / "checkpoints")
+    task = Task(captured, parts, own, listed(windows), checkpoints=folder / "checkpoints")
     return caught(own, folder, lambda end, tell: work(task, end, tell), plan.total_ranks, launcher)
 
 

@@ -28,6 +28,7 @@ from penstock.runtime.launch import as_json, from_json, run_processes, run_threa
 from penstock.runtime.worker import RankResult, Task, work
 from penstock.timeline import Held, Span
 from tests.parity.models import captured, data, job_of, plan_of
+from tests.parity.training import listed
 from tests.runtime.left import SHARED, names_in, stays_in
 
 pytestmark = pytest.mark.timeout(60)
@@ -84,11 +85,11 @@ def task_of(job=None, *, schedule="one_f_one_b", stages=2, replicas=1, steps=3, 
     program = lower_plan(plan, made.graph)
     job = job or job_of("frozen", torch.float32)
     windows = tuple((program, step) for step in range(steps))
-    return Task(made, stages_of(plan, made.graph), job, windows, **options)
+    return Task(made, stages_of(plan, made.graph), job, listed(windows), **options)
 
 
 def run(task: Task, launcher, report=lambda step: None):
-    return launcher(partial(work, task), task.windows[0][0].num_ranks, report)
+    return launcher(partial(work, task), task.windows.programs[0].num_ranks, report)
 
 
 def at_call(number: int, happens, *, of: str, where: int):

@@ -24,6 +24,7 @@ from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
 from penstock.training.run import run
 from tests.parity.models import captured, job_of, plan_of
+from tests.parity.training import listed
 
 FLOAT = torch.float32
 CLOSE = 0.02  # what the allocator rounds up is much of tensors of 16 numbers
@@ -55,7 +56,7 @@ def predicted(plan: Plan, name: str) -> tuple[int, ...]:
 def measured(plan: Plan, name: str, *, memory_window: int = 1, **options) -> list[int]:
     made = captured(name, FLOAT)
     program, window = programs(plan, name)
-    windows = tuple((program, number * window) for number in range(1 + memory_window))
+    windows = listed([(program, number * window) for number in range(1 + memory_window)])
     job = job_of(name, FLOAT, "adamw", **options)
     task = Task(made, stages_of(plan, made.graph), job, windows, memory_window=memory_window)
     run = partial(work, task)

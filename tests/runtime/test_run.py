@@ -15,7 +15,7 @@ from penstock.runtime.run import Steps, run, windows_of
 from penstock.runtime.worker import Task
 from penstock.timeline import LANES
 from tests.parity.models import captured, job_of, plain_loop, plan_of
-from tests.parity.training import differing
+from tests.parity.training import differing, listed
 
 
 def run_model(launcher, schedule="one_f_one_b", steps=4, replicas=1, **options):
@@ -78,13 +78,13 @@ def test_steps_that_are_no_whole_windows_are_refused(num_steps):
 def test_windows_follow_each_other():
     graph = captured("frozen", torch.float32).graph
     program = lower_plan(plan_of(graph, "double_buffered", 2, 2), graph, num_steps=4)
-    assert windows_of(program, 12, 20) == ((program, 20), (program, 24), (program, 28))
+    assert tuple(windows_of(program, 12, 20)) == ((program, 20), (program, 24), (program, 28))
 
 
 def test_a_task_without_windows_is_refused():
     made, job = captured("frozen", torch.float32), job_of("frozen", torch.float32)
     with pytest.raises(RunError, match="no steps to run"):
-        Task(made, stages_of(plan_of(made.graph, "gpipe", 1, 1), made.graph), job, ())
+        Task(made, stages_of(plan_of(made.graph, "gpipe", 1, 1), made.graph), job, listed(()))
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
@@ -113,7 +113,7 @@ def test_clocks_of_other_hosts_are_aligned(monkeypatch):
     plan = plan_of(made.graph, "gpipe", 2, 2)
     program = lower_plan(plan, made.graph)
     windows = tuple((program, step) for step in range(3))
-    task = Task(made, stages_of(plan, made.graph), job, windows)
+    task = Task(made, stages_of(plan, made.graph), job, listed(windows))
     clock = time.perf_counter
 
     def elsewhere(transport, report):

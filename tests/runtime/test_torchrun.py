@@ -32,7 +32,7 @@ PROGRAM = """
             plan = plan_of(made.graph, schedule, 2 // replicas, 2, replicas=replicas, clip=True)
             program = lower_plan(plan, made.graph)
             windows = tuple((program, step) for step in range(3))
-            task = Task(made, stages_of(plan, made.graph), job, windows)
+            task = Task(made, stages_of(plan, made.graph), job, listed(windows))
             launch.available = lambda: (shared, "")
             losses = []
             own = launch.under(store, f"{{schedule}} {{shared}}")

@@ -24,6 +24,7 @@ from penstock.runtime import checkpoint
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
+from penstock.runtime.windows import Windows, repeated
 from penstock.runtime.worker import RankResult, Report, Task, work
 from penstock.timeline import Breakdown, Timeline, breakdown_of_ranks
 
@@ -47,9 +48,7 @@ class Outcome:
     breakdown: Breakdown | None = None
 
 
-def windows_of(
-    program: Program, num_steps: int, first_step: int = 0
-) -> tuple[tuple[Program, int], ...]:
+def windows_of(program: Program, num_steps: int, first_step: int = 0) -> Windows:
     """Return the windows that make up `num_steps` steps of `program`.
 
     Raises:   RunError: the window of the program does not divide the number of steps.
@@ -58,7 +57,7 @@ def windows_of(
     if num_steps < 1 or num_steps % window:
         hint = f"take a multiple of {window}, or a schedule with another window"
         raise RunError(f"{num_steps} steps cannot be run in windows of {window}", hint=hint)
-    return tuple((program, first_step + start) for start in range(0, num_steps, window))
+    return repeated(program, range(first_step, first_step + num_steps))
 
 
 def run(  # noqa: PLR0913 - what a run is made of
@@ -87,7 +86,7 @@ def run(  # noqa: PLR0913 - what a run is made of
             job=job,
             windows=windows,
             checkpoints=Path(folder),
-            memory_window=None if launcher is run_threads else min(1, len(windows) - 1),
+            memory_window=None if launcher is run_threads else windows.count(2) - 1,
             function_of=make,
         )
         steps = Steps(program.grid.step_micro_batches)

@@ -24,7 +24,6 @@ from penstock.graph.stages import Segment, Stages
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
-from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
@@ -37,6 +36,7 @@ from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import host_key
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model
+from penstock.runtime.windows import Windows
 from penstock.timeline import Held, Span, Spent
 
 Report = Callable[[StepResult], None]
@@ -49,7 +49,7 @@ _CLOCK_ROUNDS = 9
 class Task:
     """What every rank of a run has to do.
 
-    windows:           (program, first step) in order.
+    windows:           which programs run, from which step on.
     checkpoints:       folder for checkpoints, or None; one at the end of every window that ends
                        at a multiple of `checkpoint_every` steps, and at the end of all.
     validate_every:    steps after which a checkpoint is due and validated; 0: never.
@@ -68,7 +68,7 @@ class Task:
     capture: Capture
     stages: Stages
     job: Job
-    windows: tuple[tuple[Program, int], ...]
+    windows: Windows
     checkpoints: Path | None = None
     checkpoint_every: int = 0
     validate_every: int = 0
@@ -81,18 +81,19 @@ class Task:
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
-        if not self.windows:
+        if not self.windows.count(1):
             raise RunError("there are no steps to run", hint="give one step or more")
         carries: Carries = {}
         if self.function_of is function_of:
-            programs = (program for program, _ in self.windows)
-            carries = carries_of(programs, self.stages, self.capture, self.job, self.laws)
+            carries = carries_of(
+                self.windows.programs, self.stages, self.capture, self.job, self.laws
+            )
         object.__setattr__(self, "carries", carries)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
         """Return the sets of ranks that sum or gather, in one order on all ranks."""
-        programs = [program for program, _ in self.windows]
+        programs = self.windows.programs
         sums = {reduce.ranks for program in programs for reduce in program.code.reductions}
         parts = {group for carry in self.carries.values() for group in carry.groups}
         return sorted(sums | parts | {tuple(range(programs[0].num_ranks))})
@@ -126,10 +127,9 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     _agree(task, transport)
     rank = _rank_of(task, transport, report)
     rank.is_guarded = True
-    programs = {id(program): program for program, _ in task.windows}
-    for program in programs.values():
+    for program in task.windows.programs:
         rank.expect(program)
-    bound = {number: rank.bind(program) for number, program in programs.items()}
+    bound = {id(program): rank.bind(program) for program in task.windows.programs}
     if task.resume is not None:
         state = checkpoint.load(task.resume)
         rank.optimizers.may_resume()
@@ -146,14 +146,16 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
 
 
 def _run_windows(task: Task, watch: "_WindowRunner", bound: Mapping[int, list[Bound]]) -> None:
-    once = _run_once(task)
+    once, ask, number = _run_once(task), task.windows.ask, 0
+    step = task.windows.first_step
+    program = ask(step)
     with torch.no_grad():
-        for number, (program, first_step) in enumerate(task.windows):
-            window = _Window(
-                first_step, program.num_steps, number == task.memory_window, number in once
-            )
-            watch.window(bound[id(program)], window)
-            if _is_over(task, watch, number):
+        while program is not None:
+            is_profiled, length = number == task.memory_window, program.num_steps
+            watch.window(bound[id(program)], _Window(step, length, is_profiled, number in once))
+            step, number = step + length, number + 1
+            program = ask(step)
+            if _is_over(task, watch, (step, number), is_last=program is None):
                 break
         watch.rank.settle()
 
@@ -183,7 +185,7 @@ def _run_once(task: Task) -> set[int]:
     At least one window is left to tell something.
     """
     profiled = {task.memory_window} - {None}
-    everything = set(range(len(task.windows)))
+    everything = set(range(task.windows.count((task.memory_window or 0) + 2)))
     sets = ({0, *profiled}, profiled, set[int]())
     return next({n for n in once if n is not None} for once in sets if everything - once)
 
@@ -205,11 +207,13 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def _is_over(task: Task, watch: "_WindowRunner", number: int) -> bool:
-    """Write the checkpoint that is due after a window; return whether it was the last one."""
-    (program, first_step), rank = task.windows[number], watch.rank
-    step, is_last = first_step + program.num_steps, number == len(task.windows) - 1
-    do: Do = "go" if is_last else watch.control.after(number + 1)
+def _is_over(task: Task, watch: "_WindowRunner", done: tuple[int, int], *, is_last: bool) -> bool:
+    """Write the checkpoint that is due after a window; return whether it was the last one.
+
+    done:     the steps of the run, and the windows of this start.
+    """
+    (step, number), rank = done, watch.rank
+    do: Do = "go" if is_last else watch.control.after(number)
     is_over = is_last or do == "stop"
     if task.checkpoints is None:
         return is_over

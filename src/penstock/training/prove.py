@@ -10,7 +10,7 @@ makes a whole step of the last bit of a zero.
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from penstock.runtime.rank import Rank
 from penstock.runtime.run import Steps
 from penstock.runtime.transport import Transport
 from penstock.runtime.weights import StageWeights
+from penstock.runtime.windows import repeated
 from penstock.runtime.worker import RankResult, Report, State, Task, save, state_of
 from penstock.schedule.recipe import trains
 from penstock.training.digest import ReadDigests, digest_of, recorded
@@ -178,13 +179,13 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
         captured,
         stages_of(plan, captured.graph),
         job,
-        tuple((program, step) for step in case.steps),
+        repeated(program, range(case.steps[0], case.steps[0] + 1)),
         resume=case.resume,
         laws=planned.laws,
     )
     reads.taken()  # what finding out about buffers has read
     told = Steps(program.grid.step_micro_batches)
-    work = partial(_work, task, reads, folder)
+    work = partial(_work, task, case.steps, reads, folder)
     if launcher(work, program.num_ranks, told.add, groups=task.groups):
         _write_losses(folder, told)
 
@@ -194,12 +195,17 @@ def _write_losses(folder: Path, told: Steps) -> None:
 
 
 def _work(
-    task: Task, reads: ReadDigests, folder: Path, transport: Transport, report: Report
+    task: Task,
+    steps: Sequence[int],
+    reads: ReadDigests,
+    folder: Path,
+    transport: Transport,
+    report: Report,
 ) -> RankResult:
-    """Run the windows of `task`; write gradients, state and what was read after each."""
+    """Run `steps` by the program of `task`; write gradients, state and what was read after each."""
     own = task.capture, task.stages, task.job, transport
     rank = Rank(*own, carries=task.carries, report=report)
-    program = task.windows[0][0]
+    (program,) = task.windows.programs
     rank.expect(program)
     calls = rank.bind(program)
     if task.resume is not None:
@@ -210,7 +216,7 @@ def _work(
     for weights in rank.weights.values():
         _watch(weights, given)
     transport.barrier()
-    for _, step in task.windows:
+    for step in steps:
         with torch.no_grad():
             rank.run(calls, step)
             rank.settle()

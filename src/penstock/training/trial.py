@@ -154,6 +154,7 @@ def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
     from penstock.program.lower_plan import lower_plan, stages_of
     from penstock.runtime.launch import local_launcher
     from penstock.runtime.run import Steps
+    from penstock.runtime.windows import repeated
     from penstock.runtime.worker import Task, work
 
     plan, graph = choice.plan, choice.captured.graph
@@ -162,7 +163,7 @@ def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
         capture=choice.captured,
         stages=stages_of(plan, graph),
         job=choice.job,
-        windows=tuple((program, step) for step in range(num_steps)),
+        windows=repeated(program, range(num_steps)),
         laws=laws,
     )
     steps = Steps(choice.job.micro_batches)

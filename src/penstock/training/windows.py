@@ -10,12 +10,12 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Program
+from penstock.runtime.windows import Windows, repeated
 from penstock.schedule.recipe import Recipe, units_of
 
 _MOST_STEPS = 100  # of an asynchronous window between checkpoints that are due by the clock
 FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched, before the rest
 
-Windows = tuple[tuple[Program, int], ...]  # each with its first step
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -76,36 +76,47 @@ def windows_of(graph: Graph, plan: Plan, steps: range, every: Sequence[int]) -> 
     """
     check_early(plan)
     if not is_asynchronous(plan):
-        program = lower_plan(plan, graph)
-        return tuple((program, step) for step in steps)
+        return repeated(lower_plan(plan, graph), steps)
+    warm_up = _warm_up(graph, plan, steps)
+    start = steps.start if warm_up is None else max(steps.start, _warm_until(plan, steps))
     made: dict[int, Program] = {}
-    windows = _warm_up(graph, plan, steps)
-    start = step = steps.start + len(windows)
-    while step < steps.stop:
+
+    def length(step: int) -> int:
         until = min(steps.stop, *((step // each + 1) * each for each in every))
-        length = min(FIRST_WINDOW, until - step) if step == start else until - step
-        if length not in made:
-            made[length] = lower_plan(plan, graph, num_steps=length)
-        windows.append((made[length], step))
-        step += length
-    return tuple(windows)
+        return min(FIRST_WINDOW, until - step) if step == start else until - step
+
+    def ask(step: int) -> Program | None:
+        if step >= steps.stop:
+            return None
+        return warm_up if step < start else made[length(step)]
+
+    step = start
+    while step < steps.stop:
+        if length(step) not in made:
+            made[length(step)] = lower_plan(plan, graph, num_steps=length(step))
+        step += length(step)
+    first = () if warm_up is None else (warm_up,)
+    return Windows(steps.start, ask, (*first, *made.values()))
 
 
-def _warm_up(graph: Graph, plan: Plan, steps: range) -> list[tuple[Program, int]]:
-    """Return the windows of the synchronous steps that the weight rule begins with."""
-    until = min(schedule_of(plan).weight_rule.warm_up_steps, steps.stop)
-    if steps.start >= until:
-        return []
+def _warm_until(plan: Plan, steps: range) -> int:
+    return min(schedule_of(plan).weight_rule.warm_up_steps, steps.stop)
+
+
+def _warm_up(graph: Graph, plan: Plan, steps: range) -> Program | None:
+    """Return the program of the synchronous steps that the weight rule begins with, if any."""
+    if steps.start >= _warm_until(plan, steps):
+        return None
     drained = Recipe("one_f_one_b", units=units_of(plan.schedule))
-    program = lower_plan(replace(plan, schedule=drained), graph)
-    return [(program, step) for step in range(steps.start, until)]
+    return lower_plan(replace(plan, schedule=drained), graph)
 
 
-def memory_window(windows: Sequence[tuple[Program, int]]) -> int:
+def memory_window(windows: Windows) -> int:
     """Return the window to run under the memory profiler: the first complete, short one.
 
     That is the second step, for the optimizer makes its state in the first; or the first window
     of several steps.
     """
-    longer = (at for at, (program, _) in enumerate(windows) if program.num_steps > 1)
-    return next(longer, min(1, len(windows) - 1))
+    if all(program.num_steps == 1 for program in windows.programs):
+        return windows.count(2) - 1
+    return next(at for at, (program, _) in enumerate(windows) if program.num_steps > 1)
