@@ -1,6 +1,6 @@
 """Staleness: what each weight rule costs in learning, beside synchronous training.
 
-    python -m bench.staleness [--json] [--quick] [--svg FILE]
+    python -m bench.staleness [--json] [--quick] [--seeds N] [--schedules NAME ...] [--svg FILE]
 
 Two studies with S = 4 stages and one micro-batch a step, where staleness is greatest:
 
@@ -10,26 +10,29 @@ quadratic  one weight for each stage, SGD with momentum 0.9; the gradient is
            weights).  The highest learning rate at which all stages still come to rest.
 gpt        a byte-level GPT (4 blocks of width 32) on the source of the standard library, SGD with
            momentum 0.9: for a row of learning rates the loss after a fixed number of samples, on
-           text that is held out.  Weights are those of the sequential definition of the rule,
-           which runs equal to 1e-12 (tests/parity).
+           text that is held out.  Pipelines of threads, in the windows of `penstock train`:
+           PipeMare begins with synchronous steps.  Each seed has other weights and other text.
 
 rule, schedule      which; "synchronous" first
 quadratic_max_rate  highest stable learning rate of the first study
 of_synchronous      the same as a share of that of synchronous training
-max_rate            highest learning rate of the second study that ends below the start
-best_rate, loss     the learning rate that ends lowest, and the loss there
-losses              [learning rate, loss] of all; no number where it went astray
+max_rate            of the second study: the last one up to which all seeds end below the start
+best_rate, loss     the learning rate that ends lowest in the mean of all seeds, and the mean there
+spread              standard deviation of the seeds' losses there; 0 for one seed
+losses              [learning rate, mean loss] of all; no number where a seed went astray
 """
 
 import argparse
 import itertools
 import json
 import math
+import statistics
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,14 +41,19 @@ from torch import Tensor
 
 from bench.machine import machine
 from bench.models import Size, loss
+from penstock.errors import RunError
 from penstock.files import write_text
 from penstock.graph.trace import Capture, build, capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
-from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.runtime.sequential import sequential
+from penstock.program.lower_plan import stages_of
+from penstock.runtime import checkpoint
+from penstock.runtime.finite import NotFiniteError
+from penstock.runtime.launch import run_threads
+from penstock.runtime.worker import Task, work
 from penstock.schedule import SCHEDULES, SYNCHRONOUS, WeightRule, find
 from penstock.search.balance import balanced_cuts
+from penstock.training.windows import windows_of
 
 STAGES, MICRO_BATCHES = 4, 1
 MOMENTUM = 0.9
@@ -54,6 +62,7 @@ UPDATES = 1500  # of the quadratic, after which it has come to rest or not
 RATES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 STEPS, QUICK_STEPS = 96, 8
 HELD_OUT = 24  # micro-batches
+SEEDS = 5
 Row = dict[str, Any]
 
 
@@ -146,28 +155,42 @@ def batch(index: int, *, held_out: bool = False) -> tuple[Tensor, Tensor]:
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-def data(start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return map(batch, itertools.count(start))
-
-
-def job_at(rate: float) -> Job:
+def job_at(rate: float, seed: int) -> Job:
     """Return the job, trained by SGD with momentum at a learning rate."""
     return replace(
         SMALL.job(),
-        data=data,
+        data=lambda start: map(batch, itertools.count(seed * 1_000_000 + start)),
         optimizer=lambda weights: torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM),
+        seed=seed,
     )
 
 
-def trained_loss(rule: Rule, rate: float, steps: int, captured: Capture) -> float:
+@cache
+def captured_of(seed: int) -> Capture:
+    return capture(job_at(0.0, seed))
+
+
+def trained_loss(rule: Rule, rate: float, steps: int, seed: int) -> float:
     """Return the held-out loss after so many steps; no number where it went astray."""
-    graph, job = captured.graph, job_at(rate)
+    captured, job = captured_of(seed), job_at(rate, seed)
+    graph = captured.graph
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], STAGES)
     ranks = find(rule.schedule)(STAGES, MICRO_BATCHES).num_ranks
-    counts = {"num_micro_batches": MICRO_BATCHES, "num_ranks": ranks}
+    counts: dict[str, Any] = {"num_micro_batches": MICRO_BATCHES, "num_ranks": ranks}
     plan = plan_by_hand(graph, cuts, rule.schedule, **counts)
-    program = lower_plan(plan, graph, num_steps=steps)
-    weights = sequential(job, program, steps, stages_of(plan, graph), graph)
+    windows = windows_of(graph, plan, range(steps), (steps,))
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task(captured, stages_of(plan, graph), job, windows, checkpoints=Path(folder))
+        ranks = partial(work, task)
+        try:
+            run_threads(ranks, plan.total_ranks, lambda step: None, groups=task.groups)
+        except RunError as problem:
+            if isinstance(problem.__cause__, NotFiniteError):
+                return math.nan
+            raise
+        newest = checkpoint.latest(Path(folder))
+        assert newest is not None, "one is written at the end"
+        weights = checkpoint.load(newest).tensors
     model, _ = build(job)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -179,14 +202,22 @@ def trained_loss(rule: Rule, rate: float, steps: int, captured: Capture) -> floa
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def rows_of(steps: int, rates: Sequence[float]) -> Iterator[Row]:
-    """Yield a row for each rule."""
-    captured = capture(job_at(rates[0]))
-    start = trained_loss(rules()[0], 0.0, 1, captured)
+def rows_of(
+    steps: int, rates: Sequence[float], seeds: int = 1, wanted: Sequence[str] = ()
+) -> Iterator[Row]:
+    """Yield a row for each rule; `wanted`: only for these schedules."""
+    start = min(trained_loss(rules()[0], 0.0, 1, seed) for seed in range(seeds))
     synchronous = highest_rate(SYNCHRONOUS)
-    for rule in rules():
-        losses = [(rate, trained_loss(rule, rate, steps, captured)) for rate in rates]
-        ended = [(rate, end) for rate, end in losses if math.isfinite(end) and end < start]
+
+    def learns(pair: tuple[float, float]) -> bool:
+        return math.isfinite(pair[1]) and pair[1] < start
+
+    for rule in (each for each in rules() if not wanted or each.schedule in wanted):
+        ends = {
+            rate: [trained_loss(rule, rate, steps, seed) for seed in range(seeds)] for rate in rates
+        }
+        losses = [(rate, _worst_or_mean(each, start)) for rate, each in ends.items()]
+        ended = [pair for pair in losses if learns(pair)]
         best_rate, lowest = min(ended, key=lambda pair: pair[1], default=(math.nan, math.nan))
         quadratic = highest_rate(rule.rule)
         yield {
@@ -194,13 +225,22 @@ def rows_of(steps: int, rates: Sequence[float]) -> Iterator[Row]:
             "schedule": rule.schedule,
             "quadratic_max_rate": quadratic,
             "of_synchronous": quadratic / synchronous,
-            "max_rate": max((rate for rate, _ in ended), default=math.nan),
+            "max_rate": max((r for r, _ in itertools.takewhile(learns, losses)), default=math.nan),
             "best_rate": best_rate,
             "loss": lowest,
+            "spread": statistics.pstdev(ends[best_rate]) if ended else math.nan,
             "start": start,
+            "seeds": seeds,
             "samples": steps * MICRO_BATCHES * SMALL.micro_batch,
             "losses": losses,
         }
+
+
+def _worst_or_mean(ends: Sequence[float], start: float) -> float:
+    """Return the mean; the worst where one ends above the start, no number where one has none."""
+    if any(math.isnan(end) for end in ends):
+        return math.nan
+    return statistics.fmean(ends) if max(ends) < start else max(ends)
 
 
 def picture(rows: Sequence[Row]) -> str:
@@ -256,7 +296,8 @@ def show(row: Row) -> None:
     curve = " ".join(f"{end:5.2f}" if math.isfinite(end) else "    -" for _, end in row["losses"])
     print(
         f"{row['rule']:22} {row['quadratic_max_rate']:8.3f} {row['of_synchronous']:7.2f} "
-        f"{row['max_rate']:8.2f} {row['best_rate']:8.2f} {row['loss']:7.3f}   {curve}",
+        f"{row['max_rate']:8.2f} {row['best_rate']:8.2f} {row['loss']:7.3f} "
+        f"{row['spread']:6.3f}   {curve}",
         flush=True,
     )
 
@@ -265,15 +306,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help="few steps and learning rates")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of weights and text; default 5")
+    parser.add_argument("--schedules", nargs="*", default=(), help="only these; default: all")
     parser.add_argument("--svg", type=Path, help="also draw the curves")
     options = parser.parse_args()
     torch.set_num_threads(1)
     steps, rates = (QUICK_STEPS, RATES[::3]) if options.quick else (STEPS, RATES)
     rows: list[Row] = []
     if not options.json:
-        head = "rule                   quadratic  of sync  max rate  best    loss   loss at"
+        head = "rule                   quadratic  of sync  max rate  best    loss spread   loss at"
         print(head, " ".join(f"{rate:5g}" for rate in rates))
-    for row in rows_of(steps, rates):
+    seeds = 1 if options.quick else options.seeds
+    for row in rows_of(steps, rates, seeds, options.schedules):
         rows.append(row)
         if options.json:
             print(f"{len(rows)} rows", file=sys.stderr)

@@ -363,6 +363,14 @@ BREAKS = (
         "what predictions need is judged by the first step, which predicts nothing",
     ),
     Break(
+        "same_decay_for_all",
+        "schedule/weight_rule.py",
+        "        decay=given[0],\n",
+        "",
+        ("tests/parity/test_papers.py", "tests/schedule/test_recipe.py"),
+        "PipeMare's decay is that of the paper, whatever is asked for",
+    ),
+    Break(
         "law_of_next_version",
         "schedule/weight_rule.py",
         "oldest = (micro_batch - num_stages + 1) // num_micro_batches",

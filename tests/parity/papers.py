@@ -189,20 +189,19 @@ def spiked(past: Past, k: int, t: int, gradient: Array) -> tuple[Array, Array, A
     return past.w[k][t] - RATE * (a * velocity + b * gradient), velocity, past.other[k][t]
 
 
-def rescheduled(past: Past, k: int, t: int, gradient: Array) -> tuple[Array, Array, Array]:
-    """PipeMare, T1: alpha / tau^p, p = 1 - min(t / K, 1), K = 100; T2's average, D = 0.135."""
-    tau = PIPEDREAM[past.num_stages][k] / past.per_step
-    return averaged(past, k, t, gradient, RATE / max(1.0, tau) ** (1 - min(t / 100, 1)))
+def rescheduled(decay: float, annealed: int) -> Update:
+    """PipeMare, T1: alpha / tau^p, p = 1 - min(t / K, 1); T2's average, gamma = D^(1 / tau)."""
 
+    def update(past: Past, k: int, t: int, gradient: Array) -> tuple[Array, Array, Array]:
+        tau = PIPEDREAM[past.num_stages][k] / past.per_step
+        p = 1 - min(t / annealed, 1) if annealed else 0
+        rate = RATE / max(1.0, tau) ** p
+        velocity = MOMENTUM * past.v[k][t] + gradient
+        new = past.w[k][t] - rate * velocity
+        gamma = decay ** (1 / tau) if tau else 0.0
+        return new, velocity, gamma * past.other[k][t] + (1 - gamma) * (new - past.w[k][t])
 
-def averaged(
-    past: Past, k: int, t: int, gradient: Array, rate: float = RATE
-) -> tuple[Array, Array, Array]:
-    tau = PIPEDREAM[past.num_stages][k] / past.per_step
-    velocity = MOMENTUM * past.v[k][t] + gradient
-    new = past.w[k][t] - rate * velocity
-    gamma = 0.135 ** (1 / tau) if tau else 0.0
-    return new, velocity, gamma * past.other[k][t] + (1 - gamma) * (new - past.w[k][t])
+    return update
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -214,7 +213,8 @@ PAPERS: dict[str, tuple[Reads, Update]] = {
     "double_buffered": (double_buffered, momentum),
     "delayed_gradients": (stashed(LAYERPIPE), momentum),
     "timeprest": (whole_steps, momentum),
-    "pipemare": (corrected, rescheduled),
+    "pipemare": (corrected, rescheduled(0.135, 100)),
+    "pipemare(decay=0.5, rescale_steps=5)": (corrected, rescheduled(0.5, 5)),
     "spec_train": (speculated, smoothed),
     "x_pipe": (bellwether, adam),
     "pipelined_backprop": (unstashed(LAYERPIPE), momentum),
@@ -254,7 +254,8 @@ def trained(
     for length in (*[1] * warm_up, *windows):
         drained = t
         for _ in range(length):
-            reads, update = PAPERS[schedule] if t >= warm_up else (synchronous, averaged)
+            begins = synchronous, rescheduled(0.135, 0)
+            reads, update = PAPERS[schedule] if t >= warm_up else begins
             total = [np.zeros_like(w) for w in begin]
             for m in range(t * per_step, (t + 1) * per_step):
                 read = [reads(past, k, m, drained) for k in range(num_stages)]

@@ -85,7 +85,9 @@ def by_the_paper(
 
 def test_there_is_a_loop_for_every_schedule_whose_steps_overlap():
     made = (make(2, 1) for make in SCHEDULES)
-    assert {each.name for each in made if each.has_updates} == PAPERS.keys()
+    assert {each.name for each in made if each.has_updates} == {
+        name.split("(")[0] for name in PAPERS
+    }
 
 
 @pytest.mark.parametrize(("stages", "per_step", "lengths"), CASES)

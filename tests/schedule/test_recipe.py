@@ -26,6 +26,7 @@ ARGUMENTS = {
     "interleaved": {"group": [2]},
     "chimera": {"pipelines": [2]},
     "hanayo": {"waves": [1, 2]},
+    "pipemare": {"decay": [0.5, 0.0625], "rescale_steps": [0, 7], "warm_up_steps": [3]},
     "zb_greedy": {"limit": [4, 9]},
     "two_bp": {"limit": [5]},
     "list_schedule": {"limit": [8], "placement": ["loop", "wave"]},
@@ -221,3 +222,30 @@ def test_recipe_of_units_is_of_as_many_stages_and_tells_them() -> None:
         Recipe("gpipe", units=(2, 0))
     with pytest.raises(ScheduleError, match="for 3 stages"):  # seconds are of the builder's stages
         Recipe("zb_greedy", seconds=Seconds((1, 2), 1, 1), units=(2, 2, 2)).build(6, 2)
+
+
+def test_pipemares_own_numbers_are_in_the_name_of_its_rule_and_read_back() -> None:
+    made = Recipe.parse("pipemare(decay=0.5, rescale_steps=7, warm_up_steps=3)").build(3, 2)
+    rule = made.weight_rule
+    assert (rule.decay, rule.rescale_steps, rule.warm_up_steps) == (0.5, 7, 3)
+    assert rule.name == "discrepancy:0.5,7,3"
+    assert Schedule.parse(str(made)).weight_rule == rule
+    assert refine(made, (1, 2, 1)).weight_rule.decay == 0.5
+    assert Schedule.parse(str(refine(made, (1, 2, 1)))) == refine(made, (1, 2, 1))
+    whole = Recipe.parse("pipemare(decay=0)").build(3, 2)
+    assert Schedule.parse(str(whole)).weight_rule == whole.weight_rule
+    usual = Recipe.parse("pipemare(decay=0.135)").build(3, 2)
+    assert usual == find("pipemare")(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("pipemare(decay=1.5)", "decay is 1.5"),
+        ("pipemare(warm_up_steps=-1)", "warm_up_steps -1"),
+        ("pipemare(rescale_steps=0.5)", "rescale_steps is 0.5, not a whole number"),
+    ],
+)
+def test_numbers_that_pipemare_cannot_have_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ScheduleError, match=why):
+        Recipe.parse(text).build(3, 2)

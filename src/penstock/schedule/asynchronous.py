@@ -47,15 +47,26 @@ def vertical_sync(num_stages: int, num_micro_batches: int, *, num_steps: int = 4
     return _no_flush(vertical_sync.__name__, rules.VERTICAL_SYNC, rules.as_1f1b, sizes)
 
 
-def pipemare(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+def pipemare(
+    num_stages: int,
+    num_micro_batches: int,
+    *,
+    num_steps: int = 4,
+    decay: float = rules.DISCREPANCY.decay,
+    rescale_steps: int = rules.DISCREPANCY.rescale_steps,
+    warm_up_steps: int = rules.DISCREPANCY.warm_up_steps,
+) -> Schedule:
     """Return 1F1B without a flush on the newest weights, with PipeMare's two remedies.
 
     One version is alive.  The learning rate is divided by the staleness at first, and B reads
-    weights that are corrected towards those that F has read.
+    weights that are corrected towards those that F has read.  D of the paper is `decay`, K is
+    `rescale_steps`, in which the rate becomes a full one; synchronous steps come first.
+    Raises:   ScheduleError: the decay is not from 0 to below 1, or a number of steps negative.
     Source: arXiv:1910.05124, sections 3.1 and 3.2, with the delays of this order.
     """
     sizes = num_stages, num_micro_batches, num_steps
-    return _no_flush(pipemare.__name__, rules.DISCREPANCY, rules.as_1f1b, sizes)
+    rule = rules.discrepancy(decay, rescale_steps, warm_up_steps)
+    return _no_flush(pipemare.__name__, rule, rules.as_1f1b, sizes)
 
 
 def spec_train(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:

@@ -30,9 +30,10 @@ from penstock.typed import MisfitError, typed
 
 _SIZES = ("num_stages", "num_micro_batches", "num_ranks", "num_steps")
 _TEXT = re.compile(r"(\w+)(?:\((.*)\))?(?:\s*/\s*units((?:\s+\d{1,9})+))?", re.ASCII)
-_NUMBER = re.compile(r"-?\d{1,18}", re.ASCII)
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,20})?(?:e-?\d{1,3})?", re.ASCII)
 
-Argument: TypeAlias = int | str
+Argument: TypeAlias = int | float | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Recipe:
             if not equals:
                 hint = f"write {found[1]}(name=value)"
                 raise ScheduleError(f"{part.strip()!r} is no argument of {found[1]}", hint=hint)
-            pairs.append((name, int(value) if _NUMBER.fullmatch(value) else value))
+            pairs.append((name, _value(value)))
         units = tuple(map(int, (found[3] or "").split()))
         return cls(found[1], tuple(pairs), units=units)
 
@@ -313,6 +314,12 @@ def _known(builder: str) -> dict[str, Any]:
         for name, each in inspect.signature(find(builder)).parameters.items()
         if each.kind is inspect.Parameter.KEYWORD_ONLY
     }
+
+
+def _value(text: str) -> Argument:
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 @cache

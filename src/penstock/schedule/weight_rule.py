@@ -31,6 +31,9 @@ if TYPE_CHECKING:  # a schedule has a rule, so its file imports this one
     from penstock.schedule.schedule import Schedule
 
 Number = TypeVar("Number", int, IntArray)
+_DISCREPANCY = re.compile(
+    r"discrepancy:(\d(?:\.\d{1,20})?(?:e-\d{1,3})?),(\d{1,9}),(\d{1,9})", re.ASCII
+)
 _UNITS = re.compile(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", re.ASCII)
 
 
@@ -279,6 +282,31 @@ DISCREPANCY = WeightRule(
 arXiv:1910.05124, sections 3.1 to 3.3.
 """
 
+
+def discrepancy(decay: float, rescale_steps: int, warm_up_steps: int) -> WeightRule:
+    """Return PipeMare's rule with another D, K and number of synchronous steps.
+
+    Raises:   ScheduleError: the decay is not from 0 to below 1, or a number of steps negative.
+    """
+    given = float(decay), rescale_steps, warm_up_steps
+    if not 0 <= decay < 1 or not all(0 <= steps < 10**9 for steps in given[1:]):
+        message = (
+            f"PipeMare's decay is {decay}, its rescale_steps {given[1]}, warm_up_steps {given[2]}"
+        )
+        hint = "give a decay from 0 to below 1, and steps from 0 to 999999999"
+        raise ScheduleError(message, hint=hint)
+    if given == (DISCREPANCY.decay, DISCREPANCY.rescale_steps, DISCREPANCY.warm_up_steps):
+        return DISCREPANCY
+    name = f"{DISCREPANCY.name}:{','.join(map(repr, given))}"
+    return replace(
+        DISCREPANCY,
+        name=name,
+        decay=given[0],
+        rescale_steps=rescale_steps,
+        warm_up_steps=warm_up_steps,
+    )
+
+
 SPECULATIVE = WeightRule("speculative", _round_trip, predictor="optimizer")
 """F and B predict the weights of when the micro-batch is through: SpecTrain, arXiv:1809.02839.
 
@@ -362,6 +390,8 @@ def rule_named(name: str, rules: Iterable[WeightRule]) -> WeightRule | None:
     for rule in known:
         if rule.name == name:
             return rule
+    if (found := _DISCREPANCY.fullmatch(name)) and DISCREPANCY in known:
+        return discrepancy(float(found[1]), int(found[2]), int(found[3]))
     head, _, counts = name.rpartition("/")
     if not _UNITS.fullmatch(counts) or (rule := rule_named(head, known)) is None:
         return None

@@ -25,7 +25,8 @@ def schedule_asked(text: str) -> AnySchedule:
     """
     path = Path(text)
     if not path.is_file():
-        if " / units " not in text and (path.suffix or len(path.parts) > 1):
+        is_recipe = " / units " in text or text.endswith(")")  # arguments may have a point
+        if not is_recipe and (path.suffix or len(path.parts) > 1):
             hint = "check the path; `penstock schedule` lists the names"
             raise ScheduleError(f"there is no schedule file {text}", hint=hint)
         return Recipe.parse(text)
