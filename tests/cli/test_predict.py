@@ -75,7 +75,7 @@ def test_table_says_errors_intervals_and_extrapolation(call: Call, table: Path) 
     ("content", "message"),
     [
         (None, "cannot read"),
-        (b"\xff\xfe\x00", "is no CSV"),
+        (b"\xff\xfe\x00", "is not CSV"),
         (b"", "is empty"),
         (b"a,b\n1,2\n", "columns of no known layout"),
         (f"{VTRAIN}\n".encode(), "has no row to use"),

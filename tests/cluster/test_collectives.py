@@ -446,7 +446,7 @@ def table_below(heading: str) -> dict[str, list[str]]:
 
 def test_seconds_in_the_page_are_what_the_formulas_say():
     rows = table_below("| all_reduce, 64 ranks |")
-    assert set(rows) == {*ALGORITHMS["all_reduce"], "ring, host by turns"}
+    assert set(rows) == {*ALGORITHMS["all_reduce"], "ring, hosts alternating"}
     for name, cells in rows.items():
         ranks = BY_TURNS if "turns" in name else range(64)
         way = way_of(POD, "all_reduce", name.partition(",")[0], ranks)

@@ -98,7 +98,9 @@ def test_an_update_that_is_taken_back_may_have_changed_the_gradients(tmp_path):
 
 def test_an_update_that_nobody_can_take_back_is_refused(tmp_path):
     run = run_of(job_of(Custom, clip_norm=0.1), 2, "zb_h2", post_validation=True)
-    with pytest.raises(RunError, match=r"updates of the job.s optimizer, Custom .* taken back"):
+    with pytest.raises(
+        RunError, match=r"updates of the job.s optimizer, Custom .* cannot be undone"
+    ):
         train(run, tmp_path)
 
 

@@ -240,7 +240,7 @@ def test_full_disk_leaves_nothing_half_written(tmp_path):
     write(tmp_path, 2)
     with pytest.raises(RunError, match=r"rank 1 failed: cannot write .*File too large") as caught:
         run_processes(work, 2, lambda step: None)
-    assert "make room" in caught.value.hint
+    assert "free some space" in caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 

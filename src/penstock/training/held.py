@@ -88,6 +88,7 @@ Values = Mapping[Place, object]
 
 def functions_of(codes: Collection[CodeType]) -> list[FunctionType]:
     """Return the functions that are alive and whose code is among `codes`."""
+    gc.unfreeze()  # what is frozen refers to nothing, for the collector
     found = gc.get_referrers(*codes) if codes else []
     return [f for f in found if isinstance(f, FunctionType) and f.__code__ in codes]
 
