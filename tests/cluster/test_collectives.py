@@ -448,7 +448,7 @@ def test_seconds_in_the_page_are_what_the_formulas_say():
     rows = table_below("| all_reduce, 64 ranks |")
     assert set(rows) == {*ALGORITHMS["all_reduce"], "ring, hosts alternating"}
     for name, cells in rows.items():
-        ranks = BY_TURNS if "turns" in name else range(64)
+        ranks = BY_TURNS if "alternating" in name else range(64)
         way = way_of(POD, "all_reduce", name.partition(",")[0], ranks)
         times = [way.seconds(size) for size in (KiB, 64 * KiB, MiB, 16 * MiB, 256 * MiB)]
         assert cells == [format_seconds(seconds) for seconds in times]

@@ -19,7 +19,10 @@ from penstock.program.instructions import (
 )
 from penstock.schedule.orders import KINDS, Action, F, U
 
-COMPUTE, SEND, RECEIVE, REDUCE, UPDATE, UNSHARD, RESHARD, OFFLOAD, RELOAD = range(len(OPS))
+COMPUTE, SEND, RECEIVE, REDUCE, UPDATE = map(
+    OPS.index, ("compute", "send", "receive", "reduce", "update")
+)
+UNSHARD, RESHARD, OFFLOAD, RELOAD = map(OPS.index, ("unshard", "reshard", "offload", "reload"))
 
 
 def _flags(says: Callable[[OpRow], bool]) -> NDArray[np.bool_]:

@@ -150,7 +150,7 @@ class OpRow(NamedTuple):
     of:       its class.
     text:     how it prints; {of} is its action, other names in braces are those of operands.
     columns:  of Codes in which its operands stand, in their order; an action takes three.
-    kinds:    those that its action can be of; of an operand-less kind, the one that its column has.
+    kinds:    those that its action can be of; "F" for an instruction without an action.
     does:     on its rank's clock.  works: has the computing thread for its seconds; sends: hands a
               message over; posts: makes room for one; joins: is a collective, which runs on a lane
               of its own once all members have come to it; drops: takes no time.

@@ -237,8 +237,10 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
                 rule, other = _reduce(code, row, rank, facts, state)
             elif op == OFFLOAD or op == RELOAD:  # noqa: SIM109 - numba makes a loop of `in`
                 rule, other = _copy(code, row, rank, facts, state)
-            else:
+            elif op == UPDATE or op == UNSHARD or op == RESHARD:  # noqa: SIM109 - likewise
                 rule, other = _weights(code, row, rank, facts, state)
+            else:  # it can stand anywhere
+                rule, other = FINE, -1
             if rule != FINE:
                 return rule, row, other
         for stage in held:

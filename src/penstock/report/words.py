@@ -25,7 +25,7 @@ KIND_WORDS = {
 
 def kind_words(kind: str) -> str:
     """Return a kind of action with its name: "F forward"; "reduce" is its own."""
-    words = KIND_WORDS[kind]
+    words = KIND_WORDS.get(kind, kind)
     return words if words == kind else f"{kind} {words}"
 
 

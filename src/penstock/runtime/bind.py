@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import isfinite
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 from torch import Tensor
@@ -123,6 +123,8 @@ class _Binder:
                 case Unshard() | Reshard():
                     hint = "use a plan without sharding"
                     raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
+                case _:
+                    assert_never(instruction)
         return [*self._settle(), *calls, *self._move_stashes(), *self._tell()]
 
     def _settle(self) -> list[Bound]:

@@ -44,7 +44,7 @@ def costs_of(
             seconds[: len(KINDS), stage.index, at] = _stage_s(graph, stage, profile, versions)
         if copies:
             sizes = np.tile(_copied_bytes(graph, stages, profile), (2, 1))
-            seconds[len(KINDS) :, :, at] = sizes * profile.far_s_per_byte
+            seconds[len(KINDS) : NUM_COSTS, :, at] = sizes * profile.far_s_per_byte
     return Costs(seconds, tuple(p.kind for p in row) if len(row) > 1 else ("",))
 
 

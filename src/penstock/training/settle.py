@@ -58,6 +58,7 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
             hint = "fix that, or leave --strict out: then the plain loop trains it, in one process"
             raise JobError(f"a plan would train something else: {found.one_process}", hint=hint)
         listener.say(f"a plan would train something else: {found.one_process}")
+        listener.say("training it by the plain loop instead, in one process")
     return found
 
 
