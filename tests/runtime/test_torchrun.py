@@ -21,6 +21,7 @@ PROGRAM = """
     from functools import partial
     from penstock.program.lower_plan import lower_plan, stages_of
     from penstock.runtime import launch
+    from penstock.runtime.windows import repeated
     from penstock.runtime.worker import Task, work
     from tests.parity.models import captured, job_of, plan_of
 
@@ -31,8 +32,7 @@ PROGRAM = """
         for shared in (True, False):
             plan = plan_of(made.graph, schedule, 2 // replicas, 2, replicas=replicas, clip=True)
             program = lower_plan(plan, made.graph)
-            windows = tuple((program, step) for step in range(3))
-            task = Task(made, stages_of(plan, made.graph), job, listed(windows))
+            task = Task(made, stages_of(plan, made.graph), job, repeated(program, range(3)))
             launch.available = lambda: (shared, "")
             losses = []
             own = launch.under(store, f"{{schedule}} {{shared}}")
