@@ -149,11 +149,11 @@ def _extras(
             of_stage[stage].append(number)
     norm = any(one.reduce.how == "norm" for one in sums.values())
     after = [number for number, one in sums.items() if one.reduce.how == "validate"]
-    backward = bool((schedule.orders.kinds != F).any())
+    backward, updates = bool((schedule.orders.kinds != F).any()), schedule.has_updates
     extras: list[list[_Extra]] = []
     for rank, end in enumerate(schedule.orders.offsets[1:].tolist()):
         stages = held[offsets[rank] : offsets[rank + 1]].tolist()
-        if schedule.has_updates:
+        if updates:
             own = _before_updates(schedule, rank, of_stage, stages if norm else ())
         else:
             own = _at_end(end, of_stage, stages if backward else (), after)
@@ -294,7 +294,7 @@ def _side_by_side(many: Sequence[Schedule], sums: Sequence[Needed], wiring: Wiri
             edge[rows] = of[edge[rows]]
             copy = replace(copy, edge=edge)
         copies.append(copy)
-    return concatenate(copies, table)
+    return copies[0] if len(copies) == 1 else concatenate(copies, table)
 
 
 def _of_replica(
