@@ -26,7 +26,7 @@ UNSHARD, RESHARD, OFFLOAD, RELOAD = map(OPS.index, ("unshard", "reshard", "offlo
 
 
 def _flags(says: Callable[[OpRow], bool]) -> NDArray[np.bool_]:
-    """Return by op what `says` of its row; loops look it up."""
+    """Return by op what `says` returns for its row; loops look it up."""
     return np.array([says(row) for row in TABLE])
 
 

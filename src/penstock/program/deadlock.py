@@ -3,7 +3,7 @@
 A Send blocks while `capacity` messages of its channel (sender, receiver) have no receive posted:
 0 is rendezvous, None never blocks.  A Receive never blocks.  A Compute waits for the messages that
 it uses; a Reduce or Unshard for all of its members.  Whatever order the ranks run in, the same
-ones stop at the same place, so one run decides.  A program that passes with capacity 0 passes with
+ranks stop at the same place, so one run decides.  A program that passes with capacity 0 passes with
 every other one: a larger capacity only removes waits.
 
 Ignores:  that real sends and gathers go on by themselves, so a program that stops here might not.
@@ -169,7 +169,7 @@ def _pass(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) ->
 
 @part
 def _come(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) -> bool:
-    """Let `rank` come to a Reduce or Unshard; return whether all members are there now."""
+    """Let `rank` reach a Reduce or Unshard; return whether all members are there now."""
     if code.op[row] == REDUCE:
         one = waits.sum_of[code.edge[row]]
         traffic.at_sum[one] += 1 - traffic.arrived[rank]

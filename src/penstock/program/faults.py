@@ -15,7 +15,7 @@ from penstock.schedule.orders import KINDS, Action
 if TYPE_CHECKING:
     from penstock.program.program import Program
 
-# What the number of a finding means is said by the name in braces.
+# The name in braces says what the number of a finding means.
 WORDS: dict[int, tuple[str, str]] = {
     rules.OUT_OF_RANGE: (
         "an operand is out of range",
@@ -245,7 +245,7 @@ def _absent(
     ranks: tuple[int, ...],
     instruction: Reduce | Unshard,
 ) -> int:
-    """Return the first member that has not come to a collective."""
+    """Return the first member that has not reached a collective."""
     for rank in ranks:
         here = program.code.between(_row(stopped, rank))
         if here != (instruction,):

@@ -65,7 +65,7 @@ class Send(Printed):
 
 @dataclass(frozen=True, slots=True)
 class Receive(Printed):
-    """Post the receive of (edge, micro-batch) from rank `peer` into the own `slot`, and go on."""
+    """Post the receive of (edge, micro-batch) from rank `peer` into its own `slot`, and go on."""
 
     of: Action
     edge: int
@@ -79,7 +79,7 @@ class Reduce(Printed):
 
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
     replicas: of a stage that lives on several ranks.  norm: the squares, for clipping.
-    validate: the same after the update, which is undone and made again where necessary.
+    validate: the same after the update, which is undone and redone where necessary.
     """
 
     bucket: str
@@ -106,7 +106,7 @@ class Unshard(Printed):
 
 @dataclass(frozen=True, slots=True)
 class Reshard(Printed):
-    """Drop the gathered weights of a stage, all but the own shard."""
+    """Drop the gathered weights of a stage, all but the rank's own shard."""
 
     stage: int
 
@@ -145,7 +145,7 @@ SpanKind = Literal["F", "B", "I", "W", "U", "reduce", "unshard", "offload", "rel
 
 
 class OpRow(NamedTuple):
-    """All about an instruction.
+    """All there is to know about an instruction.
 
     of:       its class.
     text:     how it prints; {of} is its action, other names in braces are those of operands.
@@ -153,12 +153,12 @@ class OpRow(NamedTuple):
     kinds:    those that its action can be of; "F" for an instruction without an action.
     does:     on its rank's clock.  works: has the computing thread for its seconds; sends: hands a
               message over; posts: makes room for one; joins: is a collective, which runs on a lane
-              of its own once all members have come to it; drops: takes no time.
+              of its own once all members have reached it; drops: takes no time.
     waits:    inputs: messages and gathered weights; sums: all collectives that were issued.
     bytes:    that it takes or frees.  action: what Memory says of its kind; message: from a
               Receive to the first use; weights: those that are gathered.
     lane:     of a timeline that shows it; None: none.
-    span:     as what it is shown; None: as its action's kind.
+    span:     what it is shown as; None: as its action's kind.
     """
 
     name: Op

@@ -127,7 +127,7 @@ def _has_inputs(rank: int, index: int, work: Turns, sources: Sources, clock: Clo
 
 @part
 def _make(rank: int, index: int, work: Turns, sources: Sources, clock: Clock, top: int) -> int:
-    """Note when F, B or I made its value; release the ranks that wait for it."""
+    """Record when F, B or I made its value; release the ranks that wait for it."""
     stage, micro_batch = int(work.stages[index]), int(work.numbers[index])
     later = work.kinds[index] != F
     num_stages, micro_batches = sources.where.shape

@@ -21,7 +21,7 @@ def loop(function: Function) -> Function:
 
 
 def part(function: Function) -> Function:
-    """Return `function` to be copied into each loop that calls it: calls copy all they are given.
+    """Return `function` to be copied into each loop that calls it: calls copy all their arguments.
 
     Both must stand in one file, for the machine code of a loop is made anew when its file changes.
     """

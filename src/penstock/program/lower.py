@@ -47,13 +47,13 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
 
     Each value of an edge between two ranks is sent when it is made and received at that moment of
     one order of everything (issue.py), into the smallest free slot.  Before each update of a stage
-    stand the sums that it needs; where the schedule lists no updates, they are at the end.
+    come the sums that it needs; where the schedule lists no updates, they are at the end.
 
-    schedule: several have the same sizes, but for the micro-batches of a step.
+    schedule: several must have the same sizes, except for the micro-batches of a step.
     edges:    default: a chain, F from each stage to the next and B back.
     clip:     also sum the norm of the gradient over each replica before its updates, or with
               `post_validation` after them: an update is then undone where it was wrong.
-    stages, stage_bytes: handed on to the program.
+    stages, stage_bytes: passed on to the program.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
@@ -106,7 +106,7 @@ def _sizes(schedule: Schedule) -> str:
 
 
 def _moved(holders: Sequence[tuple[int, ...]], first: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks on which each stage lives, `first` further on."""
+    """Return the ranks on which each stage lives, shifted by `first`."""
     return tuple(tuple(rank + first for rank in ranks) for ranks in holders)
 
 

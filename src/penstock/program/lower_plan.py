@@ -35,8 +35,8 @@ def lower_plan(
 ) -> Program:
     """Return the program of `plan`: one step, or a window of `num_steps` if it is asynchronous.
 
-    stages, schedule:   what `stages_of` and `schedule_of` return for it, where that is at hand.
-                        Of unlike shares, the schedule of the largest.
+    stages, schedule:   what `stages_of` and `schedule_of` return for it, if already built.
+                        With unlike shares, the schedule of the largest.
     Raises:   PlanError: the plan is for another graph.  GraphError: an impossible cut.
               ScheduleError: no such schedule, or one that cannot be built for these sizes.
     """

@@ -46,9 +46,9 @@ class Program:
     """The instructions of all ranks over a window of `num_steps` steps of `num_micro_batches`.
 
     Micro-batches count over the whole window, as in a Schedule.  `replicas` copies of one pipeline
-    stand side by side (grid.py), and messages stay inside a replica; each has micro-batches of its
-    own under the same numbers.  `shares` says how many of a step, by replica, where they are not
-    alike; `num_micro_batches` is the largest then.
+    stand side by side (grid.py), and messages stay inside a replica; each has its own micro-batches
+    under the same numbers.  `shares` says how many per step, by replica, where they are not
+    alike; `num_micro_batches` is then the largest.
 
     `code` may be given as tuples of instructions, one per rank; they are kept as arrays.
     `stages` is what a runtime executes for each stage; it is not saved in a file.

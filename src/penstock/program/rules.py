@@ -121,7 +121,7 @@ class Places(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What `follow` knows at one instruction; what is by stage is of the rank at hand."""
+    """What `follow` knows at one instruction; values by stage are of the current rank."""
 
     now: NDArray[np.uint8]  # as Places.done, up to here
     posted: NDArray[np.uint8]  # messages

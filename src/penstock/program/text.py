@@ -56,7 +56,7 @@ class _Reduction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ProgramFile:
-    """A program as in a file."""
+    """A program as it stands in a file."""
 
     num_stages: int
     num_micro_batches: int
@@ -100,7 +100,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
     """Return the fields that `to_json` wrote.
 
     Raises:   MisfitError: a field is missing, unknown or of another type.
-              ProgramError: an unknown weight rule, or something else than instructions.
+              ProgramError: an unknown weight rule, or something other than instructions.
     """
     written = typed(_ProgramFile, content)
     rule = rule_named(written.weight_rule, weight_rules)

@@ -1,6 +1,6 @@
 """Verify: is this program complete, and does every rank have what it needs when it needs it?
 
-The rules are V1-V9 as far as the instructions of today need them:
+The rules are V1-V9, as far as the present instructions need them:
 
     V1 complete     each stage runs F, then B or I and W, on every micro-batch, or all run only F
     V2 deadlock     no rank waits forever: rendezvous, bounded or unbounded sends

@@ -2,13 +2,13 @@
 
     end(action) = max(end of the one before it on its rank, end of its source + message) + seconds
 
-The list of actions (`Table`) is made once; then a candidate costs one maximum and two sums for an
-action.  Candidates go side by side, 64 at a time, so that the processor does eight at once and
-all live values stay in its L1 cache.  Threads share the candidates; they are threads of
-Python that release the interpreter lock, not those of numba's prange, whose pool would outlive the
+The list of actions (`Table`) is made once; then a candidate costs one maximum and two sums per
+action.  Candidates run side by side, 64 at a time, so that the processor does eight at once and
+all live values stay in its L1 cache.  Threads share the candidates; they are Python
+threads that release the interpreter lock, not those of numba's prange, whose pool would outlive the
 call, may not be used by two callers at once, and does not survive a fork.
 
-Ignores:  what `simulate` knows of links beyond latency: lanes, bytes, computing time lost at the
+Ignores:  what `simulate` models of links beyond latency: lanes, bytes, computing time lost at the
           ends, slowdown.  For those, `simulate` the best few.
 """
 
@@ -41,11 +41,11 @@ def step_seconds(
     """Return the seconds of one window for every candidate, from its start to its last end.
 
     seconds    [candidate, kind, stage], kinds in the order of schedule.KINDS; U also where the
-               schedule lists no updates, then it is at the end
+               schedule lists no updates: it is then at the end
     message_s  [candidate] or [candidate, stage]: of a message between a stage and the next one,
                either way, where they are on different ranks; the last stage has none to it
     reduce_s   the same shapes: summing the gradients of a stage that lives on several ranks
-    threads    that share the candidates; the result is the same
+    threads    that share the candidates; their number does not change the result
 
     Raises:   ValueError: another shape, seconds that are negative or not a number, threads below 1.
     """
@@ -80,7 +80,7 @@ def step_seconds(
 
 
 def _refuse(*given: tuple[str, Floats]) -> None:
-    """Raise for what is not a time.
+    """Raise if a value is not a time.
 
     Raises:   ValueError: seconds that are negative or not a number.
     """
@@ -92,7 +92,7 @@ def _refuse(*given: tuple[str, Floats]) -> None:
 
 
 def _by_stage(name: str, given: ArrayLike, shape: tuple[int, int]) -> Floats:
-    """Return `given`, of all or by candidate or by candidate and stage, as [candidate, stage]."""
+    """Return `given`, for all, by candidate, or by candidate and stage, as [candidate, stage]."""
     array = np.asarray(given, np.float64)
     if array.shape not in ((), shape[:1], shape):
         raise ValueError(f"{name} has shape {array.shape}, not {shape[:1]} or {shape}")
@@ -123,7 +123,7 @@ _Rows: TypeAlias = tuple[NDArray[np.uint32], ...]
 
 
 def _loop(function: Function) -> Function:
-    """Return `function` compiled, kept on disk if it can be; it lets other threads go on."""
+    """Return `function` compiled, kept on disk if possible; it lets other threads go on."""
     return kept(function, nogil=True)
 
 

@@ -10,7 +10,7 @@
                       else what a cluster's link says
     start             0 s, for all ranks
 
-Where one is a window of more steps than the other, means take the place of all that is of the same
+Where one is a window of more steps than the other, means replace all values of the same
 micro-batch: the first ones of a window are unlike the others.
 
 Ignores:  that a stage may be faster on another rank; that computes slow each other in caches.
@@ -54,7 +54,7 @@ def carried(
     """Return for `other` the seconds recorded of `program`, which has the same stages.
 
     costs:    by profiles: how B divides into I and W, as on the first kind of device.
-    cluster:  what a sum takes that was not recorded.
+    cluster:  how long a sum takes that was not recorded.
     Raises:   ValueError: another number of stages, or messages that were not recorded.
               ProfileError: a B has to be divided (or made), and there are no costs; a kind of
               action of a stage was not run at all.
@@ -93,7 +93,7 @@ _WAYS = {B: ((B,), (I, W)), I: ((I,), (B,)), W: ((W,), (B,))}
 
 
 class _WorkSeconds:
-    """What was recorded of computes and updates; `notes` gathers what was not."""
+    """What was recorded of computes and updates; `notes` collects what was not."""
 
     def __init__(
         self, program: Program, recorded: Recorded, costs: Costs | None, alike: bool
@@ -108,8 +108,8 @@ class _WorkSeconds:
     def seconds(self, key: Work) -> float:
         """Return the seconds of one compute or update.
 
-        Of what was recorded for this very micro-batch, else for others; of its own kind, else of
-        the kinds that it is a part of or is made of.
+        From what was recorded for this very micro-batch, else for others; for its own kind, else
+        for the kinds that it is a part of or is made of.
         """
         replica, kind, stage, number = key
         ways = _WAYS.get(kind, ((kind,),))
@@ -136,7 +136,7 @@ class _WorkSeconds:
     def _by(
         self, kind: int, way: tuple[int, ...], stage: int, recorded: Iterable[list[float]]
     ) -> float:
-        """Return the seconds of a kind by those of the kinds of `way`."""
+        """Return the seconds of a kind from those of the kinds of `way`."""
         seconds = sum(map(_mean, recorded))
         if way == (kind,):
             return seconds
@@ -144,7 +144,7 @@ class _WorkSeconds:
         return seconds * self._share((kind,), way, stage)
 
     def _share(self, kinds: tuple[int, ...], of: tuple[int, ...], stage: int) -> float:
-        """Return what `kinds` take of the seconds of the kinds `of` in the profile."""
+        """Return the share of `kinds` in the seconds of the kinds `of` in the profile."""
         if self.costs is None:
             names = "".join(KINDS[kind] for kind in of)
             message = f"{names} of stage {stage} was recorded, and no profile says what part of it"

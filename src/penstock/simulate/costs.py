@@ -21,11 +21,11 @@ class Costs:
     devices    names of the device kinds; "" stands for any (then it is the only one)
     unshard_s  [stage]: gathering the weights, besides what the links take; empty: no time
     unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
-    What messages, reductions and gathers take is asked of the Cluster, with the sizes that the
+    The Cluster says what messages, reductions and gathers take, with the sizes that the
     Program has, and for gathers with these.
 
     Raises:   ValueError: arrays of other shapes, a size that is negative, or a duration that is
-              negative or no number.
+              negative or not a number.
     """
 
     action_s: NDArray[np.float64]
@@ -55,13 +55,13 @@ class Costs:
 class Memory:
     """Bytes that a rank holds, and how its actions change them.
 
-    start_bytes      [rank]: held from the beginning on
-    transient_bytes  [kind, stage]: above what is held, only while the action runs; as in Costs,
+    start_bytes      [rank]: held from the beginning
+    transient_bytes  [kind, stage]: beyond what is held, only while the action runs; as in Costs,
                      rows of copies may follow
-    net_bytes        [kind, stage]: held more after the action, or less (negative); likewise
-    unsharded_bytes  [stage]: held more from Unshard to Reshard; empty: nothing
+    net_bytes        [kind, stage]: held additionally after the action, or less (negative); likewise
+    unsharded_bytes  [stage]: held additionally from Unshard to Reshard; empty: nothing
     message_bytes    [edge]: held from a Receive to the first use; empty: nothing, as where messages
-                     come only when they are used
+                     arrive only when they are used
 
     Raises:   ValueError: arrays of other shapes.
     """
@@ -86,7 +86,7 @@ class Memory:
 
 
 def _freeze(record: object, kind: type[np.float64] | type[np.int64], *names: str) -> None:
-    """Make the named fields arrays of `kind` that cannot be written."""
+    """Make the named fields read-only arrays of `kind`."""
     for name in names:
         given: ArrayLike = getattr(record, name)
         array = np.ascontiguousarray(given, dtype=kind).view()
@@ -101,7 +101,7 @@ def with_copies(rows: NDArray[Number]) -> NDArray[Number]:
 
 
 def _check_rows(name: str, array: NDArray[np.generic], shape: tuple[int, ...]) -> None:
-    """Raise unless there is one of `shape` for each kind, or for each of those and of copies."""
+    """Raise unless there is one of `shape` for each kind, or for each kind and copy."""
     counts = len(KINDS), NUM_COSTS
     if array.ndim == 0 or len(array) not in counts or array.shape[1:] != shape:
         raise ValueError(f"{name} has shape {array.shape}, not {(len(KINDS), *shape)}")

@@ -1,17 +1,17 @@
 """Critical path: the chain of spans that explains the end of a step.
 
-Walked from the last end back to the first start: whatever is at hand began when the latest of what
-it needs was over, and that is walked on from.
+Walked from the last end back to the first start: a span began when the latest of what
+it needs was over, and the walk goes on from there.
 
     compute     needs what its thread did before it, the messages that it reads, gathered weights
-    update      needs what its thread did before it, and the sums that its rank has come to
+    update      needs what its thread did before it, and the sums that its rank has reached
     message     needs what its sender's thread did before it; handing over, way and copying are one
-    collective  begins when the last member comes to it: needs what that member's thread did before
+    collective  begins when the last member reaches it: needs what that member's thread did before
 
-Seconds in which the thread at hand did nothing, and waited for nothing that was under way, are
+Seconds in which the current thread did nothing, and waited for nothing that was under way, are
 "idle": the runtime between two calls, another process on the core, a rank that began late.
 
-Of a measured timeline the arrival of a message is known as replay.py says; of a simulated one it is
+In a measured timeline the arrival of a message is known as replay.py says; in a simulated one it is
 the end of its receive.
 """
 
@@ -56,10 +56,10 @@ _REASON_OF: dict[int, Reason] = {
 class Hop(NamedTuple):
     """One piece of the path, in seconds from the first start of the timeline.
 
-    rank:   on which it begins: of a collective that of the member which came last.
+    rank:   on which it begins: for a collective, that of the member which came last.
     peer:   on which it ends: another one where a message or a collective leads there.  A message
             from a rank to itself is the work of handing one over, or of copying one out.
-    kind, stage, micro_batch:  as in a Span; of an idle piece those of what comes after it.
+    kind, stage, micro_batch:  as in a Span; for an idle piece, those of what comes after it.
     """
 
     reason: Reason
@@ -105,7 +105,7 @@ def critical_path(program: Program, timeline: Timeline) -> Path:
 
 
 class _At(NamedTuple):
-    """Where a walk stands: at a row, of which all after `now_s` is explained; -1: at its end."""
+    """Where a walk stands: at a row, all of it after `now_s` explained; -1: at its end."""
 
     row: int
     now_s: float
@@ -138,10 +138,10 @@ class _Trail:
         self.hops = list[Hop]()
 
     def _hand_over(self) -> None:
-        """Let threads be free only when they have handed over what they send.
+        """Count threads as free only when they have handed over what they send.
 
         A simulated message has the wire from when it is handed over.  Where the wire was taken, it
-        cost the thread as much as the least of the messages of its edge before it.
+        cost the thread as much as the cheapest earlier message of its edge.
         """
         cost_s: dict[tuple[int, int], float] = {}
         later_s = 0.0
@@ -207,7 +207,7 @@ class _Trail:
     def _send(self, at: _At) -> _At:
         """Handing over: the Send itself, and what its thread did with other Sends before it.
 
-        Or, on a simulated wire, the message before it on the same way.
+        Or, on a simulated wire, the message before it on the same route.
         """
         row, thread, ahead = at.row, self.threads[at.row], self._behind(at.row)
         if ahead >= 0:
@@ -216,7 +216,7 @@ class _Trail:
         return _At(thread, self._add("message", row, self._over_s(thread), at.now_s, to=at.to))
 
     def _collective(self, at: _At) -> _At:
-        """It began when the last member came to it, or was free of the collective before."""
+        """It began when the last member reached it, or was free of the collective before."""
         came = [
             (self.free_s[member], self.threads[member], member) for member in self.members[at.row]
         ]
@@ -254,7 +254,7 @@ class _Trail:
     ) -> float:
         """Add a hop up to `end_s`; return where it starts, which is not after its end.
 
-        It is named after `row`, and begins and ends on its rank if not on others.
+        It is named after `row`, and begins and ends on its rank unless others are given.
         """
         start_s = max(0.0, min(start_s, end_s))
         code, own = self.code, self.ranks[row]
@@ -274,7 +274,7 @@ def _before(program: Program, chosen: Bools) -> list[int]:
 
 
 def _ahead(program: Program) -> dict[int, int]:
-    """Return for the row of each Send that of the one before it from the same rank to the same."""
+    """Return by row of each Send the row of the one before it with the same sender and receiver."""
     code, found = program.code, dict[int, int]()
     last = dict[tuple[int, int], int]()
     for row in np.flatnonzero(code.op == SEND).tolist():
@@ -333,7 +333,7 @@ def _members(program: Program) -> dict[int, list[int]]:
 
 
 def _joined(hops: Sequence[Hop]) -> tuple[Hop, ...]:
-    """Return the hops, like ones that follow each other as one; empty ones only between ranks."""
+    """Return the hops, with like neighbours joined; empty ones are kept only between ranks."""
     joined = list[Hop]()
     for hop in hops:
         if hop.end_s > hop.start_s or hop.rank != hop.peer:

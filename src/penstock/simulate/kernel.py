@@ -1,14 +1,14 @@
 """The loops of the simulation: arrays in, arrays out.
 
-Every rank walks through its instructions with its own clock until it must wait for another one,
+Every rank walks through its instructions with its own clock until it must wait for another,
 which then wakes it.  As long as no lane is shared by several senders, the order in which ranks are
 walked changes no time: each is a maximum of sums.  A shared lane serves messages in the order of
 the times at which they come; then those times go through a heap, and the earliest is served when
-no rank can walk on, for nothing earlier can come any more.
+no rank can walk on, for nothing earlier can still come.
 
 All loops are in this one file, because numba's cache of a function does not notice a change in
-another file.  `run` takes its arrays apart once and is long, because handing tens of arrays from
-function to function made it take four times longer to compile.
+another file.  `run` takes its arrays apart once and is long, because passing dozens of arrays from
+function to function made it take four times as long to compile.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -50,7 +50,7 @@ class Code(NamedTuple):
 
 
 class Extents(NamedTuple):
-    """How many there are, and what is wanted."""
+    """How many of each there are, and what is wanted."""
 
     edges: int
     micro_batches: int  # over the whole window
@@ -144,7 +144,7 @@ class Queues(NamedTuple):
 
 
 class Stamps(NamedTuple):
-    """When what was done; empty where that is not asked for."""
+    """When each thing was done; empty where that is not asked for."""
 
     works: Ints  # by rank: place of the next of those that work
     work_s: Floats  # [of all that works, 2]: start and end
@@ -169,7 +169,7 @@ class Simulation(NamedTuple):
 
 @compiled
 def run(job: Simulation) -> int:  # long: see the top of the file
-    """Go on until every rank is at its end or waits for ever: DONE; or until the heap is FULL."""
+    """Go on until every rank is at its end or waits forever: DONE; or until the heap is FULL."""
     code, sizes, inputs, routes, durations, threads, agenda, mail, queues, record = job
     ops, kinds, stages, micro_batches, edges, peers, offsets = code
     into, into_offsets = inputs
@@ -388,7 +388,7 @@ def _issue(rank: int, now_s: float, queues: Queues, agenda: Agenda) -> None:
 
 @compiled
 def _begin(members: Ints, queues: Queues, agenda: Agenda) -> None:
-    """Let the collective to which all its members have come run."""
+    """Let the collective that all its members have reached run."""
     begun_s = 0.0
     for rank in members:
         place = queues.offsets[rank] + queues.over[rank]
@@ -439,7 +439,7 @@ def _pop(heap_s: Floats, heap: Ints, pending: Ints) -> tuple[float, int]:
 
 @compiled
 def receive_s(job: Simulation) -> Floats:
-    """Return for every Receive when its message came in: [Receives, 2], first and last byte."""
+    """Return for every Receive when its message arrived: [Receives, 2], first and last byte."""
     code, routes, sizes = job.code, job.routes, job.sizes
     times_s = np.empty((np.count_nonzero(code.op == RECEIVE), 2))
     place = 0

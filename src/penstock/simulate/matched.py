@@ -3,7 +3,7 @@
 A measured timeline shows what the computing threads did, Sends and Reduces included: a thread is
 in a Send until the message is handed over, and in a Reduce until it is over.  A simulated one
 shows messages on the wire and collectives on lanes of their own.  Both are matched by rank, lane,
-kind, stage and micro-batch; what is alike in all of these, in the order of its starts.
+kind, stage and micro-batch; spans alike in all of these, in the order of their starts.
 """
 
 from collections import defaultdict, deque
@@ -30,7 +30,7 @@ _HINT = "is it the timeline of a run of this plan?"
 class Matched(NamedTuple):
     """By row of the program's code: start and end of its span; nan where it has none.
 
-    All seconds are from the first start of any span on.
+    All seconds count from the first start of any span.
     """
 
     starts_s: Floats
@@ -84,7 +84,7 @@ def _check_order(program: Program, starts_s: Floats) -> None:
 
 
 def _by_key(timeline: Timeline) -> defaultdict[Key, deque[int]]:
-    """Return the places of all spans that are alike, by start."""
+    """Return the places of all spans of each key, by start."""
     spans = timeline.spans
     found: defaultdict[Key, deque[int]] = defaultdict(deque)
     columns = spans.ranks, spans.lanes, spans.kinds, spans.stages, spans.micro_batches

@@ -1,11 +1,11 @@
-"""Memory: the bytes that instructions take and free, and what every rank holds by that.
+"""Memory: the bytes that instructions take and free, and what every rank holds as a result.
 
     action             transient bytes while it runs, net bytes from then on
     message            from its Receive to the first use, where `Memory` has bytes for messages
     weights            from Unshard to Reshard
 
 The table of instructions says which of these one is (`Row.bytes`), `Memory` how many bytes that
-are.  What the simulator, the search and a report know of held bytes comes from here.
+are.  What the simulator, the search and a report know about held bytes comes from here.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _HOLDS = np.array([_BYTES.index(row.bytes) for row in TABLE])  # by op
 
 
 class Account(NamedTuple):
-    """What the ranks of a program hold, by those of its instructions that change it."""
+    """What the ranks of a program hold, by the instructions that change it."""
 
     rows: IntArray  # of the code
     offsets: IntArray  # of each rank's among `rows`
@@ -85,7 +85,7 @@ def _check(program: Program, memory: Memory) -> None:
 
 
 def _taken(program: Program, memory: Memory, posted: tuple[IntArray, Numbers, Ints]) -> IntArray:
-    """Return the bytes of messages that are first used by [replica, stage, F or else, micro-batch].
+    """Return the bytes of messages by first user: [replica, stage, F or other, micro-batch].
 
     `posted` are replica, edge and micro-batch of those that have a Receive.
     """
@@ -99,7 +99,7 @@ def _taken(program: Program, memory: Memory, posted: tuple[IntArray, Numbers, In
 
 
 def curve_of(program: Program, held: Account, work_s: Floats, issued_s: Floats) -> MemoryCurve:
-    """Return what every rank holds over time, from 0 s on.
+    """Return what every rank holds over time, from 0 s.
 
     work_s    [all that works, 2]: start and end, as they stand in the code
     issued_s  of all collectives, likewise

@@ -29,7 +29,7 @@ def simulate(
 
     seconds:  a profile of the graph that the program was lowered with, or one for each kind of
               device (then the bytes held are known too); a table of costs; a function of the
-              action; or what was recorded of a run.
+              action; or what was recorded in a run.
     Without a `cluster`, messages and collectives take no time, and there is one profile.
     With one, its hosts are put in the order that the plan has.
     Raises:   ProgramError: a profile, but the program was not lowered from a plan.

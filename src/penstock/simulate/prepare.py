@@ -33,7 +33,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def among(*chosen: int) -> Bools:
-    """Return a table that says of each op whether it is one of `chosen`."""
+    """Return a table that says for each op whether it is one of `chosen`."""
     return np.isin(np.arange(len(OPS)), chosen)
 
 
@@ -110,7 +110,7 @@ def _check_recorded(program: Program, recorded: Recorded, cluster: Cluster | Non
 
 
 def _agenda(num_ranks: int, room: int = 1024) -> kernel.Agenda:
-    """Return the agenda on which all ranks can walk, with `room` on the heap."""
+    """Return the agenda in which all ranks can walk, with `room` on the heap."""
     return kernel.Agenda(
         what=np.zeros(num_ranks, np.int64),
         message=np.zeros(num_ranks, np.int64),

@@ -32,8 +32,8 @@ def costs_of(
 
     The sum of the segment's ops, call_s, and for B and W adding up the gradients.  U: the
     optimizer, and a copy of the weights where more than one of the `versions` is held.
-    A single profile is taken for any device.
-    copies:   whether also to say what it takes to move activations and state, there and back.
+    A single profile applies to every device.
+    copies:   whether to include what it takes to move activations and state, there and back.
     Ignores:  reading the data.
     """
     row = as_tuple(profiles)
@@ -84,7 +84,7 @@ def _copied_bytes(graph: Graph, stages: Stages, profile: Profile) -> NDArray[np.
 class DeviceMemory:
     """Bytes of the stages on one kind of device, whatever ranks they live on.
 
-    transient, net  [kind, stage], as in Memory; undo: more held after an update, until validated
+    transient, net  [kind, stage], as in Memory; undo: also held after an update, until validated
     start           [stage]: weights, buffers; with a backward also gradients, optimizer state and
                     older versions
     copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
@@ -103,8 +103,8 @@ def memory_on(
 ) -> Memory:
     """Return the memory of the ranks of `program`; rank r is on the device of held[places[r]].
 
-    Where a stage lives on unlike devices, its actions are taken to need what the worst needs.
-    posted:  whether a message is held from its Receive on, as where a plan posts them early.
+    Where a stage lives on unlike devices, its actions are assumed to need what the worst needs.
+    posted:  whether a message is held from its Receive, as where a plan posts them early.
     """
     used = [held[place] for place in sorted(set(places))]
     transient, net = used[0].transient, used[0].net

@@ -19,7 +19,7 @@ class Recorded:
                None: what the links of a cluster say
     start_s    [rank]: when its computing thread begins
 
-    Raises:   ValueError: arrays of other shapes, or seconds below 0 or no numbers.
+    Raises:   ValueError: arrays of other shapes, or seconds below 0 or not numbers.
     """
 
     work_s: NDArray[np.float64]

@@ -1,19 +1,19 @@
-"""Replay: the seconds of every instruction of a run as it was measured, for `simulate`.
+"""Replay: the seconds of every instruction of a measured run, for `simulate`.
 
     recorded = record(program, measured)
-    replayed = simulate(program, recorded)       the step once more, on a clock that is computed
+    replayed = simulate(program, recorded)       the step once more, on a computed clock
 
 A measured timeline holds what computing threads did, not what they waited for.  That is in the
-gaps: a thread that comes to a compute waits for its messages and copies them out, then runs.
+gaps: a thread that reaches a compute waits for its messages and copies them out, then runs.
 
     what works        its span; a gap before it where no message is read is its own
     Send              its span.  The message may be there before it ends (the sender may lose the
                       processor to the reader it wakes): it is under way from the Send's start on
     reading           the gap before a compute whose messages were there already.  Where they were
                       not, the median of those gaps on the same rank, and the rest was waiting
-    under way         known of the message that was waited for.  Of others, the median between the
-                      same ranks, but no longer than until their reader came and found them
-    Reduce            from when the last of its members came to it until each was through
+    under way         known for the message that was waited for.  For others, the median between the
+                      same ranks, but no longer than until their reader found them there
+    Reduce            from when the last of its members reached it until each was through
 
 Replayed unchanged, every action begins and ends when it was measured, as far as the clocks of the
 ranks agree.
@@ -66,7 +66,7 @@ def record(program: Program, timeline: Timeline) -> Recorded:
 
 
 class Arrivals(NamedTuple):
-    """When each computing thread came to each of its rows, and messages to their readers.
+    """When each computing thread reached each of its rows, and messages their readers.
 
     start_s:    [rank]: when the thread began; 0 where it began by waiting for a message.
     before_s:   [row]: when the thread had done all that stands before it.
@@ -81,7 +81,7 @@ class Arrivals(NamedTuple):
 
 
 def arrivals(program: Program, matched: Matched, reads: Mapping[int, tuple[int, ...]]) -> Arrivals:
-    """Return who came when in a measured run; `reads` is what `sends_read` returns."""
+    """Return who arrived when in a measured run; `reads` is what `sends_read` returns."""
     count = program.code.num_instructions
     start_s, before_s = _walk(program, matched, reads)
     came = Arrivals(start_s, before_s, np.full(count, np.nan), np.full(count, np.nan))
@@ -130,7 +130,7 @@ def _fill(
 def _walk(
     program: Program, matched: Matched, reads: Mapping[int, tuple[int, ...]]
 ) -> tuple[Floats, Floats]:
-    """Return when each thread began, and when it came to each row, from the first span on."""
+    """Return when each thread began, and when it reached each row, counted from the first span."""
     op, offsets = program.code.op, program.code.offsets.tolist()
     starts_s, before_s = np.zeros(program.num_ranks), np.zeros(len(op))
     shown = SHOWN[op] & (op != RECEIVE)

@@ -1,8 +1,8 @@
 """Sharing: ranks beyond the cores of their host have a part of a core each.
 
-While n ranks of a host with c cores compute, each goes on at min(1, c / n) of its speed.  How long
+While n ranks of a host with c cores compute, each runs at min(1, c / n) of its speed.  How long
 a compute takes then depends on what runs beside it, and that on how long it takes: the simulation
-is repeated, and each time every compute gets the seconds that it would need at the mean share which
+is repeated, and each time every compute gets the seconds that it would need at the mean share that
 it had the time before, until none changes by more than `_CLOSE`.
 
 Ignores:  what messages and collectives take of the cores; switching from one rank to another.
@@ -26,7 +26,7 @@ _MOST_ROUNDS = 40
 
 
 def crowded(num_ranks: int, cluster: Cluster | None) -> dict[int, int]:
-    """Return the cores of each host that has fewer than it has of the ranks, by its number."""
+    """Return the cores of each host that has fewer cores than ranks, by its number."""
     if cluster is None or not any(host.cores for host in cluster.hosts):
         return {}
     numbers = [cluster.host_number(rank) for rank in range(num_ranks)]
@@ -43,7 +43,7 @@ def shared_s(
 ) -> Floats:
     """Return the seconds of all that works, of which `alone_s` are those without sharing.
 
-    cores:  by number of the host, of those that have too few.
+    cores:  by number of the host, for those that have too few.
     run:    simulates with such seconds, and returns when each began and ended.
     """
     hosts = _hosts_of_works(program, cluster)
@@ -63,7 +63,7 @@ def shared_s(
 
 
 def _mean_share(spans_s: Floats, cores: int) -> Floats:
-    """Return the part of its speed that each of several computes on one host has in the mean."""
+    """Return the mean fraction of full speed of each of several computes on one host."""
     times_s = np.unique(spans_s)
     begun = np.searchsorted(np.sort(spans_s[:, 0]), times_s, side="right")
     over = np.searchsorted(np.sort(spans_s[:, 1]), times_s, side="right")

@@ -7,23 +7,23 @@ Each rank has one computing thread, which takes its instructions in order:
     Send      pays `Link.end_s`, hands the message to the link, and goes on
     Receive   posts a place for the message, and goes on
     Reduce, Unshard   are issued, and the thread goes on; the collective lanes of all members run
-              them one after another, each from when the last member has come to it
+              them one after another, each from when the last member has reached it
     Update    waits for all collectives that the rank has issued, then runs
     Offload, Reload   wait likewise, for a thread is in its sums until they are over; then run: a
-              copy has the computing thread, as on a CPU
+              copy occupies the computing thread, as on a CPU
 
 A message waits until its lane is free, has it for size_bytes / bytes_per_s, and is there latency_s
 later.  Inside a host every pair of ranks has a lane for each direction; between hosts a message
 takes two lanes in turn, the cards of the sender's and of the receiver's host (`Cluster.lanes`),
-each in the order in which messages come to it.
+each in the order in which messages reach it.
 
 Where a host has fewer cores than ranks, these have a part of a core each (sharing.py).
 
-While messages of a rank are on a link with a slowdown, its computes run 1 + slowdown times longer.
-Counted are the messages that it sends, one after another as if they had one lane of their own.
+While a rank has messages on a link with a slowdown, its computes take 1 + slowdown times as long.
+Only the messages that it sends count, one after another as if they had one lane of their own.
 
 Ignores:  that messages on a shared lane really divide it (together they take as long); that
-          messages and collectives slow each other; what a message that comes in slows.
+          messages and collectives slow each other; what an incoming message slows.
 """
 
 import numpy as np
@@ -55,18 +55,18 @@ def simulate(
 ) -> Timeline:
     """Return the timeline of one window of `program`, in seconds from its start.
 
-    `seconds` is a table, or a function of the action.  The function is asked for updates only if
+    `seconds` is a table, or a function of the action.  The function is called for updates only if
     the schedule lists them, as an asynchronous one does; else they take no time.  Or `Recorded`:
-    of every single instruction; where it says what messages take, no cluster is given.
+    those of every single instruction; where it says what messages take, no cluster is given.
     Without a `cluster`, messages and collectives take no time.
     `capacity` is the number of messages from one rank to another that may be under way to
-    receives that are not posted yet: None for any, 0 where a Send waits for its Receive.
+    receives that are not posted yet: None for any number, 0 where a Send waits for its Receive.
     `spans=False` leaves only the totals (`step_s`, `busy_s`, `peak_bytes`), and is faster.
 
     Raises:   ValueError: costs of other stages, ranks or devices; seconds below 0; recorded
               seconds of another program.
               ClusterError: the cluster has too few ranks, or no link where a message goes.
-              ProgramError: a rank waits for ever, which a program that passed its checks does not.
+              ProgramError: a rank waits forever, as none does in a program that passed its checks.
     """
     job = job_of(program, seconds, cluster, capacity=capacity, spans=spans)
     few = crowded(program.num_ranks, cluster)
@@ -92,7 +92,7 @@ def simulate(
 
 
 def _with(job: kernel.Simulation, taken_s: kernel.Floats) -> kernel.Simulation:
-    """Return a job in which every compute and update takes the seconds of its own."""
+    """Return a job in which every compute and update takes its own seconds."""
     return job._replace(durations=job.durations._replace(listed_s=taken_s))
 
 
@@ -107,7 +107,7 @@ def _run(program: Program, job: kernel.Simulation) -> kernel.Simulation:
 
 
 def _check_end(program: Program, job: kernel.Simulation) -> None:
-    """Raise a ProgramError if a rank has not come to its end."""
+    """Raise a ProgramError if a rank has not reached its end."""
     rows = job.threads.row
     stuck = np.flatnonzero(rows < program.code.offsets[1:]).tolist()
     if stuck:

@@ -46,8 +46,8 @@ def suited(plan: Plan, setting: Setting, *, alike: Schedule | None = None) -> Pl
 
     A stage takes as long as on the slowest of the devices that it runs on, a message as long as
     the mean of all that the first replica sends for a micro-batch.  Where the builder does not
-    split B, all its seconds stand at I.
-    alike:    the schedule of `bare(plan)`, where that is at hand: stages live where it puts them.
+    split B, all its seconds count as I.
+    alike:    the schedule of `bare(plan)`, if already built: stages live where it puts them.
     Ignores:  the update; what a message costs its ends.
     Raises:   ScheduleError, PlanError: the schedule cannot be built for these sizes.
     """

@@ -10,10 +10,10 @@ A row ends at max(end of the row before it on its rank, end of its source + mess
     U          source: the reductions before it.  A synchronous schedule lists none: then the
                reductions of all stages stand at the end, by stage, and after them the updates
 
-Ends are kept in slots, and a slot is used again after its last reader: what is alive at one time
+Ends are kept in slots, and a slot is reused after its last reader: what is alive at one time
 stays in the cache.  An end that nobody reads keeps its slot; the largest end is one of them, so
-the step is the maximum over the slots.  Ranks do one action each in turn, so that rows that follow
-each other are of different ranks, and a processor works on several of them at once.
+the step is the maximum over the slots.  Ranks do one action each in turn, so that consecutive rows
+belong to different ranks, and a processor works on several of them at once.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ class Table:
     """The dependencies of one schedule, in an order in which every row stands after its sources.
 
     previous, source  [row]: slots that are read; slot 0 is the beginning, 0 s
-    message, cost     [row]: columns of the prices (`num_prices`), which are of each stage:
+    message, cost     [row]: columns of the prices (`num_prices`), which are, for each stage:
                       F, B, I, W, U, reduction; then 0 s; then a message from it to the next stage
     slot              [row]: where the end is kept
 
     Raises:   ValueError: arrays of other lengths, numbers out of range, a slot that is read
-              before it is written, or written over what the same row reads.
+              before it is written, or that overwrites what the same row reads.
     """
 
     num_stages: int
@@ -84,7 +84,7 @@ class Table:
 
 
 class _ActionRows(NamedTuple):
-    """The rows, with rows in place of slots."""
+    """The rows, with row numbers in place of slots."""
 
     previous: Ints
     source: Ints
@@ -95,7 +95,7 @@ class _ActionRows(NamedTuple):
 def table_of(schedule: Schedule) -> Table:
     """Return the table of `schedule`, for a chain of stages.
 
-    The dependencies are those of `simulate` on what `lower` makes of the schedule alone.
+    The dependencies are those of `simulate` on what `lower` makes from the schedule alone.
     """
     orders, homes = schedule.orders, schedule.stage_ranks
     copies = np.array([len(ranks) for ranks in homes])

@@ -1,4 +1,4 @@
-"""What if: the step that would have been measured, had something been otherwise.
+"""What if: the step that would have been measured, had something been different.
 
     run = measured_run(plan, graph, timeline, profiles, cluster)
     print(what_if(run, Change(links=2.0)))
@@ -48,15 +48,15 @@ WINDOW = 8  # steps of an asynchronous schedule, where the run drained after eac
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What would be otherwise; as it stands, nothing.
+    """What would be different; by default, nothing.
 
     ranks, stages, kinds   (which, how many times faster): computes and updates
     links                  messages and sums over several ranks, how many times faster; inf: free
-    latency_s              each message is under way so much longer
+    latency_s              each message is under way this much longer
     cluster                messages and sums take what the links of these machines say
     schedule, num_micro_batches   another order of work; more or fewer micro-batches of a replica
 
-    Raises:   PlanError: a number that is not above 0, or a latency that is below or endless.
+    Raises:   PlanError: a number that is not above 0, or a latency below 0 or infinite.
     """
 
     ranks: tuple[tuple[int, float], ...] = ()
@@ -82,7 +82,7 @@ class Change:
             raise PlanError(message, hint="give 1 or more")
 
     def __str__(self) -> str:
-        """Return a few words."""
+        """Return the change in a few words."""
         return ", ".join(self._words()) or "nothing else"
 
     def _words(self) -> Iterator[str]:
@@ -118,7 +118,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a change would give: seconds of a step, and what the answer rests on beside the trace.
+    """What a change would give: seconds of a step, and what the answer rests on besides the trace.
 
     ratio:    of the step to the replayed one; where there are more or fewer micro-batches, of the
               seconds per micro-batch.
@@ -154,7 +154,7 @@ def measured_run(
 
 
 def _num_steps(plan: Plan, timeline: Timeline) -> int:
-    """Return the steps of the window that a timeline shows: those that it updates for."""
+    """Return the number of steps in the window that a timeline shows: those with updates."""
     if not is_asynchronous(plan):
         return 1
     spans = timeline.spans
@@ -164,7 +164,7 @@ def _num_steps(plan: Plan, timeline: Timeline) -> int:
 def what_if(run: Run, change: Change) -> Answer:
     """Return what the run's step would have been with `change`.
 
-    Raises:   PlanError: a rank or stage that is not there; stages on devices that did not run
+    Raises:   PlanError: a rank or stage that does not exist; stages on devices that did not run
               them.  ScheduleError: no such schedule, or none of these sizes.
               ProfileError: a backward has to be divided, and the run has no profile.
               ClusterError: links of machines between which there are none.
@@ -242,7 +242,7 @@ def _devices_of(program: Program, device_of: Callable[[int], DeviceKind]) -> dic
 
 
 def _check(program: Program, change: Change) -> None:
-    """Raise where the change is of a rank or stage that the program does not have."""
+    """Raise where the change concerns a rank or stage that the program does not have."""
     for what, pairs, count in (
         ("rank", change.ranks, program.num_ranks),
         ("stage", change.stages, program.num_stages),

@@ -63,7 +63,7 @@ def _rewritten(code: Code, state: set[int], kept: set[int]) -> Iterator[Instruct
 
 
 def _away(code: Code, kept: set[int]) -> set[Action]:
-    """Return the F between which and their backward the rank computes something else."""
+    """Return each F for which the rank computes something else before its backward."""
     computes = [one.action for one in code if isinstance(one, Compute)]
     trained = {action[1:] for action in computes if action.kind in ("B", "I")}
     own = {

@@ -43,7 +43,7 @@ def early_on(cluster: Cluster, num_ranks: int) -> int:
 
 
 def receive_early(program: Program, *, distance: int = 1) -> Program:
-    """Return `program` with every Receive posted `distance` computes earlier, or first of all.
+    """Return `program` with every Receive posted `distance` computes earlier, or at the very start.
 
     Raises:   ValueError: `distance` is negative.
     """
