@@ -141,7 +141,7 @@ SCHEDULES: tuple[Builder, ...] = (
 def find(name: str) -> Builder:
     """Return the built-in schedule of that name.
 
-    Raises:   ScheduleError: there is none; the hint gives the nearest name, if any, and all names.
+    Raises:   ScheduleError: there is none; the hint gives the closest name, if any, and all names.
     """
     for builder in SCHEDULES:
         if builder.__name__ == name:

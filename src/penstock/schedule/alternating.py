@@ -5,7 +5,7 @@ enter two ticks apart and fill every other tick of a rank; the other ticks are f
 come back on a wave, or from the other direction.  At the last stage a micro-batch turns round and
 comes back in the same way, half a tick off.  As many micro-batches as there are ranks make a unit,
 and a unit follows the one before without a gap: forwards and backwards alternate throughout,
-so that it costs nothing if they take different times.
+so it costs nothing if they take different times.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def alternating(ranks: IntArray, num_ranks: int, *, directions: int = 1) -> Orde
     """Return the orders for a placement `ranks` of [stage, micro-batch].
 
     Micro-batch m goes in direction m % directions.  Each direction has its share of a unit: at
-    least R / directions micro-batches, a few more in some units if there is one direction only.
+    least R / directions micro-batches, a few more in some units if there is only one direction.
     """
     num_stages, num_micro_batches = ranks.shape
     m = np.arange(num_micro_batches, dtype=np.int64)
@@ -51,9 +51,9 @@ def alternating(ranks: IntArray, num_ranks: int, *, directions: int = 1) -> Orde
 def both_ways(ranks: IntArray, num_ranks: int, *, directions: int) -> Orders:
     """Return the orders for a placement in several directions, also where units do not fit.
 
-    They fit if the ranks divide the micro-batches, and the directions the ranks.  Otherwise that is
-    taken which is shortest for f = i = w: these orders, or those of a greedy rank that holds no
-    more than they do and prefers F or B.
+    They fit if the ranks divide the micro-batches, and the directions the ranks.  Otherwise the
+    result is whichever is shortest for f = i = w: these orders, or those of a greedy rank that
+    holds no more than they do and prefers F or B.
     """
     orders = alternating(ranks, num_ranks, directions=directions)
     if ranks.shape[1] % num_ranks == 0 and num_ranks % directions == 0:

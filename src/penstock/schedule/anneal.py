@@ -24,8 +24,8 @@ from penstock.schedule.schedule import Schedule
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-_REACH = 6  # places that an action is moved at most
-_HEAT = 0.6  # of the shortest action: by so much the step may grow at first
+_REACH = 6  # the most places that an action is moved
+_HEAT = 0.6  # of the shortest action: how much the step may grow at first
 
 
 def annealed(
@@ -77,12 +77,12 @@ def _anneal(
     given: tuple[Clockwork, Log, Bools],
     settings: tuple[int, int, int],
 ) -> Numbers:
-    """Return the best order of all actions met, rank after rank as in `actions`.
+    """Return the best order found of all actions, rank after rank as in `actions`.
 
     `whole` says of [stage * M + micro-batch] whether its backward is B, not I and W.
     """
     limit, moves, seed = settings
-    np.random.seed(seed)  # numba's own generator: of this loop alone
+    np.random.seed(seed)  # numba's own generator: for this loop alone
     work, log, whole = given
     now = actions.copy()
     now_s = _step_s(now, offsets, work, log) if _fits(now, offsets, whole, limit) else np.inf
@@ -109,7 +109,7 @@ def _anneal(
 
 @compiled
 def _shift(actions: Numbers, place: int, other: int) -> None:
-    """Take the action at `place` to `other`; those between move up."""
+    """Move the action at `place` to `other`; those between move up."""
     action = actions[place]
     step = 1 if other > place else -1
     for at in range(place, other, step):

@@ -12,7 +12,7 @@ are on their way.  Three orders:
     rank 0  F0 F1 .  .  B0 B0 U0 F2 B1 B1 U1 .  B2 B2 U2
     rank 1  .  F0 B0 B0 U0 F1 B1 B1 U1 F2 B2 B2 U2 .  .
 
-Bubble, in seconds, for equal stages, free links and u = 0, in the whole window, for it fills and
+Bubble, in seconds, for equal stages, free links and u = 0, in the whole window, as it fills and
 drains only once: (S - 1) * (f + b) without a flush.
 
 weight_rule.py says which versions the rules read.
@@ -59,8 +59,8 @@ def pipemare(
     """Return 1F1B without a flush on the newest weights, with PipeMare's two remedies.
 
     One version is alive.  The learning rate is divided by the staleness at first, and B reads
-    weights that are corrected towards those that F has read.  D of the paper is `decay`, K is
-    `rescale_steps`, in which the rate becomes a full one; synchronous steps come first.
+    weights that are corrected towards those that F has read.  The paper's D is `decay`; K is
+    `rescale_steps`, in which the rate becomes the full one; synchronous steps come first.
     Raises:   ScheduleError: the decay is not from 0 to below 1, or a number of steps negative.
     Source: arXiv:1910.05124, sections 3.1 and 3.2, with the delays of this order.
     """
@@ -120,7 +120,7 @@ def spike_compensation(num_stages: int, num_micro_batches: int, *, num_steps: in
 def weight_prediction(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
     """Return pipelined backpropagation with linear weight prediction.
 
-    F reads w(t) + T (w(t) - w(t-1)), with T the updates until B.
+    F reads w(t) + T (w(t) - w(t-1)), with T the number of updates until B.
     Source: arXiv:2003.11666, section 3.2.
     """
     sizes = num_stages, num_micro_batches, num_steps
@@ -142,7 +142,7 @@ def timeprest(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) ->
     """Return the order of whole steps on the newest weights: M forwards, then M backwards.
 
     One version is alive; F of step t reads version max(0, t - S + s + 1), B version t.  The paper
-    has one backward of the whole batch: here it is M of them in a row, on the same weights.
+    has one backward of the whole batch; here there are M in a row, on the same weights.
     Source: arXiv:2410.14312, section 3 (nF1B).
     """
     m, step = np.arange(num_steps * num_micro_batches), np.arange(num_steps)
@@ -161,7 +161,7 @@ def timeprest(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) ->
 
 
 def round_robin(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
-    """Return 1F1B without a flush, with stashing; the first stage takes turns on two ranks.
+    """Return 1F1B without a flush, with stashing; the first stage alternates between two ranks.
 
     Micro-batch m is on rank m % 2, stage s > 0 on rank s + 1.  Both ranks update with the sum of
     their gradients.

@@ -21,7 +21,7 @@ def bitpipe(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = 
 
     Bubble, in seconds, for equal stages, free links, R even, S = 2 R and M divisible by R:
     (R - 2) * max(f, b), of one stage.  A rank then holds at most 2 R activations of a stage.
-    For other sizes it is whatever is shorter for f = i = w, this or a greedy schedule.
+    For other sizes it is whichever is shorter for f = i = w, this or a greedy schedule.
 
     Raises:   ScheduleError: `num_ranks` is less than 1, or there are more than two stages per rank.
     """

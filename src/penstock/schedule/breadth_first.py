@@ -25,7 +25,7 @@ def breadth_first(
     """Return the breadth-first schedule, stage s on rank s % num_ranks; without it two per rank.
 
     Bubble, in seconds, for equal stages, free links, S = V * R and M >= R: (R - 1) * (f + b) with
-    f and b of one stage, so 1 / V of the one of GPipe on as many ranks.  For other S and M rank 0
+    f and b of one stage, so 1 / V of that of GPipe on as many ranks.  For other S and M rank 0
     has ((S - 1) // R * max(0, R - M) + (S - 1) % R) * (f + b).
     A rank holds M activations of each of its stages.
 

@@ -30,7 +30,7 @@ def chimera(num_stages: int, num_micro_batches: int, *, pipelines: int = 2) -> S
 
     Bubble, in seconds, for equal stages, free links, S divisible by `pipelines` = 2 k and
     M by S: (S / k - 2) * max(f, b).  A rank then holds between S / 2 + 1 and S activations.
-    For other sizes it is whatever is shorter for f = i = w, this or a greedy schedule.
+    For other sizes it is whichever is shorter for f = i = w, this or a greedy schedule.
 
     Raises:   ScheduleError: `pipelines` is not even, or less than 2.
     """

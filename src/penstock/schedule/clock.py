@@ -1,14 +1,14 @@
 """Clock: who can start when, and who never can, where the order of every rank is given.
 
 An action has a number, (row * S + stage) * M + micro-batch: row 0 for F, 1 for B or I, 2 for W; the
-updates come last, stage * steps + step.  Beside the action before it on its rank it waits for one:
+updates come last, stage * steps + step.  Besides the one before it on its rank it waits for one:
 
     F     F of the stage before
     B, I  B or I of the stage after, which is later than any F before it; at the last stage F
     W     its I
     U     a join, which is over when all its members have ended
 
-and, if that one is on another rank, for a message.  All that plays orders goes through `run`: what
+and, if that one is on another rank, for a message.  Whatever plays orders goes through `run`: what
 verifies them, what moves actions about in them, and the table of a schedule (simulate/table.py).
 """
 
@@ -31,7 +31,7 @@ ROWS = np.array([FORWARD, INPUT, INPUT, WEIGHTS, WEIGHTS + 1])  # by kind
 class Joins(NamedTuple):
     """What updates wait for."""
 
-    of: IntArray  # [place]: the join of which what stands there is a member, or -1; empty: of none
+    of: IntArray  # [place]: the join that the action there belongs to, or -1; empty: no joins
     left: IntArray  # [stage * steps + step]: members
 
 
@@ -45,10 +45,10 @@ class Clockwork(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What a run fills.
+    """What a run fills in.
 
-    Rows stand after all that they wait for; there are none where they are not asked for.  The
-    members of a join make a row each but for the first: it waits for all of them so far.
+    Rows stand after all that they wait for; there are none where they are not asked for.  Each
+    member of a join but the first makes a row, which waits for all of them so far.
     """
 
     ends_s: Floats  # [number]: -1 for never; of F, B and I, and of W if there is room
@@ -61,12 +61,12 @@ class Log(NamedTuple):
 def clockwork(homes: Ranks, took_s: Floats, message_s: float = 0.0) -> Clockwork:
     """Return work without updates."""
     none, homes = np.empty(0, np.int64), homes.view()
-    homes.setflags(write=False)  # as in a Schedule: one machine code for both
+    homes.setflags(write=False)  # as in a Schedule: the same machine code for both
     return Clockwork(homes, took_s, message_s, Joins(none, none))
 
 
 def log_of(num_ends: int, num_rows: int = 0, num_ranks: int = 0) -> Log:
-    """Return room for so many ends, and for so many rows of so many ranks."""
+    """Return room for that many ends, and for that many rows of that many ranks."""
     place, previous, source = np.empty((3, num_rows), np.int32)
     return Log(np.empty(num_ends), place, previous, source, np.full(num_ranks, -1, np.int32))
 
@@ -94,8 +94,8 @@ def play(
 
     `ranks[stage, micro_batch]` says where an action runs, `seconds[code]` how long (the code is
     the place in KINDS), `num_steps` how many steps end with a U, which waits for every B and W of
-    its stage and step.  Links are free.  A rank that stops before the end of its order waits for
-    ever.
+    its stage and step.  Links are free.  A rank that stops before the end of its order waits
+    forever.
     """
     num_stages, window = ranks.shape
     numbers, none = numbers_of(orders, (num_stages, window), num_steps), np.empty(0, np.int64)
@@ -113,10 +113,10 @@ def play(
 
 
 @compiled
-def run(  # long: in pieces it takes three times as long
+def run(  # long: split up it takes three times as long
     numbers: Numbers, offsets: IntArray, work: Clockwork, log: Log
 ) -> tuple[IntArray, Floats]:
-    """Return where every rank stops, and when what it did last ends; fill `log`.
+    """Return where every rank stops, and when its last action ends; fill in `log`.
 
     Ranks do one action each in turn, and one that waits has no turn until what it may wait for has
     ended.

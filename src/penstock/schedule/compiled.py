@@ -15,8 +15,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def compiled(function: Function) -> Function:
     """Return `function` compiled at its first call; the machine code is kept on disk if it can be.
 
-    Kept code is made anew when the function's own file changes, a constant that it imports, or the
-    file of a compiled function that it imports.
+    Kept code is rebuilt when the function's own file changes, or a constant that it imports, or
+    the file of a compiled function that it imports.
     """
     return kept(function)
 
@@ -34,9 +34,9 @@ def kept(function: Function, **options: Any) -> Function:
 
 
 def _constants(function: Callable[..., object]) -> str:
-    """Return a digest of what a function's file knows when it is read and code depends on.
+    """Return a digest of what a function's file defines when it is read and code depends on.
 
-    Numbers, tables, and the stamps of compiled functions, which hold those of what they know.
+    Numbers, tables, and the stamps of compiled functions, which cover those of what they use.
     """
     values: dict[str, Any] = vars(sys.modules[function.__module__])
     known = hashlib.sha256()
@@ -50,7 +50,7 @@ def _constants(function: Callable[..., object]) -> str:
 
 
 def _forget_what_is_older(file: Any, constants: str) -> None:
-    """Let code be made anew that was kept for other constants, or for types no longer there.
+    """Have code rebuilt that was kept for other constants, or for types that no longer exist.
 
     Numba reads the types of kept code before it looks at its age, and fails where a record was
     renamed or is gone.  (`_cache_file`, `_source_stamp` and `_load_index` are its own names, used

@@ -1,8 +1,8 @@
 """V-Half and V-Min: activations of half, and of a third, of 1F1B.
 
 Each rank has one stage on the way there and one on the way back, and repeats a block of six
-actions, F, I and W of both, shifted from rank to rank.  How many activations it holds is how long
-they live in this pattern.  On the way there an F comes `a` ticks after the one on the rank before,
+actions, F, I and W of both, shifted from rank to rank.  How many activations it holds is set by
+their lifetime in this pattern.  On the way there an F comes `a` ticks after the previous rank's,
 on the way back `b` ticks; an I comes `c` ticks later per rank on its way there, `d` on its way
 back.  On the first rank a micro-batch then lives about R (a + b + c + d) ticks, and a new one comes
 every six:
@@ -110,7 +110,7 @@ def _starts(steps: _Legs, num_ranks: int) -> _Starts:
 
 
 def _held(block: tuple[int, ...]) -> int:
-    """Return how many activations a rank holds at most that repeats the block for ever."""
+    """Return the most activations held by a rank that repeats the block forever."""
     begins, ends = block[:2], block[4:]
     return max(
         sum((now - begin) // 6 for begin in begins) - sum((now - 1 - end) // 6 for end in ends)
@@ -119,7 +119,7 @@ def _held(block: tuple[int, ...]) -> int:
 
 
 def _block(steps: _Legs, starts: _Starts, rank: int) -> tuple[int, ...] | None:
-    """Return the ticks of `_KINDS` on a rank; None if two of them are at once, modulo the block.
+    """Return the ticks of `_KINDS` on a rank; None if two of them coincide, modulo the block.
 
     The W stand where the others leave room.
     """

@@ -26,7 +26,7 @@ def double_buffered(num_stages: int, num_micro_batches: int, *, num_steps: int =
     """Return the 2BW schedule of a window of `num_steps` steps, one stage per rank.
 
     Bubble, in seconds, for equal stages, free links, u = 0 and M >= S - 1: (S - 1) * (f + b) in the
-    whole window, for it fills and drains only once.  With fewer micro-batches it is longer.
+    whole window, as it fills and drains only once.  With fewer micro-batches it is longer.
     Rank r holds ceil((S - r) * min(S, M + 1) / S) activations, or all of a shorter window, and two
     versions of its weights.
     """

@@ -1,7 +1,7 @@
 """DualPipe and DualPipeV: from both ends at once, each forward beside a backward of the other end.
 
 In DualPipe even micro-batches go down, stage s on rank s, and odd ones up, stage s on rank
-R - 1 - s; DualPipeV folds one such half into a V, so that no stage is there twice.  Either way a
+R - 1 - s; DualPipeV folds one such half into a V, so that no stage exists twice.  Either way a
 rank has two stages, `near` its end and `far`, and repeats F near, B far, F far, B near: what one
 of them sends can travel while the other computes.  Only where a rank would idle is a backward cut
 into I and W.
@@ -12,7 +12,7 @@ into I and W.
     rank 2  .  F1 F0 F3 F2 F5 B0 B0 F4 B1 B1 F7 B2 B2 F6 B3 B3 B4 B4 B5 B5 I6 I7 W6 W7
     rank 3  F1 F3 F5 F0 I0 W0 F2 F7 B2 B2 F4 B1 B1 B4 B4 F6 .  B3 B3 B6 B6 I5 W5 I7 W7
 
-The bubbles here are those of ranks that do one thing after the other.  DeepSeek's own count takes a
+The bubbles here are those of ranks that do one thing at a time.  DeepSeek's own count takes a
 forward and a backward beside each other as one block, and gets (R - 1) * (F&B + B - 3 W) for the V.
 
 Source: DeepSeek-V3, arXiv:2412.19437, and the README of github.com/deepseek-ai/DualPipe.
@@ -91,7 +91,7 @@ def dual_pipe_v(
 
 def _steps(size: int, place: int, number: int) -> Iterator[Step]:
     """Yield what the rank at `place` of `size`, counted from its end, does with `number` each."""
-    inner, outer = size - place - 1, place + 1  # ranks nearer the turn; and the others
+    inner, outer = size - place - 1, place + 1  # ranks nearer the turn, and the others
     yield from 2 * inner * [F_NEAR]
     yield from outer * [F_NEAR, F_FAR]
     yield from inner * [I_FAR, WEIGHTS, F_FAR]

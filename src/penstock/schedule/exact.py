@@ -1,8 +1,8 @@
 """Exact: the shortest step of a zero-bubble schedule under a limit of memory, with its proof.
 
 A mixed-integer program: when each action starts, and for any two actions of a rank that could come
-in either order, which does.  It loses nothing that micro-batches keep their order in each stage: in
-any schedule the k-th F, I and W of a stage may be called those of micro-batch k.  The limit is then
+in either order, which does.  Keeping micro-batches in order in each stage loses nothing: in any
+schedule the k-th F, I and W of a stage may be called those of micro-batch k.  The limit is then
 a precedence as well: F of micro-batch m waits for W of m - limit.
 
 The greedy schedule bounds it from above.  What each action needs before and after it, on its rank
@@ -20,7 +20,7 @@ from penstock.schedule.orders import Orders
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.zb_greedy import best_of_rules
 
-LESS = 1e-6  # what is shorter by less than this part is not looked for
+LESS = 1e-6  # steps shorter by less than this fraction are not looked for
 
 
 class Optimum(NamedTuple):

@@ -1,7 +1,7 @@
 """Exact with offload: the shortest step where activations may wait on the host, with its proof.
 
 After its F an activation may be copied to the host, and back before its I.  A rank makes one copy
-to the host at a time and one from it, beside its computes.  On the device an activation is held
+to the host at a time and one from it, alongside its compute.  On the device an activation is held
 from the start of F to the end of the copy to the host, and from the start of the copy back to the
 end of W, or from F to W if it stays; what is being copied counts in full.
 
@@ -10,16 +10,16 @@ end of W, or from F to W if it stays; what is being copied counts in full.
                   >0       >1 <0             >2 <1       <2
     rank 1  .  .  F0 F0 I0 W0 F1 F1 I1 W1 .  F2 F2 I2 W2
 
-Micro-batches keep their order in each stage.  Their copies then do so too, at no loss: call the
+Micro-batches keep their order in each stage.  Their copies then do too, at no loss: call the
 j-th copy to the host, and the j-th one back, those of the j-th micro-batch that is offloaded.  As
 its F comes first it has ended when j have; as at most j - 1 copies back start before the j-th, and
 none before its own copy to the host has ended, j of these have ended; and when its I starts j
 copies back have ended.  No more is held at any time.
 
 (With offload the order of micro-batches is a restriction: one that waits on the host could let
-others pass.  Without, it is none.)
+others pass.  Without offload, it is not.)
 
-It lies between two steps without copies, that under the limit and that without a limit.  Moving
+The step lies between two without copies, one under the limit and one without a limit.  Moving
 actions about (offload_play.py) gives a step that it is not longer than; a mixed-integer program
 (offload_problem.py) looks for a shorter one.
 
@@ -43,7 +43,7 @@ from penstock.schedule.zb_greedy import best_of_rules
 
 _KINDS: tuple[Kind, ...] = ("F", "I", "W")
 _MOST_MOVES = 20_000
-_ACTIONS = 2_500_000  # looked at, at most, in all moves from one start: about a third of a second
+_ACTIONS = 2_500_000  # the most looked at in all moves from one start: about a third of a second
 
 
 class Copies(NamedTuple):
@@ -55,7 +55,7 @@ class Copies(NamedTuple):
     def table(self, num_stages: int) -> Floats:
         """Return the seconds of [reload, offload], [stage].
 
-        Raises:   ScheduleError: a time is negative or no number, or there is not one per stage.
+        Raises:   ScheduleError: a time is negative or not a number, or there is not one per stage.
         """
         rows = per_stage(self._asdict(), num_stages)
         return np.array([rows["reload_s"], rows["offload_s"]])
@@ -112,7 +112,7 @@ def exact_offload(
 
     `seconds` and `limit`, on the device, are as for `zb_greedy`, which it is never worse than; nor
     than `exact` in a sixth of the time.  It takes about a third of a second more for each start of
-    its heuristic, of which there are M at most.
+    its heuristic, of which there are at most M.
 
     Ignores:  that copies and messages may share a link, and memory of the host.
     Raises:   ScheduleError: `limit` is less than 1, or a time is negative.

@@ -16,7 +16,7 @@ from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Seconds
 from penstock.schedule.orders import Action, Kind
 
 _KINDS: tuple[Kind, ...] = ("F", "I", "W")
-_INFEASIBLE = 2  # as scipy says it
+_INFEASIBLE = 2  # scipy's status code
 
 
 class Model(NamedTuple):
@@ -62,7 +62,7 @@ class Problem:
     """Actions by number, (kind * S + stage) * M + micro-batch, and what is known of them.
 
     took_s   seconds of each action
-    lag_s    [a, b]: b starts at least so long after a starts; minus infinity: not known
+    lag_s    [a, b]: b starts at least this long after a starts; minus infinity: not known
     """
 
     def __init__(self, num_stages: int, num_micro_batches: int, seconds: Seconds, limit: int):
@@ -96,7 +96,7 @@ class Problem:
         np.maximum(self.lag_s, both, out=self.lag_s)
 
     def tighten(self, below_s: float) -> bool:
-        """Fix the pairs that a step of `below_s` leaves no choice; False if none is so short."""
+        """Fix the pairs that a step of `below_s` leaves no choice; False if none is that short."""
         while True:
             self.head_s = self._heads(self.lag_s)
             self.tail_s = self._tails()
@@ -138,7 +138,7 @@ class Problem:
         return np.maximum(head_s, (head_s[:, None] + lag_s).max(axis=0))
 
     def _tails(self) -> Floats:
-        """Return the least seconds from the end of every action to the end of the step."""
+        """Return the fewest seconds from the end of every action to the end of the step."""
         return self._heads(self.lag_s.T + self.took_s[:, None] - self.took_s[None, :])
 
     def model(self, below_s: float) -> Model:

@@ -15,7 +15,7 @@ def bubble(
 ) -> tuple[float, ...]:
     """Return, for each rank, the seconds that it idles in the window.
 
-    That is the end of the last action of all ranks less what the rank itself works, when F takes
+    That is the end of the last action of all ranks less the time the rank itself works, if F takes
     `forward_s`, I `input_s`, W `weights_s` and B, which is I and W, the sum of these two.
 
     Ignores:  updates, messages, and differences between stages, ranks and micro-batches.
@@ -45,9 +45,9 @@ def _idle_s(schedule: Schedule, seconds: tuple[float, ...]) -> tuple[tuple[float
 
 
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """Return, for each rank, how many activations it holds at most.
+    """Return, for each rank, the most activations that it holds.
 
-    One is held for a (stage, micro-batch) from its F until its B, or its W, is done; none where the
+    One is held for a (stage, micro-batch) from its F until its B, or its W, is done; none if the
     schedule has no backward.
     """
     orders = schedule.orders
@@ -76,10 +76,10 @@ def num_messages(schedule: Schedule) -> int:
 
 
 def weight_copies(schedule: Schedule) -> tuple[int, ...]:
-    """Return for each stage how many tensors of the size of its weights a rank holds, live one too.
+    """Return for each stage how many weight-sized tensors a rank holds, the live one included.
 
     Versions that are alive, predictions that are kept at once, and what these are made from.
-    A version of which only predictions are read is held as these.
+    A version of which only predictions are read is held as those.
     """
     table, sizes = versions(schedule), (schedule.num_stages, schedule.num_micro_batches)
     kept = [schedule.weight_rule.kept(stage, *sizes) for stage in range(schedule.num_stages)]

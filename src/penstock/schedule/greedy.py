@@ -1,11 +1,11 @@
 """Greedy: whenever a rank is free it starts the best of what it may start.
 
 When its last action has ended a rank looks at the next F, the next I (or B) and the next W of each
-of its stages.  Of those whose inputs are there it starts the one with the lowest priority number.
+of its stages.  Of those whose inputs are ready it starts the one with the lowest priority number.
 Micro-batches keep their order in each stage.  A rank that holds as many activations as its limit
 starts no forward.
 
-Nothing waits for ever: a forward starts only if every older micro-batch still finds room for all
+Nothing waits forever: a forward starts only if every older micro-batch still finds room for all
 its activations, once those before it are done.
 
 Most of a schedule is then a setting: a placement, priorities, limits.  The seconds only decide;
@@ -34,7 +34,7 @@ NO_LIMIT = 2**62
 class Seconds(NamedTuple):
     """Seconds of F, I and W, one number for all stages or one for each; B takes those of I and W.
 
-    A message takes `message_s` from one rank to another, and none inside a rank.
+    A message takes `message_s` from one rank to another, and no time within a rank.
     """
 
     forward_s: float | Sequence[float] = 1.0
@@ -45,7 +45,7 @@ class Seconds(NamedTuple):
     def table(self, num_stages: int, *, split: bool) -> Floats:
         """Return the seconds of [F, I or B, W], [stage].
 
-        Raises:   ScheduleError: a time is negative or no number, or there is not one per stage.
+        Raises:   ScheduleError: a time is negative or not a number, or there is not one per stage.
         """
         rows = per_stage(self._asdict(), num_stages)
         table = np.array([*rows.values()][:3])
@@ -58,7 +58,7 @@ class Seconds(NamedTuple):
 def per_stage(values: dict[str, float | Sequence[float]], num_stages: int) -> dict[str, Floats]:
     """Return each value, one number or one per stage, as one per stage.
 
-    Raises:   ScheduleError: a value is negative or no number, or there is not one per stage.
+    Raises:   ScheduleError: a value is negative or not a number, or there is not one per stage.
     """
     rows: dict[str, Floats] = {}
     for name, value in values.items():
@@ -71,12 +71,12 @@ def per_stage(values: dict[str, float | Sequence[float]], num_stages: int) -> di
 
 
 class Rules(NamedTuple):
-    """What a rank may start, and what it likes best."""
+    """What a rank may start, and what it prefers."""
 
     priority: IntArray  # of [F, I or B, W], [stage], [micro-batch]; the lowest comes first
     limit: IntArray  # per rank, activations held: forwards whose W (or B) has not ended
     ahead: IntArray | None = None  # per rank, forwards whose I (or B) has not ended
-    patience: float = 0.0  # no W if another action can start before this part of it has passed
+    patience: float = 0.0  # no W if another action can start before this fraction of it has passed
     in_order: bool = False  # F and I (or B) of a rank have priorities 0, 1, ... and keep to them
 
 
@@ -88,7 +88,7 @@ class Result(NamedTuple):
 def greedy(
     ranks: IntArray, seconds: Seconds, rules: Sequence[Rules], *, split: bool = True
 ) -> Result:
-    """Return the orders of ranks that are greedy by the best of `rules`, the first of equals.
+    """Return the orders of ranks that are greedy by the best of `rules`, the first if tied.
 
     As `greedy_few` gives them.
     """
@@ -101,7 +101,7 @@ def greedy_few(
     """Return at most `most` orders of ranks that are greedy by `rules`, the shortest step first.
 
     No two have steps of equal length; of equals the first rule's is kept.  Rules after one that
-    gives the least step there can be are not tried.
+    gives the shortest possible step are not tried.
 
     `ranks` is [stage, micro-batch].  With `split` every backward is I and W, without it B.
 
@@ -143,7 +143,7 @@ def _result(state: "_LaneState", *, split: bool) -> Result:
 def prefer(kinds: str, shape: tuple[int, ...]) -> IntArray:
     """Return priorities: `kinds`, "IFW" in some order, one after the other; I stands for B too.
 
-    Of one kind the older micro-batch comes first, then the later stage.
+    Within a kind the older micro-batch comes first, then the later stage.
     """
     num_stages, num_micro_batches = shape
     age = np.arange(num_micro_batches)[None, :] * num_stages
@@ -153,7 +153,7 @@ def prefer(kinds: str, shape: tuple[int, ...]) -> IntArray:
 
 
 def script(orders: Orders, shape: tuple[int, ...]) -> IntArray:
-    """Return the priorities that keep F and I (or B) in `orders`; of W the older comes first."""
+    """Return the priorities that keep F and I (or B) in `orders`; for W the older comes first."""
     priority = np.zeros((3, *shape), np.int64)
     row = np.array([FORWARD, INPUT, INPUT, WEIGHTS])[orders.kinds]
     for rank in range(len(orders)):
@@ -213,7 +213,7 @@ def _lanes(
 
 
 def least_step_s(ranks: IntArray, table: Floats, message_s: float) -> float:
-    """Return the work of some rank and the time until it can begin: no step takes less.
+    """Return the work of some rank plus the time until it can begin: no step takes less.
 
     `ranks` is [stage, micro-batch], `table` what `Seconds.table` returns.
     """
@@ -265,7 +265,7 @@ def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, bool]) -> No
     while True:
         rank = int(np.argmin(state.wake_s))
         now_s = state.wake_s[rank]
-        if now_s == np.inf:  # all is done, or nobody can go on
+        if now_s == np.inf:  # all is done, or no rank can go on
             return
         kind, lane, later_s = _choose(work, state, rank, message_s, in_order, num_kinds)
         if kind == WEIGHTS and later_s < now_s + patience * work.seconds[kind, work.stage[lane]]:
@@ -290,7 +290,7 @@ def _choose(
     work: _Lanes, state: _LaneState, rank: int, message_s: float, in_order: bool, num_kinds: int
 ) -> tuple[int, int, float]:
     """Return the kind and lane of the best action that may start, -1 if none may, and when the
-    first of the others can for all that is known."""
+    first of the others can, as far as is known."""
     now_s = state.wake_s[rank]
     kind, lane, best, later_s = -1, -1, NO_LIMIT, np.inf
     for k in range(work.first[rank], work.first[rank + 1]):

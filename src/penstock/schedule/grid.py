@@ -3,7 +3,7 @@
     replica 0   ranks 0 1 2   micro-batches 0 1 2 3 of a step
     replica 1   ranks 3 4 5   micro-batches 4 5
 
-A replica numbers its own micro-batches from 0 on.  In a window of several steps each step has as
+A replica numbers its own micro-batches from 0.  In a window of several steps each step has as
 many numbers as the largest share; a smaller one leaves its last ones out.
 """
 
@@ -47,25 +47,25 @@ class Grid:
         return range(rank % self.num_ranks, self.replicas * self.num_ranks, self.num_ranks)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for every rank its replica, and its place among the ranks of that."""
+        """Return for every rank its replica, and its place among that replica's ranks."""
         replica, place = np.divmod(np.arange(self.replicas * self.num_ranks), self.num_ranks)
         return replica, place
 
     def in_step(self, replica: int, number: int) -> tuple[int, int]:
         """Return (step, place) of a replica's micro-batch in its window.
 
-        place:    of the step's micro-batches, those of the replicas before it counted.
+        place:    among the step's micro-batches, counting those of the replicas before it.
         """
         step, place = divmod(number, self.stride)
         return step, sum(self.shares[:replica]) + place
 
 
 def evenly(micro_batches: int, replicas: int) -> tuple[int, ...]:
-    """Return shares that differ by 1 at most, the larger ones first."""
+    """Return shares that differ by at most 1, the larger ones first."""
     share, left = divmod(micro_batches, replicas)
     return (share + 1,) * left + (share,) * (replicas - left)
 
 
 def unlike(shares: tuple[int, ...]) -> tuple[int, ...]:
-    """Return `shares`, or nothing where all are alike."""
+    """Return `shares`, or nothing if all are alike."""
     return shares if len(set(shares)) > 1 else ()

@@ -20,10 +20,10 @@ from penstock.schedule.schedule import Schedule
 def hanayo(
     num_stages: int, num_micro_batches: int, *, num_ranks: int | None = None, waves: int = 1
 ) -> Schedule:
-    """Return the Hanayo schedule; without `num_ranks`, on as many ranks as make so many waves.
+    """Return the Hanayo schedule; without `num_ranks`, on as many ranks as make that many waves.
 
     A wave is two stages per rank.  Bubble, in seconds, for equal stages, free links, S = 2 W R
-    and M >= R: 2 * (R - 1) * max(f, b), of one stage, so 1 / W of the one of a single wave.
+    and M >= R: 2 * (R - 1) * max(f, b), of one stage, so 1 / W of that of a single wave.
     A rank then holds at most 2 W R + 2 (W - 1) (q - R) activations, each of one stage, with
     q = ceil(M / (M // R)): for whole units as many as the first rank of 1F1B.
 

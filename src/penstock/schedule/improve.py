@@ -1,9 +1,9 @@
 """Improve: swap neighbours on the critical path, for as long as that may shorten the step.
 
 The critical path is the chain of actions that fill the step from its start to its end without a
-pause.  Only a swap of two of them that are neighbours on their rank can shorten the step.  In each
+pause.  Only swapping two of them that are neighbours on their rank can shorten the step.  In each
 round the most promising swap is made, even if it makes the step longer; for some rounds it is not
-undone, so that the search leaves what is only nearly the best.  The best orders met are returned.
+undone, so that the search escapes local optima.  The best orders found are returned.
 
 Source: E. Taillard, "Parallel taboo search techniques for the job shop scheduling problem", 1994.
 """
@@ -19,8 +19,8 @@ from penstock.schedule.orders import F, I, IntArray, Orders, W
 
 _ROUNDS_KEPT, _MORE_ROUNDS = 12, 11  # a swap is not undone for 12 to 22 rounds
 _MOST_ROUNDS = 4000
-_ACTIONS = 40_000  # looked at, at most, in all rounds: a millisecond or two
-_FEW_ACTIONS = 80_000  # the same for the smallest schedules, and so many less for each action:
+_ACTIONS = 40_000  # the most looked at in all rounds: a millisecond or two
+_FEW_ACTIONS = 80_000  # the same for the smallest schedules, less this many for each action:
 _LESS_PER_ACTION = 60
 
 
@@ -65,7 +65,7 @@ def improve(result: Result, seconds: Seconds, shape: tuple[int, int], limit: int
 
 
 def step_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
-    """Return the seconds of a step, orders of F, I and W on one rank per stage."""
+    """Return the seconds of a step, given orders of F, I and W on one rank per stage."""
     actions = _actions(seconds.table(shape[0], split=True), shape[1], seconds.message_s)
     given = numbers_of(orders, shape)
     _, clock_s = run(given, orders.offsets, actions.work, log_of(given.size))
@@ -103,7 +103,7 @@ def _search(
         both_s, at = (now_s, best_s), (num_micro_batches, limit, round_)
         rank, place = _best_swap(sequence, actions, both_s, times, kept, at)
         if rank < 0:
-            if kept.max() <= round_:  # no order on the critical path can be another: the shortest
+            if kept.max() <= round_:  # no order on the critical path can differ: the shortest
                 break
             kept[:] = 0  # all were swapped a short while ago
             continue
@@ -112,7 +112,7 @@ def _search(
         sequence[rank, place], sequence[rank, place + 1] = then, first
         kept[first] = round_ + rounds_kept
         now_s = _time(sequence, offsets, actions, times)
-        if now_s == np.inf:  # nobody could go on: undo it
+        if now_s == np.inf:  # no rank could go on: undo it
             sequence[rank, place], sequence[rank, place + 1] = first, then
             kept[then] = round_ + rounds_kept
             now_s = _time(sequence, offsets, actions, times)

@@ -32,11 +32,11 @@ def interleaved(
     """Return interleaved 1F1B, stage s on rank s % num_ranks; without `num_ranks` two per rank.
 
     Bubble, in seconds, for equal stages, free links, S = V * R and M >= R: (R - 1) * (f + b) with
-    f and b of one stage, so 1 / V of the one of 1F1B on as many ranks.  Rank r then holds
-    min(2 * (R - r) - 1 + (V - 1) * q, V * M) activations, each of one stage, with q the greatest
+    f and b of one stage, so 1 / V of that of 1F1B on as many ranks.  Rank r then holds
+    min(2 * (R - r) - 1 + (V - 1) * q, V * M) activations, each of one stage, with q the largest
     group: 1F1B runs ahead by one forward per rank behind, this by two, as Megatron-LM does.
 
-    `group` asks for greater groups: M // group of them, as equal as may be.  The greater they are
+    `group` asks for larger groups: M // group of them, as equal as possible.  The larger they are,
     the more it is like the breadth-first schedule: fewer changes of stage, more activations.  No
     group is smaller than R, except the only one.
 

@@ -2,7 +2,7 @@
 
 1F1B with every backward cut in two and one delay put between the halves: the gradient of the
 input goes to the rank before at once, the next forward starts, and only then the gradient of the
-weights is computed, so that nobody ever waits for it.
+weights is computed, so that no rank ever waits for it.
 
     S = 3, M = 4, one second per action:
     rank 0  F0 F1 F2 .  .  I0 F3 W0 I1 W1 .  I2 W2 .  I3 W3

@@ -1,6 +1,6 @@
 """Ledger: what every rank holds while it does one thing after the other, and its peak.
 
-Of activations or of bytes, of actions or of instructions: all that says what a rank holds adds up
+For activations or bytes, actions or instructions: whatever says what a rank holds adds it up
 here.
 """
 
@@ -39,7 +39,7 @@ def levels(changes: Changes, offsets: IntArray, start: IntArray) -> Levels:
 
 def peaks(held: Levels, offsets: IntArray, start: IntArray) -> IntArray:
     """Return the most that each rank holds at any time."""
-    nothing = np.iinfo(np.int64).min  # at the end, where the last ranks may begin that do nothing
+    nothing = np.iinfo(np.int64).min  # at the end, where the last ranks begin if they do nothing
     most = np.append(np.maximum(held.during, held.after), nothing)
     peaks = np.maximum(start, np.maximum.reduceat(most, offsets[:-1]))
     return np.where(np.diff(offsets) > 0, peaks, start)

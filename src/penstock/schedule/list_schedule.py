@@ -1,6 +1,6 @@
 """List scheduling: for stages that take unequal times, on any placement.
 
-The best of a few greedy schedules, which prefer backwards, or forwards, or what has the longest way
+The best of a few greedy schedules, which prefer backwards, or forwards, or what has furthest
 to go; and of 1F1B, GPipe, interleaved and breadth-first, so that it never takes longer than these.
 
     S = 3, M = 4, two seconds for F and four for B of stage 1, else one and two:
@@ -46,7 +46,7 @@ def list_schedule(
     seconds: Seconds | None = None,
     limit: int | None = None,
 ) -> Schedule:
-    """Return a schedule made for `seconds`, by default f = i = w, stages where `placement` says.
+    """Return a schedule made for `seconds`, by default f = i = w, stages placed by `placement`.
 
     Without `num_ranks` there is a rank for each stage.  No rank holds more than `limit`
     activations; without it, as many as there are.

@@ -1,7 +1,7 @@
 """Offload, played: when every action and copy starts, given the order of each rank.
 
-An order holds an F, an I, a W and an R (reload) of every micro-batch; of which micro-batches the
-activations are offloaded is a table of its own, and R of the others is ignored.  F, I and W
+An order holds an F, an I, a W and an R (reload) of every micro-batch; a separate table says
+whose activations are offloaded, and the R of the others is ignored.  F, I and W
 are done one by one.  An R is not waited for: it starts when there is room, no earlier than the F
 before it in the order, and only its I waits for it.  An activation is copied to the host when its
 F has ended and the copy before it has.
@@ -18,9 +18,9 @@ from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats
 from penstock.schedule.orders import IntArray
 
 RELOAD, OFFLOAD = 3, 4  # rows of the tables here, after F, I and W
-_REACH = 6  # places that an action is moved at most
-_FLIPS = 0.2  # of the moves: they change what is offloaded
-_HEAT = 0.6  # of the shortest action: by so much the step may grow at first
+_REACH = 6  # the most places that an action is moved
+_FLIPS = 0.2  # fraction of the moves that change what is offloaded
+_HEAT = 0.6  # of the shortest action: how much the step may grow at first
 
 
 @compiled
@@ -66,7 +66,7 @@ def play(
 def _arrives_s(
     start_s: Floats, table: Floats, message_s: float, action: tuple[int, int, int]
 ) -> float:
-    """Return when what an action needs of others is there; infinity if that is not known yet."""
+    """Return when what an action needs from others is there; infinity if not known yet."""
     kind, stage, m = action
     num_stages = start_s.shape[1]
     if kind == FORWARD and stage > 0:
@@ -139,14 +139,14 @@ def anneal(
     pace: tuple[float, int],
     settings: tuple[float, int, int],
 ) -> tuple[IntArray, IntArray, float]:
-    """Return the best order and table of what is offloaded that were met, and their step.
+    """Return the best order and table of what is offloaded that were found, and their step.
 
-    `pace` is the seconds of a message and the limit; `settings` are the least step there can be,
+    `pace` is the seconds of a message and the limit; `settings` are the shortest possible step,
     the moves, and a seed.
     """
     message_s, limit = pace
     least_s, moves, seed = settings
-    np.random.seed(seed)  # numba's own generator: of this loop alone
+    np.random.seed(seed)  # numba's own generator: for this loop alone
     now, gone = order.copy(), away.copy()
     _, now_s = play(now, gone, table, message_s, limit)
     best, best_gone, best_s = now.copy(), gone.copy(), now_s
@@ -179,9 +179,9 @@ def anneal(
 
 @compiled
 def shift(row: IntArray, place: int, to: int, num_micro_batches: int) -> int:
-    """Take the action at `place` to `to`, or as near as it may, and return where it is.
+    """Move the action at `place` to `to`, or as near as it may go, and return where it is.
 
-    It passes no action of its kind, nor of its micro-batch.
+    It passes no action of its kind, nor any of its micro-batch.
     """
     step = 1 if to > place else -1
     while place != to and 0 <= place + step < len(row):

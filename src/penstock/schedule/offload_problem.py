@@ -2,7 +2,7 @@
 
 For every micro-batch of a stage it is open whether its activation is offloaded, and when the copies
 to the host and back start; copies that are not made take no time.  The limit holds whenever an
-activation comes to the device, so whenever one of these starts:
+activation comes to the device, that is, whenever one of these starts:
 
     F of k       of the micro-batches before k at least k + 1 - limit have ended their W, or are on
                  the host

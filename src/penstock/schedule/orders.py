@@ -34,7 +34,7 @@ class Action(NamedTuple):
     def parse(cls, text: str) -> Self:
         """Return the action that prints as `text`, like "F2.5" (forward, stage 2, micro-batch 5).
 
-        Raises:   ScheduleError: `text` is no action.
+        Raises:   ScheduleError: `text` is not an action.
         """
         found = _ACTION.fullmatch(text)
         if found is None:
@@ -152,7 +152,7 @@ class Orders:
         )
 
     def words(self) -> Iterator[str]:
-        """Yield the actions of each rank as text, with a space between two."""
+        """Yield the actions of each rank as text, with spaces between."""
         return (" ".join(map(str, order)) for order in self)
 
     def __repr__(self) -> str:
@@ -162,7 +162,7 @@ class Orders:
 def arrange(ranks: Iterable[Sequence[Row]]) -> Orders:
     """Return the orders in which every rank does the actions of its rows by increasing time.
 
-    Where every action has a later time than all it waits for, no rank can wait for ever.
+    Where every action has a later time than all it waits for, no rank can wait forever.
     Actions of one rank at one time stay in the order of the rows.
     """
     kinds: list[npt.NDArray[np.uint8]] = []

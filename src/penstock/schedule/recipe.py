@@ -5,9 +5,9 @@
     one_f_one_b / units 4 4                                     each of two stages in four units
     zb_greedy for F 2.1 0.9 ms, I 2 0.8 ms, W 1.9 0.7 ms
 
-What has the sizes (stages, micro-batches, ranks, the steps of a window) makes the schedule of it.
+Code that has the sizes (stages, micro-batches, ranks, steps of a window) makes the schedule.
 Where no builder makes a schedule - it was solved, annealed, imported, written by hand - it stands
-for itself; so what is said of either here is asked of functions.
+for itself; so the functions here answer for either.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ class Recipe:
     """A builder's name with all its arguments; those not named have the builder's defaults.
 
     arguments:  by name, sorted; no sizes.
-    seconds:    for which the builder arranges the actions, if it takes any; None: all alike.
-    units:      into how many each of the builder's own stages is cut (refine.py); empty: none is.
+    seconds:    for which the builder arranges the actions, if it takes any; None: all equal.
+    units:      how many each of the builder's own stages is cut into (refine.py); empty: none is.
                 The seconds are then those of the builder's stages, the sizes those of the units.
     Raises:     ScheduleError: no such builder or argument, or a value that it cannot have.
     """
@@ -97,7 +97,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str) -> "Recipe":
-        """Return the recipe of which `text` is the name, like "gpipe" or "two_bp(limit=4)".
+        """Return the recipe whose name is `text`, like "gpipe" or "two_bp(limit=4)".
 
         Raises:   ScheduleError: it is none.
         """
@@ -139,7 +139,7 @@ class Recipe:
         return refine(made, self.units) if self.units else made
 
     def check(self, num_stages: int) -> None:
-        """Check that units and seconds are of so many stages.
+        """Check that units and seconds are for that many stages.
 
         Raises:   ScheduleError: they are not.
         """
@@ -161,11 +161,11 @@ class Recipe:
         return replace(self, units=tuple(int(part.sum()) for part in parts))
 
 
-AnySchedule: TypeAlias = Recipe | Schedule  # of which a schedule of given sizes can be had
+AnySchedule: TypeAlias = Recipe | Schedule  # either gives a schedule of given sizes
 
 
 def any_schedule(given: str | AnySchedule) -> AnySchedule:
-    """Return what is given, a text being the name of a recipe.
+    """Return what is given; a text is the name of a recipe.
 
     Raises:   ScheduleError: the text is none.
     """
@@ -198,7 +198,7 @@ def built(
 def built_on(
     of: AnySchedule, num_stages: int, num_micro_batches: int, ranks: int
 ) -> Schedule | None:
-    """Return the schedule of these sizes on so many ranks; None if it is not on them."""
+    """Return the schedule of these sizes on that many ranks; None if it is not on them."""
     if shares_ranks(of) and num_stages < ranks:  # some would have nothing to do
         return None
     try:
@@ -209,7 +209,7 @@ def built_on(
 
 
 def refined(of: AnySchedule, units: Sequence[int]) -> AnySchedule:
-    """Return what makes the schedule whose stage s is cut into `units[s]` of them.
+    """Return what makes the schedule with stage s cut into `units[s]` stages.
 
     Raises:   ScheduleError: `units` is of another number of stages, or one of them is below 1.
     """
@@ -217,7 +217,7 @@ def refined(of: AnySchedule, units: Sequence[int]) -> AnySchedule:
 
 
 def units_of(of: AnySchedule) -> tuple[int, ...]:
-    """Return into how many units a recipe cuts each stage of its own; empty: into none."""
+    """Return how many units a recipe cuts each of its own stages into; empty: none."""
     return of.units if isinstance(of, Recipe) else ()
 
 
@@ -234,7 +234,7 @@ def name_of(of: AnySchedule) -> str:
 
 
 def words_of(of: AnySchedule) -> str:
-    """Return all of a recipe, or the sizes of a schedule, and what tells it from others of them."""
+    """Return all of a recipe, or a schedule's sizes and what tells it from others of those."""
     if isinstance(of, Recipe):
         return str(of)
     sizes = _sizes(of.num_stages, of.num_micro_batches, of.num_ranks)
@@ -273,7 +273,7 @@ def to_json(of: AnySchedule) -> Json:
 def from_json(content: Json) -> AnySchedule:
     """Return what `to_json` made `content` of.
 
-    Raises:   ScheduleError: it is no such text or object, or what it says cannot be.
+    Raises:   ScheduleError: it is not such a text or object, or what it says cannot be.
               MisfitError: a part of a recipe is missing, unknown, or of another type.
     """
     if isinstance(content, str):
@@ -330,7 +330,7 @@ def _trains(builder: str) -> bool:
 def _plain(seconds: Seconds) -> Seconds:
     """Return the same with tuples and floats, which can be compared and kept.
 
-    Raises:   ScheduleError: a number is negative, endless or none.
+    Raises:   ScheduleError: a number is negative, infinite or not a number.
     """
     rows: list[float | tuple[float, ...]] = []
     for name, value in seconds._asdict().items():

@@ -4,7 +4,7 @@
     rank 0  F0.0 B0.0       rank 0  F0.0 F1.0 B1.0 B0.0
     rank 1  F1.0 B1.0       rank 1  F2.0 F3.0 F4.0 B4.0 B3.0 B2.0
 
-Where a rank did a stage it now does its units, one right after the other: F in their order, B (and
+Where a rank did a stage it now does its units, one right after another: F in their order, B (and
 I, and W) back, U of each.  What crosses between two of them stays on the rank and is no message.
 So what a schedule gives is kept - its bubble, its messages, the versions that are read - and
 whatever is decided stage by stage (what is repeated, gathered, summed) can be decided by unit.
@@ -56,7 +56,7 @@ def check_units(units: Sequence[int]) -> tuple[int, ...]:
 
 
 def words_of_units(units: Sequence[int]) -> str:
-    """Return what stands behind a name where its stages are in units: " / units 4 4"."""
+    """Return what follows a name where its stages are in units: " / units 4 4"."""
     return f" / units {' '.join(map(str, units))}"
 
 

@@ -24,7 +24,7 @@ class Schedule:
     """The orders of all ranks over a window of `num_steps` steps, each of `num_micro_batches`.
 
     Micro-batches count over the whole window: m is of step m // num_micro_batches.  One synchronous
-    step lists no update, for there is nothing to say: it stands at the end.  Any other schedule
+    step lists no update, as there is nothing to say: it is at the end.  Any other schedule
     lists U(stage, step), once for every step on every rank on which the stage lives.
 
     `orders` may be given as tuples of actions, one per rank; they are kept as arrays.
@@ -107,7 +107,7 @@ class Schedule:
         """Return where in the arrays every rank stops, and when its last action ends, in seconds.
 
         `seconds` are those of one F, B, I, W and U.  Links are free, and nothing but the actions
-        takes time; `penstock.simulate` leaves out less.
+        takes time; `penstock.simulate` models more.
         """
         num_updates = self.num_steps if self.has_updates else 0
         return play(self.orders, self._ranks, num_updates, seconds)
@@ -151,9 +151,9 @@ class Schedule:
     def from_json(
         cls, content: Mapping[str, Json], *, weight_rules: Sequence[WeightRule] = WEIGHT_RULES
     ) -> "Schedule":
-        """Return the schedule of which `to_json` made `content`.
+        """Return the schedule from which `to_json` made `content`.
 
-        Raises:   ScheduleError: it is no such object, or the schedule is not valid.
+        Raises:   ScheduleError: it is not such an object, or the schedule is not valid.
         """
         return _of(text.from_json(content, weight_rules))
 

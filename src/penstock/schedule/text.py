@@ -50,7 +50,7 @@ class _ScheduleFile:
 
 
 def parse_any(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
-    """Return the parts that `text` has in whichever of the three forms it is.
+    """Return the parts that `text` has, in whichever of the three forms it is.
 
     Raises:   ScheduleError: it is in none of them, or what that form's reader raises.
     """
@@ -97,7 +97,7 @@ def parse(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
 
 
 def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -> Fields:
-    """Return the parts of which `Schedule.to_json` made `content`.
+    """Return the parts from which `Schedule.to_json` made `content`.
 
     Raises:   ScheduleError: a key is missing or of another type; an unknown action or rule.
     """
@@ -117,7 +117,7 @@ def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -
 def parse_torch_csv(text: str) -> Fields:
     """Return the parts written by torch's `_dump_csv`: a row per rank, actions like 2F5.
 
-    Messages, shards and reductions are passed over, for `lower` makes its own; two actions that
+    Messages, shards and reductions are skipped, as `lower` makes its own; two actions that
     torch overlaps come one after the other.
 
     Raises:   ScheduleError: a cell that is none of these.
@@ -151,7 +151,7 @@ def _rule(name: str, weight_rules: Sequence[WeightRule]) -> WeightRule:
 
 
 def _one_step(orders: list[list[Action]]) -> Fields:
-    """Return the parts of one synchronous step with the stages and micro-batches that are named."""
+    """Return the parts of one synchronous step with the stages and micro-batches named."""
     actions = [action for order in orders for action in order]
     num_stages = max((action.stage for action in actions), default=-1) + 1
     num_micro_batches = max((action.micro_batch for action in actions), default=-1) + 1

@@ -2,7 +2,7 @@
 
 `delay_weights` takes any schedule, cuts each backward in two, keeps the order of F and I, and puts
 every W where its rank would idle, or where it may hold no more activations, or at the end.  What is
-put off may be done in batches, one after the other for one stage: they can then run as one.
+put off may be done in batches, one W after another for one stage: they can then run as one.
 
     2BP on 1F1B, S = 3, M = 4, one second per action:
     rank 0  F0 F1 F2 .  .  I0 F3 I1 W0 I2 W1 I3 W2 W3
@@ -50,7 +50,7 @@ def delay_weights(
              found with `seconds`, by default f = i = w.
     Costs:   activations live until their W.  A rank does W before it holds more than `limit`.
     With `batch` the W of each stage are done that many in a row, at the place of the last of them,
-    for which `batch` - 1 activations more may be held for each stage.
+    for which `batch` - 1 more activations may be held for each stage.
 
     Raises:   ScheduleError: `schedule` lists updates or needs more than `limit`; `batch` is no
               number of micro-batches.

@@ -22,7 +22,7 @@ from penstock.schedule.orders import (
 _F, _B, _I, _W = (1 << code for code in range(4))  # bits of the kinds seen
 _OUT_OF_RANGE, _DOUBLED, _ELSEWHERE = 1, 2, 3
 _MOST_LINES = 8
-_MOST_TALLIED = 10**6  # without having so many actions
+_MOST_TALLIED = 10**6  # without having that many actions
 
 
 def check_complete(orders: Orders, sizes: tuple[int, int, int]) -> Ranks:
@@ -87,7 +87,7 @@ def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
 def _tally(
     columns: Columns, sizes: tuple[int, int, int]
 ) -> tuple[Ranks, npt.NDArray[np.uint8], int, int]:
-    """Return, of [stage, micro-batch], rank and bits of the kinds seen; what is wrong; where."""
+    """Return, for [stage, micro-batch], rank and bits of the kinds seen; what is wrong; where."""
     kinds, stages, numbers, offsets = columns
     num_stages, num_micro_batches, num_steps = sizes
     ranks = np.full((num_stages, num_micro_batches), -1, np.int32)
@@ -169,7 +169,7 @@ def _incomplete(orders: Orders, stage: int, micro_batch: int, seen: int) -> Sche
 
 
 def deadlock(orders: Orders, stops: IntArray, ranks: Ranks, per_step: int) -> ScheduleError:
-    """Return the error that shows a circle of waiting ranks, given where each of them stops."""
+    """Return the error that shows a cycle of waiting ranks, given where each of them stops."""
     circle: list[int] = []
     waits_for: dict[int, int] = {}
     rank = int(np.argmax(stops < orders.offsets[1:]))

@@ -80,14 +80,14 @@ def _no_staleness(stage: int, num_stages: int, num_micro_batches: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WeightRule:
-    """A law, how weights are predicted where it reads ahead, and how the update minds staleness.
+    """A law, how weights are predicted where it reads ahead, and how updates handle staleness.
 
     staleness:      (stage, stages, micro-batches of a step) -> updates between F and B, a mean.
     decay:          of the average, over as many updates as the staleness.
-    rescale_steps:  learning rate / max(1, staleness) ** p, with p from 1 to 0 in so many steps;
+    rescale_steps:  learning rate / max(1, staleness) ** p, with p from 1 to 0 in that many steps;
                     0: as it is.
-    warm_up_steps:  so many steps at the start of training are synchronous ones.
-    compensate:     spike compensation: a gradient that is D updates late has at once the effect
+    warm_up_steps:  that many steps at the start of training are synchronous.
+    compensate:     spike compensation: a gradient D updates late has at once the effect
                     that the momentum would have given it in D updates.
     """
 
@@ -103,7 +103,7 @@ class WeightRule:
     def history(self, num_stages: int, num_micro_batches: int) -> IntArray:
         """Return, for each stage, how many versions older than version 0 a window reads.
 
-        They are kept from one window for the next; at the very start of training version -1 and
+        They are kept from one window to the next; at the very start of training version -1 and
         those before it equal version 0.
         """
         stages = np.arange(num_stages, dtype=np.int64)
@@ -129,7 +129,7 @@ class WeightRule:
 
 
 class InFlight(Protocol):
-    """The micro-batches that a stage of so many keeps in flight in the steady state."""
+    """The micro-batches that a stage, of so many stages, keeps in flight in the steady state."""
 
     def __call__(self, stage: Number, num_stages: int, /) -> Number: ...
 
@@ -145,7 +145,7 @@ def as_pipelined(stage: Number, num_stages: int, /) -> Number:
 
 
 def as_round_robin(stage: Number, num_stages: int, /) -> Number:
-    """Return those of 1F1B whose first stage takes turns on two ranks: an even number there."""
+    """Return those of 1F1B with a first stage on two alternating ranks: an even number there."""
     one_if_first = 1 // (stage + 1)
     return num_stages - stage + one_if_first * (2 - num_stages % 2)
 
@@ -260,7 +260,7 @@ VERTICAL_SYNC = WeightRule("vertical_sync", _vertical_sync)
 """F and B of every stage read the version S - 1 micro-batches ago: PipeDream's other rule."""
 
 ROUND_ROBIN = WeightRule("round_robin", _stashing(as_round_robin))
-"""As stashing, where micro-batches take turns on two ranks of the first stage."""
+"""As stashing, where micro-batches alternate between two ranks of the first stage."""
 
 DELAYED = WeightRule("delayed", _stashing(as_pipelined))
 """F and B read the version 2 (S - 1 - s) micro-batches ago: LayerPipe, arXiv:2108.06629."""
@@ -308,7 +308,7 @@ def discrepancy(decay: float, rescale_steps: int, warm_up_steps: int) -> WeightR
 
 
 SPECULATIVE = WeightRule("speculative", _round_trip, predictor="optimizer")
-"""F and B predict the weights of when the micro-batch is through: SpecTrain, arXiv:1809.02839.
+"""F and B predict the weights for when the micro-batch is done: SpecTrain, arXiv:1809.02839.
 
 With one micro-batch a step F predicts S - 1 - s + s // 2 updates ahead, B s // 2.
 """
@@ -358,7 +358,7 @@ WEIGHT_RULES = (
 def of_units(rule: WeightRule, units: tuple[int, ...]) -> WeightRule:
     """Return `rule` for stages each of which is cut into `units[stage]` of them.
 
-    A unit does what the rule says of the stage that it is a part of.  A rule that does not ask for
+    A unit does what the rule says of the stage that it is part of.  A rule that does not depend on
     the stage's place is that of units too: `SYNCHRONOUS`.
     """
     if rule == SYNCHRONOUS:
@@ -385,7 +385,7 @@ def of_units(rule: WeightRule, units: tuple[int, ...]) -> WeightRule:
 
 
 def rule_named(name: str, rules: Iterable[WeightRule]) -> WeightRule | None:
-    """Return the one of `rules` with that name, of units where it says so; None: there is none."""
+    """Return the one of `rules` with that name, for units if it says so; None: there is none."""
     known = tuple(rules)
     for rule in known:
         if rule.name == name:
@@ -402,7 +402,7 @@ def scaled(rate: float, momentum: float, *, samples: int, reference: int) -> tup
     """Return learning rate and momentum for updates of `samples`, from those for `reference`.
 
     With N samples in place of R: m' = m ** (N / R), rate' = rate * (1 - m') * N / ((1 - m) * R).
-    The gradient of a sample then has the same sum of effects, and it fades in as many samples.
+    The gradient of a sample then has the same total effect, and it fades over as many samples.
     Raises:   ValueError: no samples, or a momentum that is not from 0 to below 1.
     Source:   "Pipelined backpropagation at scale", arXiv:2003.11666, section 3.4.
     """
@@ -423,7 +423,7 @@ class VersionTable:
     forward_ahead: IntArray  # updates that F's weights are predicted ahead of it
     backward_ahead: IntArray  # the same for B
     step: IntArray  # step, counted in the window, whose update takes the gradient
-    alive: tuple[int, ...]  # per stage, the greatest number of versions alive at once on a rank
+    alive: tuple[int, ...]  # per stage, the most versions alive at once on a rank
 
 
 def versions(schedule: "Schedule") -> VersionTable:
@@ -431,9 +431,9 @@ def versions(schedule: "Schedule") -> VersionTable:
 
     A version lives from its update to the last action that reads it.  The newest one always
     lives, and at the window's end the `history` before it.  An update that makes a version from
-    one that nobody will read again writes it in place.
+    one that nothing will read again writes it in place.
 
-    Raises:   ScheduleError: the law names a version that is not there yet, or not any more.
+    Raises:   ScheduleError: the law names a version that is not there yet, or no longer.
     """
     rule, per_step = schedule.weight_rule, schedule.num_micro_batches
     shape = (schedule.num_stages, per_step * schedule.num_steps)
@@ -489,7 +489,7 @@ def _walk(
 def _most_alive(born: IntArray, last: IntArray, start: int, history: int) -> int:
     """Return the most versions of a stage alive at once on the rank whose actions begin at `start`.
 
-    A version is alive after action i where it was born at i or before and is read after i.
+    A version is alive after action i if it was born at i or before and is read after i.
     """
     most, num_versions = 0, len(born)
     for at in range(num_versions):

@@ -2,7 +2,7 @@
 
 The best of a few greedy schedules, which differ in how far forwards run ahead of the backwards,
 whether a rank prefers I or F, and whether it starts a W shortly before something better.  Where
-that is not the least that there can be, neighbours on the critical path are swapped (improve.py);
+that is not the shortest possible, neighbours on the critical path are swapped (improve.py);
 for few micro-batches in the next best two as well.
 
     S = 3, M = 4, at most 3 activations, I takes two seconds, all else one:

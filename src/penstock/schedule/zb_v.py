@@ -28,7 +28,7 @@ def zb_v(
 ) -> Schedule:
     """Return ZB-V for `seconds`, by default f = i = w; without `num_ranks`, two stages per rank.
 
-    With `seconds` no step takes longer than with that for f = i = w.
+    With `seconds` no step takes longer than with the schedule for f = i = w.
 
     Bubble, in seconds, for stages with f = i = w, free links, S = 2 R and M = R or M >= 2 R - 1:
     (R - 1) * f, the time until the last rank can start; no schedule has less.  Every rank
@@ -46,7 +46,7 @@ def zb_v(
         Rules(prefer("IFW", placement.shape), limit),
         Rules(wave, limit, in_order=True),  # Hanayo's forwards and backwards
     ]
-    if seconds is not None:  # no longer than with that for equal stages
+    if seconds is not None:  # no longer than with the schedule for equal stages
         alike = greedy(placement, Seconds(), rules).orders
         rules.append(Rules(script(alike, placement.shape), limit, in_order=True))
     orders = greedy(placement, seconds or Seconds(), rules).orders

@@ -30,7 +30,7 @@ def zb_h1(num_stages: int, num_micro_batches: int) -> Schedule:
     """Return the ZB-H1 schedule, one stage per rank.
 
     Bubble, in seconds, for equal stages, free links, w <= min(f, i) and M >= S:
-    (S - 1) * (f + i - w), against (S - 1) * (f + i + w) for 1F1B.  With less micro-batches there
+    (S - 1) * (f + i - w), against (S - 1) * (f + i + w) for 1F1B.  With fewer micro-batches there
     is less to save: (S - 1) * (f + i) - (min(S, M) - 1) * w.
     Every rank holds min(S, M) activations.
     """
@@ -45,7 +45,7 @@ def zb_h2(num_stages: int, num_micro_batches: int) -> Schedule:
     (S - 1) * max(f, f + i - 2 w).  The (S - 1) * f of it is the time until the last rank can
     start, and no schedule has less; between its own first and last action rank r idles
     (S - 1 - r) * max(0, f + i - 2 w), which is what the paper counts.
-    Every rank holds at most min(2 S - 1, M) activations, twice those of ZB-H1 but for one.
+    Every rank holds at most min(2 S - 1, M) activations, one less than twice those of ZB-H1.
     """
     more = max(0, num_micro_batches - num_stages)
     orders = arrange(
