@@ -12,7 +12,7 @@ from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
 from penstock.schedule import Schedule, recipe
-from penstock.schedule.grid import Grid, unlike
+from penstock.schedule.grid import Grid, misfit, unlike, written
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -150,7 +150,7 @@ class Plan:
     def share_words(self) -> str:
         """Return how many micro-batches the replicas take, in words."""
         if self.shares:
-            return " + ".join(map(str, self.shares))
+            return written(self.shares)
         return f"{self.num_micro_batches} per replica"
 
     @property
@@ -179,7 +179,7 @@ class Plan:
         head = (
             f"Plan for graph {self.graph}: {self.replicas} x {self.num_stages} stages on "
             f"{self.total_ranks} ranks, {name_of(self.schedule)}, "
-            f"{' + '.join(map(str, self.shares or (self.num_micro_batches,)))} micro-batches"
+            f"{written(self.shares or (self.num_micro_batches,))} micro-batches"
         )
         lines = [f"  {d.what}: {d.value} ({d.by}): {d.why}" for d in self.decisions]
         return "\n".join([head, *lines, *self._prediction_line()])
@@ -256,19 +256,13 @@ def _check_offload(plan: Plan) -> None:
 
 def _check_shares(plan: Plan) -> None:
     """Raise where the shares are not those of the replicas."""
-    if not plan.shares:
-        return
-    given = " + ".join(map(str, plan.shares))
-    if len(plan.shares) != plan.replicas or min(plan.shares) < 1:
-        hint = "give each replica 1 micro-batch or more"
-        raise PlanError(f"shares are {given}, for {plan.replicas} replicas", hint=hint)
-    if max(plan.shares) != plan.num_micro_batches:
-        hint = "num_micro_batches is the largest share"
-        raise PlanError(f"shares are {given}, not {plan.num_micro_batches}", hint=hint)
-    written = isinstance(plan.schedule, Schedule)
-    if unlike(plan.shares) and (written or has_window(plan.schedule)):
+    if found := misfit(plan.shares, plan.replicas, plan.num_micro_batches):
+        raise PlanError(found[0], hint=found[1])
+    is_fixed = isinstance(plan.schedule, Schedule) or has_window(plan.schedule)
+    if unlike(plan.shares) and is_fixed:
         hint = "give all replicas the same share, or name the builder of a synchronous schedule"
-        raise PlanError(f"shares are {given}, by {name_of(plan.schedule)}", hint=hint)
+        message = f"shares are {written(plan.shares)}, by {name_of(plan.schedule)}"
+        raise PlanError(message, hint=hint)
 
 
 def _check_schedule(plan: Plan) -> None:

@@ -23,6 +23,7 @@ from penstock.program.reductions import Needed, holders_of, needed, stages_by_ra
 from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
 from penstock.program.wiring import Wiring, laws, wire
+from penstock.schedule.grid import Grid
 from penstock.schedule.orders import F, I, U
 from penstock.schedule.schedule import Schedule
 
@@ -65,10 +66,11 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     check_edges(wires, largest.num_stages)
     check_tied(tied, largest.num_stages)
     lives = {id(one): holders_of(one.ranks[None])[0] for one in many}
-    holders = [_moved(lives[id(one)], at * one.num_ranks) for at, one in enumerate(many)]
+    grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
+    holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
     sums = sums if backward else ()
-    code = _side_by_side(many, sums, wire(largest.num_stages, wires))
+    code = _side_by_side(many, grid, sums, wire(largest.num_stages, wires))
     return Program(
         largest.num_stages,
         largest.num_micro_batches,
@@ -80,7 +82,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
         len(many),
         clip,
         tuple(stage_bytes),
-        tuple(one.num_micro_batches for one in many),
+        grid.shares,
         tuple(stages),
     )
 
@@ -105,16 +107,16 @@ def _sizes(schedule: Schedule) -> str:
     return f"{sizes}, {schedule.num_steps} steps, weights {schedule.weight_rule.name}"
 
 
-def _moved(holders: Sequence[tuple[int, ...]], first: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks on which each stage lives, shifted by `first`."""
-    return tuple(tuple(rank + first for rank in ranks) for ranks in holders)
+def _on(holders: Sequence[tuple[int, ...]], ranks: range) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks on which each stage lives, where a replica has `ranks`."""
+    return tuple(tuple(ranks[rank] for rank in own) for own in holders)
 
 
-def _by_replica(sums: Sequence[Needed], num_ranks: int, replicas: int) -> list[list[int]]:
+def _by_replica(sums: Sequence[Needed], grid: Grid) -> list[list[int]]:
     """Return for each replica the numbers of the sums in which any of its ranks takes part."""
-    own: list[list[int]] = [[] for _ in range(replicas)]
+    own: list[list[int]] = [[] for _ in range(grid.replicas)]
     for number, one in enumerate(sums):
-        for replica in sorted({rank // num_ranks for rank in one.reduce.ranks}):
+        for replica in sorted({*map(grid.replica_of, one.reduce.ranks)}):
             own[replica].append(number)
     return own
 
@@ -271,21 +273,23 @@ def _run_clock(work: Turns, sources: Sources) -> Clock:
     return clock
 
 
-def _side_by_side(many: Sequence[Schedule], sums: Sequence[Needed], wiring: Wiring) -> Codes:
+def _side_by_side(
+    many: Sequence[Schedule], grid: Grid, sums: Sequence[Needed], wiring: Wiring
+) -> Codes:
     """Return the instructions of all replicas; those with one schedule differ by their numbers."""
-    num_ranks, table = many[0].num_ranks, tuple(one.reduce for one in sums)
-    own = _by_replica(sums, num_ranks, len(many))
+    table = tuple(one.reduce for one in sums)
+    own = _by_replica(sums, grid)
     made: dict[int, tuple[Columns, int]] = {}  # by schedule: the code of its first replica
     copies: list[Codes] = []
     for at, one in enumerate(many):
         if id(one) not in made:
             mine = {number: sums[number] for number in own[at]}
-            code = _of_replica(one, mine, (at, len(many)), (wiring, len(sums)))
+            code = _of_replica(one, mine, (at, grid), (wiring, len(sums)))
             made[id(one)] = code, at
         columns, other = made[id(one)]
         copy = Codes(*columns, table)
         if len(many) > 1:
-            peer = np.where(columns.peer >= 0, columns.peer + num_ranks * at, columns.peer)
+            peer = np.where(columns.peer >= 0, columns.peer + grid.ranks_of(at).start, columns.peer)
             copy = replace(copy, peer=peer.astype(columns.peer.dtype))
         if other != at:
             rows = np.flatnonzero(columns.op == REDUCE)
@@ -300,19 +304,19 @@ def _side_by_side(many: Sequence[Schedule], sums: Sequence[Needed], wiring: Wiri
 def _of_replica(
     schedule: Schedule,
     sums: Mapping[int, Needed],
-    replica: tuple[int, int],
+    replica: tuple[int, Grid],
     beside: tuple[Wiring, int],
 ) -> Columns:
     """Return the instructions of one replica, with ranks counted from its first.
 
-    sums:     by number, those in which it takes part.  replica: which, of how many.
+    sums:     by number, those in which it takes part.  replica: which, and of which grid.
     beside:   the wiring, and how many sums there are.
     Raises:   ProgramError: some rank waits forever in a sum.
     """
-    (at, replicas), (wiring, num_sums) = replica, beside
+    (at, grid), (wiring, num_sums) = replica, beside
     where = schedule.ranks
     extras = _extras(schedule, sums, holders_of(where[None])[0])
-    ranks = range(at * schedule.num_ranks, (at + 1) * schedule.num_ranks)
+    ranks = grid.ranks_of(at)
     members: list[list[int]] = [[] for _ in range(num_sums)]
     for number, one in sums.items():
         members[number] = [rank - ranks.start for rank in one.reduce.ranks if rank in ranks]
@@ -324,7 +328,7 @@ def _of_replica(
         np.array([rank for ranks in members for rank in ranks], np.int32),
         np.cumsum([0, *map(len, members)], dtype=np.int64),
     )
-    code = _issue(_work(schedule, extras), sources, replicas * schedule.num_ranks)
+    code = _issue(_work(schedule, extras), sources, grid.replicas * grid.num_ranks)
     backward = bool((schedule.orders.kinds != F).any())
     alone = np.zeros(schedule.num_ranks, np.int64)
     assign_slots(code, code.slot, wiring, (alone, where.shape[1]), backward)

@@ -35,7 +35,7 @@ from penstock.program.instructions import Unshard as Unshard
 from penstock.program.instructions import Update as Update
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
-from penstock.schedule.grid import Grid, unlike
+from penstock.schedule.grid import Grid, misfit, unlike, written
 from penstock.schedule.orders import F
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 from penstock.typed import damage
@@ -102,19 +102,12 @@ class Program:
             raise ProgramError("a number in stage_bytes is below 0", hint="give 0 or more bytes")
 
     def _check_shares(self) -> None:
-        if not self.shares:
-            return
-        given = " + ".join(map(str, self.shares))
-        if len(self.shares) != self.replicas or min(self.shares) < 1:
-            hint = "give each replica 1 micro-batch or more"
-            raise ProgramError(f"shares are {given}, for {self.replicas} replicas", hint=hint)
-        if max(self.shares) != self.num_micro_batches:
-            hint = "num_micro_batches is the largest share"
-            raise ProgramError(f"shares are {given}, not {self.num_micro_batches}", hint=hint)
+        if found := misfit(self.shares, self.replicas, self.num_micro_batches):
+            raise ProgramError(found[0], hint=found[1])
         if unlike(self.shares) and (self.weight_rule != SYNCHRONOUS or self.num_steps > 1):
             hint = "give all replicas the same share, or take one synchronous step"
             window = f"{self.num_steps} steps, weights {self.weight_rule.name}"
-            raise ProgramError(f"shares are {given}, for {window}", hint=hint)
+            raise ProgramError(f"shares are {written(self.shares)}, for {window}", hint=hint)
 
     @property
     def num_ranks(self) -> int:

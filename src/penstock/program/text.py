@@ -20,6 +20,7 @@ from penstock.files import Json
 from penstock.program.codes import Codes
 from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.instructions import How, Instruction, Reduce, parse_instruction
+from penstock.schedule.grid import written
 from penstock.schedule.weight_rule import WeightRule, rule_named
 from penstock.typed import typed
 
@@ -102,25 +103,25 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
     Raises:   MisfitError: a field is missing, unknown or of another type.
               ProgramError: an unknown weight rule, or something other than instructions.
     """
-    written = typed(_ProgramFile, content)
-    rule = rule_named(written.weight_rule, weight_rules)
+    read = typed(_ProgramFile, content)
+    rule = rule_named(read.weight_rule, weight_rules)
     if rule is None:
         known = " ".join(rule.name for rule in weight_rules)
-        raise ProgramError(f"weight_rule is {written.weight_rule!r}; known are {known}")
-    reductions = [Reduce(r.bucket, r.how, r.ranks, 0, r.size_bytes) for r in written.reductions]
-    lines = enumerate(written.code)
+        raise ProgramError(f"weight_rule is {read.weight_rule!r}; known are {known}")
+    reductions = [Reduce(r.bucket, r.how, r.ranks, 0, r.size_bytes) for r in read.reductions]
+    lines = enumerate(read.code)
     return Saved(
-        written.num_stages,
-        written.num_micro_batches,
+        read.num_stages,
+        read.num_micro_batches,
         Codes.of(_code(line, rank, reductions) for rank, line in lines),
-        written.edges,
-        written.num_steps,
+        read.edges,
+        read.num_steps,
         rule,
-        written.tied,
-        written.replicas,
-        written.clip,
-        written.stage_bytes,
-        written.shares,
+        read.tied,
+        read.replicas,
+        read.clip,
+        read.stage_bytes,
+        read.shares,
     )
 
 
@@ -132,9 +133,7 @@ def _code(line: str, rank: int, reductions: Iterable[Reduce]) -> list[Instructio
 def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 64) -> str:
     """Return the edges and the instructions of each rank; long ones are cut, and say so."""
     counts = f"{program.num_ranks} ranks, {program.num_stages} stages"
-    counts += (
-        f", {' + '.join(map(str, program.shares or (program.num_micro_batches,)))} micro-batches"
-    )
+    counts += f", {written(program.shares or (program.num_micro_batches,))} micro-batches"
     window = (
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )

@@ -66,6 +66,24 @@ def evenly(micro_batches: int, replicas: int) -> tuple[int, ...]:
     return (share + 1,) * left + (share,) * (replicas - left)
 
 
+def written(shares: tuple[int, ...]) -> str:
+    """Return shares as people read them, as "3 + 3 + 2"."""
+    return " + ".join(map(str, shares))
+
+
+def misfit(shares: tuple[int, ...], replicas: int, largest: int) -> tuple[str, str] | None:
+    """Return why `shares` are no shares of that many replicas, and a hint; None where they are.
+
+    No shares at all stand for equal ones.
+    """
+    if shares and (len(shares) != replicas or min(shares) < 1):
+        problem = f"shares are {written(shares)}, for {replicas} replicas"
+        return problem, "give each replica 1 micro-batch or more"
+    if shares and max(shares) != largest:
+        return f"shares are {written(shares)}, not {largest}", "num_micro_batches is the largest"
+    return None
+
+
 def unlike(shares: tuple[int, ...]) -> tuple[int, ...]:
     """Return `shares`, or nothing if all are alike."""
     return shares if len(set(shares)) > 1 else ()

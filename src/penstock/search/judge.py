@@ -137,7 +137,9 @@ class Judge:
         """Return for each rank of a replica the devices it is on: (kind, bytes of memory)."""
         cluster, places = self.cluster_of(plan.hosts), self.places(plan.hosts, plan.total_ranks)
         rows = [(k, cluster.device_of(rank).memory_bytes) for rank, k in enumerate(places)]
-        return tuple(tuple(set(rows[rank :: plan.num_ranks])) for rank in range(plan.num_ranks))
+        grid = plan.grid
+        columns = (grid.column_of(rank) for rank in grid.ranks_of(0))
+        return tuple(tuple({rows[rank] for rank in column}) for column in columns)
 
     def lacking_bytes(self, candidate: Candidate) -> int:
         """Return the bytes that all ranks together hold above what their devices have."""
@@ -247,11 +249,11 @@ class Judge:
     def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:
         """Return for each rank of a replica what it sums over ranks when it has computed all."""
         counts, cluster = self._counts_of(plan), self.cluster_of(plan.hosts)
-        ends_s = np.zeros(plan.num_ranks)
+        ends_s, grid = np.zeros(plan.num_ranks), plan.grid
+        each = [grid.ranks_of(replica) for replica in range(grid.replicas)]
         for stage in stages.stages:
             holders = np.flatnonzero(counts.forward[:, stage.index])
-            firsts = range(0, plan.total_ranks, plan.num_ranks)
-            ranks = [first + rank for first in firsts for rank in holders.tolist()]
+            ranks = [r for own in each for r in np.array(own)[holders].tolist()]
             if len(ranks) > 1:
                 size = sum(self.graph.nodes[p].size_bytes for p in stage.parameters)
                 ends_s[holders] += cluster.all_reduce_s(size, ranks)

@@ -186,9 +186,9 @@ class _Cutter:
         if len(set(places)) == 1:
             return (places[:1],) * plan.num_stages
         holders = self.judge.holders(plan)
-        firsts = range(0, plan.total_ranks, plan.num_ranks)
+        column_of = plan.grid.column_of
         return tuple(
-            tuple(sorted({places[first + rank] for first in firsts for rank in ranks}))
+            tuple(sorted({places[there] for rank in ranks for there in column_of(rank)}))
             for ranks in holders
         )
 

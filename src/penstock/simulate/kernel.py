@@ -230,7 +230,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                     else:
                         duration_s = action_s[COST_ROW[op, kind], stage, device[rank]]
                     beside_s = link_s[rank] - start_s
-                    if beside_s > 0.0:  # beside a busy link, work takes 1 + slowdown times longer
+                    if beside_s > 0.0:  # beside a busy link, work takes 1 + slowdown times as long
                         slower = 1.0 + slowdown[rank]
                         longer_s = duration_s + beside_s - beside_s / slower
                         duration_s = min(duration_s * slower, longer_s)

@@ -55,10 +55,9 @@ def suited(plan: Plan, setting: Setting, *, alike: Schedule | None = None) -> Pl
     if not isinstance(recipe, Recipe) or not recipe.takes_seconds:
         return plan
     made = schedule_of(bare(plan)) if alike is None else alike
-    firsts = range(0, plan.total_ranks, plan.num_ranks)
     rows: list[list[float]] = [[] for _ in KINDS]
     for stage, ranks in enumerate(made.stage_ranks):
-        kinds = {setting.places[first + rank] for first in firsts for rank in ranks}
+        kinds = {setting.places[there] for rank in ranks for there in plan.grid.column_of(rank)}
         for kind, row in enumerate(rows):
             row.append(
                 max(_rounded(float(setting.costs.action_s[kind, stage, at])) for at in kinds)
