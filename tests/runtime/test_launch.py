@@ -1,5 +1,6 @@
 """Whatever fails on one rank ends all of them with its error, and nothing is left behind."""
 
+import ctypes
 import itertools
 import json
 import os
@@ -133,6 +134,23 @@ def test_ranks_go_on_with_the_random_numbers_of_python_where_their_parent_is():
 
     found = run_processes(work, 2, lambda step: None)
     assert [each.typical_s for each in found] == [expected, expected]
+
+
+def test_no_thread_of_a_rank_is_still_ending_afterwards():
+    """What a library gives back when a thread ends, a fork must not find half done."""
+    libc, key = ctypes.CDLL(None), ctypes.c_uint()
+    libc.pthread_key_create(ctypes.byref(key), libc.usleep)  # called with the value, at the end
+    ids = []
+
+    def work(transport, report) -> RankResult:
+        ids.append(threading.get_native_id())
+        libc.pthread_setspecific(key, ctypes.c_void_p(100_000))
+        return result(transport.rank)
+
+    run_threads(work, 3, lambda step: None)
+    libc.pthread_key_delete(key)
+    assert len(ids) == 3
+    assert not {str(each) for each in ids} & set(os.listdir("/proc/self/task"))
 
 
 # -- what a rank raises --------------------------------------------------------------------------

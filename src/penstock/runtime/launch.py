@@ -15,12 +15,14 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -41,6 +43,7 @@ from penstock.typed import typed
 
 T = TypeVar("T")
 Groups = Sequence[tuple[int, ...]]
+_SOON_S = 1e-4
 Work = Callable[[Transport, Report], RankResult]
 
 
@@ -116,11 +119,15 @@ def _wait(threads: Sequence[tuple[threading.Thread, threading.Event]]) -> None:
     """Wait until all have ended.
 
     Ctrl-C in a `join` may mark a thread that still runs as stopped, and a later one not wait.
+    After `join` the kernel's thread still gives back what MKL keeps for it, under a lock of MKL's:
+    a process forked meanwhile would wait for that lock for ever in its first matrix product.
     """
     for _, ended in threads:
         ended.wait()
     for thread, _ in threads:
         thread.join()
+        while Path(f"/proc/self/task/{thread.native_id}").exists():
+            time.sleep(_SOON_S)
 
 
 def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> RunError:
