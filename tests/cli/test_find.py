@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.schedule import Schedule, Seconds, peak_activations, v_half
+from penstock.schedule import Schedule, Seconds, peak_activations, v_half, zb_v
 from tests.cli.conftest import Call
 from tests.schedule.brute import shortest
 from tests.search.test_shortest import played_s
@@ -55,17 +55,16 @@ def test_annealed_one_has_the_stages_and_the_memory_of_the_one_that_is_named(
     call: Call, tmp_path: Path
 ):
     text, svg = tmp_path / "found.txt", tmp_path / "found.svg"
-    sizes = ("--stages", 8, "--micro-batches", 8, "--within", 0, "--out", text, "--svg", svg)
-    done = call(
-        "schedule", "v_half", "--find", "anneal", *sizes, "--seconds", "1,1,1,0.5", "--json"
-    )
-    document, seconds = json.loads(done.out), Seconds(message_s=0.5)
-    made, published = Schedule.parse(text.read_text()), v_half(8, 8)
+    sizes = ("--stages", 6, "--micro-batches", 6, "--within", 0, "--out", text, "--svg", svg)
+    done = call("schedule", "zb_v", "--find", "anneal", *sizes, "--seconds", "1,1,1,1", "--json")
+    document, seconds = json.loads(done.out), Seconds(message_s=1.0)
+    made, published = Schedule.parse(text.read_text()), zb_v(6, 6)
     assert made.stage_ranks == published.stage_ranks
     assert max(peak_activations(made)) <= document["limit"] == max(peak_activations(published))
     assert document["step_s"] == played_s(made, seconds) < played_s(published, seconds)
     assert document["bound_s"] <= document["step_s"]
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    sizes = ("--stages", 8, "--micro-batches", 8, "--within", 0)
     words = call("schedule", "v_half", "--find", "anneal", *sizes).out
     assert "no schedule with its stages on these ranks is below 51 s" in words
 

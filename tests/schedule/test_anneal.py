@@ -14,7 +14,6 @@ from penstock.schedule import (
     gpipe,
     interleaved,
     peak_activations,
-    v_half,
     zb_h1,
     zb_v,
 )
@@ -60,14 +59,6 @@ def test_messages_are_shortened_too():
     before, slow = zb_v(6, 6), Seconds(message_s=1.0)
     assert played_s(annealed(before, moves=40_000), slow) == played_s(before, slow) == 59
     assert played_s(annealed(before, seconds=slow, moves=40_000), slow) <= 47
-
-
-def test_v_half_of_four_ranks_is_not_the_shortest_with_its_memory():
-    published = v_half(8, 8)
-    found = annealed(published, moves=400_000, seed=1)
-    assert step_s(published) == 55
-    assert step_s(found) <= 54
-    assert max(peak_activations(found)) == max(peak_activations(published)) == 6
 
 
 def test_gpipe_with_less_memory_is_refused_and_with_as_much_stays_as_short():

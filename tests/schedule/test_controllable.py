@@ -20,21 +20,26 @@ def test_rank_of_v_min_holds_a_third_of_1f1b(num_ranks, m):
 
 
 @given(ranks, sizes)
-def test_rank_of_v_half_holds_a_half_of_1f1b(num_ranks, more):
-    m = num_ranks + more
+def test_rank_of_v_half_holds_a_half_of_1f1b(num_ranks, m):
     held = max(peak_activations(v_half(2 * num_ranks, m)))
     assert held <= num_ranks + 1 + (num_ranks % 2 == 0)
 
 
-@given(st.integers(2, 10), sizes)
-def test_bubble_of_v_min_is_the_closed_form(num_ranks, m):
-    assert step(v_min(2 * num_ranks, m)) == 6 * m + 4 * num_ranks - 5
-
-
 @given(st.integers(3, 10), sizes)
-def test_bubble_of_v_half_is_the_closed_form(num_ranks, more):
-    m = num_ranks + more
-    assert step(v_half(2 * num_ranks, m)) == 6 * m + 3 * num_ranks - 5 + num_ranks % 2
+def test_bubbles_are_the_closed_forms(num_ranks, more):
+    m = num_ranks + more - 1
+    third = 6 * num_ranks - 1 - 6 * ((num_ranks + 4) // 3)
+    half = 3 * num_ranks - 7 + 3 * (num_ranks % 2)
+    assert step(v_min(2 * num_ranks, m)) == 6 * m + third
+    assert step(v_half(2 * num_ranks, m)) == 6 * m + half
+
+
+@pytest.mark.parametrize(
+    ("builder", "num_ranks", "published"),
+    [(v_half, 4, 53), (v_half, 6, 83), (v_min, 3, 41), (v_min, 6, 89), (v_min, 5, 75)],
+)
+def test_no_step_is_longer_than_that_of_the_authors(builder, num_ranks, published):
+    assert step(builder(2 * num_ranks, 2 * num_ranks)) <= published
 
 
 @given(st.integers(3, 6), st.integers(1, 6))

@@ -2,8 +2,8 @@
 
 A move takes an action a few places forward or back on its rank.  One that does not lengthen the
 step is kept; one that does is kept now and then, less and less often.  What comes out is as short
-as the schedule that went in, or shorter: V-Half on four ranks with eight micro-batches, 55 seconds
-long if every action takes one, becomes 53 seconds long with the same activations.
+as the schedule that went in, or shorter: ZB-V on six ranks with six micro-batches, 59 seconds long
+if every action and every message takes one, becomes 47 seconds long with the same activations.
 
 Source: S. Kirkpatrick et al., "Optimization by simulated annealing", 1983.
 """

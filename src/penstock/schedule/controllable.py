@@ -10,14 +10,17 @@ every six:
     V-Min   1, 1, 1, 1   R 4 / 6 stages, a third of the 2 R stages of 1F1B
     V-Half  1, 2, 1, 2   R 6 / 6 stages, half of them
 
-The W are put where a rank would idle, or where it may hold no more.
+Repeated as it stands this leaves ranks idle at both ends of the step, and between; every action is
+then moved where there is room (justify.py), under the same number of activations L.  A step of M
+micro-batches is left with 6 M + 6 R - 1 - 3 L seconds, for R >= 3 and M >= R: as short as the
+shortest that the authors' own generator finds with as many activations, on 3 to 8 ranks.
 
     V-Min, S = 4, R = 2, M = 2, one second per action:
-    rank 0  F0.0 .    .    F3.0 I3.0 F0.1 W3.0 I0.0 W0.0 F3.1 I3.1 W3.1 .    I0.1 W0.1
-    rank 1  .    F1.0 F2.0 .    .    I2.0 I1.0 F1.1 F2.1 W2.0 W1.0 I2.1 I1.1 W2.1 W1.1
+    rank 0  F0.0 F0.1 .    F3.0 I3.0 W3.0 F3.1 I0.0 I3.1 W0.0 W3.1 I0.1 W0.1
+    rank 1  .    F1.0 F2.0 F1.1 F2.1 I2.0 I1.0 W2.0 W1.0 I2.1 I1.1 W2.1 W1.1
 
-Source: "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362; the ticks are derived
-here.
+Source: "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362; the ticks, and how the
+ends are filled, are derived here.
 """
 
 import itertools
@@ -25,14 +28,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.schedule.figures import peak_activations
-from penstock.schedule.greedy import Rules, Seconds, greedy, script
+from penstock.schedule.justify import justify
 from penstock.schedule.orders import Kind
-from penstock.schedule.placement import one_way, ranks_for, vee
+from penstock.schedule.placement import ranks_for, vee
 from penstock.schedule.schedule import Row, Schedule, arrange
 
 _Starts: TypeAlias = tuple[int, int, int]
-_KINDS: tuple[Kind, ...] = ("F", "F", "I", "I", "W", "W")  # there, back; back, there; back, there
+_KINDS: tuple[Kind, ...] = ("F", "I", "W")
 
 
 class _Legs(NamedTuple):
@@ -47,10 +49,10 @@ class _Legs(NamedTuple):
 def v_half(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = None) -> Schedule:
     """Return V-Half; without `num_ranks`, two stages per rank.
 
-    For S = 2 R and M >= R a rank holds at most R + 1 activations, or R + 2 if R is even, each of
-    one stage: half of what 1F1B holds with stages of twice the size.  Bubble, in seconds, for
-    stages with f = i = w and free links: (3 R - 5 + R % 2) * f for R >= 3, against
-    6 (R - 1) * f for that 1F1B.
+    For S = 2 R a rank holds at most R + 1 activations, or R + 2 if R is even, each of one stage:
+    half of what 1F1B holds with stages of twice the size.  Bubble, in seconds, for stages with
+    f = i = w, free links and M >= R: (3 R - 7 + 3 (R % 2)) * f for R >= 3, against 6 (R - 1) * f
+    for that 1F1B.
 
     Raises:   ScheduleError: `num_ranks` is less than 1, or there are more than two stages per rank.
     """
@@ -63,8 +65,8 @@ def v_min(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = No
 
     For S = 2 R a rank holds at most 2 * ((R + 4) // 3) activations, each of one stage: a third of
     what 1F1B holds with stages of twice the size, and up to 8 / 3 more.  Bubble, in seconds, for
-    stages with f = i = w and free links: (4 R - 5) * f for R >= 2, against 6 (R - 1) * f for that
-    1F1B.
+    stages with f = i = w, free links and M >= R: (6 R - 1 - 6 ((R + 4) // 3)) * f for R >= 3,
+    against 6 (R - 1) * f for that 1F1B.
 
     Raises:   ScheduleError: `num_ranks` is less than 1, or there are more than two stages per rank.
     """
@@ -75,22 +77,21 @@ def v_min(num_stages: int, num_micro_batches: int, *, num_ranks: int | None = No
 def _repeated(
     steps: _Legs, num_stages: int, num_micro_batches: int, num_ranks: int, name: str
 ) -> Schedule:
-    home, m = vee(num_stages, num_ranks), np.arange(num_micro_batches)
-    starts = _starts(steps, num_ranks)
-    rows: list[list[Row]] = []
-    for rank in range(num_ranks):
-        there, back = rank, 2 * num_ranks - 1 - rank
-        block = _block(steps, starts, rank)
-        assert block is not None
-        stages = (there, back, back, there, back, there)
-        places = zip(_KINDS, stages, block, strict=True)
-        rows.append([Row(k, s, m, tick + 6 * m) for k, s, tick in places if s < num_stages])
-    pattern = Schedule(num_stages, num_micro_batches, arrange(rows), name=name)
-    limit = np.full(num_ranks, max(peak_activations(pattern)))
-    ranks = one_way(home, num_micro_batches)
-    rules = Rules(script(pattern.orders, ranks.shape), limit, in_order=True)
-    orders = greedy(ranks, Seconds(), [rules]).orders
-    return Schedule(num_stages, num_micro_batches, orders, name=name)
+    homes, starts = vee(num_stages, num_ranks), _starts(steps, num_ranks)
+    blocks = np.array([_block(steps, starts, rank) for rank in range(num_ranks)])
+    first = np.zeros((3, 2 * num_ranks), np.int64)
+    for kind in range(3):  # there on rank 0, 1, ..., then back
+        there, back = (kind * 2 + (kind > 0), kind * 2 + (kind == 0))
+        first[kind] = np.concatenate([blocks[:, there], blocks[::-1, back]])
+    pattern = first[:, :num_stages, None] + 6 * np.arange(num_micro_batches)
+    held = max(_held(block) for block in blocks.tolist())
+    ticks = justify(pattern, homes, held)
+    rows: list[list[Row]] = [[] for _ in range(num_ranks)]
+    numbers = np.arange(num_micro_batches)
+    for kind, of_kind in zip(_KINDS, ticks, strict=True):
+        for stage, times in enumerate(of_kind):
+            rows[int(homes[stage])].append(Row(kind, stage, numbers, times))
+    return Schedule(num_stages, num_micro_batches, arrange(rows), name=name)
 
 
 def _starts(steps: _Legs, num_ranks: int) -> _Starts:
