@@ -1,6 +1,7 @@
 """Schedules: every built-in schedule simulated, step time against memory.
 
     python -m bench.schedules [--json] [--svg docs/pictures/schedules.svg]
+    python -m bench.schedules --published [--json]
 
 On 4, 8 and 16 ranks, with 1, 2 and 4 micro-batches per rank.  The model is the same for all: where
 a schedule has two stages per rank, each takes half the time and holds half the activations.  F, I
@@ -9,11 +10,14 @@ seconds are made for these and for the links.
 
 links              free, or 0.2 s: what each message between two ranks takes
 step               seconds of one step; of a window of several, its length divided by its steps
+steady             seconds per step of a long run, one after the other without a barrier
 bubble_fraction    idle part of all ranks' time, with these links
 peak_activations   most that a rank holds, in activations of the whole model for one micro-batch
 weight_versions    most that are alive at once of one stage on one rank
 weight_copies      of a rank's share of the model, on one rank, counting stages that live twice
 messages           between ranks, in one step
+
+With --published the rows are other ones: see bench/published.py.
 """
 
 import argparse
@@ -26,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench import published
 from bench.machine import machine
 from bench.schedule_picture import Point, picture
 from penstock.cluster import Cluster, DeviceKind, Host, Link
@@ -38,6 +43,7 @@ from penstock.schedule import (
     find,
     num_messages,
     peak_activations,
+    steady_s,
     versions,
 )
 from penstock.simulate import simulate
@@ -55,6 +61,7 @@ class Row(NamedTuple):
     micro_batches: int
     links: str
     step: float
+    steady: float
     bubble_fraction: float
     peak_activations: float
     weight_versions: int
@@ -104,6 +111,7 @@ def row(schedule: Schedule, message_s: float) -> Row:
         schedule.num_micro_batches,
         f"{message_s:g} s" if message_s else "free",
         window_s / steps,
+        steady_s(schedule, Seconds(share, share, share, message_s)),
         1 - sum(timeline.totals.busy_s) / (window_s * ranks),
         max(peak_activations(schedule)) / schedule.num_stages,
         max(versions(schedule).alive),
@@ -132,8 +140,12 @@ def points(found: list[Row], links: str) -> list[Point]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--published", action="store_true", help="figures of papers beside ours")
     parser.add_argument("--svg", type=Path, help="draw step time against memory to this file")
     options = parser.parse_args()
+    if options.published:
+        published.show(as_json=options.json)
+        return
     found = list(rows())
     if options.svg:
         ranks, per_rank = PICTURED

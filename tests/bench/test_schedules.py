@@ -16,7 +16,7 @@ def figures(name, ranks, micro_batches, message_s=0.0):
 def test_figures_of_1f1b_are_the_known_ones():
     found = figures("one_f_one_b", 4, 8)
     assert found == Row(
-        "one_f_one_b", 4, 4, 8, "free", 33.0, pytest.approx(3 / 11), 1.0, 1, 1.0, 48
+        "one_f_one_b", 4, 4, 8, "free", 33.0, 33.0, pytest.approx(3 / 11), 1.0, 1, 1.0, 48
     )
 
 

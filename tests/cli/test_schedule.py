@@ -18,6 +18,8 @@ from penstock.schedule import (
     one_f_one_b,
     peak_activations,
     refine,
+    steady_bubble_fraction,
+    steady_s,
     versions,
     weight_copies,
 )
@@ -38,10 +40,11 @@ def test_list_has_a_row_of_computed_figures_for_each_schedule(call: Call) -> Non
     rows = {line.split()[0]: line.split() for line in done.out.splitlines() if line.split()}
     for name in NAMES:
         made = find(name)(3, 5)
-        figures = f"{100 * bubble_fraction(made):.1f} % {max(peak_activations(made))}"
+        figures = f"{100 * bubble_fraction(made):.1f} % {100 * steady_bubble_fraction(made):.1f} %"
         ranks, alive = made.num_ranks, max(versions(made).alive)
         sent = num_messages(made) // made.num_steps
-        assert rows[name][1:7] == [str(ranks), *figures.split(), str(alive), str(sent)]
+        counts = map(str, (max(peak_activations(made)), alive, sent))
+        assert rows[name][1:9] == [str(ranks), *figures.split(), *counts]
 
 
 def test_schedule_is_drawn_into_an_svg_file(call: Call, tmp_path: Path) -> None:
@@ -77,6 +80,8 @@ def test_json_of_one_holds_exactly_the_documented_keys(call: Call, name: str) ->
         "micro_batches": 4,
         "ranks": [[str(action) for action in order] for order in made.orders],
         "bubble_fraction": bubble_fraction(made),
+        "steady_bubble_fraction": steady_bubble_fraction(made),
+        "steady_s": steady_s(made),
         "peak_activations": list(peak_activations(made)),
         "weight_versions": list(versions(made).alive),
         "weight_copies": list(weight_copies(made)),
@@ -89,6 +94,7 @@ def test_drawing_shows_the_picture_bubble_versions_and_activations(call: Call) -
     assert "rank 2  .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3" in lines
     assert "   1   2 s            3         1" in lines
     assert f"bubble: {100 * 6 / 42:.2f} % of all ranks' time" in lines
+    assert f"in a long run without a barrier: {100 * 2 / 14:.2f} %, 14 s a step" in lines
 
 
 def test_backward_is_drawn_twice_as_long_as_forward(call: Call) -> None:

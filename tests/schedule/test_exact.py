@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
-from penstock.schedule import Seconds, peak_activations, zb_greedy
+from penstock.schedule import Seconds, peak_activations
 from penstock.schedule.exact import exact
 from penstock.schedule.improve import step_of
+from penstock.schedule.zb_greedy import best_of_rules
 from tests.schedule.brute import seconds_of, shortest
 from tests.schedule.test_improve import plain, unequal
 
@@ -34,7 +35,7 @@ def test_greedy_is_near_the_optimum_wherever_that_is_proved(num_stages, more, ro
     seconds, m = Seconds(f, i, w, data.draw(st.integers(0, 2))), num_stages + more
     limit = max(1, num_stages + room)
     found = exact(num_stages, m, seconds=seconds, limit=limit, time_limit_s=5)
-    greedy = zb_greedy(num_stages, m, seconds=seconds, limit=limit)
+    greedy = best_of_rules(num_stages, m, seconds, limit)
     step_s = step_of(greedy.orders, seconds, (num_stages, m))
     assert found.bound_s <= found.step_s <= step_s
     assert not found.is_proved or step_s <= 1.017 * found.step_s
@@ -43,7 +44,7 @@ def test_greedy_is_near_the_optimum_wherever_that_is_proved(num_stages, more, ro
 def test_without_time_the_greedy_schedule_comes_back_with_a_bound():
     seconds = Seconds(9, 15, 13)
     found = exact(6, 9, seconds=seconds, limit=5, time_limit_s=0.0)
-    greedy = zb_greedy(6, 9, seconds=seconds, limit=5)
+    greedy = best_of_rules(6, 9, seconds, 5)
     assert found.schedule.orders == greedy.orders
     assert found.bound_s <= found.step_s == step_of(greedy.orders, seconds, (6, 9))
     assert not found.is_proved

@@ -195,8 +195,8 @@ def test_nor_where_a_search_for_these_seconds_ends_above_the_one_for_equal_ones(
 
 
 def test_zb_greedy_takes_the_seconds() -> None:
-    seconds = Seconds((1, 1, 1, 5), 1.0, 1.0)
-    assert zb_greedy(4, 8, seconds=seconds) != zb_greedy(4, 8)
+    seconds = Seconds(1.0, 3.0, 1.0)
+    assert zb_greedy(4, 8, seconds=seconds, limit=8) != zb_greedy(4, 8, limit=8)
 
 
 @given(recipes(), st.lists(st.integers(1, 3), min_size=4, max_size=4), st.integers(4, 6))

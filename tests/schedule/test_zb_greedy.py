@@ -1,34 +1,93 @@
+import contextlib
+import itertools
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
-from penstock.schedule import Seconds, one_f_one_b, peak_activations, zb_greedy, zb_h1, zb_h2
+from penstock.schedule import (
+    Action,
+    Schedule,
+    Seconds,
+    one_f_one_b,
+    peak_activations,
+    steady_s,
+    zb_greedy,
+    zb_h1,
+    zb_h2,
+)
+from penstock.schedule.zb_greedy import best_of_rules
 from tests.schedule.brute import shortest
-from tests.schedule.toy import costs, picture, simulated, step
+from tests.schedule.toy import costs, picture, step
 
 sizes, seconds = st.integers(1, 7), st.integers(1, 9)
-tiny = st.sampled_from(((1, 4), (2, 2), (2, 3), (3, 2)))
 times = st.tuples(seconds, seconds, seconds)
 
 
-@given(tiny, times, st.integers(1, 5))
-def test_step_is_the_shortest_there_is_for_the_tiniest_sizes(size, fiw, limit):
-    (num_stages, m), rows = size, [(each,) * size[0] for each in fiw]
-    ours = step(zb_greedy(num_stages, m, seconds=Seconds(*fiw), limit=limit), costs(*fiw))
-    assert ours == shortest(num_stages, m, rows, limit=limit, split=True)
+def all_orders(num_stages, m, limit, share):
+    """Return every order of a rank that keeps micro-batches in order and holds no more."""
+    found = []
+
+    def extend(order, f, i, w):
+        if len(order) == 3 * m:
+            found.append(tuple(order))
+        held = (f - i) + share * (i - w)
+        for kind, at, ok in (
+            ("F", f, f < m and held + 1 <= limit),
+            ("I", i, i < f),
+            ("W", w, w < i),
+        ):
+            if ok:
+                extend(
+                    [*order, (kind, at)], f + (kind == "F"), i + (kind == "I"), w + (kind == "W")
+                )
+
+    extend([], 0, 0, 0)
+    return found
 
 
-@given(sizes, st.integers(1, 16), times, st.integers(0, 7))
-def test_step_is_never_longer_than_those_of_h1_and_h2_within_their_memory(num_stages, m, fiw, more):
-    limit = num_stages + more
-    ours = step(zb_greedy(num_stages, m, seconds=Seconds(*fiw), limit=limit), costs(*fiw))
-    for builder in (zb_h1, zb_h2):
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(((1, 3), (2, 2), (3, 2))),
+    times,
+    st.integers(1, 3),
+    st.sampled_from((0, 0.5, 1)),
+)
+def test_step_is_the_shortest_there_is_for_the_tiniest_sizes(size, fiw, limit, share):
+    num_stages, m = size
+    seconds, least = Seconds(*fiw), float("inf")
+    for orders in itertools.product(all_orders(*size, limit, share), repeat=num_stages):
+        named = [[Action(k, s, at) for k, at in order] for s, order in enumerate(orders)]
+        with contextlib.suppress(ScheduleError):  # some wait forever
+            least = min(least, steady_s(Schedule(*size, tuple(map(tuple, named))), seconds))
+    made = zb_greedy(num_stages, m, seconds=seconds, limit=limit, weight_share=share)
+    assert steady_s(made, seconds) == pytest.approx(least)
+
+
+@given(sizes, st.integers(1, 16), times, st.integers(0, 3), st.integers(0, 7))
+def test_step_is_never_longer_than_those_of_1f1b_h1_and_h2_within_their_memory(
+    num_stages, m, fiw, message_s, more
+):
+    limit, seconds = num_stages + more, Seconds(*fiw, message_s)
+    ours = steady_s(zb_greedy(num_stages, m, seconds=seconds, limit=limit), seconds)
+    for builder in (one_f_one_b, zb_h1, zb_h2):
         if max(peak_activations(builder(num_stages, m))) <= limit:
-            assert ours <= step(builder(num_stages, m), costs(*fiw))
-    assert ours <= step(one_f_one_b(num_stages, m), costs(*fiw))
+            assert ours <= steady_s(builder(num_stages, m), seconds) * (1 + 1e-12)
+    alike = zb_greedy(num_stages, m, limit=limit)
+    assert ours <= steady_s(alike, seconds) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "limit", "most_s"),
+    [
+        ((8, 24), Seconds(), 16, 72),  # that of ZB-H2, which holds 15
+        ((5, 11), Seconds(1, 7, 6, message_s=2), 5, 198),  # that of ZB-H1
+    ],
+)
+def test_step_is_no_longer_where_the_rules_for_a_free_rank_find_less(size, seconds, limit, most_s):
+    assert steady_s(zb_greedy(*size, seconds=seconds, limit=limit), seconds) <= most_s
 
 
 @given(sizes, st.integers(1, 16), times, st.integers(1, 12), st.integers(0, 4))
@@ -37,21 +96,32 @@ def test_rank_holds_no_more_than_the_limit(num_stages, m, fiw, limit, message_s)
     assert max(peak_activations(made)) <= limit
 
 
+@given(sizes, st.integers(1, 12), times, st.integers(1, 9), st.sampled_from((0, 0.25, 0.5)))
+def test_rank_holds_no_more_where_w_needs_a_part_of_an_activation(s, m, fiw, limit, share):
+    made = zb_greedy(s, m, seconds=Seconds(*fiw), limit=limit, weight_share=share)
+    change = {"F": 1, "I": share - 1, "W": -share}
+    for order in made.orders:
+        assert max(itertools.accumulate(change[action.kind] for action in order)) <= limit
+
+
 @given(sizes, st.integers(1, 16))
 def test_without_other_word_it_is_as_good_as_h1_in_the_memory_of_1f1b(num_stages, m):
     made = zb_greedy(num_stages, m)
     assert max(peak_activations(made)) <= num_stages
-    assert step(made) == step(zb_h1(num_stages, m))
+    assert steady_s(made) == steady_s(zb_h1(num_stages, m))
 
 
-@given(st.integers(2, 6), st.integers(0, 9), times, st.integers(1, 3))
-def test_seconds_of_messages_are_minded(num_stages, more, fiw, message_s):
-    """Made for the messages there are, it is no slower with them than ZB-H2, that ignores them."""
-    m = 2 * num_stages + more
-    seconds = Seconds(*fiw, message_s)
-    ours = zb_greedy(num_stages, m, seconds=seconds, limit=2 * num_stages - 1)
-    h2 = simulated(zb_h2(num_stages, m), costs(*fiw), message_s=message_s)
-    assert simulated(ours, costs(*fiw), message_s=message_s) <= h2
+@pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
+def test_part_of_an_activation_is_from_none_to_all(share):
+    with pytest.raises(ScheduleError, match="weight_share is"):
+        zb_greedy(2, 2, weight_share=share)
+
+
+@given(st.sampled_from(((1, 4), (2, 2), (2, 3), (3, 2))), times, st.integers(1, 5))
+def test_step_that_drains_is_the_shortest_there_is_for_the_tiniest_sizes(size, fiw, limit):
+    rows = [(each,) * size[0] for each in fiw]
+    found = best_of_rules(*size, Seconds(*fiw), limit)
+    assert found.step_s == shortest(*size, rows, limit=limit, split=True)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +133,10 @@ def test_seconds_of_messages_are_minded(num_stages, more, fiw, message_s):
         ((6, 9), (10, 15, 10), 5, 425),  # from the second or third best start
     ],
 )
-def test_step_is_the_shortest_with_less_memory_than_1f1b_has(size, fiw, limit, least_s):
+def test_step_that_drains_is_the_shortest_with_less_memory_than_1f1b(size, fiw, limit, least_s):
     """Where the groups of `limit` micro-batches do not come out even."""
-    assert step(zb_greedy(*size, seconds=Seconds(*fiw), limit=limit), costs(*fiw)) == least_s
+    found = best_of_rules(*size, Seconds(*fiw), limit)
+    assert step(Schedule(*size, found.orders), costs(*fiw)) == found.step_s == least_s
 
 
 def test_no_activation_at_all_is_refused():

@@ -21,6 +21,8 @@ from penstock.schedule import (
     bubble_fraction,
     num_messages,
     peak_activations,
+    steady_bubble_fraction,
+    steady_s,
     versions,
     weight_copies,
 )
@@ -166,15 +168,16 @@ def _all(stages: int, micro_batches: int) -> None:
             made = build(Recipe(builder.__name__), stages, micro_batches, None)
             text = _what(builder)
             idle, held = 100 * bubble_fraction(made), max(peak_activations(made))
+            steady = f"{100 * steady_bubble_fraction(made):.1f} %"
             alive, sent = max(versions(made).alive), num_messages(made) // made.num_steps
-            rows.append((made.name, made.num_ranks, f"{idle:.1f} %", held, alive, sent, text))
+            figures = (f"{idle:.1f} %", steady, held, alive, sent)
+            rows.append((made.name, made.num_ranks, *figures, text))
     face.show(f"{stages} stages, {micro_batches} micro-batches a step; {UNITS}\n")
+    names = ("schedule", "ranks", "bubble", "long run", "activations", "versions", "messages", "")
+    face.show(face.table(names, rows))
     face.show(
-        face.table(("schedule", "ranks", "bubble", "activations", "versions", "messages", ""), rows)
-    )
-    face.show(
-        "\nbubble: idle part of all ranks' time; activations, versions: most that one rank holds; "
-        "messages: between ranks, per step"
+        "\nbubble: idle part of all ranks' time; long run: in a run without a barrier; "
+        "activations, versions: most that one rank holds; messages: between ranks, per step"
     )
 
 
@@ -200,12 +203,14 @@ def _one(made: Schedule, *, as_json: bool) -> None:
     with face.busy("counting"):
         idle_s, held, share = bubble(made), peak_activations(made), bubble_fraction(made)
         alive, lives = versions(made).alive, made.stage_ranks
+        steady, each_s = steady_bubble_fraction(made), steady_s(made)
     rows = [
         (rank, f"{idle_s[rank]:g} s", held[rank], max(_of_rank(rank, alive, lives), default=0))
         for rank in range(made.num_ranks)
     ]
     face.show(face.table(("rank", "idle", "activations", "versions"), rows[:_MOST_DRAWN]))
     face.show(f"\nbubble: {100 * share:.2f} % of all ranks' time")
+    face.show(f"in a long run without a barrier: {100 * steady:.2f} %, {each_s:g} s a step")
 
 
 def _of_rank(rank: int, alive: Sequence[int], lives: Sequence[Sequence[int]]) -> Iterator[int]:
@@ -219,6 +224,8 @@ def _document(made: Schedule) -> dict[str, Json]:
         "micro_batches": made.num_micro_batches,
         "ranks": [list(words.split()) for words in made.orders.words()],
         "bubble_fraction": bubble_fraction(made),
+        "steady_bubble_fraction": steady_bubble_fraction(made),
+        "steady_s": steady_s(made),
         "peak_activations": list(peak_activations(made)),
         "weight_versions": list(versions(made).alive),
         "weight_copies": list(weight_copies(made)),

@@ -36,6 +36,7 @@ from penstock.schedule.one_f_one_b import one_f_one_b
 from penstock.schedule.orders import KINDS, Action, Kind, Orders, Row, arrange
 from penstock.schedule.refine import refine
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.steady import steady_bubble_fraction, steady_s
 from penstock.schedule.two_bp import delay_weights, two_bp
 from penstock.schedule.weight_rule import (
     DOUBLE_BUFFERED,
@@ -92,6 +93,8 @@ __all__ = [
     "peak_activations",
     "refine",
     "scaled",
+    "steady_bubble_fraction",
+    "steady_s",
     "two_bp",
     "v_half",
     "v_min",

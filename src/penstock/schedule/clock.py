@@ -87,6 +87,16 @@ def numbers_of(orders: Orders, shape: tuple[int, int], num_steps: int = 0) -> Nu
     return numbers
 
 
+def joins_of(orders: Orders, shape: tuple[int, int], num_steps: int) -> Joins:
+    """Return what updates wait for: every B and W of their stage and step; `shape` is as above."""
+    none = np.empty(0, np.int64)
+    if not num_steps:
+        return Joins(none, none)
+    of = orders.stages * num_steps + orders.micro_batches // (shape[1] // num_steps)
+    of = np.where(np.isin(orders.kinds, (B, W)), of, -1).astype(np.int64)
+    return Joins(of, np.bincount(of[of >= 0], minlength=shape[0] * num_steps))
+
+
 def play(
     orders: Orders, ranks: Ranks, num_steps: int, seconds: tuple[float, ...]
 ) -> tuple[IntArray, Floats]:
@@ -97,19 +107,13 @@ def play(
     its stage and step.  Links are free.  A rank that stops before the end of its order waits
     forever.
     """
-    num_stages, window = ranks.shape
-    numbers, none = numbers_of(orders, (num_stages, window), num_steps), np.empty(0, np.int64)
-    took_s, joins = np.array(seconds[:1]), Joins(none, none)
+    numbers = numbers_of(orders, ranks.shape, num_steps)
+    took_s = np.array(seconds[:1])
     if len(set(seconds)) > 1:
-        took_s = np.zeros((WEIGHTS + 1) * ranks.size + num_stages * num_steps)
+        took_s = np.zeros((WEIGHTS + 1) * ranks.size + len(ranks) * num_steps)
         took_s[numbers] = np.array(seconds)[orders.kinds]
-    if num_steps:
-        of = orders.stages * num_steps + orders.micro_batches // (window // num_steps)
-        of = np.where(np.isin(orders.kinds, (B, W)), of, -1).astype(np.int64)
-        joins = Joins(of, np.bincount(of[of >= 0], minlength=num_stages * num_steps))
-    return run(
-        numbers, orders.offsets, Clockwork(ranks, took_s, 0.0, joins), log_of(2 * ranks.size)
-    )
+    work = Clockwork(ranks, took_s, 0.0, joins_of(orders, ranks.shape, num_steps))
+    return run(numbers, orders.offsets, work, log_of(2 * ranks.size))
 
 
 @compiled

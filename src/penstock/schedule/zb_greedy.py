@@ -1,9 +1,10 @@
 """ZB-greedy: zero bubble for given seconds, under a limit of memory, found greedily.
 
-The best of a few greedy schedules, which differ in how far forwards run ahead of the backwards,
-whether a rank prefers I or F, and whether it starts a W shortly before something better.  Where
-that is not the shortest possible, neighbours on the critical path are swapped (improve.py);
-for few micro-batches in the next best two as well.
+It minimises the seconds per step of a long run without a barrier (steady.py), which is the longest
+rank's own span, as the paper counts it.  Orders are laid by the paper's rounds (rounds.py), by
+rules for a free rank (greedy.py), and as 1F1B, ZB-H1 and ZB-H2 have them.  In the best of them
+neighbours are swapped (improve.py); for few micro-batches in the next best two as well.  Of equal
+ones that with the shorter step that drains is taken.
 
     S = 3, M = 4, at most 3 activations, I takes two seconds, all else one:
     rank 0  F0 F1 F2 .  .  .  .  I0 I0 W0 F3 I1 I1 W1 I2 I2 W2 I3 I3 W3
@@ -13,19 +14,24 @@ for few micro-batches in the next best two as well.
 Source: 001#13 Zero Bubble, arXiv:2401.10241 (automatic scheduling).
 """
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
+from penstock.errors import ScheduleError
+from penstock.schedule.clock import Numbers, numbers_of
 from penstock.schedule.figures import peak_activations
 from penstock.schedule.greedy import Result, Rules, Seconds, greedy_few, prefer, script
-from penstock.schedule.improve import improve, step_of
-from penstock.schedule.orders import IntArray
+from penstock.schedule.improve import improve, orders_of, steady_of, step_of
+from penstock.schedule.one_f_one_b import one_f_one_b
+from penstock.schedule.orders import B, IntArray, Orders
 from penstock.schedule.placement import loop, one_way, ranks_for
+from penstock.schedule.rounds import ROUNDING, Room, lay
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.zero_bubble import zb_h1, zb_h2
 
-_STARTS = 3  # greedy schedules that are improved
+_STARTS = 3  # orders that are improved
 _SMALL = 80  # pairs of stage and micro-batch: where there is time for it
 
 
@@ -35,26 +41,72 @@ def zb_greedy(
     *,
     seconds: Seconds | None = None,
     limit: int | None = None,
+    weight_share: float = 1.0,
 ) -> Schedule:
     """Return a schedule made for `seconds`, by default f = i = w, one stage per rank.
 
-    No rank holds more than `limit` activations, by default S, as 1F1B does; with 2 S - 1 nearly all
-    bubbles can go.  A step never takes longer than with ZB-H1, as far as the limit allows that,
-    nor than with ZB-H2, nor than with the schedule that is made for f = i = w.
+    No rank holds more than `limit` activations, by default S, as 1F1B does; with 2 S nearly all
+    bubbles can go.  Of an activation the `weight_share` is left from I until W.  In a long run
+    without a barrier (`steady_s`) no step takes longer than with 1F1B, ZB-H1 or ZB-H2, where these
+    hold no more, nor than with the schedule that is made for f = i = w.
 
-    Raises:   ScheduleError: `limit` is less than 1, or a time is negative.
+    Raises:   ScheduleError: `limit` is less than 1, a time is negative, or `weight_share` is not
+              from 0 to 1.
     """
-    most = num_stages if limit is None else limit
-    shape = num_stages, num_micro_batches
-    orders, step_s = best_of_rules(*shape, seconds or Seconds(), most)
-    if seconds is not None:
-        alike = best_of_rules(*shape, Seconds(), most).orders
-        orders = alike if step_of(alike, seconds, shape) < step_s else orders
+    if not 0 <= weight_share <= 1:
+        hint = "give the part of an activation that W needs, from 0 to 1"
+        raise ScheduleError(f"weight_share is {weight_share}", hint=hint)
+    shape, room = (num_stages, num_micro_batches), Room(num_stages, weight_share)
+    room = room if limit is None else Room(limit, weight_share)
+    alike = _best(shape, Seconds(), room, [])
+    orders = alike if seconds is None else _best(shape, seconds, room, [alike])
     return Schedule(*shape, orders, name=zb_greedy.__name__)
 
 
+def _best(shape: tuple[int, int], seconds: Seconds, room: Room, more: list[Orders]) -> Orders:
+    """Return the orders with the shortest step in a long run, of all that are laid and `more`."""
+    ranks_for(*shape, shape[0])
+    ranks = one_way(loop(shape[0], shape[0]), shape[1])
+    most = _STARTS if ranks.size <= _SMALL else 1
+    few = greedy_few(ranks, seconds, list(_rules(ranks, int(room.limit))), _STARTS)
+    numbers = [numbers_of(orders, shape).reshape(shape[0], -1) for orders in more]
+    numbers += [numbers_of(each.orders, shape).reshape(shape[0], -1) for each in few]
+    numbers += [each for each in _laid(shape, seconds, room) if _fits(each, shape[1], room)]
+    all_orders = [orders_of(each, shape) for each in numbers]
+    known = [Result(orders, steady_of(orders, seconds, shape)) for orders in all_orders]
+    known.sort(key=lambda each: (each.step_s, step_of(each.orders, seconds, shape)))
+    better = [
+        improve(each, seconds, shape, room.limit, weight_share=room.weight_share, is_steady=True)
+        for each in known[:most]
+    ]
+    return min(better, key=lambda each: each.step_s).orders
+
+
+def _laid(shape: tuple[int, int], seconds: Seconds, room: Room) -> Iterator[Numbers]:
+    """Yield orders, the numbers of their actions, [rank, place], whatever they hold."""
+    table = seconds.table(shape[0], split=True)
+    for taste in itertools.product((False, True), repeat=3):
+        numbers = lay(table, seconds.message_s, shape[1], room, taste)
+        if numbers is not None:
+            yield numbers
+    for builder in (zb_h2, zb_h1):
+        yield numbers_of(builder(*shape).orders, shape).reshape(shape[0], -1)
+    plain = one_f_one_b(*shape).orders
+    times = np.where(plain.kinds == B, 2, 1)
+    numbers = np.repeat(numbers_of(plain, shape), times).astype(np.int64)
+    numbers[np.flatnonzero(np.repeat(plain.kinds == B, times))[1::2]] += shape[0] * shape[1]
+    yield numbers.reshape(shape[0], -1)
+
+
+def _fits(numbers: Numbers, num_micro_batches: int, room: Room) -> bool:
+    """Return whether no rank ever holds more than there is room for."""
+    change = np.array([1.0, room.weight_share - 1.0, -room.weight_share])
+    held = np.cumsum(change[numbers // (len(numbers) * num_micro_batches)], axis=1)
+    return bool(held.max() <= room.limit + ROUNDING)
+
+
 def best_of_rules(num_stages: int, num_micro_batches: int, seconds: Seconds, limit: int) -> Result:
-    """Return the orders of `zb_greedy`, and the seconds that they take."""
+    """Return the best orders for a step that drains, and the seconds that it takes."""
     ranks_for(num_stages, num_micro_batches, num_stages)
     ranks = one_way(loop(num_stages, num_stages), num_micro_batches)
     most = _STARTS if ranks.size <= _SMALL else 1
