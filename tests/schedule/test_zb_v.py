@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
-from penstock.schedule import Schedule, Seconds, one_f_one_b, peak_activations, zb_v
+from penstock.schedule import Schedule, Seconds, one_f_one_b, peak_activations, steady_s, zb_v
 from tests.schedule.oracle import orders_of_torch
-from tests.schedule.toy import costs, picture, step
+from tests.schedule.toy import picture, step
 
 ranks, sizes, seconds = st.integers(1, 9), st.integers(1, 12), st.integers(1, 9)
 
+NEAR = 1 + 1e-12
 TORCH_CSV = Path(__file__).parent / "torch_csv"  # written by torch 2.13
 
 
@@ -28,12 +29,21 @@ def test_rank_holds_no_more_than_the_first_one_of_1f1b(num_ranks, m):
     assert held <= max(2, 2 * max(peak_activations(one_f_one_b(num_ranks, m))))
 
 
+@given(ranks, st.integers(0, 12))
+def test_no_rank_waits_in_a_long_run(num_ranks, more):
+    m = 2 * num_ranks - 1 + more
+    assert steady_s(zb_v(2 * num_ranks, m)) == 6 * m
+
+
 @given(st.integers(1, 6), sizes, seconds, seconds, seconds)
-def test_step_is_never_longer_than_that_of_1f1b(num_ranks, more, f, i, w):
-    """Made for the seconds that there are; stages of 1F1B are twice as large."""
-    m = num_ranks + more
-    whole = step(one_f_one_b(num_ranks, m), costs(2 * f, 2 * i, 2 * w))
-    assert step(zb_v(2 * num_ranks, m, seconds=Seconds(f, i, w)), costs(f, i, w)) <= whole
+def test_step_is_never_longer_than_that_of_1f1b_or_the_one_for_equal_stages(
+    num_ranks, more, f, i, w
+):
+    """In a long run, made for the seconds that there are; stages of 1F1B are twice as large."""
+    m, times = num_ranks + more, Seconds(f, i, w)
+    ours = steady_s(zb_v(2 * num_ranks, m, seconds=times), times)
+    assert ours <= steady_s(one_f_one_b(num_ranks, m), Seconds(2 * f, 2 * i, 2 * w)) * NEAR
+    assert ours <= steady_s(zb_v(2 * num_ranks, m), times) * NEAR
 
 
 @pytest.mark.parametrize(("num_ranks", "m"), [(2, 4), (3, 6), (4, 8)])

@@ -27,6 +27,7 @@ _MOST_ROUNDS = 4000
 _ACTIONS = 40_000  # the most looked at in all rounds: a millisecond or two
 _FEW_ACTIONS = 80_000  # the same for the smallest schedules, less this many for each action:
 _LESS_PER_ACTION = 60
+_PASSES = 4  # through a step, to find where ranks begin one
 _NEAR = 1e-12  # of a step: equal
 
 
@@ -73,7 +74,7 @@ def improve(
     actions = _actions(table, num_micro_batches, seconds.message_s, Room(limit, weight_share))
     given = numbers_of(result.orders, shape)
     actions_seen = max(_ACTIONS, _FEW_ACTIONS - _LESS_PER_ACTION * given.size)
-    rounds = min(_MOST_ROUNDS, actions_seen // given.size)
+    rounds = min(_MOST_ROUNDS, actions_seen // (given.size * (_PASSES if is_steady else 1)))
     times, sizes = _times(given.size, num_stages), (least_s, num_micro_batches, rounds)
     given, offsets = given.reshape(num_stages, -1), result.orders.offsets
     found, step_s = _search(given, offsets, actions, times, sizes, is_steady)
