@@ -11,7 +11,7 @@ import torch
 
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.schedule import find
-from penstock.schedule.recipe import Recipe, has_window
+from penstock.schedule.recipe import Recipe, has_window, name_of
 from tests.pairwise import pairwise
 from tests.parity.models import (
     MODELS,
@@ -75,6 +75,14 @@ def test_all_other_schedules_train_the_plain_loop(schedule, stages, micro_batche
     outcome, trained = train(run, tmp_path), expected("tied", EXACT, "sgd", micro_batches)
     assert difference(outcome.weights, trained.weights) < 1e-12
     assert [step.loss for step in outcome.steps] == pytest.approx(trained.losses, rel=1e-14)
+
+
+@pytest.mark.parametrize("schedule", ["found(limit=5)", "found(limit=6, objective=steady)"])
+def test_found_one_gives_the_bits_of_the_plain_loop_from_four_stages_a_rank(schedule, tmp_path):
+    run = run_of("dropout", torch.float32, "adamw", schedule, 8, 3, num_ranks=2)
+    outcome = train(run, tmp_path)
+    assert name_of(run.plan.schedule) == schedule
+    assert_equal_bits(run, outcome, expected("dropout", torch.float32, "adamw", 3))
 
 
 @pytest.mark.parametrize("schedule", OTHERS)

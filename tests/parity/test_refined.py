@@ -16,6 +16,7 @@ from tests.parity.training import Run, difference, differing, train
 
 FLOAT = torch.float32
 LATE = {builder.__name__ for builder in ASYNCHRONOUS} | {"double_buffered"}
+IN_A_V = "interleaved", "zb_v", "dual_pipe_v", "v_half", "v_min", "found"
 MODELS = "gpt", "dropout", "tied", "batch_norm", "frozen", "frozen_start"
 OPTIONS = ({}, {"recompute": True}, {"clip": True}, {"replicas": 2}, {"post_validation": True})
 
@@ -42,7 +43,7 @@ def losses(outcome: Outcome) -> list[float | None]:
 
 @pytest.mark.parametrize(("schedule", "model", "options"), [*cases()])
 def test_units_train_to_the_bits_of_the_stages(schedule, model, options, tmp_path):
-    stages = 4 if schedule in ("interleaved", "zb_v", "dual_pipe_v", "v_half", "v_min") else 2
+    stages = 4 if schedule in IN_A_V else 2
     options = {**options, "recompute": (True,) * stages} if "recompute" in options else options
     plan = plan_of(captured(model, FLOAT).graph, schedule, stages, 3, **options)
     cut = plan.refined(captured(model, FLOAT).graph)

@@ -26,6 +26,7 @@ from penstock.schedule.figures import (
     weight_copies,
 )
 from penstock.schedule.forward_only import forward_only
+from penstock.schedule.found import found
 from penstock.schedule.gpipe import gpipe
 from penstock.schedule.greedy import Seconds
 from penstock.schedule.hanayo import hanayo
@@ -83,6 +84,7 @@ __all__ = [
     "dual_pipe_v",
     "find",
     "forward_only",
+    "found",
     "gpipe",
     "hanayo",
     "interleaved",
@@ -130,6 +132,7 @@ SCHEDULES: tuple[Builder, ...] = (
     zb_greedy,
     v_half,
     v_min,
+    found,
     dual_pipe,
     dual_pipe_v,
     two_bp,

@@ -28,13 +28,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.schedule.justify import justify
-from penstock.schedule.orders import Kind
+from penstock.schedule.justify import justify, orders_of
 from penstock.schedule.placement import ranks_for, vee
-from penstock.schedule.schedule import Row, Schedule, arrange
+from penstock.schedule.schedule import Schedule
 
 _Starts: TypeAlias = tuple[int, int, int]
-_KINDS: tuple[Kind, ...] = ("F", "I", "W")
 
 
 class _Legs(NamedTuple):
@@ -86,12 +84,8 @@ def _repeated(
     pattern = first[:, :num_stages, None] + 6 * np.arange(num_micro_batches)
     held = max(_held(block) for block in blocks.tolist())
     ticks = justify(pattern, homes, held)
-    rows: list[list[Row]] = [[] for _ in range(num_ranks)]
-    numbers = np.arange(num_micro_batches)
-    for kind, of_kind in zip(_KINDS, ticks, strict=True):
-        for stage, times in enumerate(of_kind):
-            rows[int(homes[stage])].append(Row(kind, stage, numbers, times))
-    return Schedule(num_stages, num_micro_batches, arrange(rows), name=name)
+    orders = orders_of(ticks, homes, num_ranks)
+    return Schedule(num_stages, num_micro_batches, orders, name=name)
 
 
 def _starts(steps: _Legs, num_ranks: int) -> _Starts:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schedule.compiled import compiled
-from penstock.schedule.orders import IntArray
+from penstock.schedule.orders import IntArray, Kind, Orders, Row, arrange
 
+_KINDS: tuple[Kind, ...] = ("F", "I", "W")
 _ROUNDS = 4  # without any gain, until it is over
 
 
@@ -27,28 +28,46 @@ class _Ties(NamedTuple):
     neighbours: IntArray  # of [side, action]: up to three that it comes after, then before; or -1
 
 
-def justify(ticks: IntArray, homes: IntArray, limit: int) -> IntArray:
+def justify(
+    ticks: IntArray, homes: IntArray, limit: int, offsets: IntArray | None = None
+) -> IntArray:
     """Return ticks of [F, I, W], [stage], [micro-batch] of a step that is as short, or shorter.
 
     `homes` is the rank of each stage.  In `ticks` every action comes after those that it waits for
     and no rank does two at once; it holds at most `limit` activations, and in what is returned too.
+    A rank may begin and end `offsets` ticks later, by default 0: what gets no longer is the time
+    from the earliest begin to the latest end, as each rank counts it.
     """
     shape, ties = ticks.shape, _ties_of(ticks.shape, homes)
-    now = ticks.ravel().astype(np.int64)
-    best = now = now - now.min()
+    later = np.zeros(int(homes.max()) + 1, np.int64) if offsets is None else offsets
+    now = best = ticks.ravel().astype(np.int64)
     gainless = 0
     while gainless < _ROUNDS:
-        for side in range(2):
-            if side:
-                now = now.max() - now
-            now = _pull(now - now.min(), ties, side, limit)
-            if side:
-                now = now.max() - now
+        for side, start in enumerate((later, later.max() - later)):
+            way = 1 - 2 * side
+            seen = way * now
+            seen -= (seen - start[ties.rank]).min()
+            now = way * _pull(seen, ties, side, limit, start)
             now = _paired(now.reshape(shape), homes).ravel()
-        now = now - now.min()
-        gainless = 0 if now.max() < best.max() else gainless + 1
-        best = now if now.max() < best.max() else best
-    return best.reshape(shape)
+        shorter = _length(now, later[ties.rank]) < _length(best, later[ties.rank])
+        gainless = 0 if shorter else gainless + 1
+        best = now if shorter else best
+    return (best - best.min()).reshape(shape)
+
+
+def orders_of(ticks: IntArray, homes: IntArray, num_ranks: int) -> Orders:
+    """Return the orders of actions at ticks of [F, I, W], [stage], [micro-batch]."""
+    rows: list[list[Row]] = [[] for _ in range(num_ranks)]
+    numbers = np.arange(ticks.shape[-1], dtype=np.int64)
+    for kind, of_kind in zip(_KINDS, ticks, strict=True):
+        for stage, times in enumerate(of_kind):
+            rows[int(homes[stage])].append(Row(kind, stage, numbers, times))
+    return arrange(rows)
+
+
+def _length(ticks: IntArray, offsets: IntArray) -> int:
+    own = ticks - offsets
+    return int(own.max() - own.min())
 
 
 def _ties_of(shape: tuple[int, ...], homes: IntArray) -> _Ties:
@@ -68,7 +87,7 @@ def _ties_of(shape: tuple[int, ...], homes: IntArray) -> _Ties:
 
 
 @compiled
-def _pull(ticks: IntArray, ties: _Ties, side: int, limit: int) -> IntArray:
+def _pull(ticks: IntArray, ties: _Ties, side: int, limit: int, start: IntArray) -> IntArray:
     """Return earlier ticks; on side 1 they count from the end, and a W takes what an F frees."""
     size, end = len(ticks) // 3, ticks.max() + 1
     num_ranks = ties.rank.max() + 1
@@ -86,7 +105,7 @@ def _pull(ticks: IntArray, ties: _Ties, side: int, limit: int) -> IntArray:
         held[rank] = np.cumsum(held[rank])
     for action in np.argsort(ticks, kind="mergesort"):
         rank, kind, old = ties.rank[action], action // size, ticks[action]
-        first = 0
+        first = start[rank]
         for other in ties.neighbours[side, action]:
             if other >= 0:
                 first = max(first, ticks[other] + 1)
