@@ -18,7 +18,8 @@ from penstock.schedule import (
     zb_h2,
 )
 from penstock.schedule.asynchronous import pipedream
-from tests.schedule.toy import UNIT, Action, actions, needs, simulated
+from penstock.schedule.steady import repeated
+from tests.schedule.toy import UNIT, actions, needs, simulated
 
 ONE_STEP = [
     builder.__name__
@@ -83,22 +84,6 @@ def test_seconds_per_step_are_those_of_steps_unrolled(name, stages, m, fiw, mess
     assert steady_s(made, Seconds(*fiw, message_s)) == pytest.approx(expected / made.num_steps)
 
 
-def repeated(schedule, steps):
-    """Return so many steps as one schedule, each with its updates."""
-    m, orders = schedule.num_micro_batches, []
-    for order in schedule.orders:
-        stages = sorted({action.stage for action in order})
-        orders.append([
-            each
-            for step in range(steps)
-            for each in [
-                *(Action(a.kind, a.stage, a.micro_batch + step * m) for a in order),
-                *(Action("U", stage, step) for stage in stages),
-            ]
-        ])  # fmt: skip
-    return Schedule(schedule.num_stages, m, tuple(map(tuple, orders)), num_steps=steps)
-
-
 @pytest.mark.parametrize("name", [*ONE_STEP])
 def test_simulator_takes_as_long_for_a_step_of_many(name):
     made = find(name)(4, 6)
@@ -136,3 +121,9 @@ def test_stage_that_lives_twice_waits_for_both_gradients():
     """Rank 0 could go on after B0.0: F0.0 F1.0 B1.0 B0.0 take six seconds."""
     orders = ("F0.0 B0.0", "F0.1 B0.1", "F1.0 B1.0 F1.1 B1.1")
     assert steady_s(Schedule(2, 2, tuple(map(actions, orders)))) == 1 + 1 + 2 + 1 + 2 + 2
+
+
+@pytest.mark.parametrize("made", [pipedream(2, 2), find("forward_only")(2, 2)])
+def test_only_a_step_that_trains_is_repeated(made):
+    with pytest.raises(ScheduleError, match="is not a step to repeat"):
+        repeated(made, 2)

@@ -33,7 +33,7 @@ def simulate(
 
     The timeline opens in https://ui.perfetto.dev.  Example: penstock simulate runs/gpt/plan.json
     """
-    from penstock.search import evaluate
+    from penstock.search import evaluate, long_run_s
 
     chosen = Plan.load(plan)
     trace = None if out is None else out / "predicted.trace.json"
@@ -48,12 +48,13 @@ def simulate(
     try:
         with face.busy("simulating"):
             found, timeline = evaluate(*basis, chosen)
+            steady_s = long_run_s(*basis, chosen, found)
     except ProfileError as problem:  # of a device that the plan was not made for
         hint = "give --job JOB too: it is traced, and measured or estimated for these machines"
         raise ProfileError(problem.message, hint=hint) from problem
     if trace is not None:
         timeline.save(trace)
-    document = _document(found, timeline, basis, trace)
+    document = {**_document(found, timeline, basis, trace), "steady_s": steady_s}
     if as_json:
         face.show_json(document)
     else:
@@ -109,6 +110,8 @@ def _show(
         rows.append((rank, format_seconds(busy), share, format_bytes(peak), format_bytes(cap)))
     face.show(face.table(("rank", "busy", "of the time", "peak bytes", "of"), rows[:_MOST_DRAWN]))
     face.show(f"\npredicted: {format_seconds(found.step_s)} per step{_rates(document)}")
+    if isinstance(steady_s := document["steady_s"], float):
+        face.show(f"in a long run without a barrier: {format_seconds(steady_s)} per step")
     if document["timeline"] is not None:
         face.say(f"wrote {document['timeline']}")
 

@@ -27,6 +27,7 @@ from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.schedule import Schedule, weight_copies
 from penstock.schedule.recipe import AnySchedule
+from penstock.schedule.steady import repeated
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, simulate
@@ -36,7 +37,7 @@ from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
 
-_WINDOW = 8  # steps over which an asynchronous schedule is simulated
+_WINDOW = 8  # steps over which an asynchronous schedule, or a long run, is simulated
 _ROUNDING = 1 - 1e-9  # sums of a bound are made in another order than those of a simulation
 
 
@@ -149,18 +150,29 @@ class Judge:
 
     def simulated(self, plan: Plan, *, spans: bool) -> tuple[Candidate, Timeline]:
         """Return what the simulation of `plan` says, and its timeline."""
-        if is_asynchronous(plan):
-            timeline = self._window(plan, _WINDOW, spans=spans)
-            half = self._window(plan, _WINDOW // 2, spans=False)
-            seconds = (step_s(timeline) - step_s(half)) / (_WINDOW - _WINDOW // 2)
-        else:
-            timeline = self._window(plan, 1, spans=spans)
-            seconds = step_s(timeline)
+        timeline = self._window(plan, _WINDOW if is_asynchronous(plan) else 1, spans=spans)
+        seconds = self._added_s(plan, timeline) if is_asynchronous(plan) else step_s(timeline)
         usd = self._usd_per_s(plan) * seconds
         return Candidate(plan, seconds, peak_bytes(timeline), usd), timeline
 
+    def steady_s(self, plan: Plan) -> float:
+        """Return the seconds that one more step adds to a long run of `plan`.
+
+        No rank waits at the end of a step but for what is known only then, as a norm that clips.
+
+        Raises:   ProgramError: its updates are validated afterwards, or its shares are unlike.
+                  ScheduleError: it has no updates.
+        """
+        return self._added_s(plan, self._window(plan, _WINDOW, spans=False))
+
+    def _added_s(self, plan: Plan, whole: Timeline) -> float:
+        half = self._window(plan, _WINDOW // 2, spans=False)
+        return (step_s(whole) - step_s(half)) / (_WINDOW - _WINDOW // 2)
+
     def _window(self, plan: Plan, steps: int, *, spans: bool) -> Timeline:
         schedule = self.schedule(plan, steps)
+        if schedule.num_steps < steps:
+            schedule = repeated(schedule, steps)
         alive = weight_copies(schedule) if is_asynchronous(plan) else ()
         stages, costs, held = self.price(plan, alive)
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)

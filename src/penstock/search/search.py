@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, Prediction, decide, plan_by_hand
+from penstock.plan import Plan, Prediction, decide, is_asynchronous, plan_by_hand
 from penstock.profile import Profiles
 from penstock.program.passes.receive_early import early_on
 from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
@@ -150,6 +150,22 @@ def evaluate(
               ClusterError: the cluster lacks a host of the plan.
     """
     return Judge(graph, profiles, cluster).simulated(plan, spans=True)
+
+
+def long_run_s(
+    graph: Graph, profiles: Profiles, cluster: Cluster, plan: Plan, found: Candidate
+) -> float | None:
+    """Return the seconds that a step of `plan` adds to a long run; `found` is its evaluation.
+
+    Between steps no rank waits for all others, unless gradients are clipped.  None for a plan that
+    trains nothing, validates its updates afterwards, or has unlike shares: no program has several
+    steps of these.
+    """
+    if is_asynchronous(plan):
+        return found.step_s
+    if not trains(plan.schedule) or (plan.clip and plan.post_validation) or plan.shares:
+        return None
+    return Judge(graph, profiles, cluster).steady_s(plan)
 
 
 class _Cutter:
