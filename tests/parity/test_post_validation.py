@@ -1,19 +1,27 @@
 """An update before the norm is known, taken back where it is wrong, gives the bits of one after."""
 
 from dataclasses import replace
+from itertools import cycle
+from itertools import pairwise as in_pairs
 
 import pytest
 import torch
 
-from penstock.errors import ProgramError
+from penstock.errors import ProgramError, RunError
 from penstock.program.lower import lower_schedule
 from penstock.program.lower_plan import lower_plan
-from penstock.program.program import Reduce, Update
+from penstock.program.program import Compute, Reduce, Update
+from penstock.program.provisional import provisional_ends
+from penstock.runtime import launch
 from penstock.runtime.launch import run_processes, run_threads
-from penstock.schedule import double_buffered, zb_h2
+from penstock.runtime.post_validation import Provisional
+from penstock.runtime.sums import GlobalNorm
+from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
+from penstock.runtime.worker import _WindowRunner
+from penstock.schedule import Action, Schedule, double_buffered, find, zb_h2
 from penstock.training.prove import Planned, prove
 from tests.pairwise import pairwise
-from tests.parity.models import captured, job_of, plan_of
+from tests.parity.models import TRAINING, captured, job_of, plan_of
 from tests.parity.training import Run, differing, train
 
 STEPS = (1,) * 6
@@ -66,6 +74,116 @@ def test_sometimes_is_neither_never_nor_always(tmp_path):
     ]
     assert differing(found[1], found[0])
     assert differing(found[1], found[2])
+
+
+SYNCHRONOUS = [name for name in TRAINING if find(name)(1, 1).num_steps == 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"), list(zip(SYNCHRONOUS, cycle(("dropout", "batch_norm", "tied"))))
+)
+def test_every_synchronous_schedule_gives_the_bits_of_clipping_before(schedule, name, tmp_path):
+    stages = next(n for n in (2, 4) if find(schedule)(n, 4).num_ranks > 1)
+    run = run_of(name, "sgd", SOMETIMES, schedule, stages=stages)
+    before = train(run, tmp_path / "before", STEPS)
+    after = train(late(run), tmp_path / "after", STEPS)
+    assert differing(after.weights, before.weights) == []
+    assert [step.loss for step in after.steps] == [step.loss for step in before.steps]
+
+
+def test_messages_that_are_received_early_over_gloo_come_again_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "available", lambda: (False, "as between hosts"))
+    bind_receive, result = TorchDistributedTransport.bind_receive, _WindowRunner.result
+    ways = []
+
+    def counting(transport, edge, peer, specs, *, ahead=0):
+        post, wait = bind_receive(transport, edge, peer, specs, ahead=ahead)
+        ways.append(own := [])
+
+        def posts():
+            own.append(True)
+            post()
+
+        def waits():
+            tensors = wait()
+            del own[:1]
+            return tensors
+
+        return posts, waits
+
+    def over(runner, end_s):
+        assert ways
+        assert not any(ways), "more receives were posted than there were messages"
+        return result(runner, end_s)
+
+    monkeypatch.setattr(_WindowRunner, "result", over)
+    monkeypatch.setattr(TorchDistributedTransport, "bind_receive", counting)
+    run = run_of("batch_norm", "adamw", SOMETIMES, "one_f_one_b")
+    run = run._replace(plan=replace(run.plan, early=2))
+    before = train(run, tmp_path / "before", STEPS, run_processes)
+    after = train(late(run), tmp_path / "after", STEPS, run_processes)
+    assert differing(after.weights, before.weights) == []
+
+
+def test_loss_is_judged_once_the_weights_are_right(tmp_path):
+    """Unclipped, the first update leads to a loss that is no number."""
+    run = run_of("gpt", "sgd", 1e-30)
+    huge = replace(run.job, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e28))
+    run = run._replace(job=huge)
+    before = train(run, tmp_path / "before", STEPS)
+    after = train(late(run), tmp_path / "after", STEPS)
+    assert differing(after.weights, before.weights) == []
+    unclipped = run._replace(job=replace(huge, clip_norm=1e6))
+    errors = []
+    for each in (unclipped, late(unclipped)):
+        with pytest.raises(RunError, match="loss") as caught:
+            train(each, tmp_path / "unclipped", STEPS)
+        errors.append(caught.value.message)
+    assert errors[0] == errors[1]
+
+
+def test_rank_that_reads_what_is_sent_after_a_backward_waits_before(tmp_path):
+    """Rank 2 begins with a forward of what rank 0 sends after its first backward."""
+    rows = ["F0.0 B0.0 F0.1 B0.1", "F1.0 B1.0", "F1.1 B1.1"]
+    orders = [[Action.parse(word) for word in row.split()] for row in rows]
+    schedule = Schedule(2, 2, orders, name="by turns")
+    program = lower_schedule(schedule, clip=True, post_validation=True)
+    ends = (provisional_ends(program) - program.code.offsets[:-1]).tolist()
+    own = [code[:end] for code, end in zip(program.code, ends, strict=True)]
+    assert [sum(isinstance(one, Compute) for one in code) for code in own] == [1, 1, 0]
+    made = captured("dropout", torch.float32)
+    plan = plan_of(made.graph, schedule, 2, 2, clip=True)
+    run = Run(plan, job_of("dropout", torch.float32, clip_norm=SOMETIMES), made)
+    before = train(run, tmp_path / "before", STEPS)
+    after = train(late(run), tmp_path / "after", STEPS)
+    assert differing(after.weights, before.weights) == []
+
+
+@pytest.mark.parametrize("clip_norm", [NEVER, SOMETIMES, ALWAYS])
+def test_forwards_are_done_again_only_where_an_update_was_wrong(clip_norm, tmp_path, monkeypatch):
+    """After a step that was clipped the next update waits for the norm, so it is never wrong."""
+    again, clipped = [], []
+    do_again, clip = Provisional._do_again, GlobalNorm.clip
+
+    def counts(provisional):
+        again.append(provisional.rank.rank)
+        do_again(provisional)
+
+    def notes(norm, norms, step):
+        clips = clip(norm, norms, step)
+        if norm.rank.rank == 0:
+            clipped.append(clips)
+        return clips
+
+    monkeypatch.setattr(Provisional, "_do_again", counts)
+    monkeypatch.setattr(GlobalNorm, "clip", notes)
+    train(late(run_of("dropout", "sgd", clip_norm)), tmp_path, STEPS)
+    assert len(clipped) == len(STEPS)
+    starts = [now and not before for before, now in in_pairs([False, *clipped])]
+    wrong = sum(starts[:-1])  # after the last step no forward comes
+    assert again.count(0) == again.count(1) == wrong
+    assert clipped.count(True) == {NEVER: 0, ALWAYS: len(STEPS)}.get(clip_norm, clipped.count(True))
+    assert wrong > 0 or clip_norm == NEVER
 
 
 def test_resuming_gives_the_bits_of_one_run(tmp_path):

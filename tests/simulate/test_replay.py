@@ -114,20 +114,6 @@ def test_message_that_is_there_before_its_send_ends_is_under_way_from_its_start(
     assert step_s(simulate(program, recorded)) == 6.0
 
 
-def test_validation_of_the_step_before_is_before_the_first_action():
-    program = lower_schedule(gpipe(1, 1), clip=True, post_validation=True)
-    spans = [
-        Span(0, "collective", "reduce", -1, 0, 0.0, 0.5),
-        Span(0, "compute", "F", 0, 0, 0.5, 1.0),
-        Span(0, "compute", "B", 0, 0, 1.0, 2.0),
-        Span(0, "update", "U", 0, 0, 2.0, 3.0),
-        Span(0, "collective", "reduce", -1, 0, 3.0, 3.0),
-    ]
-    recorded = record(program, Timeline.of(1, spans, meta=(("clock", "measured"),)))
-    assert recorded.start_s.tolist() == [0.5]
-    assert step_s(simulate(program, recorded)) == 3.0
-
-
 # -- what if
 
 

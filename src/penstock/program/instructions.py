@@ -79,7 +79,8 @@ class Reduce(Printed):
 
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
     replicas: of a stage that lives on several ranks.  norm: the squares, for clipping.
-    validate: the same after the update, which is undone and redone where necessary.
+    validate: the same after the update, which is undone and redone where necessary; it is begun
+    here, and awaited before the first backward of the next step.
     """
 
     bucket: str

@@ -32,6 +32,7 @@ from penstock.program.program import (
     Update,
 )
 from penstock.runtime.calls import Bound, Call
+from penstock.runtime.post_validation import Provisional, Validation, known_before
 from penstock.runtime.sums import LocalStages, sum_call, tell_call, update_call
 from penstock.runtime.versions import Read, VersionSlots
 from penstock.schedule.schedule import Action
@@ -95,46 +96,67 @@ class _Binder:
         self.readers: defaultdict[tuple[int, int, bool], list[tuple[int, int]]] = defaultdict(list)
 
     def calls(self) -> list[Bound]:
-        calls: list[Bound] = []
         own = LocalStages(self.own, self._first_homes(), self.first_gradient)
-        for place, instruction in enumerate(self.code):
-            match instruction:
-                case Compute(action, version):
-                    calls += self._read_data(action)
-                    calls += self._take(action)
-                    read = self.slots.of(action, version, place)
-                    calls += self._predict(action, read)
-                    calls.append(Bound(self._compute(action, read), "compute", *action))
-                case Send(of, edge, peer, _):
-                    call = self._send((edge, of.micro_batch), peer)
-                    calls.append(Bound(call, "send", *of, ranks=(peer,), edge=edge))
-                case Receive(of, edge, peer, _):
-                    calls += self._receive(of.micro_batch, edge, peer)
-                case Reduce():
-                    call = sum_call(self.rank, instruction, own)
-                    where = "reduce", -1, instruction.step
-                    calls.append(Bound(call, "collective", *where, ranks=instruction.ranks))
-                case Update(stage, step):
-                    calls.append(Bound(self._update(stage, step), "update", "U", stage, step))
-                case Offload(of) | Reload(of):
-                    call = self._copy(of, is_reload=isinstance(instruction, Reload))
-                    kind = "reload" if isinstance(instruction, Reload) else "offload"
-                    calls.append(Bound(call, "copy", kind, of.stage, of.micro_batch))
-                case Unshard() | Reshard():
-                    hint = "use a plan without sharding"
-                    raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
-                case _:
-                    assert_never(instruction)
-        return [*self._settle(), *calls, *self._move_stashes(), *self._tell()]
+        found = [i for i in self.code if isinstance(i, Reduce) and i.how == "validate"]
+        if found:
+            calls = self._validated(own, Validation(self.rank, self.program, found[0], own))
+        else:
+            calls = [call for at in range(len(self.code)) for call in self._calls_of(at, own)]
+            if self.program.clip:  # the window before may have been one of another program
+                calls.insert(0, Bound(self.rank.settle, "settle", "U", -1, 0))
+        return [*calls, *self._move_stashes(), *self._tell()]
 
-    def _settle(self) -> list[Bound]:
-        """Return the call that validates the updates of the window before."""
-        sums = [i for i in self.code if isinstance(i, Reduce) and i.how == "validate"]
-        if not sums:
-            return []
-        for stage in self.own:
-            self.rank.weights_of(stage).remember_updates()
-        return [Bound(self.rank.settle, "collective", "reduce", -1, 0, ranks=sums[0].ranks)]
+    def _validated(self, own: LocalStages, validation: Validation) -> list[Bound]:
+        """Return the calls of a program whose updates are validated."""
+        ends = known_before(self.rank, self.program)
+        until = int(ends[self.rank.rank] - self.program.code.offsets[self.rank.rank])
+        updates = [at for at, each in enumerate(self.code) if isinstance(each, Update)]
+        calls, provisional = list[Bound](), None
+        for at, instruction in enumerate(self.code):
+            if at == until:
+                provisional = Provisional(self.rank, self.program, ends, tuple(calls))
+                calls.insert(0, Bound(provisional.begin, "settle", "U", -1, 0))
+                calls.append(Bound(provisional.settle, "settle", "U", -1, 0))
+            if at in updates[:1]:
+                calls.append(Bound(validation.before_updates, "settle", "U", -1, 0))
+            if isinstance(instruction, Reduce) and instruction.how == "validate":
+                where = "reduce", -1, instruction.step
+                calls.append(Bound(validation.after_updates, "collective", *where))
+            else:
+                calls += self._calls_of(at, own)
+        assert provisional is not None, "there is an update, and before it a backward"
+        provisional.close(calls)
+        return calls
+
+    def _calls_of(self, place: int, own: LocalStages) -> Iterator[Bound]:
+        """Yield the calls of one instruction."""
+        match instruction := self.code[place]:
+            case Compute(action, version):
+                yield from self._read_data(action)
+                yield from self._take(action)
+                read = self.slots.of(action, version, place)
+                yield from self._predict(action, read)
+                yield Bound(self._compute(action, read), "compute", *action)
+            case Send(of, edge, peer, _):
+                call = self._send((edge, of.micro_batch), peer)
+                yield Bound(call, "send", *of, ranks=(peer,), edge=edge)
+            case Receive(of, edge, peer, _):
+                yield from self._receive(of.micro_batch, edge, peer)
+            case Reduce():
+                call = sum_call(self.rank, instruction, own)
+                where = "reduce", -1, instruction.step
+                yield Bound(call, "collective", *where, ranks=instruction.ranks)
+            case Update(stage, step):
+                yield Bound(self._update(stage, step), "update", "U", stage, step)
+            case Offload(of) | Reload(of):
+                call = self._copy(of, is_reload=isinstance(instruction, Reload))
+                kind = "reload" if isinstance(instruction, Reload) else "offload"
+                yield Bound(call, "copy", kind, of.stage, of.micro_batch)
+            case Unshard() | Reshard():
+                hint = "use a plan without sharding"
+                raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
+            case _:
+                assert_never(instruction)
 
     def _move_stashes(self) -> list[Bound]:
         """Return the calls that put older versions where the next window looks for them."""
@@ -247,7 +269,9 @@ class _Binder:
         order.places.append(rank.place(micro_batch))
 
         def read() -> None:
-            rank.batches[micro_batch] = rank.leaves(order, at)
+            batch = rank.batches[micro_batch] = rank.leaves(order, at)
+            if rank.unsettled:
+                rank.read[micro_batch] = batch
 
         return [Bound(read, "data", *action)]
 
@@ -342,7 +366,7 @@ class _Binder:
 
         def note(results: Results) -> None:
             loss = results[at]
-            if not isfinite(loss.item()):
+            if not isfinite(loss.item()) and not rank.unsettled:
                 rank.check_loss(float(loss), micro_batch)
             losses[step].append(loss)
 

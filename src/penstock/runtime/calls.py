@@ -10,7 +10,9 @@ from torch import Tensor
 from penstock.timeline.spans import Lane, SpanKind
 
 Call = Callable[[], object]
-Quiet = Literal["data", "take", "post", "versions", "tell"]  # lanes that no timeline shows
+Quiet = Literal[
+    "data", "take", "post", "versions", "tell", "settle"
+]  # lanes that no timeline shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,8 @@ class Bound:
     """One call of the flat list, how it is shown in a timeline, and whom it concerns.
 
     lane:   also reading data, taking a message, announcing that it will be taken, making the
-            versions of weights that are read, and telling of a step that has no update.
+            versions of weights that are read, telling of a step that has no update, and settling
+            an update that was made before the norm was known.
     ranks:  the other end of a message; all that take part in a sum.
     edge:   of a message.
     """

@@ -96,7 +96,7 @@ class Meter:
     def _parts(self) -> dict[Part, float]:
         """Return the parts that a rank knows by itself."""
         seconds, waiting_s = self.seconds, self.to_receive_s + self.to_send_s
-        calls_s = sum(seconds[lane, ()] for lane in ("send", "take", "post"))
+        calls_s = sum(seconds[lane, ()] for lane in ("send", "take", "post", "settle"))
         return {
             "data": seconds["data", ()],
             "F": seconds["F", ()],

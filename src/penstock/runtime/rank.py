@@ -22,7 +22,6 @@ from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
-from penstock.runtime.calls import Call
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
@@ -46,6 +45,8 @@ class Rank:
     outbox:    messages made and not yet sent, by (edge, micro-batch); empty between windows.
     batches:   leaves of micro-batches that a later call reads; empty between windows.
     unsettled: what is left to do about the last update; see `settle`.
+    read:      leaves of the micro-batches that were read since then.
+    expects_clipping: whether the last gradients were clipped, where updates are validated.
     report:    called with every finished step.
     carried:   of each stage whose buffers other ranks change too.
     """
@@ -74,7 +75,9 @@ class Rank:
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
         self.is_guarded = False  # whether a loss or norm that is not finite ends the run
-        self.unsettled: list[Call] = []
+        self.unsettled: list[Callable[[], bool]] = []
+        self.read: dict[int, list[Any]] = {}
+        self.expects_clipping = False
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
@@ -133,13 +136,13 @@ class Rank:
         held = self.weights.values()
         return {w.names[node]: value for w in held for node, value in w.live.items()}
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Validate the last update, where it was made before the norm of the gradient was known.
 
-        Every rank calls it at the same time: before its next window, or when there is none.
+        Every rank calls it, at the same place of the run.  Returns whether it is another one now.
         """
-        while self.unsettled:
-            self.unsettled.pop(0)()
+        changed = [self.unsettled.pop(0)() for _ in tuple(self.unsettled)]
+        return any(changed)
 
     def join_buffers(self, step: int) -> None:
         """Give the buffers that copies carry their values after so many steps of the run.

@@ -1,8 +1,7 @@
 """Sums: what comes at the end of a step: gradients summed over ranks, clipped, and the update."""
 
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
+from collections.abc import Container, Iterator, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,13 +37,9 @@ def sum_call(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         case "replicas":
             return _replicas(rank, reduce, own)
         case "norm":
-            clip = _clip(rank, own, reduce.ranks)
-            return lambda: clip(rank.progress.first_step + reduce.step)
+            return _norm(rank, reduce, own)
         case "validate":
-            validate = _validate(rank, own, reduce.ranks)
-            return lambda: rank.unsettled.append(
-                partial(validate, rank.progress.first_step + reduce.step)
-            )
+            raise AssertionError("post_validation.py does it")
 
 
 def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
@@ -100,63 +95,68 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     return call
 
 
-def _validate(rank: "Rank", own: LocalStages, ranks: tuple[int, ...]) -> Callable[[int], None]:
-    """Where gradients have to be clipped, undo the last update, clip, and update again.
+def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
+    """Clip the gradients by their norm over all ranks."""
+    norm = GlobalNorm(rank, own)
 
-    The weights are then those of an update after the norm, bit for bit.
-    """
-    clip = _clip(rank, own, ranks)
-    updated = [rank.weights_of(stage) for stage in own.stages]
-
-    def call(step: int) -> None:
-        clips = clip(step)
-        for weights in updated:
-            if clips:
-                weights.update_again()
-            weights.forget_update()
+    def call() -> None:
+        norms = norm.own()
+        if len(reduce.ranks) > 1:
+            rank.transport.all_reduce(norms, reduce.ranks)
+        norm.clip(norms, rank.progress.first_step + reduce.step)
 
     return call
 
 
-def _clip(rank: "Rank", own: LocalStages, ranks: tuple[int, ...]) -> Callable[[int], bool]:
-    """Return what clips in a step of the run, and says whether that changed anything.
-
-    Scale gradients so that the norm over all stages is at most the job's clip_norm.
+class GlobalNorm:
+    """Scales the gradients of a rank so that the norm over all stages is at most clip_norm.
 
     A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
     which it lives.  What comes out is that of torch.nn.utils.clip_grad_norm_ on the whole model,
-    to the bit: the norm of each parameter, then of these in the model's order.  Each rank reports
-    those of its own, and adds zeros for the others.
-    """
-    limit = rank.job.clip_norm
-    assert limit is not None, "binding has checked it"
-    parts = [(rank.weights_of(stage), nodes) for stage, nodes in _counted(rank, own)]
-    counted = sorted({node for stage in rank.stages.stages for node, _ in stage.backward.gradients})
-    place = {node: number for number, node in enumerate(counted)}
-    nodes = rank.capture.graph.nodes
-    dtypes = [getattr(torch, nodes[node].dtype) for node in counted]
-    like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in dtypes]
-    order = [number for group in _compat.groups_by_dtype(like) for number in group]
-    own_places = [place[node] for _, owned in parts for node in owned]
+    to the bit: the norm of each parameter, then of these in the model's order.
 
-    def call(step: int) -> bool:
-        norms = torch.zeros(len(counted), dtype=torch.float64, device=rank.device)
-        found = [norm.double() for weights, owned in parts for norm in weights.norms(owned)]
+    count:  of the model's parameters that have a gradient.
+    """
+
+    def __init__(self, rank: "Rank", own: LocalStages) -> None:
+        assert rank.job.clip_norm is not None, "binding has checked it"
+        self.rank, self.limit = rank, rank.job.clip_norm
+        self.parts = [(rank.weights_of(stage), nodes) for stage, nodes in _counted(rank, own)]
+        stages, nodes = rank.stages.stages, rank.capture.graph.nodes
+        counted = sorted({node for stage in stages for node, _ in stage.backward.gradients})
+        place = {node: number for number, node in enumerate(counted)}
+        self.names = [nodes[node].name for node in counted]
+        self.dtypes = [getattr(torch, nodes[node].dtype) for node in counted]
+        like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in self.dtypes]
+        self.order = [number for group in _compat.groups_by_dtype(like) for number in group]
+        self.own_places = [place[node] for _, owned in self.parts for node in owned]
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def own(self) -> Tensor:
+        """Return the norm of each parameter of the model, zero for those of other ranks."""
+        norms = torch.zeros(self.count, dtype=torch.float64, device=self.rank.device)
+        found = [norm.double() for weights, owned in self.parts for norm in weights.norms(owned)]
         if found:
-            norms[own_places] = torch.stack(found)
-        if len(ranks) > 1:
-            rank.transport.all_reduce(norms, ranks)
-        total = _total(norms, order, dtypes)
-        coefficient = limit / (total + 1e-6)
+            norms[self.own_places] = torch.stack(found)
+        return norms
+
+    def clip(self, norms: Tensor, step: int) -> bool:
+        """Clip the gradients of a step of the run; return whether that changed anything.
+
+        Raises:   NotFiniteError.
+        """
+        rank, total = self.rank, _total(norms, self.order, self.dtypes)
+        coefficient = self.limit / (total + 1e-6)
         clips = not bool(coefficient >= 1.0)
         if clips and rank.is_guarded and not isfinite(float(total)):
-            rank.refuse_norm(float(total), step, [nodes[counted[k]].name for k in _bad(norms)])
+            rank.refuse_norm(float(total), step, [self.names[k] for k in _bad(norms)])
         if clips:
-            for weights, _ in parts:
+            for weights, _ in self.parts:
                 weights.scale_gradients(coefficient)
         return clips
-
-    return call
 
 
 def _bad(norms: Tensor) -> list[int]:

@@ -175,15 +175,15 @@ class StageWeights:
         """
         if self.updates is None:
             return
-        if self.undo is not None:
+        if self.undo is not None and self.undo.is_on:
             self.undo.remember(number, factor)
         if self.staleness is not None:
             self.staleness.before_update()
         self.updates.step(number, self.given, factor)
         if self.staleness is not None:
             self.staleness.after_update(self.live)
-        if self.undo is not None:
-            self.undo.put_gradients_back()
+        if self.undo is not None and self.undo.is_on:
+            self.undo.after()
 
     def far(self) -> FarState | None:
         """Return what moves the optimizer's state to far memory; None where there is none.
@@ -208,15 +208,15 @@ class StageWeights:
             raise JobError(message, hint="make the plan without post_validation")
         self.undo = _Undo(self.flats, self.flat_gradients, self.updates.optimizer)
 
+    def may_undo(self, may: bool) -> None:
+        """Say whether the next update may have to be undone."""
+        if self.undo is not None:
+            self.undo.is_on = may
+
     def update_again(self) -> None:
         """Undo the last update, and update with the gradients as they are now."""
         if self.undo is not None:
             self.step(*self.undo.take_back())
-
-    def forget_update(self) -> None:
-        """Free what is needed to undo the last update."""
-        if self.undo is not None:
-            self.undo.forget()
 
     def size_bytes(self) -> int:
         """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
@@ -295,23 +295,31 @@ class _Undo:
         self.gradients: list[Tensor] = (
             list(gradients) if changes else []
         )  # those that it may add its momentum to
+        self.is_on = True
         self.step = 0, 1.0  # number and factor
         self.before: list[Tensor] = []
         self.given: list[Tensor] = []
-        self.states: dict[Tensor, dict[str, object]] = {}
+        self.states: dict[Tensor, dict[str, object]] = {}  # in `room`, where there was any
+        self.room: dict[Tensor, dict[str, object]] = {}
 
     def remember(self, number: int, factor: float) -> None:
-        self.forget()
+        """Copy what the update of a step changes, into the same tensors each time."""
         self.step = number, factor
-        self.before = [flat.clone() for flat in self.flats]
-        self.given = [gradient.clone() for gradient in self.gradients]
+        if not self.before:
+            self.before = [flat.clone() for flat in self.flats]
+            self.given = [gradient.clone() for gradient in self.gradients]
+        else:
+            torch._foreach_copy_([*self.before, *self.given], [*self.flats, *self.gradients])  # pyright: ignore
         self.states = {
-            parameter: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            parameter: _copied(state, self.room.get(parameter, {}))
             for parameter, state in self.optimizer.state.items()
         }
 
-    def put_gradients_back(self) -> None:
+    def after(self) -> None:
         """Give the gradients the values that they had before the update."""
+        if not self.room:  # before the first update an optimizer has no state
+            states = self.optimizer.state.items()
+            self.room = {parameter: _copied(state, {}) for parameter, state in states}
         for gradient, given in zip(self.gradients, self.given, strict=True):
             gradient.copy_(given)
 
@@ -321,15 +329,26 @@ class _Undo:
             flat.copy_(before)
         self.optimizer.state.clear()
         for parameter, state in self.states.items():
-            self.optimizer.state[parameter] = state
+            self.optimizer.state[parameter] = _copied(state, {})  # of its own: room stays here
         return self.step
-
-    def forget(self) -> None:
-        self.before, self.given, self.states = [], [], {}
 
     def held(self) -> list[Tensor]:
         """Return all tensors that are kept."""
-        return [*self.before, *self.given, *tensors_in(list(self.states.values()))]
+        return [*self.before, *self.given, *tensors_in(list(self.room.values()))]
+
+
+def _copied(state: Mapping[str, object], into: Mapping[str, object]) -> dict[str, object]:
+    """Return a copy of a parameter's state; tensors in those of `into`, where it has them."""
+    copied: dict[str, object] = {}
+    for key, value in state.items():
+        kept = into.get(key)
+        if not isinstance(value, Tensor):
+            copied[key] = value
+        elif isinstance(kept, Tensor) and (kept.shape, kept.dtype) == (value.shape, value.dtype):
+            copied[key] = kept.copy_(value)
+        else:
+            copied[key] = value.clone()
+    return copied
 
 
 def _scan(parameter: Tensor) -> list[int]:

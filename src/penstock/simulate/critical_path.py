@@ -232,11 +232,7 @@ class _Trail:
         return _At(row, self._handing_over(member, now_s) if is_thread else now_s)
 
     def _begin(self, row: int, now_s: float) -> _At:
-        """The first thing of a rank: before it updates were validated, or the rank began late."""
-        settled_s = self.matched.settled_s[self.ranks[row]]
-        if not np.isnan(settled_s[0]):
-            now_s = self._add("idle", row, float(settled_s[1]), now_s)
-            now_s = self._add("collective", row, float(settled_s[0]), now_s)
+        """The first thing of a rank: it began late."""
         return _At(-1, self._add("idle", row, 0.0, now_s))
 
     def _over_s(self, row: int) -> float:

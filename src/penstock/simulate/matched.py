@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TimelineError
-from penstock.program.codes import COMPUTE, REDUCE, SEND, SHOWN, SPAN_OF, WORKS
+from penstock.program.codes import COMPUTE, SEND, SHOWN, SPAN_OF, WORKS
 from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.program.wiring import wire
 from penstock.schedule.orders import F, W
-from penstock.timeline import LANES, SPAN_KINDS, Timeline
+from penstock.timeline import LANES, Timeline
 
 Bools: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
@@ -35,7 +35,6 @@ class Matched(NamedTuple):
 
     starts_s: Floats
     ends_s: Floats
-    settled_s: Floats  # [rank, 2]: where updates of the step before were validated; nan: nowhere
     is_measured: bool
 
 
@@ -49,7 +48,6 @@ def match(program: Program, timeline: Timeline) -> Matched:
         message = f"a timeline of {timeline.num_ranks} ranks for a program of {program.num_ranks}"
         raise TimelineError(message, hint=_HINT)
     waiting = _by_key(timeline)
-    settled_s = _take_settled(program, timeline, waiting)
     starts_s, ends_s = np.full((2, program.code.num_instructions), np.nan)
     spans, is_measured = timeline.spans, dict(timeline.meta).get("clock") == "measured"
     optional = ("receive",) if is_measured else ("send", "receive")
@@ -68,7 +66,7 @@ def match(program: Program, timeline: Timeline) -> Matched:
             raise TimelineError(f"the timeline shows {what}", hint=_HINT)
     _check_order(program, starts_s)
     zero_s = float(spans.starts_s.min()) if len(spans) else 0.0
-    return Matched(starts_s - zero_s, ends_s - zero_s, settled_s - zero_s, is_measured)
+    return Matched(starts_s - zero_s, ends_s - zero_s, is_measured)
 
 
 def _check_order(program: Program, starts_s: Floats) -> None:
@@ -93,23 +91,6 @@ def _by_key(timeline: Timeline) -> defaultdict[Key, deque[int]]:
         rank, lane, kind, stage, micro_batch = key
         found[rank, lane, kind, stage, micro_batch].append(at)
     return found
-
-
-def _take_settled(
-    program: Program, timeline: Timeline, waiting: defaultdict[Key, deque[int]]
-) -> Floats:
-    """Take out the spans in which the updates of the step before were validated, if any."""
-    settled_s = np.full((program.num_ranks, 2), np.nan)
-    reduces = LANES.index("collective"), SPAN_KINDS.index("reduce"), -1, 0
-    validates = any(reduce.how == "validate" for reduce in program.code.reductions)
-    for rank in range(program.num_ranks if validates else 0):
-        part = program.code.slice_of(rank)
-        count = int(np.count_nonzero(program.code.op[part] == REDUCE))
-        spans = waiting[rank, *reduces]
-        if len(spans) == count + 1:
-            at = spans.popleft()
-            settled_s[rank] = timeline.spans.starts_s[at], timeline.spans.ends_s[at]
-    return settled_s
 
 
 def _keys(program: Program, rank: int) -> list[tuple[int, Key]]:

@@ -84,7 +84,7 @@ def _copied_bytes(graph: Graph, stages: Stages, profile: Profile) -> NDArray[np.
 class DeviceMemory:
     """Bytes of the stages on one kind of device, whatever ranks they live on.
 
-    transient, net  [kind, stage], as in Memory; undo: also held after an update, until validated
+    transient, net  [kind, stage], as in Memory; undo: also held where updates are validated
     start           [stage]: weights, buffers; with a backward also gradients, optimizer state and
                     older versions
     copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
@@ -110,16 +110,17 @@ def memory_on(
     transient, net = used[0].transient, used[0].net
     for other in used[1:]:
         transient = np.maximum(transient, other.transient)
-    if any(reduce.how == "validate" for reduce in program.code.reductions):
-        net = net.copy()
-        net[KINDS.index("U")] = np.max([each.undo for each in used], axis=0)
     copied = [each.copied for each in used if each.copied is not None]
     if copied:
         moved: NDArray[np.int64] = np.max(copied, axis=0)
         transient = np.concatenate([transient, 0 * moved, moved])
         net = np.concatenate([net, -moved, moved])
+    undoes = any(reduce.how == "validate" for reduce in program.code.reductions)
+    starts = [
+        tuple(map(sum, zip(d.start, d.undo, strict=True))) if undoes else d.start for d in held
+    ]
     start = [
-        sum(held[place].start[stage] for stage in program.stages_of(rank))
+        sum(starts[place][stage] for stage in program.stages_of(rank))
         - sum(_state(held[place])[stage] for stage in _away(program, rank))
         for rank, place in enumerate(places)
     ]
@@ -226,10 +227,7 @@ def _held_bytes(graph: Graph, stage: Stage, profile: Profile, versions: Sequence
 
 
 def _undo_bytes(graph: Graph, stage: Stage, profile: Profile) -> int:
-    """Return the bytes of weights and optimizer state that are kept until an update is validated.
-
-    That is before the next step begins.
-    """
+    """Return the bytes of weights and optimizer state that are kept so as to undo an update."""
     state = profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
     return int(_trained_bytes(graph, stage) + state)
 

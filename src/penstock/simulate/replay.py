@@ -136,9 +136,8 @@ def _walk(
     shown = SHOWN[op] & (op != RECEIVE)
     for rank in range(program.num_ranks):
         rows = np.flatnonzero(shown[offsets[rank] : offsets[rank + 1]]) + offsets[rank]
-        first, now_s = int(rows[0]), float(matched.settled_s[rank, 1])
-        if np.isnan(now_s):
-            now_s = 0.0 if first in reads else float(matched.starts_s[first])
+        first = int(rows[0])
+        now_s = 0.0 if first in reads else float(matched.starts_s[first])
         starts_s[rank] = now_s
         for row in rows.tolist():
             before_s[row] = now_s
