@@ -77,6 +77,7 @@ class Rules(NamedTuple):
     limit: IntArray  # per rank, activations held: forwards whose W (or B) has not ended
     ahead: IntArray | None = None  # per rank, forwards whose I (or B) has not ended
     patience: float = 0.0  # no W if another action can start before this fraction of it has passed
+    idle_s: float = np.inf  # ... unless it will have idled longer then, and longer than all others
     in_order: bool = False  # F and I (or B) of a rank have priorities 0, 1, ... and keep to them
 
 
@@ -119,7 +120,7 @@ def greedy_few(
         priority = np.ascontiguousarray(each.priority, np.int64)
         work = _Lanes(np.ascontiguousarray(ranks, np.int64), *lanes, table, priority, limits)
         states.append(_state(work, need, 3 if split else 2))
-        pace = (float(seconds.message_s), float(each.patience), bool(each.in_order))
+        pace = (float(seconds.message_s), float(each.patience), float(each.idle_s), each.in_order)
         _run(work, states[-1], pace)
         if (states[-1].filled < states[-1].offsets[1:]).any():
             raise ScheduleError("the limit is too low for this order", hint="raise the limit")
@@ -193,6 +194,7 @@ class _LaneState(NamedTuple):
     offsets: IntArray
     filled: IntArray  # per rank, where its next action will stand
     turn: IntArray  # per rank, how many F and I it has started
+    idle_s: Floats  # per rank, since its first action
 
 
 def _lanes(
@@ -246,6 +248,7 @@ def _state(work: _Lanes, need: IntArray, num_kinds: int) -> _LaneState:
         offsets=offsets,
         filled=offsets[:-1].copy(),
         turn=np.zeros(num_ranks, np.int64),
+        idle_s=np.zeros(num_ranks),
     )
 
 
@@ -258,9 +261,9 @@ def _check_limit(need: IntArray, limit: IntArray) -> None:
 
 
 @compiled
-def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, bool]) -> None:
+def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, float, bool]) -> None:
     """Let the ranks work in the order of time."""
-    message_s, patience, in_order = pace
+    message_s, patience, most_s, in_order = pace
     num_kinds = len(state.kinds) // max(1, work.ranks.size)
     while True:
         rank = int(np.argmin(state.wake_s))
@@ -269,7 +272,9 @@ def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, bool]) -> No
             return
         kind, lane, later_s = _choose(work, state, rank, message_s, in_order, num_kinds)
         if kind == WEIGHTS and later_s < now_s + patience * work.seconds[kind, work.stage[lane]]:
-            kind = -1
+            idle_s = state.idle_s[rank] + later_s - max(now_s, state.end_s[rank])
+            if idle_s <= max(most_s, state.idle_s.max()):
+                kind = -1
         if kind < 0:
             state.wake_s[rank] = later_s
             continue
@@ -363,6 +368,8 @@ def _start(
     stage, place = work.stage[lane], state.filled[rank]
     m = work.micro_batch[work.start[lane] + state.at[kind, lane]]
     state.at[kind, lane] += 1
+    if place > state.offsets[rank]:
+        state.idle_s[rank] += state.wake_s[rank] - state.end_s[rank]
     end_s = state.wake_s[rank] + work.seconds[kind, stage]
     state.done_s[kind, stage, m] = state.end_s[rank] = state.wake_s[rank] = end_s
     state.kinds[place], state.stages[place], state.numbers[place] = kind, stage, m

@@ -17,8 +17,9 @@ import numpy as np
 
 from penstock.schedule.clock import Clockwork, Numbers, clockwork, log_of, numbers_of, run
 from penstock.schedule.compiled import compiled
-from penstock.schedule.greedy import FORWARD, INPUT, Floats, Result, Seconds
+from penstock.schedule.greedy import FORWARD, INPUT, WEIGHTS, Floats, Result, Seconds, least_step_s
 from penstock.schedule.orders import F, I, IntArray, Orders, W
+from penstock.schedule.placement import one_way
 from penstock.schedule.rounds import ROUNDING, Room
 from penstock.schedule.steady import LongRun, period_s
 
@@ -58,25 +59,27 @@ def improve(
     weight_share: float = 1.0,
     is_steady: bool = False,
 ) -> Result:
-    """Return orders of F, I and W on one rank per stage that take no longer than those of `result`.
+    """Return orders of F, I and W on the same ranks that take no longer than those of `result`.
 
-    `shape` is stages and micro-batches.  No rank holds more than `limit` activations, if none does
-    in `result`; of each the `weight_share` is left from I until W.  With `is_steady` the step is
-    one of a long run without a barrier.
+    `shape` is stages and micro-batches; each stage lives on one rank, and all ranks have as many.
+    No rank holds more than `limit` activations, if none does in `result`; of each the
+    `weight_share` is left from I until W.  With `is_steady` the step is one of a long run without
+    a barrier.
     """
-    num_stages, num_micro_batches = shape
-    table = seconds.table(num_stages, split=True)
-    waits_s = np.cumsum(table[FORWARD] + seconds.message_s) - table[FORWARD] - seconds.message_s
-    waits_s *= not is_steady
-    least_s = float((waits_s + num_micro_batches * table.sum(axis=0)).max())
+    homes, num_ranks = _homes(result.orders, shape), len(result.orders)
+    table = seconds.table(shape[0], split=True)
+    if is_steady:
+        least_s = float(shape[1] * np.bincount(homes[:, 0], table.sum(axis=0)).max())
+    else:
+        least_s = least_step_s(homes, table, seconds.message_s)
     if result.step_s <= least_s * (1 + _NEAR):
         return result
-    actions = _actions(table, num_micro_batches, seconds.message_s, Room(limit, weight_share))
+    actions = _actions(table, homes, seconds.message_s, Room(limit, weight_share))
     given = numbers_of(result.orders, shape)
     actions_seen = max(_ACTIONS, _FEW_ACTIONS - _LESS_PER_ACTION * given.size)
     rounds = min(_MOST_ROUNDS, actions_seen // (given.size * (_PASSES if is_steady else 1)))
-    times, sizes = _times(given.size, num_stages), (least_s, num_micro_batches, rounds)
-    given, offsets = given.reshape(num_stages, -1), result.orders.offsets
+    times, sizes = _times(given.size, num_ranks), (least_s, shape[1], rounds)
+    given, offsets = given.reshape(num_ranks, -1), result.orders.offsets
     found, step_s = _search(given, offsets, actions, times, sizes, is_steady)
     if step_s >= result.step_s * (1 - _NEAR):
         return result
@@ -92,8 +95,9 @@ def orders_of(numbers: Numbers, shape: tuple[int, int]) -> Orders:
 
 
 def step_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
-    """Return the seconds of a step, given orders of F, I and W on one rank per stage."""
-    work = _work(seconds.table(shape[0], split=True), shape[1], seconds.message_s)
+    """Return the seconds of a step, given orders of F, I and W, each stage on one rank."""
+    table = seconds.table(shape[0], split=True)
+    work = _work(table, _homes(orders, shape), seconds.message_s)
     given = numbers_of(orders, shape)
     _, clock_s = run(given, orders.offsets, work, log_of(given.size))
     return float(clock_s.max())
@@ -102,27 +106,35 @@ def step_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
 def steady_of(orders: Orders, seconds: Seconds, shape: tuple[int, int]) -> float:
     """Return the seconds per step of a long run without a barrier, for such orders."""
     table, given = seconds.table(shape[0], split=True), numbers_of(orders, shape)
-    actions = _actions(table, shape[1], seconds.message_s, Room(np.inf, 1.0))
-    times = _times(given.size, shape[0])
-    return float(_time(given.reshape(shape[0], -1), orders.offsets, actions, times, True))
+    actions = _actions(table, _homes(orders, shape), seconds.message_s, Room(np.inf, 1.0))
+    times = _times(given.size, len(orders))
+    return float(_time(given.reshape(len(orders), -1), orders.offsets, actions, times, True))
 
 
-def _work(table: Floats, num_micro_batches: int, message_s: float) -> Clockwork:
-    num_stages = table.shape[1]
-    homes = np.repeat(np.arange(num_stages, dtype=np.int32), num_micro_batches)
-    took_s = np.repeat(table.ravel(), num_micro_batches)
-    return clockwork(homes.reshape(num_stages, -1), took_s, float(message_s))
+def _homes(orders: Orders, shape: tuple[int, int]) -> IntArray:
+    """Return the rank of every [stage, micro-batch]."""
+    homes = np.empty(shape[0], np.int64)
+    homes[orders.stages] = np.repeat(np.arange(len(orders)), np.diff(orders.offsets))
+    return one_way(homes, shape[1])
 
 
-def _actions(table: Floats, num_micro_batches: int, message_s: float, room: Room) -> _Actions:
+def _work(table: Floats, homes: IntArray, message_s: float) -> Clockwork:
+    took_s = np.repeat(table.ravel(), homes.shape[1])
+    return clockwork(homes.astype(np.int32), took_s, float(message_s))
+
+
+def _actions(table: Floats, homes: IntArray, message_s: float, room: Room) -> _Actions:
     """Return what is known of each number of an action."""
-    shape = *table.shape, num_micro_batches
-    number = np.arange(table.size * num_micro_batches).reshape(shape)
+    shape = 3, *homes.shape
+    number = np.arange(3 * homes.size).reshape(shape)
     before, after = np.full((2, *shape), -1)
-    before[FORWARD, 1:], before[INPUT, :-1] = number[FORWARD, :-1], number[INPUT, 1:]
-    after[FORWARD, :-1], after[INPUT, 1:] = number[FORWARD, 1:], number[INPUT, :-1]
+    goes = homes[1:] != homes[:-1]  # on to another rank
+    before[FORWARD, 1:] = np.where(goes, number[FORWARD, :-1], -1)
+    before[INPUT, :-1] = np.where(goes, number[INPUT, 1:], -1)
+    after[FORWARD, :-1] = np.where(goes, number[FORWARD, 1:], -1)
+    after[INPUT, 1:] = np.where(goes, number[INPUT, :-1], -1)
     change = np.array([1.0, room.weight_share - 1.0, -room.weight_share])
-    work, limit = _work(table, num_micro_batches, message_s), float(room.limit) + ROUNDING
+    work, limit = _work(table, homes, message_s), float(room.limit) + ROUNDING
     return _Actions(work, before.ravel(), after.ravel(), change, limit)
 
 
@@ -234,6 +246,7 @@ def _best_swap(
     critical_s = now_s * (1 - _NEAR)
     num_ranks, length = sequence.shape
     size = num_ranks * length
+    num_stages = size // (3 * num_micro_batches)
     found, found_place, least_s = -1, -1, np.inf
     for rank in range(num_ranks):
         for place in range(length - 1):
@@ -242,7 +255,12 @@ def _best_swap(
                 continue
             kind_a, kind_b = a // (size // 3), b // (size // 3)
             m_a, m_b = a % num_micro_batches, b % num_micro_batches
-            if kind_a == kind_b or (kind_a < kind_b and m_a == m_b):
+            stage_a = a // num_micro_batches % num_stages
+            stage_b = b // num_micro_batches % num_stages
+            if stage_a == stage_b and kind_a == kind_b:
+                continue
+            needs = kind_a != WEIGHTS and (kind_b != WEIGHTS or stage_b <= stage_a)
+            if m_a == m_b and needs:  # F before I, and so on: b needs a
                 continue
             held = times.held[rank, place] - actions.change[kind_a] + actions.change[kind_b]
             if held > actions.limit:

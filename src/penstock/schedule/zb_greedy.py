@@ -14,6 +14,7 @@ ones that with the shorter step that drains is taken.
 Source: 001#13 Zero Bubble, arXiv:2401.10241 (automatic scheduling).
 """
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -58,9 +59,15 @@ def zb_greedy(
         raise ScheduleError(f"weight_share is {weight_share}", hint=hint)
     shape, room = (num_stages, num_micro_batches), Room(num_stages, weight_share)
     room = room if limit is None else Room(limit, weight_share)
-    alike = _best(shape, Seconds(), room, [])
+    alike = _alike(shape, room)
     orders = alike if seconds is None else _best(shape, seconds, room, [alike])
     return Schedule(*shape, orders, name=zb_greedy.__name__)
+
+
+@functools.lru_cache(maxsize=64)  # asked for again for all seconds
+def _alike(shape: tuple[int, int], room: Room) -> Orders:
+    """Return the orders for f = i = w."""
+    return _best(shape, Seconds(), room, [])
 
 
 def _best(shape: tuple[int, int], seconds: Seconds, room: Room, more: list[Orders]) -> Orders:
