@@ -76,6 +76,18 @@ def test_annealing_begins_with_the_best_built_in_ones(call: Call):
     assert document["step_s"] <= document["built_in"][0]["step_s"]
 
 
+def test_exact_one_of_stages_in_waves_is_proved(call: Call, tmp_path: Path):
+    path = tmp_path / "found.txt"
+    sizes = ("--stages", 6, "--ranks", 3, "--micro-batches", 6, "--limit", 4, "--out", path)
+    asked = ("schedule", "--find", "exact", *sizes, "--seconds", "2,2,2")
+    document = json.loads(call(*asked, "--json").out)
+    assert (document["step_s"], document["is_proved"]) == (82, True)  # 41 in the paper's seconds
+    made = Schedule.parse(path.read_text())
+    assert max(peak_activations(made)) == 4
+    assert played_s(made, Seconds(2.0, 2.0, 2.0)) == 82
+    assert "no schedule with its stages on these ranks is shorter" in call(*asked).out
+
+
 def test_copies_to_the_host_are_listed(call: Call):
     asked = ("schedule", "--find", "exact", "--stages", 2, "--micro-batches", 3, "--limit", 1)
     done = call(*asked, "--seconds", "2,1,1,0,1")
@@ -103,7 +115,14 @@ def test_orders_of_a_built_in_one_are_written(call: Call, tmp_path: Path):
         (["--find", "exact", "--seconds", "1,2,-1"], "has a negative or infinite number"),
         (["--find", "exact", "--seconds", "1,2,nan"], "has a negative or infinite number"),
         (["--find", "exact", "--seconds", "1:2,2,1"], r"forward_s is (1.0, 2.0), for 4 stages"),
-        (["--find", "exact", "--ranks", "2"], "puts one stage on each rank, not 4 on 2"),
+        (
+            ["--find", "exact", "--ranks", "2", "--seconds", "1,1,2"],
+            "puts one stage on each rank, not 4 on 2",
+        ),
+        (
+            ["--find", "exact", "--ranks", "2", "--seconds", "1,1,1,1"],
+            "puts one stage on each rank, not 4 on 2",
+        ),
         (["zb_h1", "--find", "exact"], "starts from no schedule, but zb_h1 is named"),
         (["--find", "exact", "--micro-batches", "151"], "4 stages x 151 micro-batches: too many"),
         (["--find", "anneal", "--seconds", "1,1,1,0,1"], "makes no copies to the host"),

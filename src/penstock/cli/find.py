@@ -1,13 +1,16 @@
 """penstock schedule --find: the shortest schedule for given seconds and memory, beside the others.
 
-`exact` solves for one stage on each rank and gives a lower bound; with the seconds of a copy
-it also decides which activations wait on the host.  `anneal` shortens existing schedules.
+`exact` solves for one stage on each rank, or for equal seconds for stages in waves, and gives a
+lower bound; with the seconds of a copy it also decides which activations wait on the host.
+`anneal` shortens existing schedules.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from penstock.cli import face
 from penstock.errors import ScheduleError
@@ -112,13 +115,18 @@ def shortest(aim: Target, how: How, within_s: float) -> Shortest:
 def _exact(aim: Target, within_s: float) -> Shortest:
     from penstock.schedule.exact import exact
     from penstock.schedule.exact_offload import Copies, exact_offload
+    from penstock.schedule.exact_waves import exact_waves
 
     if aim.start is not None:
         message = f"--find exact starts from no schedule, but {aim.start.name} is named"
         raise ScheduleError(message, hint="leave out the name, or take --find anneal")
     if aim.ranks != aim.stages:
-        message = f"--find exact puts one stage on each rank, not {aim.stages} on {aim.ranks}"
-        raise ScheduleError(message, hint="leave out --ranks, or take --find anneal")
+        _check_alike(aim)
+        sizes = aim.stages, aim.micro_batches, aim.ranks
+        made = exact_waves(*sizes, limit=aim.limit, time_limit_s=within_s)
+        second = aim.times.seconds.table(aim.stages, split=True)[0, 0]
+        steps = made.step_s * second, made.bound_s * second
+        return Shortest(made.schedule, *steps, made.is_proved, _known(aim))
     sizes, (seconds, copy_s) = (aim.stages, aim.micro_batches), aim.times
     if copy_s is None:
         made = exact(*sizes, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
@@ -129,6 +137,15 @@ def _exact(aim: Target, within_s: float) -> Shortest:
         copies = tuple(map(str, made.copies))
     known = _known(aim)
     return Shortest(made.schedule, made.step_s, made.bound_s, made.is_proved, known, copies)
+
+
+def _check_alike(aim: Target) -> None:
+    """Check that F, I and W take the same everywhere, and messages nothing."""
+    seconds, copy_s = aim.times
+    if copy_s is not None or seconds.message_s or np.ptp(seconds.table(aim.stages, split=True)):
+        message = f"--find exact puts one stage on each rank, not {aim.stages} on {aim.ranks}"
+        hint = "leave out --ranks, give F, I and W the same seconds and no more, or --find anneal"
+        raise ScheduleError(message, hint=hint)
 
 
 def _annealed(aim: Target, within_s: float) -> Shortest:

@@ -71,7 +71,7 @@ def found(
         raise ScheduleError(f"tries is {tries}", hint="give 1 or more")
     skewed = np.arange(int(homes.max()) + 1)
     offsets = (0 * skewed,) if objective == "drained" else (0 * skewed, skewed)
-    least = _least(homes, num_micro_batches, objective)
+    least = least_ticks(homes, num_micro_batches, objective)
     best: tuple[tuple[int, int], IntArray] | None = None
     for start in _starts(homes, num_micro_batches, most, tries):
         for each in offsets:
@@ -86,7 +86,7 @@ def found(
     return Schedule(num_stages, num_micro_batches, orders, name=found.__name__)
 
 
-def _least(homes: IntArray, num_micro_batches: int, objective: Objective) -> int:
+def least_ticks(homes: IntArray, num_micro_batches: int, objective: Objective) -> int:
     """Return the ticks that the work of some rank takes; drained, from when it can begin, and no
     fewer than one micro-batch takes alone."""
     work = 3 * num_micro_batches * np.bincount(homes)

@@ -48,7 +48,7 @@ def justify(
             seen = way * now
             seen -= (seen - start[ties.rank]).min()
             now = way * _pull(seen, ties, side, limit, start)
-            now = _paired(now.reshape(shape), homes).ravel()
+            now = paired(now.reshape(shape), homes).ravel()
         shorter = _length(now, later[ties.rank]) < _length(best, later[ties.rank])
         gainless = 0 if shorter else gainless + 1
         best = now if shorter else best
@@ -127,7 +127,7 @@ def _pull(ticks: IntArray, ties: _Ties, side: int, limit: int, start: IntArray) 
     return ticks
 
 
-def _paired(ticks: IntArray, homes: IntArray) -> IntArray:
+def paired(ticks: IntArray, homes: IntArray) -> IntArray:
     """Return the same ticks, the k-th W on a rank for its k-th I."""
     paired = ticks.copy()
     for rank in range(int(homes.max()) + 1):
