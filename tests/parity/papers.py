@@ -119,6 +119,13 @@ def extrapolated(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array
     return now + (t - there) * (now - before), past.w[k][t]
 
 
+def by_velocity(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array]:
+    """LWP in its velocity form: w(t) - T * rate * v(t), T the delay."""
+    t = m // past.per_step
+    there = max(drained, (m - LAYERPIPE[past.num_stages][k]) // past.per_step)
+    return past.w[k][there] - (t - there) * RATE * past.v[k][there], past.w[k][t]
+
+
 def corrected(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array]:
     """PipeMare, T2: B reads w - (tau_fwd - tau_bkwd) * delta, with tau_bkwd = 0."""
     t = m // past.per_step
@@ -221,6 +228,8 @@ PAPERS: dict[str, tuple[Reads, Update]] = {
     "spike_compensation": (unstashed(LAYERPIPE), spiked),
     "weight_prediction": (extrapolated, momentum),
     "prediction_with_compensation": (extrapolated, spiked),
+    "weight_prediction(form=velocity)": (by_velocity, momentum),
+    "prediction_with_compensation(form=velocity)": (by_velocity, spiked),
 }
 
 

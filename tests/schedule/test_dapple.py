@@ -1,8 +1,10 @@
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import ScheduleError
 from penstock.schedule import dapple, one_f_one_b, peak_activations
 from tests.schedule.toy import costs, picture, simulated, step
 
@@ -25,6 +27,18 @@ def test_policy_a_is_1f1b(num_stages, m):
 def test_rank_holds_its_warm_up(num_stages, m):
     behind = range(num_stages, 0, -1)
     assert peak_activations(dapple(num_stages, m)) == tuple(min(2 * k - 1, m) for k in behind)
+
+
+@given(sizes, sizes, sizes, st.sampled_from("AB"))
+def test_no_rank_holds_more_than_the_limit(num_stages, m, limit, policy):
+    free = peak_activations(dapple(num_stages, m, policy=policy))
+    held = peak_activations(dapple(num_stages, m, policy=policy, limit=limit))
+    assert held == tuple(min(limit, each) for each in free)
+
+
+def test_limit_of_none_is_refused():
+    with pytest.raises(ScheduleError, match="the limit is 0 activations"):
+        dapple(2, 2, limit=0)
 
 
 @given(sizes, sizes, st.integers(0, 9))

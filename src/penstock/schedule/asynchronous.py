@@ -18,12 +18,16 @@ drains only once: (S - 1) * (f + b) without a flush.
 weight_rule.py says which versions the rules read.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from penstock.schedule import weight_rule as rules
 from penstock.schedule.orders import Row, arrange
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import InFlight, WeightRule
+
+Form = Literal["weights", "velocity"]  # of linear weight prediction
 
 
 def pipedream(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
@@ -117,25 +121,30 @@ def spike_compensation(num_stages: int, num_micro_batches: int, *, num_steps: in
     return _no_flush(spike_compensation.__name__, rules.COMPENSATED, rules.as_pipelined, sizes)
 
 
-def weight_prediction(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
+def weight_prediction(
+    num_stages: int, num_micro_batches: int, *, num_steps: int = 4, form: Form = "weights"
+) -> Schedule:
     """Return pipelined backpropagation with linear weight prediction.
 
-    F reads w(t) + T (w(t) - w(t-1)), with T the number of updates until B.
+    T is the number of updates until B.  With `form` "weights" F reads w(t) + T (w(t) - w(t-1)),
+    with "velocity" w(t) - T * rate * v(t), v the momentum.
     Source: arXiv:2003.11666, section 3.2.
     """
     sizes = num_stages, num_micro_batches, num_steps
-    return _no_flush(weight_prediction.__name__, rules.PREDICTED, rules.as_pipelined, sizes)
+    rule = rules.PREDICTED if form == "weights" else rules.FORESEEN
+    return _no_flush(weight_prediction.__name__, rule, rules.as_pipelined, sizes)
 
 
 def prediction_with_compensation(
-    num_stages: int, num_micro_batches: int, *, num_steps: int = 4
+    num_stages: int, num_micro_batches: int, *, num_steps: int = 4, form: Form = "weights"
 ) -> Schedule:
-    """Return pipelined backpropagation with both.
+    """Return pipelined backpropagation with both; `form` as in `weight_prediction`.
 
     Source: arXiv:2003.11666, section 3.3.
     """
-    name, rule = prediction_with_compensation.__name__, rules.PREDICTED_COMPENSATED
-    return _no_flush(name, rule, rules.as_pipelined, (num_stages, num_micro_batches, num_steps))
+    name, sizes = prediction_with_compensation.__name__, (num_stages, num_micro_batches, num_steps)
+    rule = rules.PREDICTED_COMPENSATED if form == "weights" else rules.FORESEEN_COMPENSATED
+    return _no_flush(name, rule, rules.as_pipelined, sizes)
 
 
 def timeprest(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:

@@ -336,6 +336,14 @@ PREDICTED_COMPENSATED = WeightRule(
 )
 """Both: LWP with spike compensation, which that paper found best."""
 
+FORESEEN = replace(PREDICTED, name="foreseen", predictor="optimizer")
+"""As predicted, in the velocity form: by what the optimizer's momentum would do."""
+
+FORESEEN_COMPENSATED = replace(
+    PREDICTED_COMPENSATED, name="foreseen_compensated", predictor="optimizer"
+)
+"""Both, in the velocity form."""
+
 WEIGHT_RULES = (
     SYNCHRONOUS,
     DOUBLE_BUFFERED,
@@ -351,6 +359,8 @@ WEIGHT_RULES = (
     COMPENSATED,
     PREDICTED,
     PREDICTED_COMPENSATED,
+    FORESEEN,
+    FORESEEN_COMPENSATED,
 )
 
 
