@@ -84,7 +84,8 @@ def owned(leaf: Tensor, device: torch.device) -> Tensor:
     """Return a copy of `leaf` on `device` that nothing else writes into.
 
     Data may fill one buffer again and again; what is kept beyond the next read is copied.  The
-    copy is laid out and aligned as the original is: products of matrices depend on it to the bit.
+    copy is laid out as the original is, and floats are aligned as there: products of matrices
+    depend on it to the bit.
     """
     if leaf.device != device:
         return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
@@ -95,7 +96,8 @@ def owned(leaf: Tensor, device: torch.device) -> Tensor:
 
 
 def _aligned(leaf: Tensor) -> Tensor:
-    if leaf.device.type != "cpu":
+    exact = not (leaf.is_floating_point() or leaf.is_complex())
+    if leaf.device.type != "cpu" or (exact and leaf.is_contiguous()):
         return leaf.clone()
     shift, rest = divmod(leaf.data_ptr() % _ALIGNMENT, leaf.element_size())
     is_dense = leaf.is_contiguous()

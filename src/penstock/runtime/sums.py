@@ -222,8 +222,8 @@ def tell_call(rank: "Rank", step: int, *, has_loss: bool) -> Call:
 
     def tell() -> None:
         now = time.perf_counter()
-        parts = [part.double().reshape(()) for part in progress.losses.pop(step, ())]
-        loss = float(torch.stack(parts).mean()) if has_loss and parts else None
+        parts = [part.reshape(()) for part in progress.losses.pop(step, ())]
+        loss = float(torch.stack(parts).double().mean()) if has_loss and parts else None
         rows = progress.figures.pop(step, ())
         means = torch.stack([*rows]).mean(0).unbind() if rows else ()
         figures = dict(zip(names, map(float, means), strict=False))
