@@ -139,6 +139,57 @@ BREAKS = (
         "replicas on unlike devices take as much as each other",
     ),
     Break(
+        "sum_too_early",
+        "program/lower.py",
+        "max(at, *(made[s] + 1 for s in stages if s in made))",
+        "max(at, *(made[s] for s in stages if s in made))",
+        ("tests/program/test_lower.py",),
+        "a sum begins before the last gradient for it is made",
+    ),
+    Break(
+        "sums_at_the_end",
+        "program/lower.py",
+        'at = end if how == "norm" else max',
+        "at = end if end else max",
+        ("tests/program/test_lower.py",),
+        "sums wait for the last backward of all stages",
+    ),
+    Break(
+        "sums_by_rank",
+        "program/lower.py",
+        "own, at = sorted({number for stage in made for number in of_stage[stage]}), 0",
+        "own, at = sorted({n for s in made for n in of_stage[s]}, key=lambda n: "
+        "(made.get(sums[n].stages[0], 0), n)), 0",
+        ("tests/program/test_lower.py",),
+        "every rank sums in the order in which its own gradients are made",
+    ),
+    Break(
+        "sum_not_awaited",
+        "runtime/bind.py",
+        "                yield from self.sums.waits()\n",
+        "",
+        ("tests/runtime/test_lane.py",),
+        "an update that does not wait for the sums under way",
+    ),
+    Break(
+        "sum_overtakes",
+        "runtime/lane.py",
+        '        if len(reduce.ranks) > 1 or reduce.how not in ("tied", "replicas"):\n'
+        "            yield from self.waits()\n",
+        "",
+        ("tests/runtime/test_lane.py",),
+        "the last sum of a step runs beside those before it, with the same ranks",
+    ),
+    Break(
+        "update_before_its_sums",
+        "program/deadlock.py",
+        "            elif WAITS_FOR_SUMS[op]:\n"
+        "                if traffic.lanes.over[rank] < traffic.lanes.issued[rank]:\n",
+        "            elif WAITS_FOR_SUMS[op]:\n                if traffic.lanes.over[rank] < 0:\n",
+        ("tests/program/test_verify.py",),
+        "a program whose updates wait for ever is told to be sound",
+    ),
+    Break(
         "gib_decimal",
         "units.py",
         "KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40",

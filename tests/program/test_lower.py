@@ -1,6 +1,7 @@
 """Lowering: what comes out is sound, right when run, and no bigger than it need be."""
 
 import graphlib
+import itertools
 import random
 import re
 from collections import Counter
@@ -24,6 +25,9 @@ from penstock.program.program import (
 from penstock.schedule import (
     Action,
     Schedule,
+    bitpipe,
+    breadth_first,
+    chimera,
     double_buffered,
     gpipe,
     interleaved,
@@ -129,7 +133,7 @@ def test_received_gradient_is_kept_until_w():
     assert slots == [0, 1]
 
 
-def test_synchronous_step_ends_with_tied_sums_then_replicas_then_norm_then_updates():
+def test_sums_come_as_soon_as_their_gradients_are_made_and_norm_and_updates_at_the_end():
     program = lower_schedule(
         interleaved(4, 2, num_ranks=2),
         tied=[TiedGroup("wte", (0, 3), 64)],
@@ -137,15 +141,9 @@ def test_synchronous_step_ends_with_tied_sums_then_replicas_then_norm_then_updat
         clip=True,
         stage_bytes=[StageBytes(weights=100 + stage) for stage in range(4)],
     )
-    assert [str(one) for one in program.code[0][-7:]] == [
-        "B0.1",
-        "tied:wte.0",
-        "replicas:stage0.0",
-        "replicas:stage2.0",
-        "norm:all.0",
-        "U0.0",
-        "U2.0",
-    ]
+    words = " ".join(str(one) for one in program.code[0])
+    assert "B2.1 B2.1>r1e4s1 B1.0<r1e3s0 replicas:stage2.0 B0.0 " in words
+    assert words.endswith(" B0.1 tied:wte.0 replicas:stage0.0 norm:all.0 U0.0 U2.0")
     sums = [one for one in program.code[3] if isinstance(one, Reduce)]
     assert sums == [
         Reduce("wte", "tied", (2, 3), 0, 64),
@@ -153,6 +151,49 @@ def test_synchronous_step_ends_with_tied_sums_then_replicas_then_norm_then_updat
         Reduce("stage3", "replicas", (1, 3), 0, 103),
         Reduce("all", "norm", (2, 3), 0, 8),
     ]
+
+
+SUMMED = (gpipe, one_f_one_b, zb_h1, interleaved, chimera, bitpipe, breadth_first)
+
+
+@given(
+    st.sampled_from(SUMMED), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.booleans()
+)
+def test_every_rank_sums_what_its_gradients_allow_and_all_in_one_order(
+    build, pairs, micro_batches, replicas, is_tied
+):
+    """Behind the last gradient for it there and the sums before it, and before any other action."""
+    ranks = 2 * pairs
+    stages = ranks * (2 if build in (interleaved, bitpipe, breadth_first) else 1)
+    sizes = {"num_ranks": ranks} if stages > ranks else {}
+    schedule = build(stages, 2 * ranks * micro_batches, **sizes)
+    tied = [TiedGroup("wte", (0, stages - 1))] if is_tied else []
+    program = lower_schedule(schedule, tied=tied, replicas=replicas)
+    places = {}  # by sum: its place among the sums of each rank
+    for rank, code in enumerate(program.code):
+        gradients = {}  # by stage: where the last one is made
+        for at, one in enumerate(code):
+            if isinstance(one, Compute) and one.action.kind in "BW":
+                gradients[one.action.stage] = at
+        sums = [at for at, one in enumerate(code) if isinstance(one, Reduce)]
+        before = 0
+        for number, at in enumerate(sums):
+            one = code[at]
+            held = (0, stages - 1) if one.how == "tied" else [int(one.bucket[len("stage") :])]
+            made = max(gradients[stage] for stage in held if stage in gradients)
+            between = code[max(made + 1, before) : at]
+            assert made < at
+            assert not any(isinstance(each, Compute | Update) for each in between)
+            places.setdefault(one, {})[rank] = number
+            before = at
+        updated = [at for at, one in enumerate(code) if isinstance(one, Update)]
+        assert max(sums, default=-1) < min(updated)
+    order = graphlib.TopologicalSorter()
+    for rank in range(program.num_ranks):
+        own = sorted((each[rank], str(one), one) for one, each in places.items() if rank in each)
+        for (_, _, one), (_, _, after) in itertools.pairwise(own):
+            order.add(after, one)
+    order.prepare()  # raises where ranks would wait for each other in a circle
 
 
 def test_asynchronous_sums_stand_right_before_their_update():
@@ -288,19 +329,27 @@ def test_sums_inside_a_window_fit_into_that_order_and_give_the_right_weights():
 
 
 def _one_order(program):
-    """Return whether the lists, with one node per message and per sum, have a common order."""
+    """Return whether the lists, with one node per message and per sum, have a common order.
+
+    A rank begins a sum and goes on; it is over after its begin on all ranks, and the sum before it
+    on each of their lanes; a norm and an update come after all sums begun on their rank.
+    """
     sorter, rows = graphlib.TopologicalSorter(), 0
     for rank, code in enumerate(program.code):
-        before = None
+        before, summed = (), ()
         for one in code:
             rows += 1
             node = (rank, rows)
             if isinstance(one, Send | Receive):
                 node = (rank // program.grid.num_ranks, one.edge, one.of)
+            if isinstance(one, Update):
+                before = (*before, *summed)
+            sorter.add(node, *before)
+            before = (node,)
             if isinstance(one, Reduce):
-                node = one
-            sorter.add(node, *(() if before is None else (before,)))
-            before = node
+                sorter.add(one, node, *summed)
+                summed = (one,)
+                before = (node, one) if one.how == "norm" else before
     try:
         sorter.prepare()
     except graphlib.CycleError:

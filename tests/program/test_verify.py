@@ -313,7 +313,7 @@ def test_deadlock_of_a_compute_and_a_sum_is_told_apart():
     lines = edited(SUMMED, 1, "B1.0>r0e1s0", "")
     lines = edited(lines, 1, "norm:all.0", "norm:all.0 B1.0>r0e1s0")
     message = refusal(*lines, **SUMS)
-    head = "deadlock: rank 0 at B0.0 waits for rank 1 at tied:w.0, which waits for rank 0"
+    head = "deadlock: rank 0 at B0.0 waits for rank 1 at norm:all.0, which waits for rank 0"
     assert message.splitlines()[0] == head
 
 

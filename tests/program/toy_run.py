@@ -1,11 +1,12 @@
 """A toy run: programs on real threads, with integers for tensors, against one plain loop.
 
-Every rank is a thread.  A channel (sender, receiver) matches the k-th Send with the k-th Receive,
-as untagged transports do; a Receive empties its slot when it is posted; a Send blocks while
-`capacity` messages of its channel have no Receive posted (0: rendezvous, None: never).  Backwards
-read the received values again, so a slot that is reused too early gives a wrong result.  Nothing
-here looks at the verifier: it runs what it is given, and a run is right when the weights at the
-end are those of `reference`.
+Every rank is a thread, which puts its sums on a lane and goes on until it needs them: a lane comes
+to them in the order of the code, to each when the one before is over.  A channel (sender, receiver)
+matches the k-th Send with the k-th Receive, as untagged transports do; a Receive empties its slot
+when it is posted; a Send blocks while `capacity` messages of its channel have no Receive posted (0:
+rendezvous, None: never).  Backwards read the received values again, so a slot that is reused too
+early gives a wrong result.  Nothing here looks at the verifier: it runs what it is given, and a run
+is right when the weights at the end are those of `reference`.
 """
 
 import threading
@@ -146,6 +147,7 @@ class Wires:
         self.memory = defaultdict(dict)  # rank -> {(edge, slot): value or None}
         self.met = defaultdict(dict)  # (group, k) -> {rank: (instruction, payload)}
         self.running = set(range(num_ranks))
+        self.ranks = []
         self.waiting = {}  # rank -> what it waits for to be true
         self.faults = []
 
@@ -165,6 +167,11 @@ class Wires:
         del self.waiting[rank]
         if self.faults:
             self.fault("stopped")
+
+    def advance(self):
+        """Let all lanes go on as far as they can."""
+        while any(rank.begin() or rank.finish() for rank in self.ranks):
+            self.changed.notify_all()
 
     def match(self, channel):
         """Hand the newest pair of a Send and a Receive over, if there is one."""
@@ -203,6 +210,8 @@ class Rank(threading.Thread):
             one.stage: False for one in self.code if isinstance(one, Unshard | Reshard)
         }
         self.meetings = defaultdict(int)
+        self.lane, self.begun = [], None  # sums that are issued and not over; where the first meets
+        self.closed = set()  # (stage, step) of which a sum was issued
         self.far = {}  # what F keeps, by (stage, micro-batch)
         copies = [one for one in self.code if isinstance(one, Offload | Reload)]
         self.state_is_far = {
@@ -217,6 +226,7 @@ class Rank(threading.Thread):
                     self.do(instruction)
                     self.wires.changed.notify_all()
             with self.wires.changed:
+                self.wait_for_sums()
                 if self.state_is_far != self.state_began_far:
                     self.wires.fault("a state ends elsewhere than it began")
         except Fault:
@@ -245,8 +255,10 @@ class Rank(threading.Thread):
             case Reduce():
                 self.reduce(instruction)
             case Update(stage, step):
+                self.wait_for_sums()
                 self.update(stage, step)
             case Unshard(stage):
+                self.wait_for_sums()
                 self.meet(self.column(), instruction, None)
                 self.switch(stage, True)
             case Reshard(stage):
@@ -255,6 +267,9 @@ class Rank(threading.Thread):
                 self.copy(of, away=True)
             case Reload(of):
                 self.copy(of, away=False)
+
+    def wait_for_sums(self):
+        self.wires.wait(self.rank, lambda: not self.lane)
 
     def copy(self, of, *, away):
         kind, stage, number = of
@@ -362,6 +377,8 @@ class Rank(threading.Thread):
             self.made["B", stage, m] = self.law.input_gradient(weights, *args)
         if kind in "BW":
             step = m // self.program.num_micro_batches
+            if (stage, step) in self.closed:
+                self.wires.fault(f"{action}: its gradient is being summed")
             own, tied = self.law.weight_gradients(weights, stage, *args)
             self.own[stage, step] += own
             for name, number in tied.items():
@@ -373,27 +390,53 @@ class Rank(threading.Thread):
             self.wires.fault(f"{one} is not for rank {self.rank}")
         if any((stage, one.step) not in self.weights for stage in stages):
             self.wires.fault(f"{one}: the step before has not ended")  # one gradient at a time
+        self.closed |= {(stage, one.step) for stage in stages}
+        self.lane.append(one)
+        self.wires.advance()
+        if one.how in ("norm", "validate"):
+            self.wait_for_sums()
+
+    def begin(self):
+        """Come with the first sum of the lane to the others; return whether that was new."""
+        if self.begun is not None or not self.lane:
+            return False
+        one = self.lane[0]
+        stages = self.stages_of(one)
         payload = {
             s: self.tied[s, one.bucket, one.step] if one.how == "tied" else self.own[s, one.step]
             for s in stages
         }
         shared = {(s, n): v for (s, n, t), v in self.tied.items() if s in stages and t == one.step}
-        others = self.meet(one.ranks, one, (payload, shared))
+        group = "lane", one.ranks
+        number = self.meetings[group]
+        self.meetings[group] += 1
+        self.begun = self.wires.met[group, number]
+        self.begun[self.rank] = (one, (payload, shared))
+        return True
+
+    def finish(self):
+        """End the first sum of the lane, if all members have come; return whether that was so."""
+        if self.begun is None or len(self.begun) < len(self.lane[0].ranks):
+            return False
+        one, met, self.begun = self.lane.pop(0), self.begun, None
+        if len({other for other, _ in met.values()}) > 1:
+            self.wires.fault(f"{one} meets another collective")
+        others, stages = [met[rank][1] for rank in sorted(met)], self.stages_of(one)
         if one.how == "norm":
             by_stage = {stage: value for mine, _ in others for stage, value in mine.items()}
             by_group = {key: value for _, tied in others for key, value in tied.items()}
             self.norm[one.step] = squares([*by_stage.values(), *by_group.values()])
-            return
-        if one.how == "tied":
+        elif one.how == "tied":
             total = sum(value for mine, _ in others for value in mine.values())
             for stage in stages:
                 self.tied[stage, one.bucket, one.step] = total
-            return
-        (stage,) = stages
-        self.own[stage, one.step] = sum(mine[stage] for mine, _ in others)
-        for _, name in shared:
-            brought = (tied.get((stage, name), 0) for _, tied in others)
-            self.tied[stage, name, one.step] = sum(brought)
+        else:
+            (stage,) = stages
+            self.own[stage, one.step] = sum(mine[stage] for mine, _ in others)
+            for name in {name for _, tied in others for s, name in tied if s == stage}:
+                brought = (tied.get((stage, name), 0) for _, tied in others)
+                self.tied[stage, name, one.step] = sum(brought)
+        return True
 
     def stages_of(self, one):
         """Return the stages here whose gradient a Reduce is of, by the meaning of its bucket."""
@@ -436,7 +479,7 @@ class Rank(threading.Thread):
 def run_toy(program, capacity):
     """Return "" when a run of `program` is right, else what went wrong."""
     wires = Wires(program.num_ranks, capacity)
-    ranks = [Rank(program, rank, wires) for rank in range(program.num_ranks)]
+    ranks = wires.ranks = [Rank(program, rank, wires) for rank in range(program.num_ranks)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -1,7 +1,8 @@
 """A run that never was: a program executed with known seconds, shown as the runtime shows one.
 
 Written from what the runtime does, not from the simulator: threads take their calls in order, wait
-for messages outside any span, and stay in a Send or a Reduce until it is over.
+for messages outside any span, and stay in a Send until it is over.  A Reduce runs on a lane of its
+rank, one after another, and an update waits until all are over.
 """
 
 import random
@@ -62,6 +63,8 @@ class _FakeRun:
         self.spans: list[Span] = []
         self.there_s: dict[tuple[int, int, int], float] = {}  # by reader, edge and micro-batch
         self.unread: set[tuple[int, int, int]] = set()
+        self.issued: list[list[tuple[Reduce, float]]] = [[] for _ in self.code]  # and not over
+        self.summed_s = [0.0] * program.num_ranks  # when a rank's last sum was over
 
     def advance(self, rank: int) -> bool:
         """Do the next thing of a rank; return whether it could be done."""
@@ -73,6 +76,9 @@ class _FakeRun:
                     return False
                 self.take(rank, "compute", *action, self.truth.work(rank, *action))
             case Update(stage, step):
+                if self.issued[rank]:
+                    return False
+                self.clock_s[rank] = max(self.clock_s[rank], self.summed_s[rank])
                 self.take(rank, "update", "U", stage, step, self.truth.work(rank, "U", stage, step))
             case Receive(of, edge):
                 self.unread.add((rank, edge, of.micro_batch))
@@ -82,7 +88,8 @@ class _FakeRun:
                 self.there_s[peer, edge, of.micro_batch] = self.clock_s[rank] + way_s
                 self.take(rank, "send", *of, sending_s)
             case Reduce() as reduce:
-                return self.meet(reduce)
+                self.issued[rank].append((reduce, self.clock_s[rank]))
+                self.meet()
         self.at[rank] += 1
         return True
 
@@ -118,16 +125,16 @@ class _FakeRun:
                     return peer
         raise AssertionError(edge)
 
-    def meet(self, reduce: Reduce) -> bool:
-        """Let all members go through a Reduce, if all have come to it."""
-        for member in reduce.ranks:
-            here = self.code[member][self.at[member] : self.at[member] + 1]
-            if here != (reduce,):
-                return False
-        last_s = max(self.clock_s[member] for member in reduce.ranks)
-        for member in reduce.ranks:
-            taken_s = self.truth.sums(member, reduce.bucket, reduce.step)
-            until_s = last_s + taken_s - self.clock_s[member]
-            self.take(member, "collective", "reduce", -1, reduce.step, until_s)
-            self.at[member] += 1
-        return True
+    def meet(self) -> None:
+        """Let all lanes go through their sums as far as their members have come to them."""
+        firsts = [issued[0][0] for issued in self.issued if issued]
+        for reduce in firsts:
+            lanes = [self.issued[member] for member in reduce.ranks]
+            if all(lane and lane[0][0] == reduce for lane in lanes):
+                came_s = [max(self.issued[m].pop(0)[1], self.summed_s[m]) for m in reduce.ranks]
+                for member, start_s in zip(reduce.ranks, came_s, strict=True):
+                    over_s = max(came_s) + self.truth.sums(member, reduce.bucket, reduce.step)
+                    self.summed_s[member] = over_s
+                    where = "collective", "reduce", -1, reduce.step
+                    self.spans.append(Span(member, *where, start_s, over_s))
+                return self.meet()

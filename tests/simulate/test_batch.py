@@ -138,14 +138,18 @@ def test_step_of_one_action_by_hand():
 
 
 def test_ranks_of_a_stage_update_it_when_the_last_of_them_has_come():
-    """Two pipelines of two ranks; micro-batch 0 goes down, 1 goes up; both sums take 5 s."""
+    """Two pipelines of two ranks; micro-batch 0 goes down, 1 goes up.
+
+    Stage 1 has its gradients after 3 s, stage 0 after 4 s, when the sum of stage 1 is under way.
+    """
     schedule = chimera(2, 2)
     assert schedule.stage_ranks == ((0, 1), (0, 1))
     seconds = np.ones((1, 5, 2))
     free = step_seconds(table_of(schedule), seconds)[0]
-    assert step_seconds(table_of(schedule), seconds, reduce_s=5.0)[0] == free + 10.0
+    assert free == 6.0
+    assert step_seconds(table_of(schedule), seconds, reduce_s=5.0)[0] == 3.0 + 5.0 + 5.0 + 2.0
     by_stage = step_seconds(table_of(schedule), seconds, reduce_s=[[5.0, 0.5]])[0]
-    assert by_stage == free + 5.5
+    assert by_stage == 4.0 + 5.0 + 2.0
 
 
 # -- many candidates

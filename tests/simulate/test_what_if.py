@@ -177,7 +177,10 @@ def test_run_without_a_backward_or_without_a_pipeline_is_asked_for_no_other_sche
 
 
 def test_sum_that_was_not_run_takes_what_the_link_says():
-    """Chimera has both stages on both ranks, so their gradients are summed."""
+    """Chimera has both stages on both ranks, so their gradients are summed.
+
+    That of stage 1, the smaller one, runs beside the last backward of stage 0.
+    """
     cluster = one_host(2, Link(1.0, 16.0))
     plan = plan_of()
     measured = fake_run(lower_plan(plan, GRAPH), plain(0))
@@ -185,8 +188,9 @@ def test_sum_that_was_not_run_takes_what_the_link_says():
     free = measured_run(plan, GRAPH, measured, PROFILE)
     answers = [what_if(run, Change(schedule="chimera")) for run in (linked, free)]
     assert all("sums that were not run as the link says" in a.rests_on for a in answers)
-    expected = cluster.all_reduce_s(16, (0, 1)) + cluster.all_reduce_s(0, (0, 1))
-    assert answers[0].step_s == pytest.approx(answers[1].step_s + expected)
+    small_s, large_s = (cluster.all_reduce_s(size, (0, 1)) for size in (0, 16))
+    hidden_s = answers[1].step_s + small_s + large_s - answers[0].step_s
+    assert 0.0 < hidden_s <= small_s
 
 
 def test_stage_on_a_device_that_did_not_run_it_has_no_answer():

@@ -2,9 +2,11 @@
 
 A Send blocks while `capacity` messages of its channel (sender, receiver) have no receive posted:
 0 is rendezvous, None never blocks.  A Receive never blocks.  A Compute waits for the messages that
-it uses; a Reduce or Unshard for all of its members.  Whatever order the ranks run in, the same
-ranks stop at the same place, so one run decides.  A program that passes with capacity 0 passes with
-every other one: a larger capacity only removes waits.
+it uses; an Unshard for all of its members.  A Reduce runs on a lane of its rank, which takes one
+after another, each when all of its members have come to it on theirs; a norm, an Unshard, and what
+needs sums (an Update), wait until their rank's lane is empty.  Whatever order the ranks run in, the
+same ranks stop at the same place, so one run decides.  A program that passes with capacity 0 passes
+with every other one: a larger capacity only removes waits.
 
 Ignores:  that real sends and gathers go on by themselves, so a program that stops here might not.
 """
@@ -14,7 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.codes import COMPUTE, JOINS, RECEIVE, REDUCE, SEND
+from penstock.program.codes import (
+    COMPUTE,
+    RECEIVE,
+    REDUCE,
+    SEND,
+    UNSHARD,
+    WAITS_FOR_SUMS,
+)
 from penstock.program.loops import loop, part
 from penstock.program.reductions import NeededSums
 from penstock.program.rules import Columns, Facts, Sizes
@@ -22,6 +31,7 @@ from penstock.program.wiring import Wiring
 from penstock.schedule.orders import F, W
 
 SENT, POSTED = 1, 2
+NORM = 2  # in instructions.HOWS; it and the next one have to be over before a rank goes on
 
 
 class Traffic(NamedTuple):
@@ -29,12 +39,24 @@ class Traffic(NamedTuple):
 
     messages: NDArray[np.uint8]  # SENT and POSTED bits
     waits_for: NDArray[np.int64]  # rank -> message, or -1
-    arrived: NDArray[np.uint8]  # ranks that wait in a Reduce or Unshard
-    at_sum: NDArray[np.int64]  # reduction -> ranks that wait in it
+    arrived: NDArray[np.uint8]  # ranks that wait in a norm or an Unshard
+    lanes: "SumLanes"
     at_gather: NDArray[np.int64]  # place in a replica -> ranks that wait in an Unshard
     row: NDArray[np.int64]  # rank -> where it is
     ready: NDArray[np.int64]  # a stack of ranks that may go on, each at most once
     queued: NDArray[np.uint8]  # ranks on the stack
+
+
+class SumLanes(NamedTuple):
+    """Where the Reduces of each rank are."""
+
+    rows: NDArray[np.int64]  # of all Reduces
+    begin: NDArray[np.int64]  # rank -> its first among `rows`
+    issued: NDArray[np.int64]  # rank -> how many it has issued
+    over: NDArray[np.int64]  # rank -> how many are over
+    came: NDArray[np.uint8]  # ranks whose next one counts in `members`
+    members: NDArray[np.int64]  # reduction -> ranks whose lane has come to it
+    stack: NDArray[np.int64]  # ranks whose lane may go on
 
 
 class Waits(NamedTuple):
@@ -63,11 +85,21 @@ def stops(code: Columns, facts: Facts, capacity: int | None = 0) -> NDArray[np.i
     beside = np.argsort(sizes.column, kind="stable"), np.cumsum([0, *np.bincount(sizes.column)])
     known = facts.places.where, facts.wiring, facts.sums, facts.sum_of
     waits = Waits(sizes, *known, *beside, gates)
+    reduces = np.flatnonzero(code.op == REDUCE)
+    lanes = SumLanes(
+        reduces,
+        np.searchsorted(reduces, code.offsets[:-1]),
+        np.zeros(num_ranks, np.int64),
+        np.zeros(num_ranks, np.int64),
+        np.zeros(num_ranks, np.uint8),
+        np.zeros(len(facts.sums.hows), np.int64),
+        np.zeros(num_ranks + 1, np.int64),
+    )
     traffic = Traffic(
         np.zeros(num_messages, np.uint8),
         np.full(num_ranks, -1, np.int64),
         np.zeros(num_ranks, np.uint8),
-        np.zeros(len(facts.sums.hows), np.int64),
+        lanes,
         np.zeros(num_ranks, np.int64),
         code.offsets[:-1].copy(),
         np.arange(num_ranks)[::-1].copy(),
@@ -107,10 +139,23 @@ def _run(code: Columns, waits: Waits, traffic: Traffic) -> None:
         while traffic.row[rank] < code.offsets[rank + 1]:
             row = int(traffic.row[rank])
             op = code.op[row]
-            if JOINS[op]:
-                if not _come(code, row, rank, waits, traffic):
+            if op == REDUCE:
+                if not traffic.arrived[rank]:
+                    top = _issue(code, rank, waits, traffic, top)
+                    traffic.arrived[rank] = waits.sums.hows[waits.sum_of[code.edge[row]]] >= NORM
+                if traffic.arrived[rank]:
+                    if traffic.lanes.over[rank] < traffic.lanes.issued[rank]:
+                        break
+                    traffic.arrived[rank] = 0
+            elif WAITS_FOR_SUMS[op]:
+                if traffic.lanes.over[rank] < traffic.lanes.issued[rank]:
                     break
-                top = _let_go(code, row, rank, waits, traffic, top)
+            elif op == UNSHARD:  # on the same lane
+                if traffic.lanes.over[rank] < traffic.lanes.issued[rank]:
+                    break
+                if not _come(rank, waits, traffic):
+                    break
+                top = _let_go(rank, waits, traffic, top)
             elif op == COMPUTE:
                 if not _can_compute(code, row, rank, waits, traffic):
                     break
@@ -168,15 +213,36 @@ def _pass(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) ->
 
 
 @part
-def _come(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) -> bool:
-    """Let `rank` reach a Reduce or Unshard; return whether all members are there now."""
-    if code.op[row] == REDUCE:
-        one = waits.sum_of[code.edge[row]]
-        traffic.at_sum[one] += 1 - traffic.arrived[rank]
-        traffic.arrived[rank] = 1
-        return (
-            traffic.at_sum[one] == waits.sums.rank_offsets[one + 1] - waits.sums.rank_offsets[one]
-        )
+def _issue(code: Columns, rank: int, waits: Waits, traffic: Traffic, top: int) -> int:
+    """Put a Reduce on the lane of `rank`, and end all that can end now."""
+    sums, lanes = waits.sums, traffic.lanes
+    lanes.issued[rank] += 1
+    lanes.stack[0], height = rank, 1
+    while height > 0:
+        height -= 1
+        lane = lanes.stack[height]
+        if lanes.came[lane] or lanes.over[lane] == lanes.issued[lane]:
+            continue
+        lanes.came[lane] = 1
+        one = waits.sum_of[code.edge[lanes.rows[lanes.begin[lane] + lanes.over[lane]]]]
+        lanes.members[one] += 1
+        first, end = sums.rank_offsets[one], sums.rank_offsets[one + 1]
+        if lanes.members[one] == end - first:
+            lanes.members[one] = 0
+            for place in range(first, end):
+                member = sums.ranks[place]
+                lanes.over[member] += 1
+                lanes.came[member] = 0
+                lanes.stack[height] = member
+                height += 1
+                if member != rank and not traffic.queued[member]:
+                    top = _push(member, traffic, top)
+    return top
+
+
+@part
+def _come(rank: int, waits: Waits, traffic: Traffic) -> bool:
+    """Let `rank` reach an Unshard; return whether all members are there now."""
     column = waits.sizes.column[rank]
     traffic.at_gather[column] += 1 - traffic.arrived[rank]
     traffic.arrived[rank] = 1
@@ -186,18 +252,12 @@ def _come(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic) ->
 
 
 @part
-def _let_go(code: Columns, row: int, rank: int, waits: Waits, traffic: Traffic, top: int) -> int:
-    """Let all members of a Reduce or Unshard go on, `rank` being the last to arrive."""
-    sums, column = waits.sums, waits.sizes.column[rank]
-    if code.op[row] == REDUCE:
-        one = waits.sum_of[code.edge[row]]
-        traffic.at_sum[one] = 0
-        for place in range(sums.rank_offsets[one], sums.rank_offsets[one + 1]):
-            top = _release(sums.ranks[place], rank, traffic, top)
-    else:
-        traffic.at_gather[column] = 0
-        for place in range(waits.beside_offsets[column], waits.beside_offsets[column + 1]):
-            top = _release(waits.beside[place], rank, traffic, top)
+def _let_go(rank: int, waits: Waits, traffic: Traffic, top: int) -> int:
+    """Let all members of an Unshard go on, `rank` being the last to arrive."""
+    column = waits.sizes.column[rank]
+    traffic.at_gather[column] = 0
+    for place in range(waits.beside_offsets[column], waits.beside_offsets[column + 1]):
+        top = _release(waits.beside[place], rank, traffic, top)
     return top
 
 
@@ -206,5 +266,6 @@ def _release(member: int, last: int, traffic: Traffic, top: int) -> int:
     traffic.arrived[member] = 0
     if member != last:
         traffic.row[member] += 1
-        top = _push(member, traffic, top)
+        if not traffic.queued[member]:
+            top = _push(member, traffic, top)
     return top

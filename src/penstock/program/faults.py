@@ -7,8 +7,15 @@ from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
 from penstock.program import rules
-from penstock.program.codes import excerpt
-from penstock.program.instructions import HOWS, Compute, Reduce, Send, Unshard
+from penstock.program.codes import REDUCE, excerpt
+from penstock.program.instructions import (
+    HOWS,
+    Compute,
+    Reduce,
+    Send,
+    Unshard,
+    Update,
+)
 from penstock.program.rules import Facts, Finding
 from penstock.schedule.orders import KINDS, Action
 
@@ -231,26 +238,46 @@ def _waits_for(program: "Program", facts: Facts, stopped: NDArray[np.int64], ran
             return peer
         case Compute(action, _):
             return _late_source(program, facts, stopped, (rank, action))
-        case Reduce(ranks=ranks):
-            return _absent(program, stopped, ranks, instruction)
         case Unshard():
-            return _absent(program, stopped, tuple(column), instruction)
+            late = _late_member(program, stopped, rank)
+            return late if late != rank else _absent(program, stopped, tuple(column), instruction)
+        case Update() | Reduce():
+            return _late_member(program, stopped, rank)
         case _:
             raise AssertionError(f"{instruction} never waits")
 
 
 def _absent(
-    program: "Program",
-    stopped: NDArray[np.int64],
-    ranks: tuple[int, ...],
-    instruction: Reduce | Unshard,
+    program: "Program", stopped: NDArray[np.int64], ranks: tuple[int, ...], unshard: Unshard
 ) -> int:
-    """Return the first member that has not reached a collective."""
+    """Return the first member that has not reached an Unshard."""
     for rank in ranks:
-        here = program.code.between(_row(stopped, rank))
-        if here != (instruction,):
+        if program.code.between(_row(stopped, rank)) != (unshard,):
             return rank
-    raise AssertionError(f"all members wait in {instruction}")
+    raise AssertionError(f"all members wait in {unshard}")
+
+
+def _late_member(program: "Program", stopped: NDArray[np.int64], rank: int) -> int:
+    """Return the rank that the first sum on the lane of `rank` waits for.
+
+    A member that has issued no more, or one that is itself behind another sum, and so in a circle.
+    """
+    code = program.code
+    in_sum = code.op[np.minimum(stopped, len(code.op) - 1)] == REDUCE
+    stopped = stopped + (in_sum & (stopped < code.offsets[1:]))
+    issued = [code.between(slice(s, e)) for s, e in zip(code.offsets.tolist(), stopped.tolist())]  # noqa: B905 - the last offset is no rank's
+    lanes = [[one for one in rows if isinstance(one, Reduce)][::-1] for rows in issued]
+    firsts = {lane[-1] for lane in lanes if lane}
+    while whole := [one for one in firsts if all(lanes[r][-1:] == [one] for r in one.ranks)]:
+        for member in whole[0].ranks:
+            lanes[member].pop()
+        firsts = {lane[-1] for lane in lanes if lane}
+    seen, late = set[int](), rank
+    while lanes[late] and late not in seen:
+        seen.add(late)
+        first = lanes[late][-1]
+        late = next(member for member in first.ranks if lanes[member][-1:] != [first])
+    return late
 
 
 def _late_source(

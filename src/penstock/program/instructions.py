@@ -75,7 +75,7 @@ class Receive(Printed):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Printed):
-    """Sum a step's gradients over `ranks`; every one of them waits for all.
+    """Begin to sum a step's gradients over `ranks`, and go on; the next Update waits for it.
 
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
     replicas: of a stage that lives on several ranks.  norm: the squares, for clipping.
@@ -189,10 +189,10 @@ TABLE = (
     OpRow("unshard", Unshard, "unshard{stage}", ("stage",), "F", "joins",
         bytes="weights", lane="collective", span="unshard"),
     OpRow("reshard", Reshard, "reshard{stage}", ("stage",), "F", "drops", bytes="no weights"),
-    OpRow("offload", Offload, "{of}>far", _ACTION, "FU", "works", "sums",
-        "action", "copy", "offload"),
-    OpRow("reload", Reload, "{of}<far", _ACTION, "FU", "works", "sums",
-        "action", "copy", "reload"),
+    OpRow("offload", Offload, "{of}>far", _ACTION, "FU", "works",
+        bytes="action", lane="copy", span="offload"),
+    OpRow("reload", Reload, "{of}<far", _ACTION, "FU", "works",
+        bytes="action", lane="copy", span="reload"),
 )  # fmt: skip
 OPS: tuple[Op, ...] = tuple(row.name for row in TABLE)
 LANES: tuple[Lane, ...] = ("compute", "send", "receive", "collective", "update", "copy")

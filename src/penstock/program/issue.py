@@ -2,8 +2,9 @@
 
 All ranks are run once on a clock on which everything takes one tick and messages take none, with
 sends that never block.  What ends at a tick is written down then: the Compute, its Sends, and at
-once, in the lists of the peers, their Receives; a Reduce at one tick for all of its members.  So
-there is one order of everything - by tick, then by rank, sums last - that all lists agree with, a
+once, in the lists of the peers, their Receives.  A Reduce that an update waits for ends at one tick
+for all of its members; another one takes no tick, for ranks go on while it runs.  So there is one
+order of everything - by tick, then by rank, sums last - that all lists agree with, a
 Send and its Receive being one event.  That is why a lowered program cannot stop, whatever its
 sends do, and why messages between two ranks are received in the order in which they are sent.
 """
@@ -24,7 +25,8 @@ class Turns(NamedTuple):
     """The orders of one pipeline, and what comes between their actions.
 
     Extra x of a rank, from `extra_offsets[rank]` on, comes before action `extra_at[x]` of the
-    orders: a Reduce (`extra_of`: which) or an Update (of which stage).
+    orders: a Reduce (`extra_of`: which) or an Update (of which stage).  Where the orders list
+    updates, a Reduce stands before one and is waited for; else ranks go on, and wait at the end.
     """
 
     kinds: NDArray[np.uint8]
@@ -36,6 +38,7 @@ class Turns(NamedTuple):
     extra_of: NDArray[np.int64]
     extra_step: NDArray[np.int64]
     extra_offsets: NDArray[np.int64]
+    waits: bool  # for each Reduce where it stands
 
 
 class Sources(NamedTuple):
@@ -52,7 +55,7 @@ class Clock(NamedTuple):
     """When each value is made and each sum is done, in ticks, and where each rank is."""
 
     made: NDArray[np.int32]  # [0: F, 1: B or I; stage, micro-batch] -> 2 * tick (+ 1: by I), or -1
-    summed: NDArray[np.int64]  # extra -> tick, of a Reduce
+    summed: NDArray[np.int64]  # extra -> tick
     time: NDArray[np.int64]  # rank -> the end of what it did last
     action: NDArray[np.int64]  # rank -> its next action
     extra: NDArray[np.int64]  # rank -> its next extra
@@ -90,11 +93,12 @@ def run_clock(work: Turns, sources: Sources, clock: Clock) -> None:
         while True:
             extra, index = int(clock.extra[rank]), int(clock.action[rank])
             if extra < work.extra_offsets[rank + 1] and work.extra_at[extra] == index:
-                if work.extra_op[extra] == REDUCE:
+                if work.extra_op[extra] == REDUCE and work.waits:
                     top = _join(rank, extra, work, sources, clock, top)
                     break
                 clock.extra[rank] += 1
-                clock.time[rank] += 1
+                clock.time[rank] += work.extra_op[extra] == UPDATE
+                clock.summed[extra] = clock.time[rank]
                 continue
             if index == work.offsets[rank + 1]:
                 break
@@ -175,7 +179,7 @@ def write_code(work: Turns, sources: Sources, clock: Clock, mail: Inbox, code: C
         for index in range(work.offsets[rank], work.offsets[rank + 1] + 1):
             while extra < work.extra_offsets[rank + 1] and work.extra_at[extra] == index:
                 op, of = int(work.extra_op[extra]), int(work.extra_of[extra])
-                time = int(clock.summed[extra]) if op == REDUCE else time + 1
+                time = int(clock.summed[extra])
                 _write_mail(time, num_ranks, mail, sources.wiring, code)
                 stage, edge = (-1, of) if op == REDUCE else (of, -1)
                 kind = F if op == REDUCE else U

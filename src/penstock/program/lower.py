@@ -19,7 +19,14 @@ from penstock.program.issue import (
     write_code,
 )
 from penstock.program.program import Program
-from penstock.program.reductions import Needed, holders_of, needed, stages_by_rank
+from penstock.program.reductions import (
+    Needed,
+    as_made,
+    holders_of,
+    last_gradients,
+    needed,
+    stages_by_rank,
+)
 from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
 from penstock.program.wiring import Wiring, laws, wire
@@ -47,8 +54,9 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
     Each value of an edge between two ranks is sent when it is made and received at that moment of
-    one order of everything (issue.py), into the smallest free slot.  Before each update of a stage
-    come the sums that it needs; where the schedule lists no updates, they are at the end.
+    one order of everything (issue.py), into the smallest free slot.  Where the schedule lists
+    updates, the sums that one needs come right before it.  Else updates are at the end, and each
+    sum comes as soon as the last gradient for it is made, on all ranks in one order (`as_made`).
 
     schedule: several must have the same sizes, except for the micro-batches of a step.
     edges:    default: a chain, F from each stage to the next and B back.
@@ -69,6 +77,8 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
+    if not largest.has_updates:
+        sums = as_made(sums, largest.orders, grid)
     sums = sums if backward else ()
     code = _side_by_side(many, grid, sums, wire(largest.num_stages, wires))
     return Program(
@@ -150,30 +160,40 @@ def _extras(
         for stage in one.stages:
             of_stage[stage].append(number)
     norm = any(one.reduce.how == "norm" for one in sums.values())
-    after = [number for number, one in sums.items() if one.reduce.how == "validate"]
     backward, updates = bool((schedule.orders.kinds != F).any()), schedule.has_updates
+    last = last_gradients(schedule.orders) if sums and not updates else {}
     extras: list[list[_Extra]] = []
     for rank, end in enumerate(schedule.orders.offsets[1:].tolist()):
         stages = held[offsets[rank] : offsets[rank + 1]].tolist()
         if updates:
             own = _before_updates(schedule, rank, of_stage, stages if norm else ())
         else:
-            own = _at_end(end, of_stage, stages if backward else (), after)
+            made = {stage: last.get((rank, stage), end) for stage in stages}
+            own = _as_made(end, sums, of_stage, made if backward else {})
         extras.append(list(own))
     return extras
 
 
-def _at_end(
-    end: int, of_stage: list[list[int]], stages: Sequence[int], after: Sequence[int]
+def _as_made(
+    end: int,
+    sums: Mapping[int, Needed],
+    of_stage: Sequence[Sequence[int]],
+    made: Mapping[int, int],
 ) -> Iterator[_Extra]:
-    own = sorted({number for stage in stages for number in of_stage[stage]})
+    """Each sum behind the last gradient for it that is made here; updates, and norms, at the end.
+
+    made:     by stage of this rank, the place of its last gradient.
+    """
+    own, at = sorted({number for stage in made for number in of_stage[stage]}), 0
     for number in own:
-        if number not in after:
-            yield _Extra(end, REDUCE, number, 0)
-    for stage in stages:
+        how, stages = sums[number].reduce.how, sums[number].stages
+        if how != "validate":
+            at = end if how == "norm" else max(at, *(made[s] + 1 for s in stages if s in made))
+            yield _Extra(at, REDUCE, number, 0)
+    for stage in made:
         yield _Extra(end, UPDATE, stage, 0)
     for number in own:
-        if number in after:
+        if sums[number].reduce.how == "validate":
             yield _Extra(end, REDUCE, number, 0)
 
 
@@ -197,9 +217,8 @@ def _work(schedule: Schedule, extras: Sequence[Sequence[_Extra]]) -> Turns:
     rows = np.array([extra for own in extras for extra in own], np.int64).reshape(-1, 4)
     at, op, of, step = (np.ascontiguousarray(column) for column in rows.T)
     offsets = np.cumsum([0, *map(len, extras)], dtype=np.int64)
-    return Turns(
-        orders.kinds, orders.stages, orders.micro_batches, orders.offsets, at, op, of, step, offsets
-    )
+    own = orders.kinds, orders.stages, orders.micro_batches, orders.offsets
+    return Turns(*own, at, op, of, step, offsets, schedule.has_updates)
 
 
 def _issue(work: Turns, sources: Sources, all_ranks: int) -> Columns:

@@ -1,6 +1,8 @@
 """Reductions: what has to be summed over which ranks before a stage may be updated."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -8,6 +10,8 @@ from numpy.typing import NDArray
 
 from penstock.program.edges import StageBytes, TiedGroup
 from penstock.program.instructions import HOWS, How, Reduce
+from penstock.schedule.grid import Grid
+from penstock.schedule.orders import B, Orders, W
 
 Holders: TypeAlias = Sequence[
     Sequence[tuple[int, ...]]
@@ -67,6 +71,39 @@ def needed(
             reduce = Reduce("all", how, _union(stages), 0, 8)
             found.append(Needed(reduce, tuple(range(num_stages))))
     return tuple(found)
+
+
+def last_gradients(orders: Orders) -> dict[tuple[int, int], int]:
+    """Return by rank and stage the place among all actions of its last gradient there."""
+    at = np.flatnonzero((orders.kinds == B) | (orders.kinds == W))[::-1]
+    ranks = np.searchsorted(orders.offsets, at, side="right") - 1
+    num_stages = int(orders.stages.max(initial=0)) + 1
+    keys, first = np.unique(ranks * num_stages + orders.stages[at], return_index=True)
+    pairs = zip((keys // num_stages).tolist(), (keys % num_stages).tolist(), strict=True)
+    return dict(zip(pairs, at[first].tolist(), strict=True))
+
+
+def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed, ...]:
+    """Return `sums` in the order in which the last of their gradients are made, norms last.
+
+    All ranks come to their sums in this one order, so none waits for another forever.  A sum is
+    made when the last of its ranks has done so many actions; before a stage's sum over replicas
+    come those of its tied parameters.
+
+    orders:   of one replica, as all others have them, but for the number of micro-batches.
+    """
+    last, places = last_gradients(orders) if sums else {}, grid.places()[1].tolist()
+    last = {key: at - int(orders.offsets[key[0]]) for key, at in last.items()}
+    tied: defaultdict[int, int] = defaultdict(int)  # by stage
+    made: list[float] = []
+    for one in sums:
+        pairs = {(places[rank], stage) for rank in one.reduce.ranks for stage in one.stages}
+        at = max((last[pair] for pair in pairs if pair in last), default=0)
+        for stage in one.stages if one.reduce.how == "tied" else ():
+            tied[stage] = max(tied[stage], at)
+        at = max(at, tied[one.stages[0]]) if one.reduce.how == "replicas" else at
+        made.append(inf if one.reduce.how in ("norm", "validate") else at)
+    return tuple(sums[number] for number in sorted(range(len(sums)), key=made.__getitem__))
 
 
 def _union(many: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from penstock.program.program import (
     Update,
 )
 from penstock.runtime.calls import Bound, Call
+from penstock.runtime.lane import Awaited
 from penstock.runtime.post_validation import Provisional, Validation, known_before
 from penstock.runtime.sums import LocalStages, sum_call, tell_call, update_call
 from penstock.runtime.versions import Read, VersionSlots
@@ -88,6 +89,7 @@ class _Binder:
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.leaf_uses = self._leaf_uses(computes)
+        self.sums = Awaited(rank, program)
         self.order = rank.order(program)  # in which the micro-batches are read
         # by channel, an edge and a peer: micro-batches announced and not taken, and those taken
         self.under_way: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
@@ -104,7 +106,7 @@ class _Binder:
             calls = [call for at in range(len(self.code)) for call in self._calls_of(at, own)]
             if self.program.clip:  # the window before may have been one of another program
                 calls.insert(0, Bound(self.rank.settle, "settle", "U", -1, 0))
-        return [*calls, *self._move_stashes(), *self._tell()]
+        return [*calls, *self.sums.waits(), *self._move_stashes(), *self._tell()]
 
     def _validated(self, own: LocalStages, validation: Validation) -> list[Bound]:
         """Return the calls of a program whose updates are validated."""
@@ -118,6 +120,7 @@ class _Binder:
                 calls.insert(0, Bound(provisional.begin, "settle", "U", -1, 0))
                 calls.append(Bound(provisional.settle, "settle", "U", -1, 0))
             if at in updates[:1]:
+                calls += self.sums.waits()
                 calls.append(Bound(validation.before_updates, "settle", "U", -1, 0))
             if isinstance(instruction, Reduce) and instruction.how == "validate":
                 where = "reduce", -1, instruction.step
@@ -136,6 +139,8 @@ class _Binder:
                 yield from self._take(action)
                 read = self.slots.of(action, version, place)
                 yield from self._predict(action, read)
+                if action.kind in "BW":
+                    yield from self.sums.before(action.stage)
                 yield Bound(self._compute(action, read), "compute", *action)
             case Send(of, edge, peer, _):
                 call = self._send((edge, of.micro_batch), peer)
@@ -143,10 +148,9 @@ class _Binder:
             case Receive(of, edge, peer, _):
                 yield from self._receive(of.micro_batch, edge, peer)
             case Reduce():
-                call = sum_call(self.rank, instruction, own)
-                where = "reduce", -1, instruction.step
-                yield Bound(call, "collective", *where, ranks=instruction.ranks)
+                yield from self.sums.bind(place, sum_call(self.rank, instruction, own))
             case Update(stage, step):
+                yield from self.sums.waits()
                 yield Bound(self._update(stage, step), "update", "U", stage, step)
             case Offload(of) | Reload(of):
                 call = self._copy(of, is_reload=isinstance(instruction, Reload))

@@ -3,15 +3,18 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from penstock.timeline.spans import Lane, SpanKind
 
+if TYPE_CHECKING:
+    from penstock.runtime.lane import Begun
+
 Call = Callable[[], object]
 Quiet = Literal[
-    "data", "take", "post", "versions", "tell", "settle"
+    "data", "take", "post", "begin", "versions", "tell", "settle"
 ]  # lanes that no timeline shows
 
 
@@ -19,11 +22,12 @@ Quiet = Literal[
 class Bound:
     """One call of the flat list, how it is shown in a timeline, and whom it concerns.
 
-    lane:   also reading data, taking a message, announcing that it will be taken, making the
-            versions of weights that are read, telling of a step that has no update, and settling
-            an update that was made before the norm was known.
+    lane:   also reading data, taking a message, announcing that it will be taken, beginning a sum,
+            making the versions of weights that are read, telling of a step that has no update, and
+            settling an update that was made before the norm was known.
     ranks:  the other end of a message; all that take part in a sum.
     edge:   of a message.
+    begun:  the sum that the call only waits for, of which the span is then.
     """
 
     call: Call
@@ -33,6 +37,7 @@ class Bound:
     micro_batch: int
     ranks: tuple[int, ...] = ()
     edge: int = -1
+    begun: "Begun | None" = None
 
 
 @dataclass(frozen=True, slots=True)

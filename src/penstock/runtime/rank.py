@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
 from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
+from penstock.runtime.lane import Lane
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.transport import TensorSpec, Transport
@@ -78,6 +80,7 @@ class Rank:
         self.unsettled: list[Callable[[], bool]] = []
         self.read: dict[int, list[Any]] = {}
         self.expects_clipping = False
+        self.lane = Lane()  # of its sums
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._functions: dict[tuple[int, SegmentKind], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
@@ -152,14 +155,24 @@ class Rank:
         for _, carried in sorted(self.carried.items()):
             carried.join(self._first_number(step), self.transport)
 
-    def spans(self, calls: Sequence[Bound], marks: Sequence[float], origin: float) -> list[Span]:
-        """Return the spans of a window that was run, in seconds from `origin`."""
-        rows = zip(calls, marks, marks[1:], strict=False)
-        return [
-            Span(self.rank, b.lane, b.kind, b.stage, b.micro_batch, start - origin, end - origin)
-            for b, start, end in rows
-            if b.lane in LANES
-        ]
+    def spans(
+        self,
+        calls: Sequence[Bound],
+        marks: Sequence[float],
+        origin: float,
+        summed: Sequence[tuple[float, float]] = (),
+    ) -> list[Span]:
+        """Return the spans of a window that was run, in seconds from `origin`.
+
+        summed:  start and end of each sum that was begun and waited for, in the order of the waits.
+        """
+        beside, spans = iter(summed), list[Span]()
+        for bound, both in zip(calls, pairwise(marks), strict=False):
+            start, end = next(beside) if bound.begun else both
+            if bound.lane in LANES:
+                where = bound.lane, bound.kind, bound.stage, bound.micro_batch
+                spans.append(Span(self.rank, *where, start - origin, end - origin))
+        return spans
 
     def held_bytes(self) -> int:
         """Return the bytes held between windows by weights, gradients, versions and state."""

@@ -30,6 +30,7 @@ from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
 from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.finite import check_weights, forget, leaving
+from penstock.runtime.lane import Begun
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
@@ -142,6 +143,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     watch = _WindowRunner(rank, Control(task.board, task.every_s))
     with leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)):
         _run_windows(task, watch, bound)
+    rank.lane.close()
     return watch.result(time.perf_counter())
 
 
@@ -324,13 +326,23 @@ class _Window(NamedTuple):
     is_once: bool
 
 
+class _Ran(NamedTuple):
+    """A window that was run: its calls, the clock between them, and the sums run beside them."""
+
+    calls: Sequence[Bound]
+    marks: list[float]
+    num_steps: int
+    summed: list[tuple[float, float]]
+
+
 class _WindowRunner:
     """Runs windows and remembers enough of them to show a typical one."""
 
     def __init__(self, rank: Rank, control: Control) -> None:
         self.rank, self.control = rank, control
         self.meter = Meter(rank.transport)
-        self.kept: deque[tuple[Sequence[Bound], list[float], int]] = deque(maxlen=_WINDOWS_KEPT)
+        self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
+        self.begun: dict[int, list[Begun]] = {}  # by id of a program's calls
         self.window_s: list[float] = []
         self.memory: tuple[Held, ...] = ()
 
@@ -354,7 +366,10 @@ class _WindowRunner:
                 return marks
         else:
             marks = self.rank.run(calls, window.first_step)
-        self.kept.append((calls, marks, window.num_steps))
+        if id(calls) not in self.begun:
+            self.begun[id(calls)] = [bound.begun for bound in calls if bound.begun]
+        summed = [(begun.start_s, begun.end_s) for begun in self.begun[id(calls)]]
+        self.kept.append(_Ran(calls, marks, window.num_steps, summed))
         self.window_s.append((marks[-1] - marks[0]) / window.num_steps)
         return marks
 
@@ -362,22 +377,24 @@ class _WindowRunner:
         """Return what was measured until `end_s`; every rank calls it at the same time."""
         rank, transport = self.rank, self.rank.transport
         everyone = _everyone(transport)
-        lengths = [(marks[-1] - marks[0]) / steps for _, marks, steps in self.kept]
+        lengths = [(each.marks[-1] - each.marks[0]) / each.num_steps for each in self.kept]
         answers = transport.all_gather_bytes(json.dumps(lengths).encode(), everyone)
         slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
         every = transport.all_gather_bytes(json.dumps(self.window_s).encode(), everyone)
         seconds = [max(row) for row in zip(*map(json.loads, every), strict=True)]
         middle = statistics.median(seconds[min(2, len(seconds) - 1) :])
         typical = min(slowest, key=lambda window_s: abs(window_s - middle))
-        calls, marks, num_steps = self.kept[slowest.index(typical)]
+        calls, marks, num_steps, summed = self.kept[slowest.index(typical)]
         ahead_s = _clock_ahead_s(transport)
         marks = [mark - ahead_s for mark in marks]
-        first = min((span.start_s for span in rank.spans(calls, marks, 0.0)), default=marks[0])
+        summed = [(start - ahead_s, end - ahead_s) for start, end in summed]
+        spans = rank.spans(calls, marks, 0.0, summed)
+        first = min((span.start_s for span in spans), default=marks[0])
         starts = transport.all_gather_bytes(json.dumps(first).encode(), everyone)
         origin = min(map(json.loads, starts))
         return RankResult(
             rank=rank.rank,
-            spans=tuple(rank.spans(calls, marks, origin)),
+            spans=tuple(rank.spans(calls, marks, origin, summed)),
             memory=self.memory,
             peak_bytes=max((held.size_bytes for held in self.memory), default=0),
             window_s=tuple(self.window_s),

@@ -123,7 +123,7 @@ class _Trail:
         self.reads = sends_read(program)
         on_thread = WORKS[code.op]
         if matched.is_measured:
-            on_thread = on_thread | np.isin(code.op, (SEND, REDUCE))
+            on_thread = on_thread | (code.op == SEND)
             self.there_s = arrivals(program, matched, self.reads).there_s
         else:
             self.there_s = _received_s(program, matched)
@@ -184,7 +184,8 @@ class _Trail:
         thread, collective = self.threads[row], -1
         if not self.matched.is_measured:
             collective = self.gathers.get(row, -1)
-            collective = self.collectives[row] if WAITS_FOR_SUMS[self.code.op[row]] else collective
+        if WAITS_FOR_SUMS[self.code.op[row]]:
+            collective = self.collectives[row]
         free_s, over_s, rank = self.free_s[row], self._over_s(collective), self.ranks[row]
         if latest >= 0 and self.there_s[latest] > max(free_s, over_s):
             now_s = self._add("message", latest, float(self.there_s[latest]), start_s, to=rank)
@@ -220,9 +221,8 @@ class _Trail:
         came = [
             (self.free_s[member], self.threads[member], member) for member in self.members[at.row]
         ]
-        if not self.matched.is_measured:
-            before = ((self.collectives[member], member) for member in self.members[at.row])
-            came += [(self._over_s(row), row, member) for row, member in before]
+        before = ((self.collectives[member], member) for member in self.members[at.row])
+        came += [(self._over_s(row), row, member) for row, member in before]
         begun_s, row, member = max(came)
         to = self.ranks[at.row]
         if row < 0:

@@ -1,8 +1,8 @@
 """Matched: which span of a timeline is which instruction of its program.
 
-A measured timeline shows what the computing threads did, Sends and Reduces included: a thread is
-in a Send until the message is handed over, and in a Reduce until it is over.  A simulated one
-shows messages on the wire and collectives on lanes of their own.  Both are matched by rank, lane,
+A measured timeline shows what the computing threads did, Sends included: a thread is in a Send
+until the message is handed over.  A simulated one shows messages on the wire.  Both show
+collectives on lanes of their own.  Both are matched by rank, lane,
 kind, stage and micro-batch; spans alike in all of these, in the order of their starts.
 """
 

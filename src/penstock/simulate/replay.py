@@ -13,7 +13,8 @@ gaps: a thread that reaches a compute waits for its messages and copies them out
                       not, the median of those gaps on the same rank, and the rest was waiting
     under way         known for the message that was waited for.  For others, the median between the
                       same ranks, but no longer than until their reader found them there
-    Reduce            from when the last of its members reached it until each was through
+    Reduce            from when the last of its members reached it, and was through with the sums
+                      before, until each was through: beside the thread, up to the next update
 
 Replayed unchanged, every action begins and ends when it was measured, as far as the clocks of the
 ranks agree.
@@ -29,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import ProgramError, TimelineError
-from penstock.program.codes import RECEIVE, REDUCE, SEND, SHOWN, UNSHARD, WORKS
+from penstock.program.codes import RECEIVE, REDUCE, SEND, SHOWN, UNSHARD, WAITS_FOR_SUMS, WORKS
 from penstock.program.program import Program
 from penstock.simulate.matched import Floats, Matched, match, sends_read
 from penstock.simulate.recorded import READING, SENDING, UNDER_WAY, Recorded
@@ -69,7 +70,8 @@ class Arrivals(NamedTuple):
     """When each computing thread reached each of its rows, and messages their readers.
 
     start_s:    [rank]: when the thread began; 0 where it began by waiting for a message.
-    before_s:   [row]: when the thread had done all that stands before it.
+    before_s:   [row]: when the thread had done all that stands before it; of a Reduce, when the
+                sums before it were over too.
     there_s:    [row of a Send]: when its message was there.
     reading_s:  [row of a Send]: what its message cost the reader's thread.
     """
@@ -139,9 +141,16 @@ def _walk(
         first = int(rows[0])
         now_s = 0.0 if first in reads else float(matched.starts_s[first])
         starts_s[rank] = now_s
+        summed_s = now_s
         for row in rows.tolist():
+            if WAITS_FOR_SUMS[op[row]]:
+                now_s = max(now_s, summed_s)
             before_s[row] = now_s
-            now_s = float(matched.ends_s[row])
+            if op[row] == REDUCE:  # it is begun, and the thread goes on
+                before_s[row] = max(now_s, summed_s)
+                summed_s = float(matched.ends_s[row])
+            else:
+                now_s = float(matched.ends_s[row])
     return starts_s, before_s
 
 

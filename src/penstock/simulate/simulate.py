@@ -9,8 +9,7 @@ Each rank has one computing thread, which takes its instructions in order:
     Reduce, Unshard   are issued, and the thread goes on; the collective lanes of all members run
               them one after another, each from when the last member has reached it
     Update    waits for all collectives that the rank has issued, then runs
-    Offload, Reload   wait likewise, for a thread is in its sums until they are over; then run: a
-              copy occupies the computing thread, as on a CPU
+    Offload, Reload   run: a copy occupies the computing thread, as on a CPU
 
 A message waits until its lane is free, has it for size_bytes / bytes_per_s, and is there latency_s
 later.  Inside a host every pair of ranks has a lane for each direction; between hosts a message

@@ -6,9 +6,10 @@ A row ends at max(end of the row before it on its rank, end of its source + mess
     B, I       source: B or I of the stage after, where that is on another rank
     W          needs nothing that its rank has not done
     reduction  of a stage that lives on several ranks: max over their last rows, + its cost;
-               n ranks make n - 1 rows
-    U          source: the reductions before it.  A synchronous schedule lists none: then the
-               reductions of all stages stand at the end, by stage, and after them the updates
+               what n ranks have done makes n - 1 rows
+    U          source: the reductions before it.  A synchronous schedule lists none: then they stand
+               at the end, and each reduction comes after the last gradients of its stage and the
+               reduction before it on each of its ranks, in the order in which they can begin
 
 Ends are kept in slots, and a slot is reused after its last reader: what is alive at one time
 stays in the cache.  An end that nobody reads keeps its slot; the largest end is one of them, so
@@ -16,14 +17,14 @@ the step is the maximum over the slots.  Ranks do one action each in turn, so th
 belong to different ranks, and a processor works on several of them at once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schedule.clock import Clockwork, Joins, Numbers, log_of, numbers_of, run
+from penstock.program.reductions import last_gradients
+from penstock.schedule.clock import Clockwork, Joins, Log, Numbers, log_of, numbers_of, run
 from penstock.schedule.compiled import compiled
 from penstock.schedule.orders import KINDS, F, U
 from penstock.schedule.schedule import Schedule
@@ -106,21 +107,23 @@ def table_of(schedule: Schedule) -> Table:
     work = Clockwork(schedule.ranks, np.zeros(1), 0.0, joins)
     num_rows = orders.num_actions + int(np.maximum(members - 1, 0).sum())
     is_listed = steps > 0 or not (orders.kinds != F).any()
-    more = 0 if is_listed else int((2 * copies - 1).sum())
-    log = log_of(2 * schedule.ranks.size, num_rows + more, len(orders))
+    log = log_of(2 * schedule.ranks.size, num_rows, len(orders))
     stops, _ = run(numbers, orders.offsets, work, log)
     assert (stops == orders.offsets[1:]).all(), stops  # the schedule has passed its checks
-    message, cost = np.full((2, num_rows + more), 6 * schedule.num_stages, np.int32)
+    more = [] if is_listed else _finish(schedule, log)
+    message, cost = np.full((2, num_rows + len(more)), 6 * schedule.num_stages, np.int32)
     if steps:
         sums = np.flatnonzero(log.place < 0)
         full = np.full(len(members), -1)
         full[-1 - log.place[sums]] = sums  # the last row of each
         cost[full[full >= 0]] = _REDUCE * schedule.num_stages + np.flatnonzero(full >= 0) // steps
-    if more:
-        last = _finish(homes, num_rows, log.last.tolist())
-        log.previous[num_rows:], log.source[num_rows:], cost[num_rows:] = np.array(last).T
-    rows = _ActionRows(log.previous, log.source, message, cost)
-    slot, num_slots = _assign(rows, log.place[:num_rows], (orders.kinds, orders.stages))
+    ends = np.array(more, np.int32).reshape(-1, 3)
+    cost[num_rows:] = ends[:, 2]
+    previous, source = (
+        np.concatenate(both) for both in ((log.previous, ends[:, 0]), (log.source, ends[:, 1]))
+    )
+    rows = _ActionRows(previous, source, message, cost)
+    slot, num_slots = _assign(rows, log.place, (orders.kinds, orders.stages))
     return Table(schedule.num_stages, orders.num_actions, num_slots, *rows, slot)
 
 
@@ -134,26 +137,39 @@ def _joins(schedule: Schedule, numbers: Numbers, members: Longs) -> Longs:
     return np.append(of[1:], -1)
 
 
-def _finish(
-    homes: Sequence[tuple[int, ...]], first: int, last: list[int]
-) -> list[tuple[int, int, int]]:
+def _finish(schedule: Schedule, log: Log) -> list[tuple[int, int, int]]:
     """Return previous, source and cost of the reductions and then the updates that are not listed.
 
-    `first` is the number of rows before them, `last` the last of these on each rank.
+    They come after the rows of `log`.
     """
-    num_stages, made = len(homes), list[tuple[int, int, int]]()
-    for stage, ranks in enumerate(homes):
-        summed = last[ranks[0]]
-        for rank in ranks[1:]:
-            cost = _REDUCE * num_stages + stage if rank == ranks[-1] else 6 * num_stages
-            made.append((summed, last[rank], cost))
-            summed = first + len(made) - 1
-        for rank in ranks if len(ranks) > 1 else ():
-            last[rank] = summed
+    num_stages, made = schedule.num_stages, list[tuple[int, int, int]]()
+    homes, lanes = schedule.stage_ranks, dict[int, int]()
+    last: list[int] = log.last.tolist()
+    for stage, rows in _summed(schedule, log):
+        lane = {lanes[rank] for rank in homes[stage] if rank in lanes}
+        before, others = rows[0], [*rows[1:], *sorted(lane)]
+        for at, other in enumerate(others, 1):
+            cost = _REDUCE * num_stages + stage if at == len(others) else 6 * num_stages
+            made.append((before, other, cost))
+            before = len(log.place) + len(made) - 1
+        lanes.update(dict.fromkeys(homes[stage], before))
     for rank, stage in sorted((rank, stage) for stage, ranks in enumerate(homes) for rank in ranks):
-        made.append((last[rank], last[rank], U * num_stages + stage))
-        last[rank] = first + len(made) - 1
+        made.append((last[rank], lanes.get(rank, last[rank]), U * num_stages + stage))
+        last[rank] = len(log.place) + len(made) - 1
     return made
+
+
+def _summed(schedule: Schedule, log: Log) -> list[tuple[int, list[int]]]:
+    """Return each stage that is summed, in the order of the sums, and the rows of its gradients."""
+    homes = schedule.stage_ranks
+    shared = [stage for stage, ranks in enumerate(homes) if len(ranks) > 1]
+    if not shared:
+        return []
+    last, offsets = last_gradients(schedule.orders), schedule.orders.offsets.tolist()
+    made = {s: max(last[rank, s] - offsets[rank] for rank in homes[s]) for s in shared}
+    row_of = np.argsort(log.place)[np.count_nonzero(log.place < 0) :].tolist()
+    ordered = sorted(shared, key=made.__getitem__)
+    return [(s, [row_of[last[rank, s]] for rank in homes[s]]) for s in ordered]
 
 
 @compiled

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections.abc import Callable
 from typing import final
@@ -37,6 +38,7 @@ class Roster:
         self._made: list[SharedSegment] = []
         self._ranks: dict[int, int] = {}  # by the pidfd of their process
         self._deaths = select.poll()
+        self._looking = threading.Lock()  # a poll object serves one thread at a time
         self._page: SharedSegment | None = None
         self.failed_word = LINE_WORDS * (1 + num_ranks)
         boxes_bytes = 4 * LINE_WORDS * (2 + num_ranks)
@@ -139,9 +141,11 @@ class Roster:
         failed = self.words[self.failed_word]
         if failed:
             raise TransportError(failed - 1, self._text(failed - 1))
-        for fd, _ in self._deaths.poll(0):
-            if not self._has_left(self._ranks[fd]):
-                self._mourn(self._ranks[fd])
+        with self._looking:
+            dead = [self._ranks[fd] for fd, _ in self._deaths.poll(0)]
+        for rank in dead:
+            if not self._has_left(rank):
+                self._mourn(rank)
 
     def _look_for(self, peer: int, what: str) -> None:
         self.look()

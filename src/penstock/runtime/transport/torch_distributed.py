@@ -94,9 +94,8 @@ class TorchDistributedTransport:
         self._peers: set[int] = set()
         self._is_open = device.type == "cpu"
         self._sent: list[tuple[int, list[dist.Work | None]]] = []
-        self._waits_for: list[
-            tuple[int, str]
-        ] = []  # ranks, and the store's keys that say they left
+        # by thread: ranks, and the store's keys that say they left
+        self._waits_for: dict[int, list[tuple[int, str]]] = {}
         self._wait_number = 0
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="penstock abort", daemon=True)
@@ -264,13 +263,14 @@ class TorchDistributedTransport:
         if work is None:
             return
         self._wait_number += 1
-        self._waits_for = [(rank, left) for rank in ranks if rank != self._rank]
+        me = threading.get_ident()
+        self._waits_for[me] = [(rank, left) for rank in ranks if rank != self._rank]
         try:
             work.wait()
         except RuntimeError as error:
             raise self._explained(error, ranks, left) from error
         finally:
-            self._waits_for = []
+            self._waits_for[me] = []
 
     def _fail_if_failed(self) -> None:
         if self._failure is not None:
@@ -317,7 +317,8 @@ class TorchDistributedTransport:
         suspect, looks = 0, 0
         while self._failure is None and not self._closing.wait(_LOOK_S):
             self._read_failure()
-            number, left = self._wait_number, self._left(self._waits_for)
+            number, waits = self._wait_number, list(self._waits_for.values())
+            left = self._left([each for own in waits for each in own])
             looks = looks + 1 if left and number == suspect else 0
             suspect = number
             if looks == _PATIENCE:

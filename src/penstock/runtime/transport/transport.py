@@ -78,7 +78,10 @@ Wait = Callable[[], list[Tensor]]
 
 
 class Transport(Protocol):
-    """One rank's end.  It is used by one thread at a time, `abort` by any."""
+    """One rank's end.  It is used by one thread at a time, `abort` by any.
+
+    But while one thread is in `all_reduce`, another may send and receive.
+    """
 
     @property
     def rank(self) -> int: ...

@@ -1,0 +1,139 @@
+"""Lane: sums over ranks beside the computing thread of a rank.
+
+A Reduce is begun where the program has it and runs on a thread of its own, which takes one after
+another; the computing thread waits for it right before what needs it.  Sums and copies of memory
+release the interpreter's lock, so both threads get on.
+
+    program   B1.0  replicas:stage1.0  B0.0  replicas:stage0.0          U0.0  U1.0
+    calls     B1.0  begin              B0.0  wait, replicas:stage0.0    U0.0  U1.0
+    lane            replicas:stage1.0 ......
+
+A sum with nothing to do beside it is run by the computing thread itself, once the lane is empty:
+sums of a rank never overtake each other.  On a GPU all are, for there they are only queued.
+"""
+
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from penstock.program.program import Program, Reduce, Update
+from penstock.runtime.calls import Bound, Call
+
+if TYPE_CHECKING:
+    from penstock.runtime.rank import Rank
+
+_SOON_S = 1e-4
+
+
+@final
+class Begun:
+    """A sum that a lane runs: when it began and ended, and how it ended, once that is known."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.start_s, self.end_s = call, 0.0, 0.0
+        self.over: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run(self) -> None:
+        problem, self.start_s = None, time.perf_counter()
+        try:
+            self.call()
+        except BaseException as found:  # noqa: BLE001 - raised by the computing thread, in `wait`
+            problem = found
+        self.end_s = time.perf_counter()
+        self.over.put(problem)
+
+    def wait(self) -> None:
+        """Return once the sum is over.
+
+        Raises:   what it has raised.
+        """
+        problem = self.over.get()
+        if problem is not None:
+            raise problem
+
+
+@final
+class Lane:
+    """One thread that runs sums in the order in which they are begun; it starts with the first."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Begun | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        weakref.finalize(self, self._queue.put, None)
+
+    def begin(self, sum_: Begun) -> None:
+        """Put a sum behind all others."""
+        if self._thread is None:
+            run = _run, (self._queue, torch.get_num_threads())
+            self._thread = Thread(target=run[0], args=run[1], name="penstock sums", daemon=True)
+            self._thread.start()
+        self._queue.put(sum_)
+
+    def close(self) -> None:
+        """Return once all sums are over and the thread is gone, with all that the kernel knows."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            while Path(f"/proc/self/task/{self._thread.native_id}").exists():
+                time.sleep(_SOON_S)
+            self._thread = None
+
+
+def _run(queue: SimpleQueue[Begun | None], num_threads: int) -> None:
+    torch.set_num_threads(num_threads)  # a setting of each thread, as is the next
+    with torch.no_grad():
+        while (begun := queue.get()) is not None:
+            begun.run()
+            del begun  # or it would keep a rank until the next one
+
+
+class Awaited:
+    """Binds the sums of one rank's code: which ones its lane runs, and who waits for them."""
+
+    def __init__(self, rank: "Rank", program: Program) -> None:
+        self.rank, self.program, self.code = rank, program, program.code[rank.rank]
+        self.under_way: list[tuple[Reduce, Begun]] = []
+
+    def bind(self, place: int, call: Call) -> Iterator[Bound]:
+        """Yield the calls of the Reduce at `place` of the code, of which `call` is the sum."""
+        reduce = self.code[place]
+        assert isinstance(reduce, Reduce)
+        where = "reduce", -1, reduce.step
+        if self._has_company(place, reduce):
+            begun, lane = Begun(call), self.rank.lane
+            self.under_way.append((reduce, begun))
+            yield Bound(lambda: lane.begin(begun), "begin", *where)
+            return
+        if len(reduce.ranks) > 1 or reduce.how not in ("tied", "replicas"):
+            yield from self.waits()
+        yield Bound(call, "collective", *where, ranks=reduce.ranks)
+
+    def before(self, stage: int) -> Iterator[Bound]:
+        """Yield the calls that wait for sums of gradients that a backward of `stage` adds to."""
+        if any(stage in self._stages_of(reduce) for reduce, _ in self.under_way):
+            yield from self.waits()
+
+    def _stages_of(self, reduce: Reduce) -> tuple[int, ...]:
+        if reduce.how == "tied":
+            return next(g.stages for g in self.program.tied if g.name == reduce.bucket)
+        return (int(reduce.bucket.removeprefix("stage")),)
+
+    def waits(self) -> Iterator[Bound]:
+        """Yield the calls that wait for all sums under way."""
+        for reduce, begun in self.under_way:
+            where = "reduce", -1, reduce.step
+            yield Bound(begun.wait, "collective", *where, ranks=reduce.ranks, begun=begun)
+        self.under_way = []
+
+    def _has_company(self, place: int, reduce: Reduce) -> bool:
+        """Return whether anything is done before somebody needs the sum, over several ranks."""
+        if len(reduce.ranks) == 1 or reduce.how not in ("tied", "replicas"):
+            return False
+        following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduce))
+        return self.rank.device.type == "cpu" and not isinstance(next(following), Update)
