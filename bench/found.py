@@ -1,76 +1,132 @@
-"""Found: schedules that a search finds beside those that were published, with the same memory.
+"""Found: the shortest schedules under limits of activations, beside those of the authors' code.
 
-    python -m bench.found [--json] [--moves 2000000] [--seeds 4]
+    python -m bench.found [--json] [--quick] [--ranks 4 6 8 16] [--tries 400] [--within 60]
 
-F, I and W take one second each, links are free.  Each published schedule is annealed
-(schedule/anneal.py) with as many activations as its fullest rank holds, from several seeds.
+At the activations of V-Min, V-Half and ZB-V, below, and at limits in between, on 4, 6, 8 and 16
+ranks with M = 2 R micro-batches.  F, I and W of half a rank's layers take one second each, links
+are free.  For every limit the best of the authors' code (bench/published.py), and `found`
+(schedule/found.py) with two stages on each rank and with four, which take half a second each.
 
-schedule, ranks, micro_batches   which; two stages on a rank in those of V shape
-activations                      most that a rank holds, of one stage each: before and after
-step, found                      seconds of a step: published, and the shortest found
-least                            (work of a rank) + (the time until the last rank can start): no
-                                 schedule on this placement is shorter
+ranks, limit   a rank holds at most `limit` activations, of half its layers each; in ZB-V 2 R
+stages         on a rank
+drained        seconds of a step that begins and ends with all ranks idle
+steady         seconds per step of a long run without a barrier
+..._code       of the authors' generator, the least of all its building blocks; none below V-Min
+..._bound      no schedule of stages in these waves takes less: from the work of a rank, and where
+               it can be had in `within` seconds from the exact solver (schedule/exact_waves.py)
+orders         of the one with the least steady seconds
 """
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.machine import machine
-from penstock.schedule import Schedule, peak_activations, v_half, v_min, zb_h1, zb_v
-from penstock.schedule.anneal import annealed
+from bench.published import V_CODE
+from penstock.schedule import Schedule, found, steady_s
+from penstock.schedule.exact_waves import TickCounts, drained_s
+from penstock.schedule.found import Objective
+from penstock.schedule.placement import wave
 
 Row = dict[str, Any]
+PER_RANK = (2, 4)
+LIMITS = {
+    4: (3, 4, 5, 6, 7, 8),
+    6: (5, 6, 7, 8, 10, 12),
+    8: (7, 8, 9, 10, 13, 16),
+    16: (12, 15, 18, 25, 32),
+}
+QUICK = {3: (4, 6)}
 
 
-def cases() -> Iterator[Schedule]:
-    """Yield what is annealed."""
-    for ranks in (3, 4, 5, 6):
-        for make in (v_half, v_min, zb_v):
-            yield make(2 * ranks, 2 * ranks)
-        yield zb_h1(ranks, 2 * ranks)
+class Case(NamedTuple):
+    ranks: int
+    limit: int
+    per_rank: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Stages and micro-batches."""
+        return self.per_rank * self.ranks, 2 * self.ranks
+
+    @property
+    def most(self) -> int:
+        """Activations that a rank may hold, each of one stage."""
+        return self.limit * self.per_rank // 2
+
+    @property
+    def second(self) -> float:
+        """What an action takes."""
+        return 2 / self.per_rank
 
 
-def step_s(schedule: Schedule) -> float:
-    _, ends_s = schedule.play((1.0, 2.0, 1.0, 1.0, 0.0))
-    return float(ends_s.max())
+def cases(limits: dict[int, tuple[int, ...]]) -> Iterator[Case]:
+    """Yield what is looked for."""
+    for ranks, row in limits.items():
+        for limit in row:
+            yield from (Case(ranks, limit, per_rank) for per_rank in PER_RANK)
 
 
-def row_of(published: Schedule, moves: int, seeds: int) -> Row:
-    found = [annealed(published, moves=moves, seed=seed) for seed in range(seeds)]
-    best = min(found, key=step_s)
-    ranks, per_rank = published.num_ranks, published.num_stages // published.num_ranks
+def row_of(case: Case, tries: int, within_s: float) -> Row:
+    made = {each: best(case, each, tries) for each in ("drained", "steady")}
+    drained, steady = drained_s(made["drained"]), steady_s(made["steady"])
+    code = V_CODE.get(case.ranks, {}).get(case.limit, (None, None))
     return {
-        "schedule": published.name,
-        "ranks": ranks,
-        "micro_batches": published.num_micro_batches,
-        "activations": max(peak_activations(published)),
-        "step": step_s(published),
-        "found": step_s(best),
-        "least": 3.0 * per_rank * published.num_micro_batches + ranks - 1,
-        "orders": str(best.orders) if step_s(best) < step_s(published) else "",
+        "ranks": case.ranks,
+        "limit": case.limit,
+        "stages": case.per_rank,
+        "drained_code": code[0],
+        "drained": drained * case.second,
+        "drained_bound": bound(case, "drained", drained, within_s) * case.second,
+        "steady_code": code[1],
+        "steady": steady * case.second,
+        "steady_bound": bound(case, "steady", steady, within_s) * case.second,
+        "orders": str(made["steady"].orders),
     }
 
 
+def best(case: Case, objective: Objective, tries: int) -> Schedule:
+    """Return the schedule that is found for a case."""
+    return found(
+        *case.sizes, num_ranks=case.ranks, limit=case.most, objective=objective, tries=tries
+    )
+
+
+def bound(case: Case, objective: Objective, ticks: float, within_s: float) -> float:
+    """Return ticks that no schedule is shorter than: whole counts, relaxed ones, or the work."""
+    homes = wave(case.sizes[0], case.ranks)
+    counts = TickCounts(homes, case.sizes[1], case.most, objective)
+    return counts.bound_s(counts.shortest(math.ceil(ticks), within_s)[0])
+
+
+def shown(row: Row) -> str:
+    """Return a row as a line; * says that nothing is shorter, + that nothing is by a whole tick."""
+    parts = [f"{row['ranks']:5} {row['limit']:5} {row['stages']:6}"]
+    for what in ("drained", "steady"):
+        code, ours, least = row[f"{what}_code"], row[what], row[f"{what}_bound"]
+        mark = "*" if ours <= least else "+" if ours < least + 2 / row["stages"] else " "
+        parts.append(f"{'-' if code is None else f'{code:g}':>5} {ours:7g}{mark} {least:7.5g}")
+    return "   ".join(parts)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--moves", type=int, default=2_000_000)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="three ranks, two limits")
+    parser.add_argument("--ranks", type=int, nargs="+", choices=LIMITS, default=[*LIMITS])
+    parser.add_argument("--tries", type=int, default=400)
+    parser.add_argument("--within", type=float, default=60.0, help="seconds to prove each figure")
     options = parser.parse_args()
     rows: list[Row] = []
     if not options.json:
-        print("schedule  ranks   M  activations  step  found  least")
-    for published in cases():
-        rows.append(row := row_of(published, options.moves, options.seeds))
-        if options.json:
-            print(f"{len(rows)} rows", file=sys.stderr)
-        else:
-            shown = (row[key] for key in ("ranks", "micro_batches", "activations"))
-            times = "  ".join(f"{row[key]:5.0f}" for key in ("step", "found", "least"))
-            print(f"{row['schedule']:8} {'  '.join(f'{n:4}' for n in shown)}  {times}", flush=True)
+        print("ranks limit stages   drained: code, found, bound   steady: the same")
+    limits = QUICK if options.quick else {ranks: LIMITS[ranks] for ranks in options.ranks}
+    for case in cases(limits):
+        rows.append(row := row_of(case, options.tries, options.within))
+        print(shown(row), file=sys.stderr if options.json else sys.stdout, flush=True)
     if options.json:
         print(json.dumps({"rows": rows, "machine": machine()}, indent=1))
 

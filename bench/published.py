@@ -22,14 +22,19 @@ from bench.machine import machine
 from penstock.schedule import (
     Schedule,
     Seconds,
+    found,
     one_f_one_b,
+    peak_activations,
     steady_bubble_fraction,
     steady_s,
+    v_half,
+    v_min,
     zb_greedy,
     zb_h1,
     zb_h2,
     zb_v,
 )
+from penstock.schedule.exact_waves import drained_s
 
 
 class Row(NamedTuple):
@@ -85,6 +90,25 @@ V = (  # ranks, micro-batches, seconds of a stage, of a step
     (8, 24, MODELS["1.5B"].seconds, 2346.803),
     (8, 24, MODELS["6.2B"].seconds, 3933.635),
 )
+V_CODE = {  # ranks; the most activations that one holds; drained step; without a barrier
+    3: {4: (41, 41), 5: (39, 39), 6: (38, 36)},
+    4: {4: (59, 59), 5: (56, 56), 6: (53, 53), 7: (52, 51), 8: (51, 48)},
+    5: {6: (71, 71), 7: (68, 68), 8: (66, 65), 9: (65, 63), 10: (64, 60)},
+    6: {
+        6: (89, 89),
+        7: (86, 86),
+        8: (83, 83),
+        9: (80, 80),
+        10: (79, 77),
+        11: (78, 75),
+        12: (77, 72),
+    },
+    8: {
+        **{8: (119, 119), 9: (116, 116), 10: (113, 113), 11: (110, 110), 12: (107, 107)},
+        **{13: (106, 104), 14: (105, 101), 15: (104, 99), 16: (103, 96)},
+    },
+    16: {12: (251, 251), 15: (242, 242), 18: (233, 233), 25: (214, 212), 32: (207, 192)},
+}
 FORMS = ((1, 1.0), (2, 0.5), (2, 1.0))  # activations, in S, and what W needs of each
 
 
@@ -137,7 +161,39 @@ def zero_bubble_v() -> Iterator[Row]:
         yield Row("zb_v", case, "step", "code", published, round(steady_s(made, seconds), 3))
 
 
-TABLES: tuple[Callable[[], Iterator[Row]], ...] = (zero_bubble, zero_bubble_v)
+def v_shaped() -> Iterator[Row]:
+    """Yield the rows of V-Half and V-Min, and of what is found with their activations and others:
+    F, I and W of half of a rank's layers take a second; M = 2 R."""
+    for builder, sizes in ((v_half, (4, 6, 8, 16)), (v_min, (3, 4, 5, 6, 8, 16))):
+        for ranks in sizes:
+            made = builder(2 * ranks, 2 * ranks)
+            held = max(peak_activations(made))
+            figures = drained_s(made), steady_s(made)
+            yield from _v_rows(made.name, ranks, held, (2, figures))
+    for ranks, of_limit in V_CODE.items():
+        for limit in of_limit:
+            sizes, most = (4 * ranks, 2 * ranks), 2 * limit
+            one, other = (
+                found(*sizes, num_ranks=ranks, limit=most, objective=each)
+                for each in ("drained", "steady")
+            )
+            figures = drained_s(one) / 2, steady_s(other) / 2
+            yield from _v_rows(found.__name__, ranks, limit, (4, figures))
+
+
+def _v_rows(
+    name: str, ranks: int, limit: int, found: tuple[int, tuple[float, float]]
+) -> Iterator[Row]:
+    per_rank, figures = found
+    case = (
+        f"{ranks} ranks, {2 * ranks} micro-batches, limit {limit} halves, {per_rank} stages a rank"
+    )
+    what = "seconds of a drained step", "seconds per step without a barrier"
+    for each, published, ours in zip(what, V_CODE[ranks][limit], figures, strict=True):
+        yield Row(name, case, each, "code", published, ours)
+
+
+TABLES: tuple[Callable[[], Iterator[Row]], ...] = (zero_bubble, zero_bubble_v, v_shaped)
 
 
 def rows() -> Iterator[Row]:

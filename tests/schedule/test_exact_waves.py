@@ -1,10 +1,11 @@
 """The exact schedule of stages in waves is the shortest of all that there are."""
 
 import itertools
+from functools import partial
 
 import pytest
 
-from penstock.schedule import steady_s
+from penstock.schedule import found, steady_s
 from penstock.schedule.exact_waves import TickCounts, exact_waves
 from penstock.schedule.placement import wave
 from tests.schedule import brute
@@ -51,14 +52,14 @@ SIZES = ((2, 3, 2, 1), (2, 3, 2, 2), (3, 3, 2, 2), (4, 2, 2, 2), (4, 2, 2, 3), (
 
 @pytest.mark.parametrize(("stages", "m", "ranks", "limit"), [*SIZES, (4, 3, 2, 3), (6, 1, 3, 2)])
 def test_drained_step_is_the_shortest_of_all(stages, m, ranks, limit):
-    found = exact_waves(stages, m, ranks, limit=limit)
+    made = exact_waves(stages, m, ranks, limit=limit)
     homes = wave(stages, ranks).tolist()
-    assert found.is_proved
-    assert found.step_s == step(found.schedule) == shortest(homes, m, limit)
-    orders = list(found.schedule.orders)
+    assert made.is_proved
+    assert made.step_s == step(made.schedule) == shortest(homes, m, limit)
+    orders = list(made.schedule.orders)
     assert is_valid(orders, stages, m)
     assert max(map(peak, orders)) <= limit
-    assert found.schedule.stage_ranks == tuple((home,) for home in homes)
+    assert made.schedule.stage_ranks == tuple((home,) for home in homes)
 
 
 def in_a_row(orders, steps, m):
@@ -77,10 +78,10 @@ def test_steady_one_is_the_fastest_long_run_of_all_orders(stages, m, limit):
         for o in every
         if brute.seconds_of(o, ones) < float("inf")
     )
-    found = exact_waves(stages, m, stages, limit=limit, objective="steady")
-    assert found.is_proved
-    assert found.step_s == steady_s(found.schedule) == fastest
-    assert max(map(peak, found.schedule.orders)) <= limit
+    made = exact_waves(stages, m, stages, limit=limit, objective="steady")
+    assert made.step_s == steady_s(made.schedule) == fastest
+    assert fastest - 1 < made.bound_s <= fastest
+    assert max(map(peak, made.schedule.orders)) <= limit
 
 
 @pytest.mark.parametrize(
@@ -91,12 +92,32 @@ def test_no_schedule_in_a_v_beats_the_published_ones(ranks, limit, least):
     assert counts.relaxed(99) == least  # the bound alone says so
 
 
-def test_zb_v_without_a_barrier_is_found_where_drawn_patterns_miss_it():
-    found = exact_waves(8, 8, 4, objective="steady")
-    assert (found.step_s, found.is_proved) == (48, True)
+def test_no_long_run_is_faster_than_zb_v():
+    made = exact_waves(8, 8, 4, objective="steady")
+    assert (made.step_s, made.is_proved) == (48, True)
 
 
 def test_where_time_is_short_the_best_known_is_given_with_its_bound():
-    found = exact_waves(12, 6, 3, limit=8, time_limit_s=0.0)
-    assert not found.is_proved
-    assert found.bound_s < found.step_s == step(found.schedule)
+    made = exact_waves(12, 6, 3, limit=8, time_limit_s=0.0)
+    assert not made.is_proved
+    assert made.bound_s < made.step_s == step(made.schedule)
+
+
+def test_what_is_shorter_than_what_was_found_is_given(monkeypatch):
+    """Nothing small is: so what is found is made worse."""
+    monkeypatch.setattr("penstock.schedule.exact_waves.found", partial(found, tries=1))
+    assert step(found(6, 6, num_ranks=3, limit=4, tries=1)) == 42
+    made = exact_waves(6, 6, 3, limit=4)
+    assert (made.step_s, made.bound_s, step(made.schedule)) == (41, 41, 41)
+    assert max(map(peak, made.schedule.orders)) == 4
+
+
+def test_what_the_solver_does_not_know_is_no_bound(monkeypatch):
+    counts = TickCounts(wave(6, 3), 6, 4, "drained")
+    monkeypatch.setattr("penstock.schedule.exact_waves.solve", lambda *_: (None, 0.0))
+    assert counts.shortest(41, 60.0) == (3 * 2 * 6 + 2, None)  # the work, and when it can begin
+
+
+def test_long_run_is_bounded_by_a_mean_over_ranks():
+    made = exact_waves(6, 6, 3, limit=5, objective="steady")
+    assert (made.step_s, made.bound_s) == (39, 38 + 1 / 3)

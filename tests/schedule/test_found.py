@@ -70,6 +70,13 @@ def test_steady_one_runs_faster_without_a_barrier_though_its_drained_step_is_lon
     assert step(whole) == 12 * 8 + 3
 
 
+@pytest.mark.parametrize(("ranks", "m"), [(3, 2), (4, 3), (5, 5), (4, 8), (3, 9)])
+def test_each_objective_is_shortest_in_what_it_says(ranks, m):
+    drained, steady = (found(2 * ranks, m, objective=each) for each in OBJECTIVES)
+    assert step(drained) <= step(steady)
+    assert steady_s(steady) <= steady_s(drained)
+
+
 def test_more_tries_are_never_longer():
     tried = [step(found(16, 8, num_ranks=4, limit=8, tries=tries)) for tries in (1, 10, 40, 160)]
     assert tried == sorted(tried, reverse=True)

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schedule.justify import justify
+from penstock.schedule import found, v_half, zb_h1
+from penstock.schedule.justify import justify, orders_of, ticks_of
 
 
 def waits(shape):
@@ -82,3 +83,13 @@ def test_single_rank_is_left_without_a_pause(pattern):
 def test_a_w_that_frees_the_room_for_an_f_is_done_in_time():
     ticks = np.array([[[0, 9]], [[4, 12]], [[6, 14]]])  # one stage, two micro-batches
     assert justify(ticks, np.array([0]), 1).tolist() == [[[0, 3]], [[1, 4]], [[2, 5]]]
+
+
+@given(st.integers(1, 4), st.integers(1, 5))
+def test_ticks_of_a_schedule_are_those_of_playing_it_and_give_its_orders(ranks, m):
+    for made in (v_half(2 * ranks, m), zb_h1(ranks, m), found(3 * ranks, m, num_ranks=ranks)):
+        ticks = ticks_of(made)
+        assert orders_of(ticks, made.ranks[:, 0], made.num_ranks) == made.orders
+        ends = [int(ticks[:, made.ranks[:, 0] == rank].max()) + 1 for rank in range(ranks)]
+        assert (made.play((1.0, 2.0, 1.0, 1.0, 0.0))[1] == ends).all()
+        assert all(at(ticks, action) > at(ticks, other) for action, other in waits(ticks.shape))

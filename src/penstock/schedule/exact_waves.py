@@ -11,9 +11,9 @@ there is little to branch on, and counts that need not be whole nearly always te
 T grows until such counts can be had, then until whole ones can.
 
 Without a barrier each rank has a window of T ticks, from its first F on, which may begin later than
-another rank's: then a step of a long run is T ticks.  All F and I of rank r come before the last I
-of rank 0, r ticks at least, and all but `limit` of its W as well; this says how late a window can
-begin.
+another rank's: then a step of a long run is at most T ticks, and more than T - 1 if there are no
+such counts for T - 1.  All F and I of rank r come before the last I of rank 0, r ticks at least,
+and all but `limit` of its W as well; this says how late a window can begin.
 """
 
 import time
@@ -45,7 +45,9 @@ def exact_waves(
 ) -> Optimum:
     """Return the shortest schedule of stages in waves, or the best after about `time_limit_s`.
 
-    `limit` and `objective` are as for `found`, which it is never worse than.
+    `limit` and `objective` are as for `found`, which it is never worse than.  A long run's bound is
+    less than a second below the best where no other begins its actions at whole seconds and takes
+    a second less.
 
     Raises:   ScheduleError: as of `found`.
     """
@@ -58,12 +60,17 @@ def exact_waves(
         best = Schedule(*sizes, orders_of(ticks, counts.homes, num_ranks))
         step_s = _step_s(best, objective)
     named = Schedule(*sizes, best.orders, name=exact_waves.__name__)
-    return Optimum(named, step_s, min(step_s, float(bound)))
+    return Optimum(named, step_s, min(step_s, counts.bound_s(bound)))
 
 
 def _step_s(schedule: Schedule, objective: Objective) -> float:
     if objective == "steady":
         return steady_s(schedule)
+    return drained_s(schedule)
+
+
+def drained_s(schedule: Schedule) -> float:
+    """Return when the last action of a step ends, if F, I and W take a second."""
     return float(schedule.play((1.0, 2.0, 1.0, 1.0, 0.0))[1].max())
 
 
@@ -83,20 +90,27 @@ class TickCounts:
         self.own = [np.flatnonzero(homes == rank) for rank in range(int(homes.max()) + 1)]
 
     def relaxed(self, below: int, time_limit_s: float = np.inf) -> int:
-        """Return a bound: of less ticks there are no counts, whole or not; at most `below`.
-
-        `time_limit_s` is for each number of ticks that is tried.
-        """
+        """Return a bound: of less ticks there are no counts, whole or not; at most `below`."""
+        end_s = time.monotonic() + time_limit_s
         low = min(below, least_ticks(self.homes, self.num_micro_batches, self.objective))
         high, probe = below, below - 1  # nearly always nothing is shorter
-        while low < high:
-            counts, bound = solve(self.model(probe, whole=False), time_limit_s)
-            if counts is None and np.isinf(bound):
+        while low < high and (left_s := end_s - time.monotonic()) > 0:
+            if _is_impossible(solve(self.model(probe, whole=False), left_s)):
                 low = probe + 1
             else:
                 high = probe
             probe = (low + high) // 2
         return low
+
+    def bound_s(self, ticks: int) -> float:
+        """Return seconds that no schedule takes less than, where there are no counts of less ticks.
+
+        The step of a long run can be a mean over a cycle of some of the ranks, so not whole.
+        """
+        least = least_ticks(self.homes, self.num_micro_batches, self.objective)
+        if self.objective == "drained" or ticks == least:
+            return float(ticks)
+        return ticks - 1 + 1 / len(self.own)
 
     def shortest(self, below: int, time_limit_s: float) -> tuple[int, IntArray | None]:
         """Return a bound of the step, and its ticks if there are any that take less than `below`.
@@ -104,12 +118,12 @@ class TickCounts:
         The ticks are of [F, I, W], [stage], [micro-batch], and take no more than the bound.
         """
         end_s = time.monotonic() + time_limit_s
-        ticks = self.relaxed(below)
+        ticks = self.relaxed(below, time_limit_s)
         while ticks < below and (left_s := end_s - time.monotonic()) > 0:
-            counts, bound = solve(self.model(ticks, whole=True), left_s)
-            if counts is not None:
-                return ticks, self._ticks(np.rint(counts), ticks)
-            if np.isfinite(bound):  # it is not known
+            solved = solve(self.model(ticks, whole=True), left_s)
+            if solved[0] is not None:
+                return ticks, self._ticks(np.rint(solved[0]), ticks)
+            if not _is_impossible(solved):  # it is not known
                 break
             ticks += 1
         return ticks, None
@@ -182,6 +196,10 @@ class TickCounts:
             found_at = np.searchsorted(rows[2 * num_stages + rank], all_of_rank)
             ticks[2, own] = found_at.reshape(len(own), -1)
         return paired(ticks, self.homes)
+
+
+def _is_impossible(solved: tuple[Floats | None, float]) -> bool:
+    return solved[0] is None and bool(np.isinf(solved[1]))
 
 
 @final

@@ -2,9 +2,9 @@
 
 A micro-batch goes over the ranks and back, once or several times, forwards and then backwards.  A
 pattern is that of one micro-batch, repeated every so many ticks: how many ticks it takes from rank
-to rank on each leg, and where each leg begins, such that no rank does two things at once.  Some are
-drawn, and one does one micro-batch after the other; each that holds no more than the limit is
-justified (justify.py), and the shortest is kept.
+to rank on each leg, and where each leg begins, such that no rank does two things at once.  Many are
+drawn; in one micro-batches come one after the other; one is ZB-V.  Each that holds no more than the
+limit is justified (justify.py), and the shortest is kept.
 
     S = 4, R = 2, M = 2, limit 3, one second per action:
     rank 0  F0.0 F0.1 .    F3.0 I3.0 W3.0 .    I0.0 .    F3.1 I3.1 W0.0 W3.1 I0.1 W0.1
@@ -12,7 +12,7 @@ justified (justify.py), and the shortest is kept.
 
 The activations that it needs are set by the limit, not by the kind of schedule: with two stages on
 each rank it goes from below V-Min over V-Half to ZB-V, with four it is shorter than each of these
-with the same bytes, for three times the messages.
+with the same bytes, for twice the messages.
 
 Source: "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362 (building blocks), for two
 stages on each rank; the rest is derived here.
@@ -26,10 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ScheduleError
-from penstock.schedule.justify import justify, orders_of
+from penstock.schedule.justify import justify, orders_of, ticks_of
 from penstock.schedule.orders import IntArray
 from penstock.schedule.placement import ranks_for, wave
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.zb_v import zb_v
 
 Objective: TypeAlias = Literal["drained", "steady"]
 _Taken: TypeAlias = npt.NDArray[np.bool_]  # of [rank], [tick of the period]
@@ -104,7 +105,11 @@ def _length(ticks: IntArray, homes: IntArray, objective: Objective) -> tuple[int
 
 
 def _starts(homes: IntArray, num_micro_batches: int, limit: int, tries: int) -> Iterator[IntArray]:
-    """Yield up to `tries` patterns that hold at most `limit`, at least one: serial, then drawn."""
+    """Yield up to `tries` patterns that hold at most `limit`, at least one: ZB-V, one micro-batch
+    after the other, then drawn ones."""
+    num_ranks = int(homes.max()) + 1
+    if max(len(homes), 2) <= 2 * num_ranks <= limit:
+        yield ticks_of(zb_v(len(homes), num_micro_batches, num_ranks=num_ranks))
     numbers, stages = np.arange(num_micro_batches), np.arange(len(homes))
     alone = np.stack([stages, 2 * len(homes) - 1 - stages, 3 * len(homes) - 1 - stages])
     forwards = len(homes) * num_micro_batches

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.schedule.clock import clockwork, log_of, numbers_of, run
 from penstock.schedule.compiled import compiled
 from penstock.schedule.orders import IntArray, Kind, Orders, Row, arrange
+from penstock.schedule.schedule import Schedule
 
 _KINDS: tuple[Kind, ...] = ("F", "I", "W")
 _ROUNDS = 4  # without any gain, until it is over
@@ -63,6 +65,18 @@ def orders_of(ticks: IntArray, homes: IntArray, num_ranks: int) -> Orders:
         for stage, times in enumerate(of_kind):
             rows[int(homes[stage])].append(Row(kind, stage, numbers, times))
     return arrange(rows)
+
+
+def ticks_of(schedule: Schedule) -> IntArray:
+    """Return the ticks of [F, I, W], [stage], [micro-batch] of a step whose backwards are I and W.
+
+    Each action begins as early as the orders let it.
+    """
+    shape = schedule.ranks.shape
+    numbers, took_s = numbers_of(schedule.orders, shape), np.ones(1)
+    log = log_of(numbers.size)
+    run(numbers, schedule.orders.offsets, clockwork(schedule.ranks, took_s), log)
+    return log.ends_s.astype(np.int64).reshape(3, *shape) - 1
 
 
 def _length(ticks: IntArray, offsets: IntArray) -> int:
