@@ -37,7 +37,7 @@ ARGUMENTS = {
     "chimera": {"pipelines": [2]},
     "hanayo": {"waves": [1, 2]},
     "pipemare": {"decay": [0.5, 0.0625], "rescale_steps": [0, 7], "warm_up_steps": [3]},
-    "zb_greedy": {"limit": [4, 9]},
+    "zb_greedy": {"limit": [4, 9], "weight_share": [0.5, 1.0]},
     "two_bp": {"limit": [5]},
     "list_schedule": {"limit": [8], "placement": ["loop", "wave"]},
 }

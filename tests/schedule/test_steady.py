@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from penstock.schedule import (
 )
 from penstock.schedule.asynchronous import pipedream
 from penstock.schedule.steady import repeated
-from tests.schedule.toy import UNIT, actions, needs, simulated
+from tests.schedule.toy import UNIT, Action, actions, needs, simulated
 
 ONE_STEP = [
     builder.__name__
@@ -32,8 +33,8 @@ TURNS = 12  # a multiple of every number of ranks of a cycle, where there are at
 
 def unrolled(schedule, seconds, message_s, steps):
     """Return when all ranks have ended so many steps: the longest path, action by action."""
-    table = {"F": seconds[0], "I": seconds[1], "W": seconds[2]}
-    table |= {"B": seconds[1] + seconds[2], "U": 0}
+    f, i, w = (np.broadcast_to(row, schedule.num_stages) for row in seconds)
+    table = {"F": f, "I": i, "W": w, "B": i + w, "U": 0 * f}
     orders, per_step = list(schedule.orders), schedule.num_micro_batches
     home = {action: rank for rank, order in enumerate(orders) for action in order}
     needed = {action: needs(action, orders, per_step) for order in orders for action in order}
@@ -51,7 +52,7 @@ def unrolled(schedule, seconds, message_s, steps):
                     for other in needed[action]:
                         is_sent = home[other] != rank and action.kind != "U"
                         clocks[rank] = max(clocks[rank], ended[other] + message_s * is_sent)
-                    clocks[rank] += table[action.kind]
+                    clocks[rank] += int(table[action.kind][action.stage])
                     ended[action] = clocks[rank]
                     at[rank] += 1
         begins = clocks
@@ -96,6 +97,43 @@ def test_two_ranks_in_turn_may_be_slower_than_any_alone():
     """Each works for two seconds; the first F of each goes to the other, which does it last."""
     made = Schedule(2, 2, (actions("F0.0 F1.1"), actions("F0.1 F1.0")))
     assert [steady_s(made, Seconds(message_s=s)) for s in (0, 5)] == [2, 7]
+
+
+def test_mean_is_over_the_ranks_of_the_cycle():
+    """Rank 1 does a third micro-batch: 9 seconds from rank 0 to it, 7 back."""
+    orders = ("F0.0 F1.1", "F0.1 F1.0 F0.2 F1.2")
+    assert steady_s(Schedule(2, 3, tuple(map(actions, orders))), Seconds(message_s=5)) == 8
+
+
+def test_equally_long_paths_do_not_hide_the_cycle():
+    """From rank 1 to 3 it is 4 + 4 + 2 seconds, back 4 + 2."""
+    orders = ("F0.1", "F0.0 F2.1", "F1.0", "F1.1 F2.0")
+    made = Schedule(3, 2, tuple(map(actions, orders)))
+    assert steady_s(made, Seconds((0, 0, 2), message_s=4)) == 8
+
+
+@st.composite
+def passed_around(draw):
+    """Return forwards whose micro-batches take any way over four ranks, each in any order."""
+    ways = draw(st.lists(st.permutations(range(4)), min_size=2, max_size=4))
+    cells = [(s, m, way[s]) for m, way in enumerate(ways) for s in range(4)]
+    cells = draw(st.permutations(cells))
+    orders = tuple(
+        tuple(Action("F", s, m) for s, m, at in cells if at == rank) for rank in range(4)
+    )
+    try:
+        return Schedule(4, len(ways), orders)
+    except ScheduleError:  # some wait for each other
+        return None
+
+
+@settings(max_examples=150)
+@given(passed_around(), st.lists(times, min_size=4, max_size=4), st.integers(0, 9))
+def test_cycles_over_many_ranks_are_found(made, forward_s, message_s):
+    if made is not None:
+        totals = unrolled(made, (forward_s, [0] * 4, [0] * 4), message_s, 14 * TURNS)
+        expected = (totals[-1] - totals[-1 - 5 * TURNS]) / (5 * TURNS)
+        assert steady_s(made, Seconds(forward_s, message_s=message_s)) == pytest.approx(expected)
 
 
 @given(st.integers(1, 6), st.integers(0, 6), times, times, times)

@@ -11,12 +11,14 @@ run, ends of steps are powers of A over (max, +), so a step takes its largest me
 It is also the least that the longest rank's own span can be, from its first action to its last, if
 ranks may begin later than they could.  That is what zero bubble minimises.
 
-A is never built.  One pass through a step tells the ends for given beginnings, and for each end on
+One pass through a step tells the ends for given beginnings, and for each end on
 which rank its longest path began.  These make cycles; beginnings are put where the best of
-them wants them, until no rank takes longer than that cycle says (Howard's policy iteration).
+them wants them, until no rank takes longer than that cycle says (Howard's policy iteration).  Paths
+that are equally long can keep it from an end; then A is built, a pass for each rank.
 
 Source:   001#13 Zero Bubble, arXiv:2401.10241 (the objective); J. Cochet-Terrasson et al.,
-"Numerical computation of spectral elements in max-plus algebra", 1998.
+"Numerical computation of spectral elements in max-plus algebra", 1998; R. M. Karp, "A
+characterization of the minimum cycle mean in a digraph", 1978.
 """
 
 from dataclasses import replace
@@ -41,7 +43,8 @@ from penstock.schedule.schedule import Schedule
 
 _NEAR = 1e-12  # of a step: equal
 _AHEAD = 1e6  # steps: as far as beginnings are moved apart where one cycle is slower than another
-_ROUNDS = 100
+_ROUNDS = 10
+_FAR = 1e15  # seconds before: too early to be what anything waits for
 
 
 class LongRun(NamedTuple):
@@ -138,24 +141,67 @@ def period_s(steps: LongRun, starts_s: Floats, ends_s: Floats) -> float:
     """
     origin = np.empty(len(ends_s), np.int64)
     done_s, since = np.empty(len(starts_s)), np.empty(len(starts_s), np.int64)
-    least_s = np.inf
-    for round_ in range(_ROUNDS):
+    longest_s = np.empty((len(starts_s), len(starts_s)))
+    for _ in range(_ROUNDS):
         ends_of(steps, starts_s, ends_s, origin)
-        for rank in range(len(starts_s)):
-            row = steps.log.last[rank]
-            done_s[rank] = ends_s[row] if row >= 0 else starts_s[rank]
-            since[rank] = origin[row] if row >= 0 else rank
-        for pair in range(len(steps.sums)):
-            rank, row = steps.sums[pair]
-            if ends_s[row] > done_s[rank]:
-                done_s[rank], since[rank] = ends_s[row], origin[row]
+        _done(steps, starts_s, ends_s, origin, done_s, since)
         most_s = (done_s - starts_s).max()  # whatever the beginnings are, no cycle has more
-        least_s = min(least_s, most_s)
         mean_s = _largest_mean(starts_s, done_s, since)
-        if most_s <= mean_s * (1 + _NEAR) or round_ + 1 == _ROUNDS:
-            break
+        if most_s <= mean_s * (1 + _NEAR):
+            return float(most_s)
         _begin(starts_s, done_s, since, mean_s)
-    return float(least_s)
+    for first in range(len(starts_s)):  # paths tie: look at all of them
+        starts_s[:] = -_FAR
+        starts_s[first] = 0.0
+        ends_of(steps, starts_s, ends_s, origin)
+        _done(steps, starts_s, ends_s, origin, done_s, since)
+        longest_s[:, first] = np.where(since == first, done_s, -np.inf)
+    mean_s = _mean_of(longest_s)
+    starts_s[:] = 0.0
+    for _ in range(len(starts_s)):
+        for rank in range(len(starts_s)):
+            starts_s[rank] = max(starts_s[rank], (longest_s[rank] + starts_s).max() - mean_s)
+    starts_s -= starts_s.min()
+    ends_of(steps, starts_s, ends_s, origin)
+    return mean_s
+
+
+@compiled
+def _done(
+    steps: LongRun,
+    starts_s: Floats,
+    ends_s: Floats,
+    origin: IntArray,
+    done_s: Floats,
+    since: IntArray,
+) -> None:
+    """Fill in when each rank may begin its next step, and the rank where that path begins."""
+    for rank in range(len(starts_s)):
+        row = steps.log.last[rank]
+        done_s[rank] = ends_s[row] if row >= 0 else starts_s[rank]
+        since[rank] = origin[row] if row >= 0 else rank
+    for pair in range(len(steps.sums)):
+        rank, row = steps.sums[pair]
+        if ends_s[row] > done_s[rank]:
+            done_s[rank], since[rank] = ends_s[row], origin[row]
+
+
+@compiled
+def _mean_of(longest_s: Floats) -> float:
+    """Return the largest mean of a cycle, given the longest path to each rank from each (Karp)."""
+    size = len(longest_s)
+    walks_s = np.zeros((size + 1, size))  # of so many paths, to each rank
+    for length in range(size):
+        for rank in range(size):
+            walks_s[length + 1, rank] = (longest_s[rank] + walks_s[length]).max()
+    most_s = -np.inf
+    for rank in range(size):
+        least_s = np.inf
+        for length in range(size):
+            mean_s = (walks_s[size, rank] - walks_s[length, rank]) / (size - length)
+            least_s = min(least_s, mean_s)
+        most_s = max(most_s, least_s)
+    return most_s
 
 
 @compiled
