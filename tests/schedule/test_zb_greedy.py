@@ -90,6 +90,31 @@ def test_step_is_no_longer_where_the_rules_for_a_free_rank_find_less(size, secon
     assert steady_s(zb_greedy(*size, seconds=seconds, limit=limit), seconds) <= most_s
 
 
+@pytest.mark.parametrize(
+    ("size", "seconds", "limit", "finds"),
+    [
+        ((5, 11), Seconds(1, 7, 6, message_s=2), 5, False),
+        ((6, 14), Seconds(2, 3, 1), 11, False),
+        ((5, 4), Seconds(8, 6, (5, 4, 8, 8, 4), 2), 3, True),
+    ],
+)
+def test_it_is_promised_even_where_what_searches_finds_nothing(
+    monkeypatch, size, seconds, limit, finds
+):
+    module = sys.modules[zb_greedy.__module__]
+    monkeypatch.setattr(module, "lay", lambda *_: None)
+    monkeypatch.setattr(module, "improve", lambda result, *_, **__: result)
+    if not finds:
+        monkeypatch.setattr(module, "greedy_few", lambda *_: [])
+    module._alike.cache_clear()
+    ours = steady_s(zb_greedy(*size, seconds=seconds, limit=limit), seconds)
+    known = [builder(*size) for builder in (one_f_one_b, zb_h1, zb_h2)]
+    known = [each for each in known if max(peak_activations(each)) <= limit]
+    known.append(zb_greedy(*size, limit=limit))
+    module._alike.cache_clear()
+    assert ours <= min(steady_s(each, seconds) for each in known) * (1 + 1e-12)
+
+
 @given(sizes, st.integers(1, 16), times, st.integers(1, 12), st.integers(0, 4))
 def test_rank_holds_no_more_than_the_limit(num_stages, m, fiw, limit, message_s):
     made = zb_greedy(num_stages, m, seconds=Seconds(*fiw, message_s), limit=limit)

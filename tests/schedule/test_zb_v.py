@@ -46,6 +46,11 @@ def test_step_is_never_longer_than_that_of_1f1b_or_the_one_for_equal_stages(
     assert ours <= steady_s(zb_v(2 * num_ranks, m), times) * NEAR
 
 
+def test_nor_where_the_search_for_these_seconds_finds_less():
+    times = Seconds((8, 4, 1, 9, 6, 6), 2, (2, 7, 1, 8, 2, 1))
+    assert steady_s(zb_v(6, 6, seconds=times), times) <= steady_s(zb_v(6, 6), times) * NEAR
+
+
 @pytest.mark.parametrize(("num_ranks", "m"), [(2, 4), (3, 6), (4, 8)])
 def test_actions_are_those_of_torch_on_the_same_ranks_and_take_no_longer(num_ranks, m):
     """torch does some B whole."""
