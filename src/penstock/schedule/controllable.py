@@ -24,6 +24,7 @@ ends are filled, are derived here.
 """
 
 import itertools
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -88,6 +89,7 @@ def _repeated(
     return Schedule(num_stages, num_micro_batches, orders, name=name)
 
 
+@lru_cache
 def _starts(steps: _Legs, num_ranks: int) -> _Starts:
     """Return the ticks of rank 0 on the last three legs that need the fewest activations.
 

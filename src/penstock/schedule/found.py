@@ -20,6 +20,7 @@ stages on each rank; the rest is derived here.
 
 import random
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ import numpy.typing as npt
 
 from penstock.errors import ScheduleError
 from penstock.schedule.justify import justify, orders_of, ticks_of
-from penstock.schedule.orders import IntArray
+from penstock.schedule.orders import IntArray, Orders
 from penstock.schedule.placement import ranks_for, wave
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.zb_v import zb_v
@@ -70,31 +71,41 @@ def found(
         raise ScheduleError(message, hint=f"raise the limit to {per_rank} or more")
     if tries < 1:
         raise ScheduleError(f"tries is {tries}", hint="give 1 or more")
+    orders = _shortest((num_stages, num_micro_batches, ranks), most, objective, tries)
+    return Schedule(num_stages, num_micro_batches, orders, name=found.__name__)
+
+
+@lru_cache(maxsize=256)  # a search asks again and again
+def _shortest(sizes: tuple[int, int, int], limit: int, objective: Objective, tries: int) -> Orders:
+    """Return the best orders; `sizes` are stages, micro-batches and ranks."""
+    num_stages, num_micro_batches, ranks = sizes
+    homes = wave(num_stages, ranks)
     skewed = np.arange(int(homes.max()) + 1)
     offsets = (0 * skewed,) if objective == "drained" else (0 * skewed, skewed)
     least = least_ticks(homes, num_micro_batches, objective)
     best: tuple[tuple[int, int], IntArray] | None = None
-    for start in _starts(homes, num_micro_batches, most, tries):
+    for start in _starts(homes, num_micro_batches, limit, tries):
         for each in offsets:
-            ticks = justify(start, homes, most, each)
+            ticks = justify(start, homes, limit, each)
             length = _length(ticks, homes, objective)
             if best is None or length < best[0]:
                 best = length, ticks
         if best is not None and best[0][0] <= least:
             break
     assert best is not None
-    orders = orders_of(best[1], homes, ranks)
-    return Schedule(num_stages, num_micro_batches, orders, name=found.__name__)
+    return orders_of(best[1], homes, ranks)
 
 
 def least_ticks(homes: IntArray, num_micro_batches: int, objective: Objective) -> int:
-    """Return the ticks that the work of some rank takes; drained, from when it can begin, and no
-    fewer than one micro-batch takes alone."""
+    """Return the ticks that the work of some rank takes; drained, from when it can begin.
+
+    Drained, no fewer than the way to the last stage, all its F and I, and the way back, either.
+    """
     work = 3 * num_micro_batches * np.bincount(homes)
     if objective == "steady":
         return int(work.max())
     _, begin = np.unique(homes, return_index=True)
-    return max(int((work + begin).max()), 2 * len(homes) + 1)
+    return max(int((work + begin).max()), 2 * (len(homes) + num_micro_batches) - 1)
 
 
 def _length(ticks: IntArray, homes: IntArray, objective: Objective) -> tuple[int, int]:
