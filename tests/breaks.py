@@ -59,6 +59,30 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "justified_over_the_limit",
+        "schedule/justify.py",
+        "held[rank, room - 1] < limit",
+        "held[rank, room - 1] <= limit",
+        ("tests/schedule/test_justify.py", "tests/schedule/test_found.py"),
+        "a forward moved early makes one activation too many",
+    ),
+    Break(
+        "patterns_over_the_limit",
+        "schedule/found.py",
+        "_held(pattern, homes) <= limit",
+        "_held(pattern, homes) <= limit + 1",
+        ("tests/schedule/test_found.py",),
+        "a pattern is justified that holds too much from the start",
+    ),
+    Break(
+        "unknown_taken_for_impossible",
+        "schedule/exact_waves.py",
+        "bool(np.isinf(solved[1]))",
+        "True",
+        ("tests/schedule/test_exact_waves.py",),
+        "the solver ran out of time, and that is called a proof",
+    ),
+    Break(
         "provisional_reads_later",
         "program/provisional.py",
         "        if not late:",
