@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.plan import Decision, plan_by_hand
+from penstock.search import Fixed
 from penstock.search.judge import Judge
-from penstock.training.choose import Choice, in_units
+from penstock.training.choose import Choice, found_in_units, in_units
 from tests.cli.training import small
 from tests.search.chains import chain, cluster_of, profile_of
 
@@ -101,6 +103,27 @@ def test_optimizer_that_stays_whole_is_refused_units():
     assert in_units(choice, None, (), None) is choice
     with pytest.raises(PlanError, match="cannot be divided into units: it looks at all"):
         in_units(choice, "block", (), None)
+
+
+def test_replicas_are_cut_into_units_where_that_hides_their_sums():
+    """Backwards of 20 ms, four of them, and sums of 10 ms: three beside the backward."""
+    graph = chain([1_000_000] * 4, [1] * 4)
+    profile = profile_of(graph, (0.01,) * 4)
+    for ranks, rate, is_cut in ((2, 1e8, True), (2, 1e15, False), (1, 1e8, False)):
+        cluster = cluster_of(2, link=Link(0.0, rate))
+        plan = plan_by_hand(graph, [], "gpipe", num_micro_batches=1, replicas=ranks)
+        candidate = Judge(graph, profile, cluster).candidate(plan)
+        plan, own_s = candidate.plan, candidate.step_s
+        choice = Choice(small(), SimpleNamespace(graph=graph), plan)
+        about = {"profiles": (profile,), "cluster": cluster}
+        found = found_in_units(choice, None, Fixed(), **about)
+        for fixed in (Fixed(stages=1), Fixed(schedule="gpipe")):
+            assert found_in_units(choice, None, fixed, **about) is choice
+        assert (found is not choice) == is_cut
+        if is_cut:
+            assert found.plan.num_stages == 4
+            assert found.plan.predicted.step_s == pytest.approx(own_s - 0.03)
+            assert found.plan.decisions[-1].what == "units"
 
 
 def test_schedule_for_seconds_is_built_for_those_of_the_units():

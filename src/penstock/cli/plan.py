@@ -16,7 +16,14 @@ from penstock.plan import Decision, Plan, Prediction
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed, Objective
 from penstock.training import ask, prepare, saved
-from penstock.training.choose import Machines, SearchAim, Searched, best, decided, in_units
+from penstock.training.choose import (
+    Machines,
+    SearchAim,
+    Searched,
+    best,
+    decided,
+    found_in_units,
+)
 from penstock.training.settle import CheckOptions, bounded, examined
 from penstock.units import format_bytes, format_seconds
 
@@ -66,7 +73,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
         machines = Machines(there, prepare.profiled, view.TERMINAL)
         found = best(loaded, fixed, captured, machines, SearchAim(aim, limit, with_front=True))
         choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
-        chosen = in_units(choice, cut, found.profiles, there).plan
+        chosen = found_in_units(choice, cut, fixed, profiles=found.profiles, cluster=there).plan
     if out is not None:
         saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
     _show(chosen, found, out, as_json=as_json)

@@ -157,15 +157,16 @@ def long_run_s(
 ) -> float | None:
     """Return the seconds that a step of `plan` adds to a long run; `found` is its evaluation.
 
-    Between steps no rank waits for all others, unless gradients are clipped.  None for a plan that
-    trains nothing, validates its updates afterwards, or has unlike shares: no program has several
-    steps of these.
+    Between steps no rank waits for all others, unless gradients are clipped.  Sums then come right
+    before the updates that are listed: where it is shorter to drain, it is the drained step.  None
+    for a plan that trains nothing, validates its updates afterwards, or has unlike shares: no
+    program has several steps of these.
     """
     if is_asynchronous(plan):
         return found.step_s
     if not trains(plan.schedule) or (plan.clip and plan.post_validation) or plan.shares:
         return None
-    return Judge(graph, profiles, cluster).steady_s(plan)
+    return min(found.step_s, Judge(graph, profiles, cluster).steady_s(plan))
 
 
 class _Cutter:

@@ -33,6 +33,8 @@ from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines, profiled_here, traced
 from penstock.units import format_seconds
 
+_WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
+
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
@@ -166,6 +168,37 @@ def in_units(
     if isinstance(plan.schedule, Recipe) and plan.schedule.seconds is not None:
         plan = Judge(graph, profiles, cluster).suited(plan)
     return choice._replace(plan=_predicted(plan, graph, profiles, cluster))
+
+
+def found_in_units(
+    choice: Choice,
+    units: Units | None,
+    fixed: Fixed,
+    *,
+    profiles: "Sequence[Profile]",
+    cluster: Cluster,
+) -> Choice:
+    """Return a choice of the search in such units, predicted; None: as is best.
+
+    That is in blocks where the simulator says that hiding the sums of its replicas then makes the
+    step shorter by `_WORTH` of it.  Stages and schedules that somebody asked for stay as they are.
+    Raises:   as `in_units`.
+    """
+    plan, graph = choice.plan, choice.captured.graph
+    is_whole = any(each.what == "optimizer" for each in plan.decisions)
+    is_asked = units is not None or fixed.schedule is not None or fixed.stages is not None
+    if is_asked or is_whole or plan.grid.replicas == 1:
+        return in_units(choice, units, profiles, cluster)
+    cut = in_units(choice, "block", profiles, cluster).plan
+    before, after = (_predicted(each, graph, profiles, cluster).predicted for each in (plan, cut))
+    assert before is not None
+    assert after is not None
+    if cut.num_stages == plan.num_stages or after.step_s > (1.0 - _WORTH) * before.step_s:
+        return choice
+    seconds = format_seconds(after.step_s), format_seconds(before.step_s)
+    why = f"sums beside the backward pass: {seconds[0]}, with whole stages {seconds[1]}"
+    made = (*plan.decisions, Decision("units", "block", "search", why))
+    return choice._replace(plan=decide(cut, made, after))
 
 
 def _predicted(plan: Plan, graph: Graph, profiles: "Sequence[Profile]", cluster: Cluster) -> Plan:

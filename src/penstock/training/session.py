@@ -21,8 +21,8 @@ from penstock.training.choose import (
     best,
     decided,
     for_plan,
+    found_in_units,
     given,
-    in_units,
     on_hosts_of,
     save,
 )
@@ -239,7 +239,7 @@ class Session:
         plan = on_hosts_of(decided(choice.plan, (*decisions, *trials)), cluster)
         choice = choice._replace(plan=plan)
         profiles = searched.profiles_of(choice)
-        choice = in_units(choice, self.units, profiles, cluster)
+        choice = found_in_units(choice, self.units, fixed, profiles=profiles, cluster=cluster)
         save(self.folder, choice.captured, choice.plan, profiles, cluster)
         return choice
 
