@@ -44,6 +44,30 @@ def test_units_are_compared(call: Call) -> None:
     assert found["schedule"].startswith("zb_h1 / units ")
 
 
+def test_updates_before_the_norm_is_known_are_compared(call: Call) -> None:
+    flags = ["--schedule", "zb_h2", "--post-validation", "--json"]
+    found = json.loads(call("check", f"{JOBS}:dropout", *flags).out)
+    assert (found["ok"], found["bitwise"]) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("job", "flags", "words"),
+    [
+        ("unclipped", [], "--post-validation, and Job.clip_norm is None"),
+        ("dropout", ["--schedule", "pipedream"], "pipedream does not update at a step's end"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "plan", "train"])
+def test_post_validation_where_nothing_is_validated_is_refused(
+    call: Call, command: str, job: str, flags: list[str], words: str, tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "out")] if command == "train" else []
+    done = call(command, f"{JOBS}:{job}", "--post-validation", *flags, *out)
+    assert done.code == 2
+    assert words in done.err
+    assert "hint: " in done.err
+
+
 def test_a_step_that_differs_is_told_and_exits_1(call: Call) -> None:
     done = call("check", f"{JOBS}:wrong_gradient", "--json")
     assert done.code == 1

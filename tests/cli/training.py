@@ -91,6 +91,10 @@ def dropout() -> ps.Job:
     return replace(small(), model=model)
 
 
+def unclipped() -> ps.Job:
+    return replace(dropout(), clip_norm=None)
+
+
 def empty() -> ps.Job:
     """A job that has no data at all."""
     return replace(small(), data=lambda start: iter(()))

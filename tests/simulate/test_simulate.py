@@ -513,6 +513,16 @@ def test_every_schedule_runs_at_every_size_with_any_room(builder, num_stages: in
     assert times[0] <= min(times)
 
 
+def test_norm_after_the_updates_is_part_of_the_step(tmp_path: Path):
+    program = lower_schedule(zero_bubble.zb_h2(3, 4), clip=True, post_validation=True)
+    costs = Costs(np.ones((len(KINDS), 3, 1)))
+    timeline = simulate(program, costs, one_host(3, Link(0.5, 1e9)))
+    ends = [span.end_s for span in timeline.spans]
+    assert step_s(timeline) == max(ends)
+    timeline.save(tmp_path / "timeline.json")
+    assert step_s(Timeline.load(tmp_path / "timeline.json")) == pytest.approx(max(ends))
+
+
 def test_examples_of_the_page_are_what_runs():
     page = Path(__file__).parents[2] / "docs" / "simulate.md"
     result = doctest.testfile(str(page), module_relative=False)

@@ -34,6 +34,9 @@ def check(  # noqa: PLR0913 - the flags of the command
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
+    post_validation: Annotated[
+        bool, typer.Option("--post-validation", help=ask.VALIDATION_HELP)
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, a few apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -44,13 +47,15 @@ def check(  # noqa: PLR0913 - the flags of the command
     with face.only_results():
         asked, in_units = ask.schedule_asked(schedule), ask.units_asked(units)
         loaded = load_job(job)
-        ask.check_fits(asked, loaded)
+        ask.check_fits(asked, loaded, post_validation=post_validation)
         if plan is not None:
             given_too = {"--stages": stages, "--replicas": replicas, "--offload": offload}
-            ask.check_left_out({**given_too, "--recompute": recompute})
+            given_too |= {"--recompute": recompute, "--post-validation": post_validation}
+            ask.check_left_out(given_too)
         given = None if plan is None else Plan.load(plan)
         cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
         cuts = cuts._replace(offload=ask.offload_asked(offload) or "none")
+        cuts = cuts._replace(post_validation=post_validation)
         found = _checked(loaded, given, cuts, steps, in_units)
     if as_json:
         face.show_json(found)
@@ -68,6 +73,7 @@ class _Cuts(NamedTuple):
     replicas: int
     recompute: bool
     offload: Offloaded = "none"
+    post_validation: bool = False
 
 
 def _cuts(
@@ -149,6 +155,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         recompute=(wanted.recompute,) * stages,
         offload=(wanted.offload,) * stages,
         clip=job.clip_norm is not None,
+        post_validation=wanted.post_validation,
     )
     return replace(plan, buffers=job.buffers)
 

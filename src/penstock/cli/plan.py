@@ -47,6 +47,9 @@ def plan(  # noqa: PLR0913 - the flags of a command
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
+    post_validation: Annotated[
+        bool, typer.Option("--post-validation", help=ask.VALIDATION_HELP)
+    ] = False,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),
@@ -64,9 +67,10 @@ def plan(  # noqa: PLR0913 - the flags of a command
     if out is not None:
         face.check_place(out)
     fixed = Fixed(ranks, replicas, stages, asked, offload=ask.offload_asked(offload))
+    fixed = replace(fixed, post_validation=post_validation)
     with face.only_results():
         loaded = load_job(job)
-        ask.check_fits(asked, loaded)
+        ask.check_fits(asked, loaded, post_validation=post_validation)
         captured, fixed, decisions = _examined(loaded, job, fixed)
         _check_stages(captured.graph, stages)
         there = prepare.machines(cluster, ranks, view.TERMINAL)

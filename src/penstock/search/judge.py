@@ -158,11 +158,13 @@ class Judge:
     def steady_s(self, plan: Plan) -> float:
         """Return the seconds that one more step adds to a long run of `plan`.
 
-        No rank waits at the end of a step but for what is known only then, as a norm that clips.
+        No rank waits at the end of a step but for what is known only then, as a norm that clips;
+        where updates are validated afterwards, not for that either.
 
-        Raises:   ProgramError: its updates are validated afterwards, or its shares are unlike.
-                  ScheduleError: it has no updates.
+        Raises:   ProgramError: its shares are unlike.  ScheduleError: it has no updates.
         """
+        if plan.post_validation:
+            plan = replace(plan, clip=False, post_validation=False)
         return self._added_s(plan, self._window(plan, _WINDOW, spans=False))
 
     def _added_s(self, plan: Plan, whole: Timeline) -> float:

@@ -1,11 +1,12 @@
 """Reasons: why a plan is the best, decision by decision, with the best alternative."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from penstock.cluster import Host
 from penstock.plan import By, Decision, Plan
-from penstock.schedule.recipe import Recipe, name_of
+from penstock.schedule.recipe import Recipe, has_window, name_of
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
@@ -13,6 +14,8 @@ from penstock.search.judge import Judge
 from penstock.search.shapes import Fixed
 from penstock.simulate.sharing import crowded
 from penstock.units import format_bytes, format_seconds
+
+_WORTH = 0.99  # of a step: less is no gain
 
 
 def reasons(
@@ -52,8 +55,25 @@ def reasons(
         Decision("micro-batches", per, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
+        *_validation(judge, plan),
         _rests_on(judge),
     )
+
+
+def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
+    """Yield what waiting for the norm costs, where an update may come before it, and gains."""
+    if not plan.clip or plan.num_ranks == 1 or plan.shares or has_window(plan.schedule):
+        return
+    waits, free = (
+        judge.steady_s(replace(plan, clip=clip, post_validation=False)) for clip in (True, False)
+    )
+    gain = f"{format_seconds(free)} in place of {format_seconds(waits)} per step of a long run"
+    if plan.post_validation:
+        why = f"asked for: {gain}, where few gradients are clipped; weights and state held twice"
+        yield Decision("post-validation", "yes", "user", why)
+    elif free < _WORTH * waits:
+        why = f"an update before the norm is known would take {gain}: --post-validation"
+        yield Decision("post-validation", "no", "search", why)
 
 
 def _sharing(plan: Plan) -> tuple[By, str]:

@@ -159,12 +159,11 @@ def long_run_s(
 
     Between steps no rank waits for all others, unless gradients are clipped.  Sums then come right
     before the updates that are listed: where it is shorter to drain, it is the drained step.  None
-    for a plan that trains nothing, validates its updates afterwards, or has unlike shares: no
-    program has several steps of these.
+    for a plan that trains nothing, or has unlike shares: no program has several steps of these.
     """
     if is_asynchronous(plan):
         return found.step_s
-    if not trains(plan.schedule) or (plan.clip and plan.post_validation) or plan.shares:
+    if not trains(plan.schedule) or plan.shares:
         return None
     return min(found.step_s, Judge(graph, profiles, cluster).steady_s(plan))
 
@@ -186,6 +185,7 @@ class _Cutter:
             num_ranks=shape.num_ranks,
             replicas=shape.replicas,
             clip=self.clip,
+            post_validation=self.clip and fixed.post_validation,
             shares=shape.shares,
         )
         bare, cuts = replace(bare, buffers=fixed.buffers), self._cut(bare, shape)

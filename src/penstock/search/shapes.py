@@ -32,6 +32,7 @@ class Fixed:
 
     schedule:  a recipe, its name, or a schedule that stands for itself.
     offload:   what every stage has in far memory while it is not needed; None: nothing.
+    post_validation: as in a plan, where gradients are clipped.
     buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
     in_order:  whether only schedules are wanted in which each stage lives on one rank of its
                replica, and takes its micro-batches in order.
@@ -45,6 +46,7 @@ class Fixed:
     offload: Offloaded | None = None
     buffers: Buffers = "exact"
     in_order: bool = False
+    post_validation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ def simulate(
         peak_bytes = held.peak_bytes
         if spans:
             curve = curve_of(program, held, job.record.work_s, job.queues.issued_s)
-    step_s = float(job.threads.clock_s.max())  # all messages are used, all collectives waited for
+    last_s = job.queues.over_s.max(initial=0.0)  # a norm after the updates is waited for by nobody
+    step_s = float(max(job.threads.clock_s.max(), last_s))
     totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), peak_bytes)
     kept = _spans(program, job) if spans else Spans.of([])
     return Timeline(program.num_ranks, kept, curve, META, totals)

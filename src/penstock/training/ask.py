@@ -9,11 +9,12 @@ from penstock.errors import PlanError, ScheduleError
 from penstock.job import Job
 from penstock.plan import Offloaded, Units
 from penstock.schedule import Schedule
-from penstock.schedule.recipe import AnySchedule, Recipe, name_of
+from penstock.schedule.recipe import AnySchedule, Recipe, any_schedule, has_window, name_of
 
 OFFLOAD_HELP = "Keep in far memory what is not needed: state, activations or both."
 HELP = "A name from `penstock schedule`, or a file: its text, JSON, or torch's CSV."
 UNITS_HELP = "Cut stages into units: block (one per block), or at most N per stage."
+VALIDATION_HELP = "Update before the norm that clips is known; take it back where wrong."
 _MOST_UNITS = 1_000_000
 
 
@@ -49,16 +50,28 @@ def units_asked(text: str | None) -> Units | None:
             raise PlanError(message, hint="write --units block, or --units 4")
 
 
-def check_fits(asked: str | AnySchedule | None, job: Job) -> None:
-    """Raise unless a step of the job can be made of a schedule that stands for itself.
+def check_fits(asked: str | AnySchedule | None, job: Job, *, post_validation: bool = False) -> None:
+    """Raise unless a step of the job can be made as asked.
 
-    Raises:   PlanError: the schedule's micro-batches do not divide the job's.
+    Raises:   PlanError: the micro-batches of a schedule that stands for itself do not divide the
+              job's; updates are to be validated, and nothing is clipped, or before a step's end.
     """
+    if post_validation:
+        _check_validation(asked, job)
     if isinstance(asked, Schedule) and job.micro_batches % asked.num_micro_batches:
         own, theirs = asked.num_micro_batches, job.micro_batches
         message = f"{name_of(asked)} is of {own} micro-batches; a step of the job has {theirs}"
         hint = f"write it out for {theirs} micro-batches, or a number that divides them"
         raise PlanError(message, hint=hint)
+
+
+def _check_validation(asked: str | AnySchedule | None, job: Job) -> None:
+    hint = "leave out --post-validation"
+    if job.clip_norm is None:
+        raise PlanError("--post-validation, and Job.clip_norm is None", hint=f"set it, or {hint}")
+    if asked is not None and has_window(schedule := any_schedule(asked)):
+        message = f"--post-validation, and {name_of(schedule)} does not update at a step's end"
+        raise PlanError(message, hint=f"take another schedule, or {hint}")
 
 
 def check_left_out(asks: Mapping[str, object]) -> None:

@@ -126,6 +126,7 @@ class Session:
             self.fixed.schedule,
             self.fixed.stages,
             self.fixed.offload,
+            self.fixed.post_validation or None,
             self.there.cluster,
             self.units,
         )
@@ -248,6 +249,7 @@ class Session:
         path = self.folder / "plan.json"
         fixed = self.fixed
         is_asked = fixed.schedule or fixed.stages or fixed.offload or self.units
+        is_asked = is_asked or fixed.post_validation
         if is_asked or not path.exists():
             return None
         plan = on_hosts_of(Plan.load(path), self.there.cluster)

@@ -40,6 +40,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     schedule: AnySchedule | str | None = None,
     units: Units | None = None,
     offload: Offloaded | None = None,
+    post_validation: bool = False,
     num_steps: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
@@ -72,6 +73,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     strict:            whether a job that no plan trains as its author wrote it is refused, instead
                        of trained as eager replicas or in one process.
     eager:             train without a plan: plain data parallelism.
+    post_validation:   whether ranks update before the norm that clips is known, and take that back
+                       where it was wrong.
     trial:             whether the best few plans take turns at some real steps first, if the run is
                        long enough for that; the fastest is run.
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
@@ -83,8 +86,9 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
 
     def make() -> Session:
         asks = {"--ranks": ranks, "--stages": stages, "--schedule": schedule, "--offload": offload}
-        if eager and (plan or schedule or stages or units or offload):
-            hint = "leave out --plan, --schedule, --stages, --units, --offload"
+        asks["--post-validation"] = post_validation
+        if eager and (plan or schedule or stages or units or offload or post_validation):
+            hint = "leave out --plan, --schedule, --stages, --units, --offload, --post-validation"
             raise PlanError("--eager trains without a plan", hint=hint)
         if plan is not None:
             ask.check_left_out(asks)
@@ -93,13 +97,19 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
         loaded = load_job(job) if isinstance(job, str) else job
-        ask.check_fits(asked, loaded)
+        ask.check_fits(asked, loaded, post_validation=post_validation)
         return Session(
             job=loaded,
             text=job if isinstance(job, str) else "",
             folder=folder,
             num_steps=num_steps or loaded.num_steps,
-            fixed=Fixed(ranks=ranks, schedule=asked, stages=stages, offload=offload),
+            fixed=Fixed(
+                ranks=ranks,
+                schedule=asked,
+                stages=stages,
+                offload=offload,
+                post_validation=post_validation,
+            ),
             given_plan=chosen,
             resume=resume,
             there=Machines(there, listener=listener),
