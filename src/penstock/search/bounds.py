@@ -1,11 +1,12 @@
 """Bounds: seconds that no simulation of a plan can be below, without simulating it.
 
-A rank computes all its actions one after another, then sums and updates.  Where every stage
+A rank computes all its actions one after another, then sums the gradients that the last one has
+made, and updates; other sums may run beside its computes.  Where every stage
 reads what the stage before it made, its first action has to wait for the stages before (fill);
 where backward passes hand gradients on and are not split, those of the stages before come after
 its last one (drain).
 
-    fill + computes + the larger of sums + updates, and drain
+    fill + computes + the larger of last sum + updates, and drain
 
 Ignores:  messages, and that a rank waits between its actions.
 """
@@ -31,12 +32,14 @@ class ActionCounts:
     """How many actions of each kind every rank does of each stage: number[kind, rank, stage].
 
     first   stage of the first action of each rank
-    last    stage of the last action of each rank, where no backward pass is split; else 0
+    last    stage of the last action of each rank
+    ends    the same, where no backward pass is split; else 0
     """
 
     number: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
+    ends: NDArray[np.int64]
 
     @property
     def forward(self) -> NDArray[np.int64]:
@@ -51,10 +54,11 @@ def counts_of(schedule: Schedule) -> ActionCounts:
     ranks = np.repeat(np.arange(len(orders)), np.diff(orders.offsets))
     np.add.at(number, (orders.kinds, ranks, orders.stages), 1)
     number[U] = number[F] > 0
-    first, last = orders.stages[orders.offsets[:-1]], orders.stages[orders.offsets[1:] - 1]
+    first, last = (
+        orders.stages[at].astype(np.int64) for at in (orders.offsets[:-1], orders.offsets[1:] - 1)
+    )
     split = number[I].any() or number[W].any()
-    ends = np.zeros(len(orders), np.int64) if split else last.astype(np.int64)
-    return ActionCounts(number, first.astype(np.int64), ends)
+    return ActionCounts(number, first, last, np.zeros_like(last) if split else last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +86,7 @@ def longest_s(
         after = after + ends_s[:, None]
     start = _before(seconds[F], counts.first) if work.fills else np.zeros(ranks)
     if work.drains:
-        after = np.maximum(after, _before(seconds[B], counts.last)[:, None])
+        after = np.maximum(after, _before(seconds[B], counts.ends)[:, None])
     total = start[:, None] + computes + after
     position = np.arange(len(places)) % ranks
     return float(total[position, list(places)].max())

@@ -261,7 +261,7 @@ class Judge:
         return self._counts[key]
 
     def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:
-        """Return for each rank of a replica what it sums over ranks when it has computed all."""
+        """Return for each rank of a replica the seconds of the sum after its last action."""
         counts, cluster = self._counts_of(plan), self.cluster_of(plan.hosts)
         ends_s, grid = np.zeros(plan.num_ranks), plan.grid
         each = [grid.ranks_of(replica) for replica in range(grid.replicas)]
@@ -270,5 +270,5 @@ class Judge:
             ranks = [r for own in each for r in np.array(own)[holders].tolist()]
             if len(ranks) > 1:
                 size = sum(self.graph.nodes[p].size_bytes for p in stage.parameters)
-                ends_s[holders] += cluster.all_reduce_s(size, ranks)
+                ends_s[counts.last == stage.index] = cluster.all_reduce_s(size, ranks)
         return ends_s
