@@ -21,6 +21,7 @@ from penstock.search.best import search as search_one
 from penstock.search.judge import Judge
 from penstock.search.search import SearchResult
 from penstock.search.shapes import shapes as all_shapes
+from penstock.search.simplest import ERROR
 from tests.search.chains import (
     SIX,
     SIX_PROFILE,
@@ -489,7 +490,7 @@ def test_progress_is_told_of_all_candidates() -> None:
 
 
 def test_search_for_one_plan_is_the_best_of_all() -> None:
-    plan, *_ = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4)
+    plan, *_ = search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4, error=ERROR)
     assert search_one(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4) == plan
     with pytest.raises(PlanError, match="does not know how many micro-batches"):
         search_one(SIX, SIX_PROFILE, cluster_of(2))

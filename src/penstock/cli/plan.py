@@ -47,9 +47,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
-    post_validation: Annotated[
-        bool, typer.Option("--post-validation", help=ask.VALIDATION_HELP)
-    ] = False,
+    post_validation: Annotated[bool, typer.Option(help=ask.VALIDATION_HELP)] = False,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),
@@ -62,12 +60,11 @@ def plan(  # noqa: PLR0913 - the flags of a command
 
     Example: penstock plan examples/gpt.py --ranks 2 --out plan.json
     """
-    aim, cut = _objective(objective), ask.units_asked(units)
+    aim, cut, far = _objective(objective), ask.units_asked(units), ask.offload_asked(offload)
     asked = None if schedule is None else ask.schedule_asked(schedule)
     if out is not None:
         face.check_place(out)
-    fixed = Fixed(ranks, replicas, stages, asked, offload=ask.offload_asked(offload))
-    fixed = replace(fixed, post_validation=post_validation)
+    fixed = Fixed(ranks, replicas, stages, asked, offload=far, post_validation=post_validation)
     with face.only_results():
         loaded = load_job(job)
         ask.check_fits(asked, loaded, post_validation=post_validation)

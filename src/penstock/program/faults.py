@@ -1,5 +1,6 @@
 """Faults: what verify.py found, in words, with the instructions around it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -265,19 +266,25 @@ def _late_member(program: "Program", stopped: NDArray[np.int64], rank: int) -> i
     code = program.code
     in_sum = code.op[np.minimum(stopped, len(code.op) - 1)] == REDUCE
     stopped = stopped + (in_sum & (stopped < code.offsets[1:]))
-    issued = [code.between(slice(s, e)) for s, e in zip(code.offsets.tolist(), stopped.tolist())]  # noqa: B905 - the last offset is no rank's
+    ends: list[int] = stopped.tolist()
+    starts: list[int] = code.offsets[:-1].tolist()
+    issued = [code.between(slice(*part)) for part in zip(starts, ends, strict=True)]
     lanes = [[one for one in rows if isinstance(one, Reduce)][::-1] for rows in issued]
     firsts = {lane[-1] for lane in lanes if lane}
     while whole := [one for one in firsts if all(lanes[r][-1:] == [one] for r in one.ranks)]:
         for member in whole[0].ranks:
             lanes[member].pop()
         firsts = {lane[-1] for lane in lanes if lane}
-    seen, late = set[int](), rank
+    late, seen = rank, set[int]()
     while lanes[late] and late not in seen:
         seen.add(late)
-        first = lanes[late][-1]
-        late = next(member for member in first.ranks if lanes[member][-1:] != [first])
+        late = _not_there(lanes, lanes[late][-1])
     return late
+
+
+def _not_there(lanes: Sequence[Sequence[Reduce]], reduce: Reduce) -> int:
+    """Return the first member of a sum for which it is not the next one."""
+    return next(rank for rank in reduce.ranks if list(lanes[rank][-1:]) != [reduce])
 
 
 def _late_source(

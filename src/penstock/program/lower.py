@@ -163,13 +163,14 @@ def _extras(
     backward, updates = bool((schedule.orders.kinds != F).any()), schedule.has_updates
     last = last_gradients(schedule.orders) if sums and not updates else {}
     extras: list[list[_Extra]] = []
-    for rank, end in enumerate(schedule.orders.offsets[1:].tolist()):
-        stages = held[offsets[rank] : offsets[rank + 1]].tolist()
+    ends: list[int] = schedule.orders.offsets[1:].tolist()
+    for rank, end in enumerate(ends):
+        stages: list[int] = held[offsets[rank] : offsets[rank + 1]].tolist()
         if updates:
             own = _before_updates(schedule, rank, of_stage, stages if norm else ())
         else:
-            made = {stage: last.get((rank, stage), end) for stage in stages}
-            own = _as_made(end, sums, of_stage, made if backward else {})
+            made = {stage: last.get((rank, stage), end) for stage in stages if backward}
+            own = _as_made(end, sums, of_stage, made)
         extras.append(list(own))
     return extras
 
