@@ -34,7 +34,7 @@ def check(  # noqa: PLR0913 - the flags of the command
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the pipeline.")] = None,
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
-    post_validation: Annotated[bool, typer.Option(help=ask.VALIDATION_HELP)] = False,
+    post_validation: face.PostValidation = False,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, a few apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -14,7 +14,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -24,6 +24,9 @@ from penstock.errors import GraphError, PenstockError, PlanError, ProgramError, 
 from penstock.files import Json, finite
 from penstock.training.stop import Stopped
 
+PostValidation = Annotated[  # a flag of several commands
+    bool, typer.Option("--post-validation", help="Update before the norm that clips is known.")
+]
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
 _HELP = "`penstock COMMAND --help` shows what a command takes"

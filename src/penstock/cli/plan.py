@@ -47,7 +47,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
-    post_validation: Annotated[bool, typer.Option(help=ask.VALIDATION_HELP)] = False,
+    post_validation: face.PostValidation = False,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),

@@ -29,7 +29,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     ] = False,
     checkpoint_every: Annotated[str, typer.Option(help="500 (steps), 30s, 10m or 2h.")] = "100",
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
-    post_validation: Annotated[bool, typer.Option(help=ask.VALIDATION_HELP)] = False,
+    post_validation: face.PostValidation = False,
     eager: Annotated[
         bool, typer.Option("--eager", help="Without a plan: plain data parallelism.")
     ] = False,
