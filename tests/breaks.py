@@ -132,7 +132,7 @@ BREAKS = (
     ),
     Break(
         "threads_still_ending",
-        "runtime/launch.py",
+        "runtime/child.py",
         'while Path(f"/proc/self/task/{thread.native_id}").exists():',
         "while False:",
         ("tests/runtime/test_launch.py",),

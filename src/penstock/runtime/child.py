@@ -1,4 +1,4 @@
-"""Child: processes that this one forks, none of which outlives it."""
+"""Child: processes that this one forks, none of which outlives it, and threads before a fork."""
 
 import ctypes
 import json
@@ -6,9 +6,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from penstock import errors
 from penstock.errors import PenstockError, RunError
 
 _PR_SET_PDEATHSIG = 1
-_A_DAY_S = 86_400.0
+_A_DAY_S, _SOON_S = 86_400.0, 1e-4
 _libc = ctypes.CDLL(None)
 Beat = Callable[[], None]
 
@@ -41,6 +44,17 @@ def let_children_die_with_this() -> None:
         parents[:] = [os.getpid()]
 
     os.register_at_fork(before=note_parent, after_in_child=lambda: die_with(parents[0]))
+
+
+def join(thread: threading.Thread) -> None:
+    """Return once `thread` has ended for the kernel too.
+
+    After Python's join it still gives back what MKL keeps for it, under a lock of MKL's: a process
+    forked meanwhile would wait for that lock for ever in its first matrix product.
+    """
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        time.sleep(_SOON_S)
 
 
 def can_fork() -> bool:

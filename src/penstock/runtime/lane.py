@@ -15,7 +15,6 @@ sums of a rank never overtake each other.  On a GPU all are, for there they are 
 import time
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, final
@@ -24,11 +23,10 @@ import torch
 
 from penstock.program.program import Program, Reduce, Update
 from penstock.runtime.calls import Bound, Call
+from penstock.runtime.child import join
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
-
-_SOON_S = 1e-4
 
 
 @final
@@ -79,9 +77,7 @@ class Lane:
         """Return once all sums are over and the thread is gone, with all that the kernel knows."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
-            while Path(f"/proc/self/task/{self._thread.native_id}").exists():
-                time.sleep(_SOON_S)
+            join(self._thread)
             self._thread = None
 
 

@@ -15,14 +15,12 @@ import random
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -31,7 +29,7 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, RunError
 from penstock.graph.trace import device_here
 from penstock.runtime.calls import StepResult
-from penstock.runtime.child import die_with, let_children_die_with_this
+from penstock.runtime.child import die_with, join, let_children_die_with_this
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
@@ -43,7 +41,6 @@ from penstock.typed import typed
 
 T = TypeVar("T")
 Groups = Sequence[tuple[int, ...]]
-_SOON_S = 1e-4
 Work = Callable[[Transport, Report], RankResult]
 
 
@@ -119,15 +116,11 @@ def _wait(threads: Sequence[tuple[threading.Thread, threading.Event]]) -> None:
     """Wait until all have ended.
 
     Ctrl-C in a `join` may mark a thread that still runs as stopped, and a later one not wait.
-    After `join` the kernel's thread still gives back what MKL keeps for it, under a lock of MKL's:
-    a process forked meanwhile would wait for that lock for ever in its first matrix product.
     """
     for _, ended in threads:
         ended.wait()
     for thread, _ in threads:
-        thread.join()
-        while Path(f"/proc/self/task/{thread.native_id}").exists():
-            time.sleep(_SOON_S)
+        join(thread)
 
 
 def _first_cause(failures: Sequence[tuple[int, BaseException]]) -> RunError:

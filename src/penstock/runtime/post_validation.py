@@ -152,12 +152,11 @@ class Provisional:
         left = {way: count - taken[way] for way, count in self.sent.items()}
         for bound in all_calls:
             way = _channel(bound)
-            if bound.lane == "take" and (taken[way] > 0 or left.get(way, 0) > 0):
-                if taken[way] > 0:
-                    taken[way] -= 1
-                else:
-                    left[way] -= 1
-                    self.drains.append(self.rank.receiver(*way)[1])
+            if bound.lane == "take" and taken[way] > 0:
+                taken[way] -= 1
+            elif bound.lane == "take" and left.get(way, 0) > 0:
+                left[way] -= 1
+                self.drains.append(self.rank.receiver(*way)[1])
         kept = {way: count - self.sent.get(way, 0) for way, count in posted.items()}
         for bound in self.done:
             if bound.lane == "post" and kept.get(_channel(bound), 0) > 0:
