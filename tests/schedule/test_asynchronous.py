@@ -12,6 +12,7 @@ from penstock.schedule import (
     asynchronous,
     bubble,
     find,
+    made_in_passing,
     num_messages,
     peak_activations,
     versions,
@@ -28,6 +29,7 @@ from penstock.schedule.asynchronous import (
     timeprest,
     vertical_sync,
     weight_prediction,
+    x_pipe,
 )
 from tests.schedule.toy import picture
 
@@ -118,19 +120,25 @@ def test_copies_of_weights_are_versions_predictions_and_what_these_are_made_from
     )
     late = [stage < stages - 1 for stage in range(stages)]
     kept = weight_copies(weight_prediction(stages, 1, num_steps=steps))
-    assert list(kept) == [1 + one + (one and steps > 1) for one in late]
+    assert list(kept) == [1 + one for one in late]
 
 
-@pytest.mark.parametrize(
-    ("num_stages", "copies"), [(1, (1,)), (2, (2, 1)), (3, (2, 2, 2)), (4, (2, 2, 3, 2))]
-)
-def test_spec_train_keeps_a_prediction_for_f_and_one_for_b_where_they_differ(num_stages, copies):
-    assert weight_copies(spec_train(num_stages, 1, num_steps=6)) == copies
+def test_a_prediction_is_kept_only_where_the_version_that_it_is_made_from_is_replaced():
+    assert weight_copies(spec_train(4, 1, num_steps=6)) == (1, 1, 1, 1)
+    assert made_in_passing(spec_train(3, 1, num_steps=6)) == {
+        ("F", 0),
+        ("F", 1),
+        ("F", 2),
+        ("B", 2),
+    }
+    assert weight_copies(x_pipe(4, 4, num_steps=6)) == (2, 2, 2, 1)
+    assert made_in_passing(pipedream(3, 1)) == frozenset()
 
 
-def test_pipemare_keeps_one_version_one_average_and_the_weights_that_b_reads():
-    assert weight_copies(pipemare(4, 4, num_steps=6)) == (3, 3, 3, 1)
-    assert weight_copies(pipemare(4, 1, num_steps=6)) == (3, 3, 3, 1)
+def test_pipemare_keeps_one_version_and_one_average():
+    assert weight_copies(pipemare(4, 4, num_steps=6)) == (2, 2, 2, 1)
+    assert weight_copies(pipemare(4, 1, num_steps=6)) == (2, 2, 2, 1)
+    assert made_in_passing(pipemare(4, 1, num_steps=6)) == {("B", 0), ("B", 1), ("B", 2)}
 
 
 def nf1b_s(in_flight: tuple[int, ...], m: int, f: int, b: int) -> float:

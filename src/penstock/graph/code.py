@@ -8,7 +8,7 @@ same numbers however the step is cut, repeated or ordered.
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ _DRAWN_IN_ORDER = (aten.bernoulli_.float,)
 class Function:
     """A segment ready to be called: `run([*statics, *batch leaves, *values], seed)`.
 
+    With `asks`, a function without arguments stands for each parameter among the statics: it is
+    called when the parameter is first read, and what it returns is freed after the last use.
+
     statics:  nodes that stay the same for many micro-batches: parameters, buffers, constants
               and the gradient's scale.
     leaves:   nodes of the batch.
@@ -49,8 +52,8 @@ class Function:
     source: str
 
 
-def function_of(segment: Segment, capture: Capture) -> Function:
-    """Return the function of one segment."""
+def function_of(segment: Segment, capture: Capture, *, asks: bool = False) -> Function:
+    """Return the function of one segment; `asks`: for each parameter when it is needed."""
     nodes = capture.graph.nodes
     computed = set(segment.ops)
     read = {k for i in segment.ops for k in nodes[i].inputs} - computed
@@ -62,7 +65,8 @@ def function_of(segment: Segment, capture: Capture) -> Function:
     statics = tuple(sorted(v for v in read if nodes[v].kind in kinds))
     missing = read - set(values) - set(leaves) - set(statics)
     assert not missing, f"segment {segment.kind} reads {sorted(missing)} from nowhere"
-    lines, names = _Writer(capture, segment).body((*statics, *leaves, *values), outputs)
+    asked = {v for v in statics if asks and nodes[v].kind == "parameter"}
+    lines, names = _Writer(capture, segment, asked).body((*statics, *leaves, *values), outputs)
     source = "def run(inputs, seed):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
     exec(compile(source, f"<segment {segment.kind}>", "exec"), names)  # our own text
     return Function(names["run"], statics, leaves, values, outputs, source)
@@ -81,8 +85,8 @@ def _outputs(segment: Segment, capture: Capture) -> tuple[int, ...]:
 class _Writer:
     """Writes the lines of a segment's function, and the names that they use."""
 
-    def __init__(self, capture: Capture, segment: Segment) -> None:
-        self.capture, self.segment = capture, segment
+    def __init__(self, capture: Capture, segment: Segment, asked: Set[int]) -> None:
+        self.capture, self.segment, self.asked = capture, segment, asked
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
         self.names: dict[str, Any] = {"_reseed": reseed, "_generator": _compat.GENERATOR}
         rows = enumerate(capture.graph.nodes)
@@ -101,13 +105,18 @@ class _Writer:
         lines.append("inputs.clear()")
         unused = [i for i in inputs if i not in last and i not in outputs]
         lines += [f"del {', '.join(f'n{i}' for i in unused)}"] if unused else []
+        due = set(self.asked)
         for op in self.segment.ops:
+            first = due.intersection(self.capture.graph.nodes[op].inputs)
+            lines += [f"n{i} = n{i}()" for i in sorted(first)]
+            due -= first
             line = f"n{op} = {self._call(op)}"
             if op in self.ordinals:
                 lines.append(f"with _generator: _reseed(seed, {self.ordinals[op]}); {line}")
             else:
                 lines.append(line)
             lines += [f"del {', '.join(dead[op])}"] if op in dead else []
+        lines += [f"n{i} = n{i}()" for i in sorted(due.intersection(outputs))]
         lines.append(f"return ({''.join(f'n{i}, ' for i in outputs)})")
         return lines, self.names
 

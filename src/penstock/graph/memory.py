@@ -13,16 +13,30 @@ from penstock.graph.stages import Segment, SegmentKind, Stages
 
 
 def peak_with_workspace(
-    graph: Graph, stages: Stages, stage: int, kind: SegmentKind, workspace_bytes: Sequence[int]
+    graph: Graph,
+    stages: Stages,
+    stage: int,
+    kind: SegmentKind,
+    workspace_bytes: Sequence[int],
+    *,
+    made: AbstractSet[int] = frozenset(),
 ) -> int:
-    """Return the peak of a segment (as `Segment.peak_bytes`), with what ops hold while they run."""
+    """Return the peak of a segment (as `Segment.peak_bytes`), with what ops hold while they run.
+
+    made:  parameters that are made when the segment first reads them, and freed after it.
+    """
     segment = stages.stages[stage].segment(kind)
     received = {v for e in stages.edges if e.target == stage for v in e.values}
-    return segment_memory(graph, segment, received, workspace_bytes)[0]
+    return segment_memory(graph, segment, received, workspace_bytes, made=made)[0]
 
 
 def segment_memory(
-    graph: Graph, segment: Segment, received: AbstractSet[int], workspace_bytes: Sequence[int] = ()
+    graph: Graph,
+    segment: Segment,
+    received: AbstractSet[int],
+    workspace_bytes: Sequence[int] = (),
+    *,
+    made: AbstractSet[int] = frozenset(),
 ) -> tuple[int, int]:
     """Return (peak, change) of the bytes held while `segment` runs, against those before.
 
@@ -31,9 +45,10 @@ def segment_memory(
     lives to its end.  `workspace_bytes` of each node of the graph are held only while it runs.
 
     received:  all values that messages bring to the segment's stage, forward or backward.
+    made:      parameters that live as values do, from their first use.
     Ignores:   what an allocator rounds up; gaps in a value that was written into a slice.
     """
-    owner = _Owner(graph, received)
+    owner = _Owner(graph, received, made)
     told = graph.told & set(segment.ops)
     handed = {v for _, values in segment.sends for v in values} | told
     handed |= {v for _, v in segment.gradients}
@@ -43,10 +58,10 @@ def segment_memory(
     held = owner.of_all(segment.inputs)
     now = peak = sum(owner.size_bytes(root) for root in owner.of_all(segment.arrives))
     for op in segment.ops:
-        root = owner.of(op)
-        if root not in held:
-            held.add(root)
-            now += owner.size_bytes(root)
+        for root in {owner.of(value) for value in (op, *(made & set(graph.nodes[op].inputs)))}:
+            if root not in held:
+                held.add(root)
+                now += owner.size_bytes(root)
         peak = max(peak, now + (workspace_bytes[op] if workspace_bytes else 0))
         dead = dies.get(op, set[int]()) & held
         held -= dead
@@ -112,8 +127,10 @@ def _last_uses(
 class _Owner:
     """Finds the value that owns the memory of another, inside one stage."""
 
-    def __init__(self, graph: Graph, received: AbstractSet[int]) -> None:
-        self.graph, self.received = graph, received
+    def __init__(
+        self, graph: Graph, received: AbstractSet[int], made: AbstractSet[int] = frozenset()
+    ) -> None:
+        self.graph, self.received, self.made = graph, received, made
         self.known: dict[int, int] = {}
 
     def of(self, value: int) -> int:
@@ -134,4 +151,4 @@ class _Owner:
 
     def size_bytes(self, root: int) -> int:
         node = self.graph.nodes[root]
-        return node.size_bytes if node.kind == "op" else 0
+        return node.size_bytes if node.kind == "op" or root in self.made else 0

@@ -6,7 +6,7 @@ only has to take its inputs, compute, and pass its results on.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from operator import itemgetter
@@ -203,7 +203,7 @@ class _Binder:
         _, stage, micro_batch = action
         kind = _segment_kind(action)
         segment = self.rank.stages.stages[stage].segment(kind)
-        function = self.rank.function(stage, kind)
+        function = self.rank.function(stage, kind, asks=read.slot < 0)
         if not segment.ops and not function.outputs:
             return _nothing
         statics = self._statics(stage, function, read)
@@ -239,9 +239,13 @@ class _Binder:
 
         return carrying
 
-    def _statics(self, stage: int, function: Function, read: Read) -> tuple[Tensor, ...]:
+    def _statics(self, stage: int, function: Function, read: Read) -> tuple[Any, ...]:
         weights, capture = self.rank.weights_of(stage), self.rank.capture
-        held = weights.prediction(read.slot) if read.ahead else weights.tensors(read.slot)
+        held: Mapping[int, Any]
+        if read.slot < 0:
+            held = weights.predictions(read.ahead)
+        else:
+            held = weights.prediction(read.slot) if read.ahead else weights.tensors(read.slot)
         known = {**held, **weights.buffers, **capture.constants}
         nodes = capture.graph.nodes
         return tuple(self.scale if nodes[n].kind == "scale" else known[n] for n in function.statics)

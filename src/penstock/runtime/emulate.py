@@ -29,9 +29,11 @@ def sleeping(job: Job, profile: Profile) -> tuple[Job, Callable[[Segment, Captur
     return slow, partial(_sleeping, profile)
 
 
-def _sleeping(profile: Profile, segment: Segment, capture: Capture) -> Function:
+def _sleeping(
+    profile: Profile, segment: Segment, capture: Capture, *, asks: bool = False
+) -> Function:
     """Return a function that sleeps, and returns zeros in the shapes of the segment's results."""
-    function = function_of(segment, capture)
+    function = function_of(segment, capture, asks=asks)
     seconds = sum(profile.op_s[op] for op in segment.ops)
     seconds += profile.call_s if segment.ops else 0.0
     results = tuple(capture.fx_nodes[value].meta["val"] for value in function.outputs)

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.batches import ReadNumbers
 from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.memory import moved
-from penstock.graph.stages import Segment, SegmentKind, Stages
+from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture, device_here
 from penstock.job import Job
 from penstock.program.program import Program
@@ -60,7 +60,7 @@ class Rank:
         job: Job,
         transport: Transport,
         *,
-        make: Callable[[Segment, Capture], Function] = function_of,
+        make: Callable[..., Function] = function_of,
         carries: Carries | None = None,
         report: Callable[[StepResult], None] = lambda result: None,
     ) -> None:
@@ -82,7 +82,7 @@ class Rank:
         self.expects_clipping = False
         self.lane = Lane()  # of its sums
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
-        self._functions: dict[tuple[int, SegmentKind], Function] = {}
+        self._functions: dict[tuple[int, SegmentKind, bool], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._far: dict[int, FarFrames] = {}
@@ -213,12 +213,12 @@ class Rank:
             self._far[stage] = FarFrames(groups, self.device)
         return self._far[stage]
 
-    def function(self, stage: int, kind: SegmentKind) -> Function:
-        """Return the function of a segment, made once."""
-        key = (stage, kind)
+    def function(self, stage: int, kind: SegmentKind, *, asks: bool = False) -> Function:
+        """Return the function of a segment, made once; `asks`: for each parameter it reads."""
+        key = (stage, kind, asks)
         if key not in self._functions:
             segment = self.stages.stages[stage].segment(kind)
-            self._functions[key] = self.make(segment, self.capture)
+            self._functions[key] = self.make(segment, self.capture, asks=asks)
         return self._functions[key]
 
     def sender(self, edge: int, peer: int) -> Send:

@@ -1,11 +1,12 @@
 """Staleness: what a stage does about reading weights that are not the newest.
 
-Predictions are made when a micro-batch first reads them, from the weights and the optimizer's
-state of that moment; the update may change the rate and make up for the delay of its gradient.
+Predictions are made from the weights and the optimizer's state of the moment at which they are
+read, parameter by parameter where they need not last; the update may change the rate and make up
+for the delay of its gradient.
 schedule/weight_rule.py says what is computed, and for which rule.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Staleness:
     """What one stage keeps and does; `flats` and `live` are its weights, as a whole and by node.
 
     delay:  mean updates between F and B.
-    keeps:  whether predictions need something from update to update.
+    keeps:  divides what predictions need from update to update by node; None: nothing is needed.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class Staleness:
         flats: Sequence[Tensor],
         optimizer: Optimizer | None,
         *,
-        keeps: bool,
+        keeps: Callable[[Sequence[Tensor]], Mapping[int, Tensor]] | None,
     ) -> None:
         self.rule, self.delay, self.flats, self.optimizer = rule, delay, flats, optimizer
         kept = rule.predictor if keeps else None
         self.previous = [flat.clone() for flat in flats] if kept == "difference" else []
         self.average = [torch.zeros_like(flat) for flat in flats] if kept == "average" else []
+        self.kept = keeps(self.previous or self.average) if keeps else dict[int, Tensor]()
         self.share = rule.decay ** (1.0 / delay) if delay > 0 else 0.0
         if optimizer is not None and (rule.predictor == "optimizer" or self.compensates):
             _check(optimizer, rule)
@@ -52,29 +54,21 @@ class Staleness:
         power = 1.0 - min(step / self.rule.rescale_steps, 1.0)
         return max(1.0, self.delay) ** -power
 
-    def predict(
-        self,
-        ahead: int,
-        into: Sequence[Tensor],
-        live: Mapping[int, Tensor],
-        views: Mapping[int, Tensor],
-    ) -> None:
-        """Fill `into`, whose parts are `views`, with the weights of `ahead` updates later."""
-        for target, flat in zip(into, self.flats, strict=True):
-            target.copy_(flat)
+    def one(self, node: int, ahead: int, live: Mapping[int, Tensor]) -> Tensor:
+        """Return one parameter as `ahead` updates later."""
+        now = live[node].detach()
         match self.rule.predictor:
             case None:
                 raise AssertionError(f"rule {self.rule.name} predicts, but does not say how")
             case "optimizer":
-                if self.optimizer is not None:
-                    for node, group, state in _states(self.optimizer, live):
-                        _expect(views[node], group, state, ahead)
+                made = now.clone()
+                if self.optimizer is not None and (state := self.optimizer.state.get(live[node])):
+                    _expect(made, _group_of(self.optimizer, live[node]), state, ahead)
+                return made
             case "difference":
-                for target, flat, old in zip(into, self.flats, self.previous, strict=True):
-                    target.add_(flat - old, alpha=ahead)
+                return torch.add(now, now - self.kept[node], alpha=ahead)
             case "average":
-                for target, average in zip(into, self.average, strict=True):
-                    target.add_(average, alpha=ahead)
+                return torch.add(now, self.kept[node], alpha=ahead)
 
     def before_update(self) -> None:
         """Remember what the update is about to change.
@@ -127,6 +121,13 @@ def _states(
             state = optimizer.state.get(parameter)
             if state:
                 yield nodes[id(parameter)], group, state
+
+
+def _group_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
+    groups = optimizer.param_groups
+    if len(groups) == 1:
+        return groups[0]
+    return next(group for group in groups if any(parameter is each for each in group["params"]))
 
 
 def _expect(target: Tensor, group: Mapping[str, Any], state: Mapping[str, Any], ahead: int) -> None:

@@ -2,7 +2,8 @@
 
 Version v is live (slot 0) until U(v) makes the next one; if it is still read after that, U(v)
 first copies it into a stash (slot 1, 2, ...) that no version needs any more.  Weights that are
-predicted from a version are made when they are first read, and have places of their own.
+predicted from a version are made while an action reads them, parameter by parameter; only those
+that are read after the version is replaced are made when they are first read, and have places.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,8 @@ from penstock.schedule.schedule import Action
 class Read(NamedTuple):
     """Where an action finds its weights.
 
-    slot:     0 the live ones, k the k-th stash; of a prediction its place, from 0 on.
+    slot:     0 the live ones, k the k-th stash; of a prediction its place, from 0 on, or -1: it
+              is made from the live ones as the action goes.
     ahead:    0, or how many updates ahead they are predicted.
     is_first: whether the prediction has to be made now.
     """
@@ -71,7 +73,7 @@ class VersionSlots:
         stage, ahead = action.stage, self._ahead(action)
         if ahead:
             first, _, slot = self._predicted[stage, version, ahead]
-            return Read(slot, ahead, is_first=first == place)
+            return Read(slot, ahead, is_first=first == place and slot >= 0)
         if version < 0:
             return Read(-version)
         replaced = place > self._updated_at.get((stage, version), place)
@@ -97,6 +99,9 @@ class VersionSlots:
                 name = self.program.weight_rule.name
                 message = f"rule {name} predicts from version {version} of stage {stage}"
                 raise RunError(f"{message}, which is not the newest when it is read")
+            if last < self._updated_at.get((stage, version), last + 1):
+                use[2] = -1
+                continue
             slot = next((k for k, end in enumerate(free_at) if end < first), len(free_at))
             free_at[slot : slot + 1] = [last]
             use[2] = slot

@@ -6,8 +6,9 @@ Version 0 and those after it are the live tensors, which the optimizer changes i
 older version that is still read is a copy in a numbered stash.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -122,17 +123,24 @@ class StageWeights:
         """
         minds = rule.predictor is not None or rule.compensate or rule.rescale_steps > 0
         if minds and (self.staleness is None or self.staleness.rule != rule):
-            self.staleness = Staleness(rule, delay, self.flats, self.optimizer, keeps=keeps)
+            by_node = partial(_all_views, self.layouts) if keeps else None
+            self.staleness = Staleness(rule, delay, self.flats, self.optimizer, keeps=by_node)
 
     def prediction(self, slot: int) -> Mapping[int, Tensor]:
         """Return node -> tensor of all parameters, as predicted in `slot`."""
         return {**self.predicted[slot][1], **self.frozen}
 
+    def predictions(self, ahead: int) -> Mapping[int, Callable[[], Tensor]]:
+        """Return node -> what gives a parameter as predicted for `ahead` updates later."""
+        assert self.staleness is not None, "binding has made it"
+        made = {n: partial(self.staleness.one, n, ahead, self.live) for n in self.live}
+        return {**made, **{n: partial(_same, value) for n, value in self.frozen.items()}}
+
     def predict(self, slot: int, ahead: int) -> None:
         """Predict the weights of `ahead` updates later into `slot`."""
         assert self.staleness is not None, "binding has made it"
-        flats, views = self.predicted[slot]
-        self.staleness.predict(ahead, flats, self.live, views)
+        for node, target in self.predicted[slot][1].items():
+            target.copy_(self.staleness.one(node, ahead, self.live))
 
     def keep(self, slot: int) -> None:
         """Copy the live weights into stash `slot`."""
@@ -375,6 +383,10 @@ def _layouts(parameters: Mapping[int, Tensor]) -> list[Flat]:
         shapes = tuple(tuple(parameters[node].shape) for node in nodes)
         layouts.append(Flat(tuple(nodes), tuple(starts), shapes, dtype, device, size))
     return layouts
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
 
 
 def _all_views(layouts: Sequence[Flat], flats: Sequence[Tensor]) -> dict[int, Tensor]:

@@ -21,6 +21,7 @@ from penstock.schedule.dual_pipe import dual_pipe, dual_pipe_v
 from penstock.schedule.figures import (
     bubble,
     bubble_fraction,
+    made_in_passing,
     num_messages,
     peak_activations,
     weight_copies,
@@ -90,6 +91,7 @@ __all__ = [
     "interleaved",
     "layer_pipe",
     "list_schedule",
+    "made_in_passing",
     "num_messages",
     "one_f_one_b",
     "peak_activations",

@@ -1,11 +1,13 @@
 """Figures of a schedule: the seconds its ranks idle, the activations and weights they hold."""
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.schedule.ledger import Changes, levels, peaks
-from penstock.schedule.orders import B, F, W
+from penstock.schedule.orders import B, F, Kind, W
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import VersionTable, versions
 
@@ -78,34 +80,68 @@ def num_messages(schedule: Schedule) -> int:
 def weight_copies(schedule: Schedule) -> tuple[int, ...]:
     """Return for each stage how many weight-sized tensors a rank holds, the live one included.
 
-    Versions that are alive, predictions that are kept at once, and what these are made from.
-    A version of which only predictions are read is held as those.
+    Versions that are alive, predictions that outlive the version that they are made from and are
+    kept at once, and what predictions are made from.  Others are made as an action reads them,
+    parameter by parameter (`made_in_passing`).
     """
     table, sizes = versions(schedule), (schedule.num_stages, schedule.num_micro_batches)
     kept = [schedule.weight_rule.kept(stage, *sizes) for stage in range(schedule.num_stages)]
-    predicted = [_predictions(schedule, table, stage) for stage in range(schedule.num_stages)]
     return tuple(
-        (1 if some else alive) + some + more
-        for alive, some, more in zip(table.alive, predicted, kept, strict=True)
+        (1 if table.forward_ahead[stage].any() or table.backward_ahead[stage].any() else alive)
+        + max(_most_kept(own) for own in _predictions(schedule, table, stage))
+        + more
+        for stage, (alive, more) in enumerate(zip(table.alive, kept, strict=True))
     )
 
 
-def _predictions(schedule: Schedule, table: VersionTable, stage: int) -> int:
-    """Return how many predictions are kept at once: from the first F or B that reads each on."""
+def made_in_passing(schedule: Schedule) -> frozenset[tuple[Kind, int]]:
+    """Return kind and stage of the actions that read weights which are predicted as they go."""
+    table = versions(schedule)
+    return frozenset(
+        (kind, stage)
+        for stage in range(schedule.num_stages)
+        for own in _predictions(schedule, table, stage)
+        for uses in own
+        if not uses.outlives
+        for kind in uses.kinds
+    )
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Where a rank reads a prediction first and last; whether its version is replaced before."""
+
+    first: int
+    last: int
+    kinds: set[Kind]
+    outlives: bool = False
+
+
+def _most_kept(predictions: Sequence[_Uses]) -> int:
+    """Return how many are kept at once: from the first that reads each on."""
+    kept = [each for each in predictions if each.outlives]
+    changes = sorted([(each.first, 1) for each in kept] + [(each.last + 0.5, -1) for each in kept])
+    return max([0, *itertools.accumulate(change for _, change in changes)])
+
+
+def _predictions(schedule: Schedule, table: VersionTable, stage: int) -> list[list[_Uses]]:
+    """Return for each rank the predictions of a stage that it reads."""
     ahead = {"F": table.forward_ahead[stage], "B": table.backward_ahead[stage]}
     version = {"F": table.forward[stage], "B": table.backward[stage]}
-    most = 0
-    for order in schedule.orders if ahead["F"].any() or ahead["B"].any() else ():
-        first: dict[tuple[int, int], int] = {}
-        last: dict[tuple[int, int], int] = {}
+    if not (ahead["F"].any() or ahead["B"].any()):
+        return [[]]
+    found: list[list[_Uses]] = []
+    for order in schedule.orders:
+        uses: dict[tuple[int, int], _Uses] = {}
+        updates = 0
         for at, (kind, of, m) in enumerate(order):
             side = "F" if kind == "F" else "B"
-            if of == stage and kind != "U" and ahead[side][m]:
+            if of == stage and kind == "U":
+                updates = m + 1
+            elif of == stage and ahead[side][m]:
                 key = int(version[side][m]), int(ahead[side][m])
-                first.setdefault(key, at)
-                last[key] = at
-        changes = sorted(
-            [(at, 1) for at in first.values()] + [(at + 0.5, -1) for at in last.values()]
-        )
-        most = max([most, *itertools.accumulate(change for _, change in changes)])
-    return most
+                own = uses.setdefault(key, _Uses(at, at, set()))
+                own.last, own.outlives = at, own.outlives or updates > key[0]
+                own.kinds.add(kind)
+        found.append(list(uses.values()))
+    return found

@@ -25,7 +25,7 @@ from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.schedule import Schedule, weight_copies
+from penstock.schedule import Schedule, made_in_passing, weight_copies
 from penstock.schedule.recipe import AnySchedule
 from penstock.schedule.steady import repeated
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
@@ -175,22 +175,32 @@ class Judge:
         schedule = self.schedule(plan, steps)
         if schedule.num_steps < steps:
             schedule = repeated(schedule, steps)
-        alive = weight_copies(schedule) if is_asynchronous(plan) else ()
-        stages, costs, held = self.price(plan, alive)
+        alive, passing = (), frozenset[tuple[str, int]]()
+        if is_asynchronous(plan):
+            alive, passing = weight_copies(schedule), made_in_passing(schedule)
+        stages, costs, held = self.price(plan, alive, passing)
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
         cluster = self.cluster_of(plan.hosts)
         places = self.places(plan.hosts, program.num_ranks)
         memory = memory_on(held, program, places, posted=plan.early > 0)
         return simulate(program, costs, cluster, memory=memory, spans=spans)
 
-    def price(self, plan: Plan, alive: Sequence[int] = ()) -> Priced:
-        """Return the stages of `plan`, priced; `alive` as in `costs_of`."""
+    def price(
+        self,
+        plan: Plan,
+        alive: Sequence[int] = (),
+        passing: frozenset[tuple[str, int]] = frozenset(),
+    ) -> Priced:
+        """Return the stages of `plan`, priced; `alive` as in `costs_of`, `passing` in `held_of`."""
         copies = plan.offloads
-        key = plan.cuts, plan.recompute, tuple(alive), copies
+        key = plan.cuts, plan.recompute, tuple(alive), copies, passing
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
             costs = costs_of(graph, stages, self.profiles, alive, copies=copies)
-            held = tuple(held_of(graph, stages, p, alive, copies=copies) for p in self.profiles)
+            given = graph, stages
+            held = tuple(
+                held_of(*given, p, alive, copies=copies, passing=passing) for p in self.profiles
+            )
             self._priced[key] = Priced(stages, costs, held)
         return self._priced[key]
 

@@ -8,7 +8,7 @@ from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.of_plan import origin_of
 from penstock.program.program import Program
-from penstock.schedule import weight_copies
+from penstock.schedule import made_in_passing, weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
 from penstock.simulate.price import costs_of, held_of, memory_on
@@ -46,11 +46,13 @@ def simulate(
     elif len(profiles) > 1:
         hint = "give the cluster too"
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
-    alive = weight_copies(schedule_of(plan, num_steps=program.num_steps))
+    schedule = schedule_of(plan, num_steps=program.num_steps)
+    alive, passing = weight_copies(schedule), made_in_passing(schedule)
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads)
     if memory is None:
         held = [
-            held_of(graph, stages, profile, alive, copies=plan.offloads) for profile in profiles
+            held_of(graph, stages, profile, alive, copies=plan.offloads, passing=passing)
+            for profile in profiles
         ]
         memory = memory_on(held, program, places, posted=plan.early > 0)
     return simulate_costs(program, costs, cluster, memory=memory, spans=spans)

@@ -1,6 +1,6 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,10 +151,12 @@ def held_of(
     versions: Sequence[int] = (),
     *,
     copies: bool = False,
+    passing: Collection[tuple[str, int]] = (),
 ) -> DeviceMemory:
     """Return the bytes of the stages on the device of `profile`; with `copies`, what can be moved.
 
     An action: `segment_memory` with the workspace, and the batch where a stage reads it.
+    passing:  kind and stage of actions that make the weights they read, one by one.
     Ignores:  copies of messages that are sent; fragmentation.
     """
     check_profile(graph, profile)
@@ -164,8 +166,9 @@ def held_of(
     for stage in stages.stages:
         for kind in _SEGMENTS:
             at = KINDS.index(kind), stage.index
+            made = frozenset(_trained(graph, stage) if (kind, stage.index) in passing else ())
             transient[at] = peak_with_workspace(
-                graph, stages, stage.index, kind, profile.workspace_bytes
+                graph, stages, stage.index, kind, profile.workspace_bytes, made=made
             )
             net[at] = stage.segment(kind).change_bytes
         _add_batch(graph, stage, transient, net)
@@ -206,6 +209,11 @@ def _batch_bytes(graph: Graph, segment: Segment) -> int:
     """Return the bytes of the leaves of the batch that a segment reads."""
     read = {k for op in segment.ops for k in graph.nodes[op].inputs}
     return sum(graph.nodes[k].size_bytes for k in read if graph.nodes[k].kind == "input")
+
+
+def _trained(graph: Graph, stage: Stage) -> Iterator[int]:
+    """Yield the parameters of a stage that are trained, as nodes."""
+    return (p for p in stage.parameters if graph.nodes[p].name in graph.gradients)
 
 
 def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
