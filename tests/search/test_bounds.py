@@ -22,7 +22,7 @@ LINK = Link(0.01, 20.0, overhead_s=0.01)
 OBJECTIVES = "time", "cost", "memory"
 
 
-def check(judge: Judge, count: int, recompute: bool, cuts_of) -> None:
+def check(judge: Judge, count: int, recompute: bool, cuts_of, *, clip: bool = False) -> None:
     """Check the bounds of a plan of each shape."""
     for shape in shapes(judge.graph, judge.cluster, count, Fixed()):
         plan = plan_by_hand(
@@ -34,7 +34,7 @@ def check(judge: Judge, count: int, recompute: bool, cuts_of) -> None:
             replicas=shape.replicas,
             shares=shape.shares[::-1],
             recompute=(recompute,) * shape.stages,
-            clip=True,
+            clip=clip,
         )
         found: Candidate = judge.candidate(plan)
         for objective in OBJECTIVES:
@@ -47,9 +47,16 @@ def check(judge: Judge, count: int, recompute: bool, cuts_of) -> None:
 
 
 @settings(max_examples=25)
-@given(chains(2, 5), st.integers(1, 3), st.sampled_from([2, 4]), st.booleans(), st.data())
+@given(
+    chains(2, 5),
+    st.integers(1, 3),
+    st.sampled_from([2, 4]),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
 def test_bounds_are_below_every_simulation(
-    pair, ranks: int, count: int, recompute: bool, data: st.DataObject
+    pair, ranks: int, count: int, recompute: bool, clip: bool, data: st.DataObject
 ) -> None:
     graph, profile = pair
     ways = {
@@ -57,7 +64,7 @@ def test_bounds_are_below_every_simulation(
         for k in range(len(graph.cut_points) + 1)
     }
     judge = Judge(graph, profile, cluster_of(ranks, link=LINK, usd_per_hour=3.0))
-    check(judge, count, recompute, lambda k: data.draw(st.sampled_from(ways[k])))
+    check(judge, count, recompute, lambda k: data.draw(st.sampled_from(ways[k])), clip=clip)
 
 
 @pytest.mark.parametrize("name", ["blocks", "tied", "unet", "encoder_decoder"])
@@ -71,7 +78,7 @@ def test_bounds_are_below_simulations_of_traced_models_on_unlike_devices(name: s
     cluster = Cluster(kinds, hosts, between=Link(1e-5, 1e9))
     judge = Judge(graph, [estimated(graph, kind, 2.0) for kind in kinds], cluster)
     for recompute in (False, True):
-        check(judge, 4, recompute, lambda k: range(len(graph.cut_points))[:k])
+        check(judge, 4, recompute, lambda k: range(len(graph.cut_points))[:k], clip=recompute)
 
 
 def test_bounds_are_below_whichever_op_is_slow() -> None:

@@ -1,15 +1,17 @@
 """Seconds that one more step of a plan adds to a long run, by simulation."""
 
 from dataclasses import replace
+from operator import sub
 
 import pytest
 
 from penstock.plan import plan_by_hand, schedule_of
 from penstock.schedule import SCHEDULES, steady_s
-from penstock.search import Fixed, evaluate, long_run_s, search
+from penstock.search import Fixed, drained_s, evaluate, search
+from penstock.timeline import breakdown_of
 from penstock.units import format_seconds
 from tests.search.chains import cluster_of
-from tests.simulate.test_suited import GRAPH, PROFILE, seconds_of
+from tests.simulate.test_suited import GRAPH, LAYERS_S, PROFILE, seconds_of
 
 NAMES = [
     builder.__name__
@@ -20,24 +22,33 @@ BASIS = GRAPH, PROFILE, cluster_of(8)
 
 
 def both(plan):
-    found, _ = evaluate(*BASIS, plan)
-    return found.step_s, long_run_s(*BASIS, found.plan, found)
+    """Return the seconds of a step alone, and those that it adds to a long run."""
+    return drained_s(*BASIS, plan), evaluate(*BASIS, plan)[0].step_s
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_plan_takes_as_long_as_its_schedule_for_the_seconds_of_its_stages(name):
     cuts = [0, 2, 3]
     plan = plan_by_hand(GRAPH, cuts, name, num_micro_batches=6)
-    found, _ = evaluate(*BASIS, plan)
+    found, timeline = evaluate(*BASIS, plan)
     seconds = seconds_of(cuts, split=True)._replace(message_s=0.0)
     expected = steady_s(schedule_of(found.plan), seconds)
-    assert long_run_s(*BASIS, found.plan, found) == pytest.approx(expected, rel=1e-6)
+    assert found.step_s == pytest.approx(expected, rel=1e-6)
+    assert found.step_s <= drained_s(*BASIS, plan) * (1 + 1e-9)
+    spans, own = timeline.spans, timeline.spans.working()
+    mine = [own & (spans.ranks == rank) for rank in range(timeline.num_ranks)]
+    begun = [spans.starts_s[each].min() for each in mine]
+    over = [spans.ends_s[each].max() for each in mine]
+    assert min(begun) == 0.0
+    assert max(map(sub, over, begun)) <= found.step_s * (1 + 1e-6)  # then the next one begins
+    wall_s = breakdown_of(timeline, found.step_s).wall_s
+    assert wall_s == pytest.approx([found.step_s] * timeline.num_ranks)
 
 
 def test_norm_that_clips_is_a_barrier():
     plan = plan_by_hand(GRAPH, [0, 1, 2, 3, 4], "zb_h2", num_micro_batches=12)
-    drained_s, steady = both(plan)
-    assert steady < drained_s - 0.01  # the first rank begins its next step
+    alone_s, steady = both(plan)
+    assert steady < alone_s - 0.01  # the first rank begins its next step
     clipped_s, steady = both(replace(plan, clip=True))
     assert steady == pytest.approx(clipped_s)
 
@@ -71,9 +82,22 @@ def test_search_is_silent_where_nothing_is_gained():
     assert asked("one_f_one_b", post_validation=False)[1] == []
 
 
-def test_asynchronous_plan_has_one_figure_and_others_none():
-    late_s, steady = both(plan_by_hand(GRAPH, [2], "pipedream", num_micro_batches=4))
-    assert late_s == steady
-    assert both(plan_by_hand(GRAPH, [2], "forward_only", num_micro_batches=4))[1] is None
+def test_search_ranks_plans_by_a_long_run():
+    def found(*, clip: bool):
+        fixed = Fixed(ranks=4, replicas=1, stages=6)
+        return search(*BASIS, micro_batches=3, clip=clip, fixed=fixed).plan
+
+    free, clipped = found(clip=False), found(clip=True)
+    alone_s, steady = both(free)
+    other_s, other = both(replace(clipped, clip=False))  # the best that drains
+    assert steady == free.predicted.step_s < other - 0.01
+    assert alone_s > other_s + 0.05
+
+
+def test_unlike_shares_and_inference_have_a_long_run_too():
+    alone_s, steady = both(plan_by_hand(GRAPH, [2], "forward_only", num_micro_batches=4))
+    assert steady == pytest.approx(4 * sum(LAYERS_S[:3]), rel=1e-6)  # its slower stage
+    assert steady < alone_s
     unlike = plan_by_hand(GRAPH, [1, 3], "zb_h2", num_micro_batches=9, replicas=2, shares=(9, 6))
-    assert both(unlike)[1] is None
+    alone_s, steady = both(unlike)
+    assert steady <= alone_s

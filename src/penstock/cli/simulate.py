@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ from penstock.errors import ClusterError, ProfileError
 from penstock.files import Json
 from penstock.job import load_job
 from penstock.plan import Plan
-from penstock.timeline import Timeline, bubble_fraction, busy_s, draw, step_s
+from penstock.timeline import Timeline, busy_s, draw, num_steps, step_s
 from penstock.training import prepare, saved
 from penstock.training.choose import for_plan
 from penstock.units import format_bytes, format_seconds
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.search import Candidate
 
 _MOST_DRAWN = 64  # ranks
+_ROUNDING = 1e-6
 
 
 def simulate(
@@ -33,7 +35,7 @@ def simulate(
 
     The timeline opens in https://ui.perfetto.dev.  Example: penstock simulate runs/gpt/plan.json
     """
-    from penstock.search import evaluate, long_run_s
+    from penstock.search import drained_s, evaluate
 
     chosen = Plan.load(plan)
     trace = None if out is None else out / "predicted.trace.json"
@@ -48,13 +50,13 @@ def simulate(
     try:
         with face.busy("simulating"):
             found, timeline = evaluate(*basis, chosen)
-            steady_s = long_run_s(*basis, chosen, found)
+            alone_s = drained_s(*basis, chosen)
     except ProfileError as problem:  # of a device that the plan was not made for
         hint = "give --job JOB too: it is traced, and measured or estimated for these machines"
         raise ProfileError(problem.message, hint=hint) from problem
     if trace is not None:
         timeline.save(trace)
-    document = {**_document(found, timeline, basis, trace), "steady_s": steady_s}
+    document = {**_document(found, timeline, basis, trace), "drained_s": alone_s}
     if as_json:
         face.show_json(document)
     else:
@@ -82,14 +84,15 @@ def _document(
 ) -> dict[str, Json]:
     plan, graph = found.plan, basis.graph
     per_step = plan.step_micro_batches
+    busy = [busy_s(timeline, r) / num_steps(timeline) for r in range(timeline.num_ranks)]
     return {
         "step_s": found.step_s,
         "samples_per_second": graph.samples * per_step / found.step_s,
         "tokens_per_second": graph.tokens * per_step / found.step_s,
         "usd_per_step": found.usd,
-        "bubble_fraction": bubble_fraction(timeline),
+        "bubble_fraction": 1 - fmean(busy) / found.step_s if found.step_s else 0.0,
         "peak_bytes": list(found.peak_bytes),
-        "busy_s": [busy_s(timeline, rank) for rank in range(timeline.num_ranks)],
+        "busy_s": [*busy],
         "timeline": None if trace is None else str(trace),
     }
 
@@ -102,7 +105,7 @@ def _show(
         columns = shutil.get_terminal_size((100, 24)).columns  # of text; a cell takes 5
         unit_s = step_s(timeline) / max(10, (columns - 8) // 5)
         face.show(f"\n{draw(timeline, unit_s=unit_s)}\n\na column is {format_seconds(unit_s)}\n")
-    whole_s = step_s(timeline)
+    whole_s = found.step_s * num_steps(timeline)
     rows: list[tuple[object, ...]] = []
     for rank, peak in enumerate(found.peak_bytes):
         busy, cap = busy_s(timeline, rank), basis.cluster.device_of(rank).memory_bytes
@@ -110,8 +113,11 @@ def _show(
         rows.append((rank, format_seconds(busy), share, format_bytes(peak), format_bytes(cap)))
     face.show(face.table(("rank", "busy", "of the time", "peak bytes", "of"), rows[:_MOST_DRAWN]))
     face.show(f"\npredicted: {format_seconds(found.step_s)} per step{_rates(document)}")
-    if isinstance(steady_s := document["steady_s"], float):
-        face.show(f"in a long run without a barrier: {format_seconds(steady_s)} per step")
+    drained_s = document["drained_s"]
+    if isinstance(drained_s, float) and drained_s > found.step_s * (1 + _ROUNDING):
+        face.show(
+            f"a step alone, from its first start to its last end: {format_seconds(drained_s)}"
+        )
     if document["timeline"] is not None:
         face.say(f"wrote {document['timeline']}")
 

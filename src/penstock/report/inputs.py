@@ -146,7 +146,7 @@ def inputs_of(
         steps=steps_of(metrics),
         val_loss=own.val_loss,
         step_s=Pair(
-            _first(own.step_s_predicted, lengths_s[0], plan_s),
+            _first(own.step_s_predicted, plan_s, lengths_s[0]),
             _first(own.step_s_measured, lengths_s[1]),
         ),
         peak_bytes=(

@@ -24,7 +24,15 @@ from penstock.report.words import (
     seconds_text,
     time_unit,
 )
-from penstock.timeline import PARTS, Bottleneck, Breakdown, Part, bottleneck, breakdown_of
+from penstock.timeline import (
+    PARTS,
+    Bottleneck,
+    Breakdown,
+    Part,
+    bottleneck,
+    breakdown_of,
+    num_steps,
+)
 from penstock.timeline.breakdown import PART_WORDS
 
 WIDTH, LEFT, RIGHT, TALL, LOW, GAP = 1120, 76, 70, 18, 9, 8
@@ -79,8 +87,11 @@ def wall(inputs: Inputs) -> Iterator[Markup]:
 
 def predicted_of(inputs: Inputs) -> Breakdown | None:
     """Return the breakdown of the predicted timeline, if it has as many ranks."""
-    found = None if inputs.predicted is None else breakdown_of(inputs.predicted)
-    if found is None or inputs.breakdown is None:
+    timeline, each_s = inputs.predicted, inputs.step_s.predicted
+    if timeline is None or inputs.breakdown is None:
+        return None
+    found = breakdown_of(timeline, None if each_s is None else each_s * num_steps(timeline))
+    if found is None:
         return None
     return found if found.num_ranks == inputs.breakdown.num_ranks else None
 

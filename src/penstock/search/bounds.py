@@ -1,12 +1,16 @@
-"""Bounds: seconds that no simulation of a plan can be below, without simulating it.
+"""Bounds: seconds that no step of a long run can be below, without simulating it.
 
 A rank computes all its actions one after another, then sums the gradients that the last one has
-made, and updates; other sums may run beside its computes.  Where every stage
-reads what the stage before it made, its first action has to wait for the stages before (fill);
-where backward passes hand gradients on and are not split, those of the stages before come after
-its last one (drain).
+made, updates, and begins the next step; other sums may run beside its computes:
 
-    fill + computes + the larger of last sum + updates, and drain
+    computes + last sum + updates
+
+Where every stage reads what the stage before it made, its first action has to wait for the stages
+before (fill), which ranks do that have begun this step too; where backward passes hand gradients on
+and are not split, those of the stages before come after its last one (drain), and the ranks that
+do them begin no other step before.  So do all, where a norm of all gradients comes before updates.
+
+    fill + computes + drain, or last sum and the least updates
 
 Ignores:  messages, and that a rank waits between its actions.
 """
@@ -33,13 +37,13 @@ class ActionCounts:
 
     first   stage of the first action of each rank
     last    stage of the last action of each rank
-    ends    the same, where no backward pass is split; else 0
+    splits  whether backward passes are split
     """
 
     number: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    splits: bool
 
     @property
     def forward(self) -> NDArray[np.int64]:
@@ -57,8 +61,7 @@ def counts_of(schedule: Schedule) -> ActionCounts:
     first, last = (
         orders.stages[at].astype(np.int64) for at in (orders.offsets[:-1], orders.offsets[1:] - 1)
     )
-    split = number[I].any() or number[W].any()
-    return ActionCounts(number, first, last, np.zeros_like(last) if split else last)
+    return ActionCounts(number, first, last, bool(number[I].any() or number[W].any()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,23 +74,31 @@ class RankWork:
 
 
 def longest_s(
-    counts: ActionCounts, work: RankWork, places: Sequence[int], ends_s: Floats | None = None
+    counts: ActionCounts,
+    places: Sequence[int],
+    work: RankWork,
+    ends_s: Floats | None = None,
+    *,
+    waits: bool,
 ) -> float:
     """Return the bound of a step, in seconds.
 
     places   of every rank of all replicas, the kind of its device
     ends_s   of every rank of one replica, what it waits for after its computes
+    waits    whether no rank updates before all have computed
     """
     number, seconds = counts.number, work.action_s
     ranks = number.shape[1]
     computes = np.einsum("krs,ksd->rd", number[:U], seconds[:U])
-    after = np.einsum("rs,sd->rd", number[U], seconds[U])
-    if ends_s is not None:
-        after = after + ends_s[:, None]
+    updates = np.einsum("rs,sd->rd", number[U], seconds[U])
+    ends = np.zeros((ranks, 1)) if ends_s is None else ends_s[:, None]
+    total, after = computes + ends + updates, np.full((ranks, 1), -np.inf)
+    if waits:
+        after = ends + updates.min()
+    if work.drains and not counts.splits:
+        after = np.maximum(after, _before(seconds[B], counts.last)[:, None])
     start = _before(seconds[F], counts.first) if work.fills else np.zeros(ranks)
-    if work.drains:
-        after = np.maximum(after, _before(seconds[B], counts.ends)[:, None])
-    total = start[:, None] + computes + after
+    total = np.maximum(total, start[:, None] + computes + after)
     position = np.arange(len(places)) % ranks
     return float(total[position, list(places)].max())
 

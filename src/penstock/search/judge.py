@@ -25,19 +25,19 @@ from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.program import Program
 from penstock.schedule import Schedule, made_in_passing, weight_copies
 from penstock.schedule.recipe import AnySchedule
-from penstock.schedule.steady import repeated
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
-from penstock.simulate import Costs, simulate
+from penstock.simulate import Costs, Memory, long_run, simulate
 from penstock.simulate.memory import most_held
 from penstock.simulate.price import DeviceMemory, check_profile, costs_of, held_of, memory_on
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
 
-_WINDOW = 8  # steps over which an asynchronous schedule, or a long run, is simulated
+_WINDOW = 8  # steps over which an asynchronous schedule is simulated
 _ROUNDING = 1 - 1e-9  # sums of a bound are made in another order than those of a simulation
 
 
@@ -47,6 +47,19 @@ class Priced(NamedTuple):
     stages: Stages
     costs: Costs
     held: tuple[DeviceMemory, ...]
+
+
+class _Ready(NamedTuple):
+    """A window of a plan, ready to be simulated."""
+
+    program: Program
+    costs: Costs
+    cluster: Cluster
+    memory: Memory
+
+    def timeline(self, start_s: Sequence[float] = (), *, spans: bool) -> Timeline:
+        program, costs, cluster, memory = self
+        return simulate(program, costs, cluster, memory=memory, spans=spans, start_s=start_s)
 
 
 class Judge:
@@ -149,41 +162,39 @@ class Judge:
         return sum(max(0, peak - cluster.device_of(rank).memory_bytes) for rank, peak in rows)
 
     def simulated(self, plan: Plan, *, spans: bool) -> tuple[Candidate, Timeline]:
-        """Return what the simulation of `plan` says, and its timeline."""
-        timeline = self._window(plan, _WINDOW if is_asynchronous(plan) else 1, spans=spans)
-        seconds = self._added_s(plan, timeline) if is_asynchronous(plan) else step_s(timeline)
+        """Return what the simulation of `plan` says, and its timeline.
+
+        Seconds are those that one more step adds to a long run.  No rank waits for others at the
+        end of a step but for what they are told only then, as a norm that clips.  The timeline is
+        one step of such a run, each rank beginning when it can; or a whole asynchronous window.
+        """
+        if is_asynchronous(plan):
+            whole, half = (self._ready(plan, steps) for steps in (_WINDOW, _WINDOW // 2))
+            timeline = whole.timeline(spans=spans)
+            seconds = step_s(timeline) - step_s(half.timeline(spans=False))
+            seconds /= _WINDOW - _WINDOW // 2
+        else:
+            ready = self._ready(plan)
+            seconds, start_s = long_run(ready.program, ready.costs, ready.cluster)
+            timeline = ready.timeline(start_s, spans=spans)
         usd = self._usd_per_s(plan) * seconds
         return Candidate(plan, seconds, peak_bytes(timeline), usd), timeline
 
-    def steady_s(self, plan: Plan) -> float:
-        """Return the seconds that one more step adds to a long run of `plan`.
+    def drained_s(self, plan: Plan) -> float:
+        """Return the seconds from the first start of a step to its last end, alone."""
+        ready = self._ready(plan, _WINDOW if is_asynchronous(plan) else 1)
+        return step_s(ready.timeline(spans=False))
 
-        No rank waits at the end of a step but for what is known only then, as a norm that clips;
-        where updates are validated afterwards, not for that either.
-
-        Raises:   ProgramError: its shares are unlike.  ScheduleError: it has no updates.
-        """
-        if plan.post_validation:
-            plan = replace(plan, clip=False, post_validation=False)
-        return self._added_s(plan, self._window(plan, _WINDOW, spans=False))
-
-    def _added_s(self, plan: Plan, whole: Timeline) -> float:
-        half = self._window(plan, _WINDOW // 2, spans=False)
-        return (step_s(whole) - step_s(half)) / (_WINDOW - _WINDOW // 2)
-
-    def _window(self, plan: Plan, steps: int, *, spans: bool) -> Timeline:
+    def _ready(self, plan: Plan, steps: int = 1) -> "_Ready":
         schedule = self.schedule(plan, steps)
-        if schedule.num_steps < steps:
-            schedule = repeated(schedule, steps)
         alive, passing = (), frozenset[tuple[str, int]]()
         if is_asynchronous(plan):
             alive, passing = weight_copies(schedule), made_in_passing(schedule)
         stages, costs, held = self.price(plan, alive, passing)
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
-        cluster = self.cluster_of(plan.hosts)
         places = self.places(plan.hosts, program.num_ranks)
         memory = memory_on(held, program, places, posted=plan.early > 0)
-        return simulate(program, costs, cluster, memory=memory, spans=spans)
+        return _Ready(program, costs, self.cluster_of(plan.hosts), memory)
 
     def price(
         self,
@@ -215,7 +226,9 @@ class Judge:
         if objective == "memory" or is_asynchronous(plan):
             return 0.0
         work = self._pieces.between(plan.cuts)
-        seconds = max(longest_s(counts, work, places) for counts, places in self._parts(plan))
+        waits = plan.clip and not plan.post_validation
+        parts = self._parts(plan)
+        seconds = max(longest_s(*part, work, waits=waits) for part in parts)
         return _ROUNDING * self._score(plan, objective, seconds)
 
     def bound(self, plan: Plan, objective: Objective) -> float:
@@ -235,7 +248,8 @@ class Judge:
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
         work = self._pieces.chained(costs.action_s)
         ends_s = None if plan.shares else self._ends_s(plan, stages)
-        seconds = max(longest_s(counts, work, places, ends_s) for counts, places in parts)
+        waits = plan.clip and not plan.post_validation
+        seconds = max(longest_s(*part, work, ends_s, waits=waits) for part in parts)
         return _ROUNDING * self._score(plan, objective, seconds)
 
     def least(self, plan: Plan) -> tuple[float, float]:

@@ -62,11 +62,10 @@ def reasons(
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
     """Yield what waiting for the norm costs, where an update may come before it, and gains."""
-    if not plan.clip or plan.num_ranks == 1 or plan.shares or has_window(plan.schedule):
+    if not plan.clip or plan.num_ranks == 1 or has_window(plan.schedule):
         return
-    waits, free = (
-        judge.steady_s(replace(plan, clip=clip, post_validation=False)) for clip in (True, False)
-    )
+    ways = (replace(plan, clip=clip, post_validation=False) for clip in (True, False))
+    waits, free = (judge.simulated(way, spans=False)[0].step_s for way in ways)
     gain = f"{format_seconds(free)} in place of {format_seconds(waits)} per step of a long run"
     if plan.post_validation:
         why = f"asked for: {gain}, where few gradients are clipped; weights and state held twice"

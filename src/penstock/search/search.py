@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, Prediction, decide, is_asynchronous, plan_by_hand
+from penstock.plan import Plan, Prediction, decide, plan_by_hand
 from penstock.profile import Profiles
 from penstock.program.passes.receive_early import early_on
 from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
@@ -145,27 +145,20 @@ def evaluate(
 ) -> tuple[Candidate, Timeline]:
     """Return what the exact simulation of `plan` says, and its timeline.
 
-    For an asynchronous schedule, a window of 8 steps; seconds are those that one more step adds.
+    Seconds are those that one more step adds to a long run.  The timeline is of one step of it; for
+    an asynchronous schedule, of a window of 8 steps.
     Raises:   ProfileError: a profile is of another graph, or none is of some device.
               ClusterError: the cluster lacks a host of the plan.
     """
     return Judge(graph, profiles, cluster).simulated(plan, spans=True)
 
 
-def long_run_s(
-    graph: Graph, profiles: Profiles, cluster: Cluster, plan: Plan, found: Candidate
-) -> float | None:
-    """Return the seconds that a step of `plan` adds to a long run; `found` is its evaluation.
+def drained_s(graph: Graph, profiles: Profiles, cluster: Cluster, plan: Plan) -> float:
+    """Return the seconds of one step of `plan` alone, from its first start to its last end.
 
-    Between steps no rank waits for all others, unless gradients are clipped.  Sums then come right
-    before the updates that are listed: where it is shorter to drain, it is the drained step.  None
-    for a plan that trains nothing, or has unlike shares: no program has several steps of these.
+    Of an asynchronous schedule, of a window of 8 steps.
     """
-    if is_asynchronous(plan):
-        return found.step_s
-    if not trains(plan.schedule) or plan.shares:
-        return None
-    return min(found.step_s, Judge(graph, profiles, cluster).steady_s(plan))
+    return Judge(graph, profiles, cluster).drained_s(plan)
 
 
 class _Cutter:

@@ -8,6 +8,7 @@ from penstock.simulate.critical_path import Path as Path
 from penstock.simulate.critical_path import critical_path as critical_path
 from penstock.simulate.recorded import Recorded as Recorded
 from penstock.simulate.replay import record as record
+from penstock.simulate.simulate import long_run as long_run
 from penstock.simulate.simulate import simulate as simulate
 from penstock.simulate.table import Table as Table
 from penstock.simulate.table import table_of as table_of

@@ -25,6 +25,9 @@ Ignores:  that messages on a shared lane really divide it (together they take as
           messages and collectives slow each other; what an incoming message slows.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from penstock.cluster import Cluster
@@ -41,9 +44,11 @@ from penstock.simulate.sharing import alone_s, crowded, shared_s
 from penstock.timeline import LANES, MemoryCurve, Spans, Timeline, Totals
 
 META = (("clock", "simulated"),)
+_ALIKE = 1e-9  # of a step: what it adds to two ranks, for them to be in step
+_MOST_STEPS = 16  # of a long run that are played
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - what there is, and one for each request
     program: Program,
     seconds: Costs | Recorded | Seconds,
     cluster: Cluster | None = None,
@@ -51,6 +56,7 @@ def simulate(
     memory: Memory | None = None,
     capacity: int | None = None,
     spans: bool = True,
+    start_s: Sequence[float] = (),
 ) -> Timeline:
     """Return the timeline of one window of `program`, in seconds from its start.
 
@@ -61,23 +67,15 @@ def simulate(
     `capacity` is the number of messages from one rank to another that may be under way to
     receives that are not posted yet: None for any number, 0 where a Send waits for its Receive.
     `spans=False` leaves only the totals (`step_s`, `busy_s`, `peak_bytes`), and is faster.
+    `start_s`: of every rank, when it begins; default: at 0 s, or as recorded.
 
     Raises:   ValueError: costs of other stages, ranks or devices; seconds below 0; recorded
-              seconds of another program.
+              seconds of another program; starts of other ranks.
               ClusterError: the cluster has too few ranks, or no link where a message goes.
               ProgramError: a rank waits forever, as none does in a program that passed its checks.
     """
-    job = job_of(program, seconds, cluster, capacity=capacity, spans=spans)
-    few = crowded(program.num_ranks, cluster)
-    if few and cluster is not None and isinstance(seconds, Costs):
-
-        def begun_and_over_s(taken_s: kernel.Floats) -> kernel.Floats:
-            again = job_of(program, seconds, cluster, capacity=capacity, spans=True)
-            return _run(program, _with(again, taken_s)).record.work_s
-
-        own_s = alone_s(program, seconds.action_s, job.durations.device)
-        job = _with(job, shared_s(program, cluster, few, own_s, begun_and_over_s))
-    job = _run(program, job)
+    asked = _Asked(program, seconds, cluster, capacity, tuple(start_s))
+    job = _played(asked, spans=spans)
     curve, peak_bytes = MemoryCurve.of(), (0,) * program.num_ranks
     if memory is not None:
         held = account(program, memory)
@@ -89,6 +87,74 @@ def simulate(
     totals = Totals(step_s, tuple(job.threads.busy_s.tolist()), peak_bytes)
     kept = _spans(program, job) if spans else Spans.of([])
     return Timeline(program.num_ranks, kept, curve, META, totals)
+
+
+def long_run(
+    program: Program, seconds: Costs, cluster: Cluster | None = None
+) -> tuple[float, tuple[float, ...]]:
+    """Return the seconds that a step takes in a long run, and when each rank begins to work in it.
+
+    No rank waits for the others at the end of a step: it begins the next one when it has ended its
+    own.  Steps are played until that adds the same on every rank; where it never does, as several
+    cycles take turns, it is the mean of half of those played.  Beginnings are from the first one.
+    Where that is no less than a step alone takes, ranks begin as in that.
+
+    Ignores:  messages and sums under way from one step to the next, as a norm that is told late.
+    Raises:   as `simulate`.
+    """
+    start_s, ends_s = np.zeros(program.num_ranks), list[float]()
+    ahead_s, least_s, most_s = 0.0, 0.0, np.inf
+    while most_s > least_s * (1 + _ALIKE) and len(ends_s) < _MOST_STEPS:
+        clock_s = _played(_Asked(program, seconds, cluster, None, tuple(start_s))).threads.clock_s
+        least_s, most_s = float((clock_s - start_s).min()), float((clock_s - start_s).max())
+        ends_s.append(ahead_s + float(clock_s.max()))
+        start_s, ahead_s = clock_s - clock_s.min(), ahead_s + float(clock_s.min())
+    half = _MOST_STEPS // 2
+    if len(ends_s) == _MOST_STEPS:
+        most_s = (ends_s[-1] - ends_s[-1 - half]) / half
+    if most_s >= ends_s[0] * (1 - _ALIKE):
+        return ends_s[0], (0.0,) * program.num_ranks
+    timeline = simulate(program, seconds, cluster, start_s=start_s.tolist())
+    begun_s = np.full(program.num_ranks, np.inf)
+    own = timeline.spans.working()
+    np.minimum.at(begun_s, timeline.spans.ranks[own], timeline.spans.starts_s[own])
+    begun_s = np.where(np.isfinite(begun_s), begun_s - begun_s.min(), 0.0)
+    return most_s, tuple(begun_s.tolist())
+
+
+class _Asked(NamedTuple):
+    """What is played."""
+
+    program: Program
+    seconds: Costs | Recorded | Seconds
+    cluster: Cluster | None
+    capacity: int | None
+    start_s: tuple[float, ...]  # empty: at 0, or as recorded
+
+
+def _played(asked: _Asked, *, spans: bool = False) -> kernel.Simulation:
+    """Return the simulation at its end."""
+    program, seconds, cluster = asked[:3]
+    job = _job(asked, spans=spans)
+    few = crowded(program.num_ranks, cluster)
+    if few and cluster is not None and isinstance(seconds, Costs):
+
+        def begun_and_over_s(taken_s: kernel.Floats) -> kernel.Floats:
+            return _run(program, _with(_job(asked, spans=True), taken_s)).record.work_s
+
+        own_s = alone_s(program, seconds.action_s, job.durations.device)
+        job = _with(job, shared_s(program, cluster, few, own_s, begun_and_over_s))
+    return _run(program, job)
+
+
+def _job(asked: _Asked, *, spans: bool) -> kernel.Simulation:
+    program, seconds, cluster, capacity, start_s = asked
+    job = job_of(program, seconds, cluster, capacity=capacity, spans=spans)
+    if start_s:
+        if len(start_s) != program.num_ranks:
+            raise ValueError(f"starts of {len(start_s)} ranks; there are {program.num_ranks}")
+        job.threads.clock_s[:] = start_s
+    return job
 
 
 def _with(job: kernel.Simulation, taken_s: kernel.Floats) -> kernel.Simulation:

@@ -165,14 +165,17 @@ def breakdown_from_json(content: Json) -> Breakdown:
 # -- of a timeline --------------------------------------------------------------------------------
 
 
-def breakdown_of(timeline: Timeline) -> Breakdown | None:
+def breakdown_of(timeline: Timeline, each_s: float | None = None) -> Breakdown | None:
     """Return the breakdown of a simulated timeline; None where it has no spans.
+
+    each_s:   from when a rank begins it until it begins the next one, as in a long run without a
+              barrier; default: all of it.
 
     Computes and updates are their spans.  Collectives are what their spans last beyond the
     computes and updates that they run beside.  A gap that a collective ends is "meeting".  All
     else is "waiting": for messages, and what messages take of the computing thread.
     """
-    spans, whole_s = timeline.spans, step_s(timeline)
+    spans, whole_s = timeline.spans, step_s(timeline) if each_s is None else each_s
     if not len(spans):
         return None
     lengths_s = spans.ends_s - spans.starts_s

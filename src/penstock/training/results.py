@@ -13,9 +13,16 @@ from penstock.cluster import Cluster
 from penstock.errors import RunError
 from penstock.files import finite, write_text
 from penstock.job import Job
-from penstock.plan import Plan
+from penstock.plan import Plan, Prediction
 from penstock.report import report_of
-from penstock.timeline import Bottleneck, Breakdown, Timeline, bottleneck, breakdown_of
+from penstock.timeline import (
+    Bottleneck,
+    Breakdown,
+    Timeline,
+    bottleneck,
+    breakdown_of,
+    num_steps,
+)
 from penstock.training.choose import Choice
 from penstock.training.listener import Listener, Row
 
@@ -71,7 +78,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     outcome.timeline.save(folder / "measured.trace.json")
     predicted = choice.plan.predicted if choice else None
     measured = outcome.breakdown
-    expected = _expected(folder / "predicted.trace.json", measured)
+    expected = _expected(folder / "predicted.trace.json", measured, predicted)
     why = None if measured is None else bottleneck(measured, expected)
     summary: dict[str, object] = {
         **_losses(folder, job, outcome, choice, listener),
@@ -93,12 +100,15 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     return Trained(folder, choice.plan if choice else None, outcome, summary, expected, why)
 
 
-def _expected(path: Path, measured: Breakdown | None) -> Breakdown | None:
+def _expected(
+    path: Path, measured: Breakdown | None, predicted: Prediction | None
+) -> Breakdown | None:
     """Return how the predicted time divides; None where nothing was predicted for these ranks."""
-    found = breakdown_of(Timeline.load(path)) if measured is not None and path.exists() else None
-    if found is None or measured is None or found.num_ranks != measured.num_ranks:
+    if measured is None or predicted is None or not path.exists():
         return None
-    return found
+    timeline = Timeline.load(path)
+    found = breakdown_of(timeline, predicted.step_s * num_steps(timeline))
+    return found if found is not None and found.num_ranks == measured.num_ranks else None
 
 
 def _losses(
