@@ -66,9 +66,9 @@ class Inside:
 
     # -- ours --------------------------------------------------------------------------------
 
-    def function_of(self, segment: Segment, capture: Capture) -> Function:
+    def function_of(self, segment: Segment, capture: Capture, *, asks: bool = False) -> Function:
         """Return a segment's function, timed: what a Rank is told to make."""
-        function = function_of(segment, capture)
+        function = function_of(segment, capture, asks=asks)
         return replace(function, run=self.timed(function.run))
 
     @contextmanager

@@ -18,6 +18,7 @@ from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Compute, Program
+from penstock.runtime.calls import Bound
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
 from penstock.schedule import find
@@ -73,13 +74,8 @@ def rank_of(
 
     inside:  where the seconds of its computes are to be noted.
     """
-    make = function_of if inside is None else inside.function_of
-    rank = Rank(ours.capture, ours.stages, ours.job, end, make=make)
-    with nullcontext() if inside is None else inside.adding():
-        calls = rank.bind(ours.program)
-    calls = calls if inside is None else inside.bound(calls)
+    rank, calls = calls_of(ours, end, inside)
     starts = range(0, windows * ours.program.num_steps, ours.program.num_steps)
-    end.barrier()
 
     def run() -> None:
         with torch.no_grad():
@@ -87,6 +83,16 @@ def rank_of(
                 rank.run(calls, start)
 
     return rank, run
+
+
+def calls_of(ours: Ours, end: Transport, inside: Inside | None = None) -> tuple[Rank, list[Bound]]:
+    """Return this rank, and the calls of a window; every rank calls it together."""
+    make = function_of if inside is None else inside.function_of
+    rank = Rank(ours.capture, ours.stages, ours.job, end, make=make)
+    with nullcontext() if inside is None else inside.adding():
+        calls = rank.bind(ours.program)
+    end.barrier()
+    return rank, calls if inside is None else inside.bound(calls)
 
 
 def gradients_of(rank: Rank) -> dict[str, Tensor]:
