@@ -14,7 +14,16 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     "page",
-    ["job.md", "examine.md", "graph.md", "profile.md", "plan.md", "search.md", "prove.md"],
+    [
+        "job.md",
+        "examine.md",
+        "graph.md",
+        "profile.md",
+        "plan.md",
+        "search.md",
+        "prove.md",
+        "wire.md",
+    ],
 )
 def test_examples_of_the_page_give_what_it_says(page, tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # what they read

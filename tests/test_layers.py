@@ -53,6 +53,7 @@ TORCH_FILES = {
     "graph/merge.py",
     "graph/flop.py",
     "graph/code.py",
+    "graph/codec.py",
     "graph/direct.py",
     "graph/optimizer.py",
     "profile/measure.py",

@@ -48,7 +48,12 @@ def test_plan_that_is_saved_is_read_back(tmp_path: Path) -> None:
 
 def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
     more = {"recompute": (True, False), "offload": ("none", "activations"), "joined": 3, "early": 2}
-    more |= {"post_validation": True, "buffers": "per replica", "hosts": ("b", "a")}
+    more |= {
+        "post_validation": True,
+        "buffers": "per replica",
+        "hosts": ("b", "a"),
+        "wire": (8, 16),
+    }
     more |= {"shares": (4, 3)}
     plan = replace(REASONED, **more)
     assert [each.name for each in fields(Plan) if getattr(plan, each.name) == each.default] == []

@@ -44,6 +44,8 @@ class Parameters(list["nn.Parameter"]):
         return list(zip(self._names, self, strict=True))
 
 
+WIRE_BITS = (2, 16)  # of a number that is packed: fewest, most
+AS_IT_IS = 32  # in place of them: it is not packed
 ROW = ("step", "loss", "seconds", "samples_per_second", "tokens_per_second")  # of metrics.jsonl
 
 
@@ -70,6 +72,9 @@ class Job:
     autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
+    wire_bits      fewest bits in which a number may go from rank to rank between stages: one for
+                   all, or (of activations, of gradients); 2 to 16, or 32: as it is.  None: all are
+                   sent as they are
     writers        called in the leading process with every row of metrics.jsonl
 
     Raises:   JobError: a field that is not a function, or a number out of range.
@@ -91,6 +96,7 @@ class Job:
     seed: int = 0
     autocast: Autocast | None = None
     buffers: Buffers = "exact"
+    wire_bits: int | tuple[int, int] | None = None
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
 
     def __post_init__(self) -> None:
@@ -106,11 +112,18 @@ class Job:
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
         _check_buffers(self.buffers)
+        _check_wire_bits(self.wire_bits)
         _check_writers(self.writers)
         object.__setattr__(self, "writers", tuple(self.writers))
         if self.learning_rate is not None and self.scheduler is not None:
             message = "Job.learning_rate and Job.scheduler both set the rate of a step"
             raise JobError(message, hint="keep one of them")
+
+    @property
+    def fewest_bits(self) -> tuple[int, int]:
+        """Return the fewest bits of a number in messages of activations, and of gradients."""
+        wanted = AS_IT_IS if self.wire_bits is None else self.wire_bits
+        return (wanted, wanted) if isinstance(wanted, int) else wanted
 
 
 _HINTS = {
@@ -170,6 +183,25 @@ def _check_buffers(value: object) -> None:
         names = " or ".join(f'"{name}"' for name in get_args(Buffers))
         message = f"Job.buffers is {_short(value)}, not a policy for buffers"
         raise JobError(message, hint=f"set {names}")
+
+
+def _check_wire_bits(value: object) -> None:
+    each = (value, value)
+    if isinstance(value, tuple):
+        each = cast("tuple[object, ...]", value)
+    if value is not None and not (len(each) == 2 and all(map(is_wire_bits, each))):
+        message = (
+            f"Job.wire_bits is {_short(cast('object', value))}, not bits of a number in a message"
+        )
+        hint = f"set a number from {WIRE_BITS[0]} to {WIRE_BITS[1]}, or a pair of them; "
+        raise JobError(message, hint=f"{hint}{AS_IT_IS} leaves numbers as they are")
+
+
+def is_wire_bits(value: object) -> bool:
+    """Return whether a number of a message can have so many bits; `AS_IT_IS` is one of them."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value == AS_IT_IS or WIRE_BITS[0] <= value <= WIRE_BITS[1]
 
 
 def _check_writers(value: object) -> None:

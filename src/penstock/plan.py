@@ -11,6 +11,7 @@ from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
+from penstock.job import AS_IT_IS, is_wire_bits
 from penstock.schedule import Schedule, recipe
 from penstock.schedule.grid import Grid, misfit, unlike, written
 from penstock.schedule.recipe import (
@@ -79,6 +80,8 @@ class Plan:
     early:              computes by which each receive is posted before the one that it is posted
                         for; over gloo a message moves only then.
     shares:             micro-batches of a step, by replica, where they are not alike.
+    wire:               bits of a number in messages of activations, and of gradients, between ranks
+                        (graph/wire.py); 32: as it is.
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
                         empty: as they stand in the cluster.
     """
@@ -99,6 +102,7 @@ class Plan:
     early: int = 0
     shares: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
+    wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
 
@@ -124,6 +128,8 @@ class Plan:
         if self.buffers == "one copy" and self.replicas > 1:
             message = f"buffers need one copy of each stage, the plan has {self.replicas}"
             raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
+        if not all(map(is_wire_bits, self.wire)):
+            raise PlanError(f"wire is {self.wire} bits; each is 2 to 16, or 32")
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
         _check_offload(self)
@@ -140,6 +146,11 @@ class Plan:
     def offloads(self) -> bool:
         """Return whether anything waits in far memory."""
         return any(word != "none" for word in self.offload)
+
+    @property
+    def rounds(self) -> bool:
+        """Return whether numbers are rounded on their way between ranks."""
+        return self.wire != (AS_IT_IS, AS_IT_IS)
 
     @property
     def grid(self) -> Grid:

@@ -44,6 +44,13 @@ def test_units_are_compared(call: Call) -> None:
     assert found["schedule"].startswith("zb_h1 / units ")
 
 
+def test_messages_that_the_job_packs_are_compared_with_a_loop_that_rounds(call: Call) -> None:
+    found = json.loads(call("check", f"{JOBS}:packed", "--schedule", "zb_h1", "--json").out)
+    assert (found["ok"], found["bitwise"]) == (True, True)
+    assert "rounding" in found["why"]
+    assert found["max_relative_difference"] == 0.0
+
+
 def test_updates_before_the_norm_is_known_are_compared(call: Call) -> None:
     flags = ["--schedule", "zb_h2", "--post-validation", "--json"]
     found = json.loads(call("check", f"{JOBS}:dropout", *flags).out)

@@ -37,6 +37,11 @@ def small() -> ps.Job:
     )
 
 
+def packed() -> ps.Job:
+    """A job whose messages may have 8 bits a number."""
+    return replace(small(), wire_bits=8)
+
+
 def untraceable() -> ps.Job:
     return replace(small(), model=Branches)
 

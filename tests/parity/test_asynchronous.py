@@ -31,7 +31,7 @@ def run_of(schedule: str, optimizer: str, stages: int, micro_batches: int, **opt
 def expected(run: Run, num_steps: int) -> dict[str, torch.Tensor]:
     program = lower_plan(run.plan, run.captured.graph, num_steps=num_steps)
     stages = stages_of(run.plan, run.captured.graph)
-    return sequential(run.job, program, num_steps, stages, run.captured.graph)
+    return sequential(run.job, program, num_steps, stages, run.captured)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_sequential_definition_is_what_the_paper_says(schedule):
     run = run_of(schedule, 4, 1)
     graph = run.captured.graph
     program = lower_plan(run.plan, graph, num_steps=9)
-    found = sequential(run.job, program, 9, stages_of(run.plan, graph), graph)
+    found = sequential(run.job, program, 9, stages_of(run.plan, graph), run.captured)
     assert difference(found, by_the_paper(schedule, 4, 1, (9,))) < 1e-11
 
 

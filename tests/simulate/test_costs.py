@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from penstock.program.lower import lower
+from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.program.edges import Edge
+from penstock.program.lower import lower, lower_schedule
 from penstock.schedule import gpipe
 from penstock.simulate import Costs, Memory, simulate
+from penstock.timeline import step_s
 
 GOOD = np.ones((5, 3, 2))
 
@@ -63,3 +66,22 @@ def test_messages_of_memory_are_one_row_of_all_edges():
     memory = Memory(*(np.zeros(shape, np.int64) for shape in ((2,), (5, 2), (5, 2), (2,), (3,))))
     with pytest.raises(ValueError, match="memory of 3 edges for a program of 2"):
         simulate(lower(gpipe(2, 2)), lambda action: 1.0, memory=memory)
+
+
+def test_packing_is_paid_by_both_ends_of_a_message_and_by_nobody_else():
+    """Two stages there and back: F 1 s, B 2 s, a message 4 bytes at 1 byte/s and 0.5 s."""
+    edges = (Edge("F", 0, 1, 4), Edge("B", 1, 0, 4))
+    program = lower_schedule(gpipe(2, 1), edges=edges)
+    action_s = np.zeros((5, 2, 1))
+    action_s[0], action_s[1] = 1.0, 2.0
+    packing_s = np.array([[[0.1], [0.2]], [[0.01], [0.02]]])  # [packs or unpacks, edge, device]
+    device = DeviceKind("d", 1, (), 1.0)
+    cluster = Cluster((device,), (Host("h", "d", 2),), Link(0.5, 1.0))
+    found = simulate(program, Costs(action_s, packing_s=packing_s), cluster)
+    messages = (0.1 + 0.5 + 4 + 0.01) + (0.2 + 0.5 + 4 + 0.02)
+    assert step_s(found) == pytest.approx(2 * 1 + 2 * 2 + messages)
+    assert found.totals.busy_s == pytest.approx((3, 3))
+    with pytest.raises(ValueError, match="packing of 1 edges for a program of 2"):
+        simulate(program, Costs(action_s, packing_s=packing_s[:, :1]), cluster)
+    with pytest.raises(ValueError, match=r"packing_s\[0, 0, 0\] is -1\.0 s"):
+        Costs(action_s, packing_s=-np.ones((2, 2, 1)))

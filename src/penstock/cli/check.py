@@ -111,7 +111,7 @@ def _checked(
 
 
 def _told(plan: Plan, proof: "Proof") -> dict[str, Json]:
-    worst = max(row.value for row in proof.differences)
+    worst = max(row.value for row in proof.differences if row.what != "rounding")
     return {
         "ok": not proof.problem,
         "traced": True,
@@ -119,7 +119,7 @@ def _told(plan: Plan, proof: "Proof") -> dict[str, Json]:
         "schedule": name_of(plan.schedule),
         "replicas": plan.replicas,
         "steps": [step + 1 for step in proof.steps],
-        "bitwise": all(row.bitwise for row in proof.differences),
+        "bitwise": all(row.bitwise for row in proof.differences if row.what != "rounding"),
         "max_relative_difference": worst if math.isfinite(worst) else None,
         "why": proof.problem or ", ".join(map(str, proof.differences)),
         "not compared": "; ".join(proof.left_out) or "nothing was left out",
@@ -155,7 +155,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         clip=job.clip_norm is not None,
         post_validation=wanted.post_validation,
     )
-    return replace(plan, buffers=job.buffers)
+    return replace(plan, buffers=job.buffers, wire=job.fewest_bits)
 
 
 def _untraced(stages: int, cuts: _Cuts, problem: GraphError) -> dict[str, Json]:

@@ -15,6 +15,7 @@ from penstock.job import Job, load_job
 from penstock.plan import Decision, Plan, Prediction
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed, Objective
+from penstock.search.reasons import wire_words
 from penstock.training import ask, prepare, saved
 from penstock.training.choose import (
     Machines,
@@ -142,6 +143,7 @@ def _name(plan: Plan) -> str:
     words += [f"{plan.joined} micro-batches joined"] if plan.joined > 1 else []
     again = [str(stage) for stage, does in enumerate(plan.recompute) if does]
     words += [f"recompute {'all' if all(plan.recompute) else ' '.join(again)}"] if again else []
+    words += [f"packed ({wire_words(plan.wire)})"] if plan.rounds else []
     words += [f"hosts {' '.join(plan.hosts)}"] if plan.hosts else []
     return ", ".join(words)
 

@@ -132,6 +132,15 @@ class Graph:
                 users[source].append(index)
         return tuple(map(tuple, users))
 
+    @cached_property
+    def learned(self) -> frozenset[int]:
+        """Return the nodes whose values come from weights or from the gradient of the loss."""
+        found: set[int] = set()
+        for index, node in enumerate(self.nodes):
+            if node.kind in ("parameter", "scale") or not found.isdisjoint(node.inputs):
+                found.add(index)
+        return frozenset(found)
+
     @property
     def flop(self) -> int:
         """Return the floating-point operations of one micro-batch, forward and backward."""

@@ -4,14 +4,18 @@ Ops by their roofline (roofline.py).  Adding gradients, the optimizer and copies
 bytes that they move; an optimizer reads weight, gradient and state, and writes weight and state.
 """
 
+from collections.abc import Sequence
+
 from penstock.cluster import Cluster, DeviceKind
 from penstock.graph.graph import Graph
-from penstock.profile.profile import Profile
+from penstock.profile.profile import PackCost, Profile
 from penstock.profile.roofline import DEFAULT, Efficiency, op_seconds
 
 _CALL_S = 30e-6  # of Python, per segment: what measured profiles of CPU hosts have
 _FAR_BYTES_PER_S = 12e9  # pinned host memory over PCIe 3 x16, as it is usually measured
 _UPDATE_LAUNCHES = 12  # of an optimizer that takes all weights at once
+_PACK_WHOLE = (7, 3), (8.0, 4.0)  # kernels of packing and unpacking; bytes moved of each byte
+_PACK_PARTS = (13, 12), (10.0, 7.0)  # the same where codes share bytes
 _UPDATE_WORKSPACE = 1.0  # bytes per byte: such an optimizer holds a temporary of every weight
 
 
@@ -20,10 +24,13 @@ def estimated(
     device: DeviceKind,
     state_bytes_per_byte: float,
     efficiency: Efficiency = DEFAULT,
+    *,
+    wire: Sequence[int] = (),
 ) -> Profile:
     """Return the profile that `graph` would have on `device`.
 
     state_bytes_per_byte:  optimizer state held per byte of parameter.
+    wire:     bits of a number in messages, for which to say what packing costs.
     Ignores:  what ops hold only while they run; what other ranks of the host take from it;
               clipping; all that roofline.py ignores.
     Raises:   ClusterError: the device has no FLOP/s for the dtype of a product.
@@ -47,6 +54,22 @@ def estimated(
         copy_s_per_byte=2 * byte_s,
         far_s_per_byte=1 / _FAR_BYTES_PER_S,
         kind=device.name,
+        packing=_packing(wire, byte_s, efficiency.launch_s),
+    )
+
+
+def _packing(wire: Sequence[int], byte_s: float, launch_s: float) -> tuple[PackCost, ...]:
+    """Return what packing costs, by the tensors that it reads and writes."""
+    return tuple(
+        PackCost(
+            bits,
+            launches[0] * launch_s,
+            passes[0] * byte_s,
+            launches[1] * launch_s,
+            passes[1] * byte_s,
+        )
+        for bits in wire
+        for launches, passes in [_PACK_WHOLE if bits in (8, 16) else _PACK_PARTS]
     )
 
 

@@ -24,18 +24,21 @@ from penstock import _compat
 from penstock.batches import started
 from penstock.far import far_memory
 from penstock.graph.code import callable_of, function_of, reseed
+from penstock.graph.codec import TensorForm, packer, unpacker
 from penstock.graph.cut import cut
 from penstock.graph.optimizer import Loan, WholeOptimizer, stand_ins, whole_optimizer
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, device_here, on_device
+from penstock.graph.wire import wire_choices
 from penstock.heap import give_back, keep_freed_memory
 from penstock.job import Job
-from penstock.profile.profile import Profile
+from penstock.profile.profile import PackCost, Profile
 
 T = TypeVar("T")
 _WARM_UPS = 2
 _MIN_RUNS = 5
 _FAR_BYTES = 1 << 24
+_PACKED_ROWS = (1, 1024)  # of 256 numbers
 _BUDGET_S = 2.0  # for the op-by-op runs
 
 
@@ -53,6 +56,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
             whole_f, whole_b, call_s = _whole(capture, stages, inputs)
             op_s = _op_by_op(capture, inputs)
             optimizer = optimizer_costs(capture, job)
+            packing = packing_costs(job)
         workspace_bytes = workspaces(capture, inputs)
     finally:
         give_back()
@@ -70,6 +74,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         workspace_bytes=workspace_bytes,
         call_s=call_s,
         kind="",
+        packing=packing,
         **optimizer,
     )
 
@@ -274,6 +279,28 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
         "far_s_per_byte": _far_s(size),
     }
+
+
+def packing_costs(job: Job) -> tuple[PackCost, ...]:
+    """Return what packing the numbers of a message costs, for the bits that the job allows."""
+    return tuple(_packing_cost(bits) for bits in wire_choices(job.fewest_bits))
+
+
+def _packing_cost(bits: int) -> PackCost:
+    """Return it from a tensor of one row, and from one of a usual message."""
+    found: list[tuple[float, float, int]] = []
+    for rows in _PACKED_ROWS:
+        kind = TensorForm((rows, 256), torch.float32)
+        pack, unpack = packer(kind, bits), unpacker(kind, bits)
+        tensor = torch.linspace(-1.0, 1.0, rows * 256, device=device_here()).view(rows, 256)
+        packed = pack(tensor)
+        seconds = _timed(partial(pack, tensor)), _timed(partial(unpack, packed))
+        found.append((*seconds, 4 * rows * 256))
+    (pack_s, unpack_s, small), (more_s, other_s, large) = found
+    per_byte = [
+        max(0.0, (b - a) / (large - small)) for a, b in ((pack_s, more_s), (unpack_s, other_s))
+    ]
+    return PackCost(bits, pack_s, per_byte[0], unpack_s, per_byte[1])
 
 
 def _far_s(size_bytes: int) -> float:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from penstock.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.traced import capture_of
+from penstock.graph.wire import wire_choices
 from penstock.job import Job
 from penstock.profile.estimate import estimated, kinds_of
 from penstock.profile.profile import Profile
@@ -45,7 +46,8 @@ def estimate(graph: Graph, cluster: Cluster, job: Job | None = None) -> tuple[Pr
 
     captured, known = capture_of(graph, job)
     state = optimizer_state(captured, known)
-    return tuple(estimated(graph, kind, state) for kind in kinds_of(cluster))
+    wire = wire_choices(known.fewest_bits)
+    return tuple(estimated(graph, kind, state, wire=wire) for kind in kinds_of(cluster))
 
 
 def kind_here() -> str:

@@ -1,6 +1,7 @@
 """Profile: seconds and bytes per op on one kind of device, measured or estimated."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,6 +24,33 @@ _NUMBERS = (
     "copy_s_per_byte",
     "far_s_per_byte",
 )
+_PACKING = "pack_s", "pack_s_per_byte", "unpack_s", "unpack_s_per_byte"
+
+
+def _check_numbers(record: object, names: Sequence[str]) -> None:
+    for name in names:
+        value: float | tuple[float, ...] = getattr(record, name)
+        row = value if isinstance(value, tuple) else (value,)
+        wrong = [number for number in row if not 0 <= number < _MOST]
+        if wrong:
+            raise ProfileError(f"{name} holds {wrong[0]}; it must be 0 or more, below {_MOST:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class PackCost:
+    """Seconds of packing and unpacking a tensor whose numbers have so many bits on the wire.
+
+    pack_s, unpack_s:   of any tensor; the others for each of its bytes, unpacked.
+    """
+
+    bits: int
+    pack_s: float
+    pack_s_per_byte: float
+    unpack_s: float
+    unpack_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, _PACKING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +69,7 @@ class Profile:
     update_workspace_per_byte:   held while the optimizer runs, per byte of parameter.
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte:           moving something to far memory, or back.
+    packing:    what packing costs, by bits; empty where it was not asked for.
     kind:       name of the cluster's device kind that it describes; "" for any.
     """
 
@@ -60,20 +89,25 @@ class Profile:
     copy_s_per_byte: float
     far_s_per_byte: float
     kind: str = ""
+    packing: tuple[PackCost, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):
             raise ProfileError(f"{len(self.op_s)} times, {len(self.workspace_bytes)} workspaces")
         if self.how not in get_args(How):
             raise ProfileError(f"how is {self.how!r}, not one of {', '.join(get_args(How))}")
-        for name in _NUMBERS:
-            value: float | tuple[float, ...] = getattr(self, name)
-            row = value if isinstance(value, tuple) else (value,)
-            wrong = [number for number in row if not 0 <= number < _MOST]
-            if wrong:
-                raise ProfileError(
-                    f"{name} holds {wrong[0]}; it must be 0 or more, below {_MOST:g}"
-                )
+        _check_numbers(self, _NUMBERS)
+
+    def packing_s(self, bits: int, sizes: Sequence[int]) -> tuple[float, float]:
+        """Return the seconds of packing and of unpacking tensors of so many bytes.
+
+        With bits that were not measured, as with the slowest that were; nothing where none were.
+        """
+        rows = [row for row in self.packing if row.bits == bits] or self.packing
+        count, size = len(sizes), sum(sizes)
+        packs = (row.pack_s * count + row.pack_s_per_byte * size for row in rows)
+        unpacks = (row.unpack_s * count + row.unpack_s_per_byte * size for row in rows)
+        return max(packs, default=0.0), max(unpacks, default=0.0)
 
     @property
     def micro_batch_s(self) -> float:

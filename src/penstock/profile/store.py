@@ -136,7 +136,7 @@ def measured(
 def optimizer_text(capture: "Capture", job: "Job") -> str:
     """Return class and settings of the job's optimizer, without the rate, which costs no time.
 
-    And whether it clips.
+    And whether it clips, and packs messages.
     """
     from penstock.graph.optimizer import whole_optimizer
 
@@ -144,7 +144,8 @@ def optimizer_text(capture: "Capture", job: "Job") -> str:
     settings = {key: value for key, value in optimizer.defaults.items() if key != "lr"}
     name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     clips = "" if job.clip_norm is None else ", clips"
-    return f"{name} {sorted(settings.items())}{clips}"
+    packs = "" if job.wire_bits is None else f", packs {job.fewest_bits}"
+    return f"{name} {sorted(settings.items())}{clips}{packs}"
 
 
 def _here() -> tuple[str, str]:

@@ -50,6 +50,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     post_validation: bool = False,
     stages: Sequence[object] = (),
     stage_bytes: Sequence[StageBytes] = (),
+    bits: Sequence[int] = (),
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
@@ -62,7 +63,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     edges:    default: a chain, F from each stage to the next and B back.
     clip:     also sum the norm of the gradient over each replica before its updates, or with
               `post_validation` after them: an update is then undone where it was wrong.
-    stages, stage_bytes: passed on to the program.
+    stages, stage_bytes, bits: passed on to the program.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
@@ -77,13 +78,11 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
-    if not largest.has_updates:
-        sums = as_made(sums, largest.orders, grid)
+    sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     sums = sums if backward else ()
     code = _side_by_side(many, grid, sums, wire(largest.num_stages, wires))
     return Program(
-        largest.num_stages,
-        largest.num_micro_batches,
+        *(largest.num_stages, largest.num_micro_batches),
         code,
         wires,
         largest.num_steps,
@@ -93,7 +92,8 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
         clip,
         tuple(stage_bytes),
         grid.shares,
-        tuple(stages),
+        bits=tuple(bits),
+        stages=tuple(stages),
     )
 
 

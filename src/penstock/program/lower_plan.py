@@ -6,6 +6,7 @@ The result is what is simulated and what runs, to the letter.
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
+from penstock.graph.wire import message_bytes
 from penstock.plan import Plan, check_fits, schedule_of
 from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
@@ -23,6 +24,11 @@ def stages_of(plan: Plan, graph: Graph) -> Stages:
     """
     check_fits(plan, graph)
     return cut(graph, plan.cuts, plan.recompute, backward=trains(plan.schedule))
+
+
+def bits_of(plan: Plan, stages: Stages) -> tuple[int, ...]:
+    """Return the bits of a number in the messages of each edge."""
+    return tuple(plan.wire[edge.kind == "B"] for edge in stages.edges)
 
 
 def lower_plan(
@@ -47,9 +53,13 @@ def lower_plan(
         made[share] = schedule_of(plan, share=share)
     program = lower_schedule(
         [made[share] for share in plan.grid.shares],
-        edges=[Edge(e.kind, e.source, e.target, e.size_bytes) for e in stages.edges],
+        edges=[
+            Edge(e.kind, e.source, e.target, message_bytes(graph, e.values, bits))
+            for e, bits in zip(stages.edges, bits_of(plan, stages), strict=True)
+        ],
         tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
         clip=plan.clip,
+        bits=bits_of(plan, stages) if plan.rounds else (),
         post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,
         stage_bytes=[

@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
+from penstock.job import is_wire_bits
 from penstock.program.codes import COMPUTE, RECEIVE, Codes
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
@@ -67,6 +68,7 @@ class Program:
     clip: bool = False  # by the global norm of the gradient, over all stages of a replica
     stage_bytes: tuple[StageBytes, ...] = ()  # empty: sizes unknown
     shares: tuple[int, ...] = ()  # empty: all have num_micro_batches
+    bits: tuple[int, ...] = ()  # of a number in messages of each edge; empty: all as they are
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,12 @@ class Program:
             raise ProgramError(
                 f"{self.code.num_instructions} instructions for {forwards} forwards", hint=hint
             )
+        if len(self.bits) not in (0, len(self.edges)):
+            hint = "give one number for each edge, or none"
+            raise ProgramError(f"bits of {len(self.bits)} of {len(self.edges)} edges", hint=hint)
+        if not all(map(is_wire_bits, self.bits)):
+            hint = "a number of a message has 2 to 16 bits, or 32: as it is"
+            raise ProgramError(f"bits of the edges are {written(self.bits)}", hint=hint)
         if len(self.stage_bytes) not in (0, self.num_stages):
             hint = "give one StageBytes per stage, or none"
             raise ProgramError(

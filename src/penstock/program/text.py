@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.errors import ProgramError
 from penstock.files import Json
+from penstock.job import AS_IT_IS
 from penstock.program.codes import Codes
 from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.instructions import How, Instruction, Reduce, parse_instruction
@@ -44,6 +45,7 @@ class Saved(NamedTuple):
     clip: bool
     stage_bytes: tuple[StageBytes, ...]
     shares: tuple[int, ...]
+    bits: tuple[int, ...]
 
 
 class _Reduction(NamedTuple):
@@ -71,6 +73,7 @@ class _ProgramFile:
     reductions: tuple[_Reduction, ...]
     code: tuple[str, ...]
     shares: tuple[int, ...] = ()
+    bits: tuple[int, ...] = ()
 
 
 def to_json(program: "Program") -> str:
@@ -82,6 +85,7 @@ def to_json(program: "Program") -> str:
     fields["tied"] = program.tied
     fields["stage_bytes"] = program.stage_bytes
     fields["shares"] = program.shares
+    fields |= {"bits": program.bits} if program.bits else {}
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -122,6 +126,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.clip,
         read.stage_bytes,
         read.shares,
+        read.bits,
     )
 
 
@@ -138,9 +143,10 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
-    lines += [
-        f"edge {number}  {edge}" for number, edge in enumerate(program.edges[: 2 * max_ranks])
-    ]
+    bits = program.bits or (AS_IT_IS,) * len(program.edges)
+    words = ["" if each == AS_IT_IS else f", {each} bits a number" for each in bits]
+    shown = zip(program.edges[: 2 * max_ranks], words, strict=False)
+    lines += [f"edge {number}  {edge}{how}" for number, (edge, how) in enumerate(shown)]
     if len(program.edges) > 2 * max_ranks:
         lines.append(f"... {len(program.edges) - 2 * max_ranks} more edges")
     for rank in range(min(program.num_ranks, max_ranks)):

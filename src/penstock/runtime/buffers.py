@@ -91,10 +91,15 @@ def fixed_for(job: Job, laws: Laws, fixed: Fixed) -> tuple[Fixed, Decision | Non
 
 
 def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
-    """Raise unless plan and job agree on the buffers that forward writes.
+    """Raise unless plan and job agree on the buffers that forward writes, and on what is rounded.
 
-    Raises:   PlanError: in one of them each replica has its own, in the other not.
+    Raises:   PlanError: in one of them each replica has its own, in the other not; or the plan
+              sends numbers in fewer bits than the job allows.
     """
+    if any(bits < fewest for bits, fewest in zip(plan.wire, job.fewest_bits, strict=True)):
+        own, fewest = (" and ".join(map(str, row)) for row in (plan.wire, job.fewest_bits))
+        message = f"the plan sends numbers in {own} bits (there, back); the job allows {fewest}"
+        raise PlanError(message, hint=f"make a new plan, or set Job.wire_bits={plan.wire}")
     replicas = "per replica"
     if (plan.buffers == replicas) == (job.buffers == replicas) or not written_buffers(graph):
         return

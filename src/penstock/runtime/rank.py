@@ -19,7 +19,7 @@ from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.memory import moved
 from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture, device_here
-from penstock.job import Job
+from penstock.job import AS_IT_IS, Job
 from penstock.program.program import Program
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
@@ -30,8 +30,9 @@ from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
 from penstock.runtime.lane import Lane
 from penstock.runtime.optimizer import optimizers_of
+from penstock.runtime.packing import Packing, packing_of
 from penstock.runtime.reader import Reader, ReadOrder
-from penstock.runtime.transport import TensorSpec, Transport
+from penstock.runtime.transport import Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
 from penstock.runtime.weights import StageWeights
 from penstock.schedule.grid import Grid
@@ -81,6 +82,7 @@ class Rank:
         self.read: dict[int, list[Any]] = {}
         self.expects_clipping = False
         self.lane = Lane()  # of its sums
+        self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._functions: dict[tuple[int, SegmentKind, bool], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
@@ -115,7 +117,7 @@ class Rank:
                   JobError: the job's optimizer is not one, or cannot be divided as planned.
         """
         self.expect(program)
-        self.grid = program.grid
+        self.grid, self._bits = program.grid, program.bits
         bound = bind.bind(self, program)
         self.optimizers.release()
         return bound
@@ -226,8 +228,9 @@ class Rank:
         key = (edge, peer)
         if key not in self._senders:
             ahead = self._ahead.get((edge, self.rank, peer), 0)
-            specs = self._specs(edge)
-            self._senders[key] = self.transport.bind_send(edge, peer, specs, ahead=ahead)
+            packing = self._packing(edge)
+            send = self.transport.bind_send(edge, peer, packing.sent, ahead=ahead)
+            self._senders[key] = packing.sender(send)
         return self._senders[key]
 
     def receiver(self, edge: int, peer: int) -> tuple[Post | None, Wait]:
@@ -235,13 +238,14 @@ class Rank:
         key = (edge, peer)
         if key not in self._receivers:
             ahead = self._ahead.get((edge, peer, self.rank), 0)
-            specs = self._specs(edge)
-            self._receivers[key] = self.transport.bind_receive(edge, peer, specs, ahead=ahead)
+            packing = self._packing(edge)
+            post, wait = self.transport.bind_receive(edge, peer, packing.sent, ahead=ahead)
+            self._receivers[key] = post, packing.receiver(wait)
         return self._receivers[key]
 
-    def _specs(self, edge: int) -> tuple[TensorSpec, ...]:
-        nodes, values = self.capture.graph.nodes, self.stages.edges[edge].values
-        return tuple(TensorSpec(nodes[v].shape, getattr(torch, nodes[v].dtype)) for v in values)
+    def _packing(self, edge: int) -> Packing:
+        bits = self._bits[edge] if self._bits else AS_IT_IS
+        return packing_of(self.capture.graph, self.stages.edges[edge].values, bits)
 
     # -- what calls ask for ------------------------------------------------------------------
 

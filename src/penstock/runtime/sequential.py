@@ -20,10 +20,11 @@ from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.graph.trace import build, loss_of, on_device
+from penstock.graph.trace import Capture, build, loss_of, on_device
 from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime.optimizer import Optimizers
+from penstock.runtime.rounded import Rounded, StepInputs
 from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
 
@@ -53,7 +54,7 @@ class _StageState:
 
 
 def sequential(
-    job: Job, program: Program, steps: int, stages: Stages, graph: Graph
+    job: Job, program: Program, steps: int, stages: Stages, capture: Capture
 ) -> dict[str, Tensor]:
     """Return weights and buffers after `steps` steps, as "weights/NAME" and "buffers/NAME".
 
@@ -61,7 +62,8 @@ def sequential(
     """
     rule, per_step = program.weight_rule, program.num_micro_batches
     model, _ = build(job)
-    parts = _stages(job, model, program, stages, graph)
+    rounded = Rounded(capture, stages, program) if program.bits else None
+    parts = _stages(job, model, program, stages, capture.graph)
     data, count = started(job.data, 0), program.grid.step_micro_batches
     for step in range(steps):
         sums: Weights = {}
@@ -69,8 +71,16 @@ def sequential(
             index = step * count + number
             local = step * per_step + number % per_step
             batch = on_device(next(data))
-            with SeededRandom(micro_batch_seed(job.seed, index)):
-                found = _gradients(job, model, parts, program, (local, batch))
+            seed = micro_batch_seed(job.seed, index)
+            if rounded is not None:
+                held = dict(model.named_parameters())
+                forward, backward = ({**held, **read} for read in _reads(parts, program, local))
+                own, leaves = dict(model.named_buffers()), capture.leaves(batch)
+                read = StepInputs(forward, backward, own, leaves, index, seed)
+                _, found = rounded.micro_batch(read)
+            else:
+                with SeededRandom(seed):
+                    found = _gradients(job, model, parts, program, (local, batch))
             for name, gradient in found.items():
                 sums[name] = sums[name] + gradient if name in sums else gradient
         for part in parts:
@@ -112,6 +122,18 @@ def _stages(
     return parts
 
 
+def _reads(parts: list[_StageState], program: Program, number: int) -> tuple[Weights, Weights]:
+    """Return the weights that F and B of a micro-batch read."""
+    forward: Weights = {}
+    backward: Weights = {}
+    for stage, part in enumerate(parts):
+        sizes = program.num_stages, program.num_micro_batches
+        reads = program.weight_rule.law(stage, number, *sizes)
+        forward |= part.read(reads.forward, reads.forward_ahead)
+        backward |= part.read(reads.backward, reads.backward_ahead)
+    return forward, backward
+
+
 def _gradients(
     job: Job,
     model: torch.nn.Module,
@@ -121,13 +143,7 @@ def _gradients(
 ) -> Weights:
     """Return the gradient of one micro-batch: (its number in the window, the batch)."""
     number, batch = of
-    forward: Weights = {}
-    backward: Weights = {}
-    for stage, part in enumerate(parts):
-        sizes = program.num_stages, program.num_micro_batches
-        reads = program.weight_rule.law(stage, number, *sizes)
-        forward |= part.read(reads.forward, reads.forward_ahead)
-        backward |= part.read(reads.backward, reads.backward_ahead)
+    forward, backward = _reads(parts, program, number)
     read = {name: value.clone().requires_grad_() for name, value in forward.items()}
     pack, unpack = _swapping(read, backward)
     with (

@@ -1,5 +1,7 @@
 """Search for one plan: what `search` finds, without the candidates that it beat."""
 
+from dataclasses import replace
+
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
@@ -43,6 +45,6 @@ def search(
         objective=objective,
         error=ERROR,
         clip=job is not None and job.clip_norm is not None,
-        fixed=fixed,
+        fixed=fixed if job is None else replace(fixed, wire=job.fewest_bits),
     )
     return found.plan

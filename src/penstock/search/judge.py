@@ -21,10 +21,11 @@ from penstock.cluster.order import placed
 from penstock.errors import GraphError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
+from penstock.graph.wire import message_bytes
 from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.lower_plan import bits_of, lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.schedule import Schedule, made_in_passing, weight_copies
 from penstock.schedule.recipe import AnySchedule
@@ -107,7 +108,9 @@ class Judge:
         if not (self.suits and takes_seconds(plan)):
             return plan
         priced, places = self.price(plan), self.places(plan.hosts, plan.total_ranks)
-        setting = Setting(priced.stages, priced.costs, places, self.cluster_of(plan.hosts))
+        edges = priced.stages.edges
+        sizes = [message_bytes(self.graph, e.values, plan.wire[e.kind == "B"]) for e in edges]
+        setting = Setting(priced.stages, priced.costs, places, self.cluster_of(plan.hosts), sizes)
         return suited(plan, setting, alike=self.schedule(bare(plan)))
 
     def schedule(self, plan: Plan, num_steps: int = 1, *, share: int | None = None) -> Schedule:
@@ -204,10 +207,11 @@ class Judge:
     ) -> Priced:
         """Return the stages of `plan`, priced; `alive` as in `costs_of`, `passing` in `held_of`."""
         copies = plan.offloads
-        key = plan.cuts, plan.recompute, tuple(alive), copies, passing
+        key = plan.cuts, plan.recompute, tuple(alive), copies, passing, plan.wire
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
-            costs = costs_of(graph, stages, self.profiles, alive, copies=copies)
+            bits = bits_of(plan, stages) if plan.rounds else ()
+            costs = costs_of(graph, stages, self.profiles, alive, copies=copies, bits=bits)
             given = graph, stages
             held = tuple(
                 held_of(*given, p, alive, copies=copies, passing=passing) for p in self.profiles

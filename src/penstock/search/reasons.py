@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.cluster import Host
+from penstock.graph.wire import error_bound, message_bytes
+from penstock.job import AS_IT_IS
 from penstock.plan import By, Decision, Plan
 from penstock.schedule.recipe import Recipe, has_window, name_of
 from penstock.search.balance import seconds_before
@@ -55,6 +57,7 @@ def reasons(
         Decision("micro-batches", per, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
+        *_packed(judge, best, fixed.wire),
         *_validation(judge, plan),
         _rests_on(judge),
     )
@@ -73,6 +76,39 @@ def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
     elif free < _WORTH * waits:
         why = f"an update before the norm is known would take {gain}: --post-validation"
         yield Decision("post-validation", "no", "search", why)
+
+
+def _packed(judge: Judge, chosen: Candidate, fewest: tuple[int, int]) -> Iterator[Decision]:
+    """Yield in how many bits numbers go from rank to rank, where the job allows fewer than all."""
+    plan = chosen.plan
+    if fewest == (AS_IT_IS, AS_IT_IS) or plan.num_ranks == 1:
+        return
+    other = fewest if not plan.rounds else (AS_IT_IS, AS_IT_IS)
+    against = judge.candidate(replace(plan, wire=other))
+    stages = judge.price(plan).stages
+    sizes = [
+        sum(message_bytes(judge.graph, e.values, wire[e.kind == "B"]) for e in stages.edges)
+        for wire in (plan.wire, other)
+    ]
+    own, theirs = map(format_bytes, sizes)
+    other_s = "no plan" if against.refused else f"{format_seconds(against.step_s)} a step"
+    if plan.rounds:
+        most = max(error_bound(bits) for bits in plan.wire if bits != AS_IT_IS)
+        why = f"{own} in place of {theirs} between stages a micro-batch, "
+        why += f"{format_seconds(chosen.step_s)} in place of {other_s}; a number moves by at most "
+        why += f"{most:.2g} of the greatest of its row"
+    else:
+        why = f"{wire_words(other)}, as the job allows, would take {other_s}: {theirs} in place "
+        why += f"of {own} between stages a micro-batch"
+    yield Decision("wire", wire_words(plan.wire), "search", why)
+
+
+def wire_words(wire: tuple[int, int]) -> str:
+    """Return in how many bits numbers go there and back, in words."""
+    if wire == (AS_IT_IS, AS_IT_IS):
+        return "numbers as they are"
+    there, back = ("as they are" if bits == AS_IT_IS else f"{bits} bits" for bits in wire)
+    return f"activations {there}, gradients {back}"
 
 
 def _sharing(plan: Plan) -> tuple[By, str]:

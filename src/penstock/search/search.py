@@ -5,6 +5,7 @@ cuts of the best ones are then moved while that helps (move.py).  Deterministic.
 reason is the best candidate that decides differently.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from penstock.search.judge import Judge
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
-from penstock.search.simplest import simplest, why_simplest
+from penstock.search.simplest import exactest, simplest, why_simplest
 from penstock.timeline import Timeline
 
 _POLISHED = 3  # candidates whose cuts are moved
@@ -95,16 +96,26 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     best, *others = _polished(field)
     cut_short = field.was_cut_short
     why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
-    chosen = simplest(judge, best, [*others, *field.simulated], objective, error)
+    chosen = _plainest(field, best, others, fixed, error)
     if chosen is not best:
         why = reasons(chosen, field, judge, fixed, cutter.devices(chosen.plan))
+    if replace(chosen.plan, wire=best.plan.wire) != best.plan:
         why = (*why, why_simplest(judge, chosen, best))
     prediction = Prediction(chosen.step_s, chosen.peak_bytes, chosen.usd)
     front = front_of([best, *others, *field.front()]) if with_front else ()
-    candidates = best, *others, *field.simulated
-    candidates = candidates if chosen is best else (chosen, *candidates)
+    candidates = *((chosen,) if chosen is not best else ()), best, *others, *field.simulated
     plan = decide(chosen.plan, why, prediction)
     return SearchResult(plan, candidates, front, field.tally(), cut_short)
+
+
+def _plainest(
+    field: Field, best: Candidate, others: Sequence[Candidate], fixed: Fixed, error: float
+) -> Candidate:
+    """Return the simplest candidate within `error` of the best, its messages as exact as can be."""
+    judge, objective = field.judge, field.objective
+    found = simplest(judge, best, [*others, *field.simulated], objective, error)
+    limit = best.score(objective)[0] * (1 + error)
+    return exactest(judge, found, fixed.wire, objective, limit)
 
 
 def _has_seconds(fixed: Fixed) -> bool:
@@ -169,7 +180,7 @@ class _Cutter:
         self._cuts: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
 
     def plans(self, shape: Shape, fixed: Fixed) -> Iterator[Plan]:
-        """Yield the plans of a shape, with recompute and without."""
+        """Yield the plans of a shape, with recompute and without, with messages packed and not."""
         bare = plan_by_hand(
             self.judge.graph,
             range(shape.stages - 1),
@@ -187,8 +198,9 @@ class _Cutter:
         bare = replace(bare, hosts=shape.hosts, early=early, offload=offload)
         plan = with_cuts(self.judge.graph, bare, cuts)
         choices = (False, True) if fixed.recompute is None else (fixed.recompute,)
-        for recompute in choices:
-            yield replace(plan, recompute=(recompute,) * shape.stages)
+        wires = [plan.wire, fixed.wire] if shape.num_ranks > 1 else [plan.wire]
+        for recompute, wire in itertools.product(choices, dict.fromkeys(wires)):
+            yield replace(plan, recompute=(recompute,) * shape.stages, wire=wire)
 
     def devices(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """Return for each stage the kinds of device that it runs on: places of profiles."""

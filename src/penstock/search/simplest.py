@@ -5,10 +5,14 @@ link, for a peer that comes late.  So a plan has to be predicted faster by more 
 of a prediction before it is preferred to one with fewer messages and stages.
 """
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from penstock.graph.wire import wire_choices
+from penstock.job import AS_IT_IS
 from penstock.plan import Decision, Plan
 from penstock.schedule.orders import F
 from penstock.schedule.recipe import name_of
@@ -33,6 +37,26 @@ def simplest(
     rows = [(*_size(judge, each.plan), at, each) for at, each in enumerate([best, *close])]
     messages, stages, _, found = min(rows, key=lambda r: (r[0], r[1], r[3].score(objective), r[2]))
     return best if (messages, stages) == rows[0][:2] else found
+
+
+def exactest(
+    judge: Judge, chosen: Candidate, fewest: tuple[int, int], objective: Objective, limit: float
+) -> Candidate:
+    """Return `chosen` with as many bits a number in its messages as leave its score within `limit`.
+
+    fewest:   bits that the job allows, there and back.
+    Of those with the most bits there and back together, the best.
+    """
+    if not chosen.plan.rounds:
+        return chosen
+    ways = (dict.fromkeys((*wire_choices((least, least)), AS_IT_IS)) for least in fewest)
+    pairs = sorted(itertools.product(*ways), key=sum, reverse=True)
+    for _, row in itertools.groupby(pairs, key=sum):
+        found = [judge.candidate(replace(chosen.plan, wire=wire)) for wire in row]
+        fits = [each for each in found if not each.refused and each.score(objective)[0] <= limit]
+        if fits:
+            return min(fits, key=lambda each: each.score(objective))
+    return chosen
 
 
 def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:

@@ -21,6 +21,8 @@ class Costs:
     devices    names of the device kinds; "" stands for any (then it is the only one)
     unshard_s  [stage]: gathering the weights, besides what the links take; empty: no time
     unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
+    packing_s  [packing or unpacking, edge, device]: what a message costs its sender and its
+               receiver besides; empty: nothing
     The Cluster says what messages, reductions and gathers take, with the sizes that the
     Program has, and for gathers with these.
 
@@ -32,9 +34,10 @@ class Costs:
     devices: tuple[str, ...] = ("",)
     unshard_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     unshard_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    packing_s: NDArray[np.float64] = field(default_factory=lambda: np.empty((2, 0, 0)))
 
     def __post_init__(self) -> None:
-        _freeze(self, np.float64, "action_s", "unshard_s")
+        _freeze(self, np.float64, "action_s", "unshard_s", "packing_s")
         _freeze(self, np.int64, "unshard_bytes")
         action_s, unshard_s = self.action_s, self.unshard_s
         num_stages = action_s.shape[1] if action_s.ndim == 3 else 0
@@ -44,7 +47,11 @@ class Costs:
         for stage, size_bytes in enumerate(self.unshard_bytes.tolist()):
             if size_bytes < 0:
                 raise ValueError(f"unshard_bytes[{stage}] is {size_bytes}; it must be 0 or more")
-        for name, seconds in (("action_s", action_s), ("unshard_s", unshard_s)):
+        if self.packing_s.size:
+            shape = 2, self.packing_s.shape[1], len(self.devices)
+            _check_shape("packing_s", self.packing_s, shape)
+        timed = ("action_s", action_s), ("unshard_s", unshard_s), ("packing_s", self.packing_s)
+        for name, seconds in timed:
             wrong = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
             if len(wrong):
                 place = tuple(wrong[0].tolist())

@@ -77,6 +77,7 @@ class Routes(NamedTuple):
 
 
 SENDING, UNDER_WAY, READING = range(3)
+PACKING, UNPACKING = range(2)
 LATENCY, PER_BYTE, OVERHEAD, PER_COPIED_BYTE, SLOWDOWN = range(5)
 FIRST, SECOND, FIRST_SHARED, SECOND_SHARED = range(4)
 
@@ -87,6 +88,7 @@ class Durations(NamedTuple):
     action_s: Floats  # [row of costs, stage, device kind]
     device: Ints  # rank -> device kind
     listed_s: Floats  # of all that works, as it stands in the code; empty: action_s
+    packing_s: Floats  # [packing or unpacking, edge, device kind]; no edges: nothing
 
 
 class Threads(NamedTuple):
@@ -174,7 +176,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
     ops, kinds, stages, micro_batches, edges, peers, offsets = code
     into, into_offsets = inputs
     size_bytes, route_offsets, route_peers, link, lanes = routes
-    action_s, device, listed_s = durations
+    action_s, device, listed_s, packing_s = durations
     rows, clock_s, busy_s, link_s, slowdown = threads
     what, _, ready, height, heap_s, heap, pending = agenda
     arrival_s, end_s, posted_s, given_s, sent, last, free_s = mail
@@ -271,6 +273,9 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                     clock_s[rank] += paid_s
                     if len(end_s) > 0:
                         end_s[message] = given_s[message, READING] if len(given_s) > 0 else paid_s
+                    if packing_s.shape[1] > 0:
+                        clock_s[rank] += packing_s[PACKING, edges[row], device[rank]]
+                        end_s[message] += packing_s[UNPACKING, edges[row], device[peers[row]]]
                     if link[route, SLOWDOWN] > 0.0:
                         wire_s = size_bytes[edges[row]] * link[route, PER_BYTE]
                         link_s[rank] = max(link_s[rank], clock_s[rank]) + wire_s

@@ -48,7 +48,7 @@ def simulate(
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     schedule = schedule_of(plan, num_steps=program.num_steps)
     alive, passing = weight_copies(schedule), made_in_passing(schedule)
-    costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads)
+    costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, bits=program.bits)
     if memory is None:
         held = [
             held_of(graph, stages, profile, alive, copies=plan.offloads, passing=passing)

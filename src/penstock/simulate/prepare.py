@@ -70,15 +70,16 @@ def job_of(
     wiring = wire(program.num_stages, program.edges)
     routed = cluster is not None or capacity is not None or given_s is not None
     routes = _routes(program, code, cluster, routed=routed)
+    durations = _durations(program, seconds, cluster)
     return kernel.Simulation(
         code,
         sizes,
         kernel.IncomingEdges(wiring.into, wiring.into_offsets),
         routes,
-        _durations(program, seconds, cluster),
+        durations,
         kernel.Threads(codes.offsets[:-1].copy(), start_s, *map(np.zeros, [num_ranks] * 3)),
         _agenda(num_ranks),
-        _mail(program, sizes, routes, given_s),
+        _mail(program, sizes, routes, given_s, packs=durations.packing_s.size > 0),
         _queues(program, seconds, cluster),
         _record(program, routes, spans=spans),
     )
@@ -163,10 +164,15 @@ def _shared(lanes: Ints, senders: list[int]) -> Bools:
 
 
 def _mail(
-    program: Program, sizes: kernel.Extents, routes: kernel.Routes, given_s: Floats | None
+    program: Program,
+    sizes: kernel.Extents,
+    routes: kernel.Routes,
+    given_s: Floats | None,
+    *,
+    packs: bool,
 ) -> kernel.Letters:
     messages = program.replicas * sizes.edges * sizes.micro_batches
-    costly = bool(routes.link[:, [kernel.OVERHEAD, kernel.PER_COPIED_BYTE]].any())
+    costly = bool(routes.link[:, [kernel.OVERHEAD, kernel.PER_COPIED_BYTE]].any()) or packs
     by_message = np.zeros((0, 3))
     if given_s is not None:
         costly, by_message = True, np.zeros((messages, 3))
@@ -260,18 +266,22 @@ def _record(program: Program, routes: kernel.Routes, *, spans: bool) -> kernel.S
 def _durations(
     program: Program, seconds: Costs | Recorded | Seconds, cluster: Cluster | None
 ) -> kernel.Durations:
-    device = np.zeros(program.num_ranks, np.int64)
+    device, nothing = np.zeros(program.num_ranks, np.int64), np.zeros((2, 0, 0))
     if isinstance(seconds, Recorded):
-        return kernel.Durations(np.zeros((0, 0, 0)), device, seconds.work_s.copy())
+        return kernel.Durations(nothing, device, seconds.work_s.copy(), nothing)
     if not isinstance(seconds, Costs):
-        return kernel.Durations(np.zeros((0, 0, 0)), device, _listed_s(program, seconds))
+        return kernel.Durations(nothing, device, _listed_s(program, seconds), nothing)
     num_stages = seconds.action_s.shape[1]
     if num_stages != program.num_stages:
         wanted = f"a program of {program.num_stages}"
         raise ValueError(f"costs of {num_stages} stages for {wanted}")
     if seconds.devices != ("",):
         device[:] = list(_devices(program, seconds.devices, cluster))
-    return kernel.Durations(with_copies(seconds.action_s), device, np.zeros(0))
+    if seconds.packing_s.shape[1] not in (0, len(program.edges)):
+        there = seconds.packing_s.shape[1]
+        raise ValueError(f"packing of {there} edges for a program of {len(program.edges)}")
+    packing_s = seconds.packing_s.copy()
+    return kernel.Durations(with_copies(seconds.action_s), device, np.zeros(0), packing_s)
 
 
 def _devices(program: Program, devices: tuple[str, ...], cluster: Cluster | None) -> Iterator[int]:

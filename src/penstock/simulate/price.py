@@ -10,6 +10,7 @@ from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.memory import moved_bytes, peak_with_workspace
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
+from penstock.graph.wire import is_packed
 from penstock.profile import Profile, Profiles
 from penstock.profile.kinds import as_tuple
 from penstock.program.codes import NUM_COSTS, OFFLOAD, RELOAD
@@ -27,6 +28,7 @@ def costs_of(
     versions: Sequence[int] = (),
     *,
     copies: bool = False,
+    bits: Sequence[int] = (),
 ) -> Costs:
     """Return the seconds of F, B, I, W and U of every stage on each profiled kind of device.
 
@@ -34,6 +36,7 @@ def costs_of(
     optimizer, and a copy of the weights where more than one of the `versions` is held.
     A single profile applies to every device.
     copies:   whether to include what it takes to move activations and state, there and back.
+    bits:     of a number in the messages of each edge; empty: none is packed.
     Ignores:  reading the data.
     """
     row = as_tuple(profiles)
@@ -45,7 +48,23 @@ def costs_of(
         if copies:
             sizes = np.tile(_copied_bytes(graph, stages, profile), (2, 1))
             seconds[len(KINDS) : NUM_COSTS, :, at] = sizes * profile.far_s_per_byte
-    return Costs(seconds, tuple(p.kind for p in row) if len(row) > 1 else ("",))
+    packing_s = [[_packing_s(graph, stages, profile, bits)] for profile in row] if bits else []
+    return Costs(
+        seconds,
+        tuple(p.kind for p in row) if len(row) > 1 else ("",),
+        packing_s=np.concatenate(packing_s).transpose(2, 1, 0) if bits else np.empty((2, 0, 0)),
+    )
+
+
+def _packing_s(
+    graph: Graph, stages: Stages, profile: Profile, bits: Sequence[int]
+) -> list[tuple[float, float]]:
+    """Return for each edge the seconds of packing a message and of unpacking it."""
+    rows: list[tuple[float, float]] = []
+    for edge, each in zip(stages.edges, bits, strict=True):
+        packed = [v for v in edge.values if is_packed(graph, v, each)]
+        rows.append(profile.packing_s(each, [graph.nodes[v].size_bytes for v in packed]))
+    return rows
 
 
 def _stage_s(

@@ -32,13 +32,15 @@ def bare(plan: Plan) -> Plan:
 class Setting(NamedTuple):
     """What the stages of a plan take: their costs, and for each rank of all replicas its device.
 
-    cluster:  None where messages take no time.
+    cluster:        None where messages take no time.
+    message_bytes:  of each edge, where messages are packed; empty: of their values.
     """
 
     stages: Stages
     costs: Costs
     places: Sequence[int]
     cluster: Cluster | None
+    message_bytes: Sequence[int] = ()
 
 
 def suited(plan: Plan, setting: Setting, *, alike: Schedule | None = None) -> Plan:
@@ -84,7 +86,9 @@ def _message_s(made: Schedule, setting: Setting) -> float:
     if (cluster := setting.cluster) is None:
         return 0.0
     lives = [ranks[0] for ranks in made.stage_ranks]
-    ends = ((lives[e.source], lives[e.target], e.size_bytes) for e in setting.stages.edges)
+    sizes = setting.message_bytes or [edge.size_bytes for edge in setting.stages.edges]
+    each = zip(setting.stages.edges, sizes, strict=True)
+    ends = ((lives[e.source], lives[e.target], size) for e, size in each)
     found = [cluster.message_s(a, b, size) for a, b, size in ends if a != b]
     return sum(found) / max(1, len(found))
 

@@ -325,7 +325,7 @@ def _option(
             objective=aim.objective,
             error=ERROR,
             clip=way.job.clip_norm is not None,
-            fixed=fixed,
+            fixed=replace(fixed, wire=way.job.fewest_bits),
             with_front=aim.with_front,
             is_over=is_over,
             progress=update,

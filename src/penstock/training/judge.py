@@ -15,17 +15,18 @@ from torch import Tensor, nn
 
 from penstock.errors import CheckpointError
 from penstock.files import read_json
-from penstock.graph.graph import Graph
 from penstock.graph.merge import merged
 from penstock.graph.stages import Stages
-from penstock.job import Job
+from penstock.graph.trace import Capture
+from penstock.job import AS_IT_IS, Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
+from penstock.runtime.rounded import Rounded
 from penstock.runtime.sequential import sequential
 from penstock.runtime.weights import load_model
 from penstock.training.compare import Difference, compared, compared_gradients, compared_updates
 from penstock.training.digest import ReadDigests, recorded
-from penstock.training.plain import Plain
+from penstock.training.plain import Plain, PlainStep
 from penstock.training.proof import Proof, proof_of
 
 INFINITY = float("inf")
@@ -33,11 +34,11 @@ Earlier = checkpoint.Checkpoint | None
 
 
 class SequentialParts(NamedTuple):
-    """What the sequential definition of an asynchronous program is made of."""
+    """What the sequential definition of a program is made of."""
 
     program: Program
     stages: Stages
-    graph: Graph
+    capture: Capture
     joined: int  # of the author's micro-batches that make one of the program's
 
 
@@ -49,6 +50,7 @@ class Case:
     resume:    the checkpoint that the first of `steps` begins with; None: the first weights.
     backward:  whether there is any.
     late:      of an asynchronous run; None: every gradient is of the newest weights.
+    rounded:   of a run that rounds what goes from rank to rank; None: nothing is rounded.
     by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
     """
@@ -58,6 +60,7 @@ class Case:
     resume: Path | None = None
     backward: bool = True
     late: SequentialParts | None = None
+    rounded: SequentialParts | None = None
     by_parts: bool = False
     model: nn.Module | None = None
 
@@ -78,7 +81,9 @@ def judged(case: Case, folder: Path) -> Proof:
         else:
             rows = list(_steps(case, folder))
     seconds = time.perf_counter() - start
-    return proof_of(case.job, case.steps, rows, tuple(left_out), seconds)
+    parts = case.rounded or case.late
+    bits = () if parts is None else tuple(sorted({*parts.program.bits} - {AS_IT_IS}))
+    return proof_of(case.job, case.steps, rows, tuple(left_out), seconds, bits)
 
 
 class _Untouched:
@@ -100,13 +105,14 @@ class _Untouched:
 def _steps(case: Case, folder: Path) -> Iterator[Difference]:
     """Yield the differences of each step of a synchronous run."""
     losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), ReadDigests()
-    plain = Plain(replace(case.job, data=recorded(case.job.data, reads)))
+    plain = _plain(case, reads)
     if case.resume is not None:
         state = checkpoint.load(case.resume)
         plain.load(state.tensors, state.plain)
     for step in case.steps:
         found = _found(folder, step)
-        made = plain.gradients(step, backward=case.backward)
+        made, rows = _made(case, plain, step)
+        yield from rows
         given, before = _part(found.tensors, "gradients/"), plain.weights()
         if case.backward:
             plain.update(step, given)
@@ -130,7 +136,7 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
                parameters together.
     """
     losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), ReadDigests()
-    plain = Plain(replace(case.job, data=recorded(case.job.data, reads)))
+    plain = _plain(case, reads)
     before = None if case.resume is None else checkpoint.unread(case.resume)
     if not plain.is_plain:
         left_out.append("updates: all of the optimizer's state at once needs more memory")
@@ -138,7 +144,8 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
         if before is not None:
             load_model(plain.model, before.tensors)
         found = _found(folder, step, checkpoint.unread)
-        made = plain.gradients(step)
+        made, rows = _made(case, plain, step)
+        yield from rows
         yield _data_difference(found, reads.taken())
         yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
@@ -151,6 +158,40 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
                 yield from _update_of(name, plain, step, found, before)
         yield from _copy_differences(found)
         before = found
+
+
+def _plain(case: Case, reads: ReadDigests) -> Plain:
+    """Return the plain loop; where something is rounded, it takes the plan's micro-batches."""
+    job = replace(case.job, data=recorded(case.job.data, reads))
+    if case.rounded is None:
+        return Plain(job)
+    parts = case.rounded
+    return Plain(merged(job, parts.joined), Rounded(parts.capture, parts.stages, parts.program))
+
+
+def _made(case: Case, plain: Plain, step: int) -> tuple[PlainStep, list[Difference]]:
+    """Return the plain loop's step before its update.
+
+    Where numbers are rounded, also how far the traced step is from the plain loop without rounding,
+    which has to be as near as ever, and how far rounding has moved the gradients.
+    """
+    backward, parts, rounding = case.backward, case.rounded, plain.rounded
+    if parts is None:
+        return plain.gradients(step, backward=backward), []
+    made, buffers = list[PlainStep](), {k: v.clone() for k, v in plain.model.named_buffers()}
+    exact = Rounded(parts.capture, parts.stages, parts.program, exactly=True)
+    for by in (None, exact, rounding):
+        for name, buffer in plain.model.named_buffers():
+            buffer.copy_(buffers[name])
+        plain.rounded = by
+        made.append(plain.gradients(step, backward=backward))
+    plainly, traced, rounded = made
+    rows = [compared("traced loss", {"": _number(traced.loss)}, {"": _number(plainly.loss)})]
+    if backward:
+        near = compared_gradients(traced.gradients, plainly.gradients)
+        far = compared_gradients(rounded.gradients, plainly.gradients)
+        rows += [replace(near, what="traced gradients"), replace(far, what="rounding")]
+    return rounded, rows
 
 
 def _update_of(
@@ -197,7 +238,7 @@ def _window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Differe
     program, reads = late.program, ReadDigests()
     watched = replace(case.job, data=recorded(case.job.data, reads))
     job = merged(watched, late.joined)
-    expected = sequential(job, program, program.num_steps, late.stages, late.graph)
+    expected = sequential(job, program, program.num_steps, late.stages, late.capture)
     found = _found(folder, case.steps[0])
     yield _data_difference(found, reads.taken())
     for group in ("weights", "buffers") if case.job.buffers == "exact" else ("weights",):

@@ -3,6 +3,8 @@
 Every run is compared with it, so it calls nothing that a run is made of: the uncut model,
 eager autograd, torch's own clipping, the job's optimizer on the whole model.  Only the seeds of
 random ops are Penstock's (`graph/code.py`): they belong to micro-batches, not to a process.
+But where numbers are rounded between ranks, there is no such loop: then gradients are those of
+`runtime/rounded.py`, of the traced step.
 """
 
 import itertools
@@ -22,6 +24,7 @@ from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.eager import load_model
 from penstock.runtime.kept import ExtraState, put_state, take_state
+from penstock.runtime.rounded import Rounded, StepInputs
 from penstock.runtime.updates import SEED
 
 State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
@@ -37,8 +40,8 @@ class PlainStep(NamedTuple):
 class Plain:
     """The whole model, its optimizer, and the micro-batches in order."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, rounded: Rounded | None = None) -> None:
+        self.job, self.rounded = job, rounded
         self.model = build_model(job)
         self.parameters = dict(self.model.named_parameters())
         whole = whole_optimizer(job, self.model, is_new=True)
@@ -58,15 +61,38 @@ class Plain:
         losses: list[Tensor] = []
         self.model.zero_grad()
         for index, batch in self._micro_batches(step):
-            with SeededRandom(micro_batch_seed(self.job.seed, index)):
-                loss = loss_of(self.job, self.model, batch)
-                if backward:
-                    (loss / self.job.micro_batches).backward()  # pyright: ignore
+            if self.rounded is None:
+                loss = self._eagerly(index, batch, backward=backward)
+            else:
+                loss = self._rounded(self.rounded, index, batch, backward=backward)
             losses.append(loss.detach().double().reshape(()))
         if backward and self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
         given = {n: p.grad.to_dense() for n, p in self.parameters.items() if p.grad is not None}
         return PlainStep(float(torch.stack(losses).mean()), given)
+
+    def _eagerly(self, index: int, batch: Any, *, backward: bool) -> Tensor:
+        with SeededRandom(micro_batch_seed(self.job.seed, index)):
+            loss = loss_of(self.job, self.model, batch)
+            if backward:
+                (loss / self.job.micro_batches).backward()  # pyright: ignore
+        return loss
+
+    def _rounded(self, by: Rounded, index: int, batch: Any, *, backward: bool) -> Tensor:
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        read = StepInputs(
+            forward=weights,
+            backward=weights,
+            buffers=dict(self.model.named_buffers()),
+            leaves=by.capture.leaves(batch),
+            number=index % self.job.micro_batches,
+            seed=micro_batch_seed(self.job.seed, index),
+        )
+        loss, gradients = by.micro_batch(read, backward=backward)
+        for name, part in gradients.items():
+            before = self.parameters[name].grad
+            self.parameters[name].grad = part.clone() if before is None else before + part
+        return loss
 
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Let the optimizer make the next weights from `gradients`."""

@@ -97,6 +97,7 @@ def profiled(
     will have; others are estimated.
     Raises:   ClusterError: a device that is not here has no FLOP/s for the dtype of a product.
     """
+    from penstock.graph.wire import wire_choices
     from penstock.profile.estimate import estimated, kinds_of
     from penstock.profile.measure import optimizer_state
     from penstock.profile.of_graph import kind_here
@@ -106,7 +107,7 @@ def profiled(
     return tuple(
         measured_as(here, captured, job, cluster, listener)
         if kind.name == here
-        else estimated(captured.graph, kind, state)
+        else estimated(captured.graph, kind, state, wire=wire_choices(job.fewest_bits))
         for kind in kinds
     )
 

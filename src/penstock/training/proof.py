@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from penstock.files import Json
+from penstock.graph.wire import error_bound
 from penstock.job import Job
 from penstock.training.compare import Difference, worst_of
 
 TOLERANCE = 1e-5  # relative, of sums made in another order
 LOW_PRECISION_TOLERANCE = 2e-2  # under autocast: bfloat16 has 8 bits
+_WINDOW_ROUNDINGS = 8
 _SAME_INPUTS = ("update", "optimizer", "data", "copies")  # nothing was rounded on the way to them
 
 
@@ -23,6 +25,7 @@ class Proof:
     problem:      what differs by more than rounding, and where; empty if nothing does.
     left_out:     what was not compared, and why.
     seconds:      that it took.
+    bits:         of numbers that go rounded from rank to rank; empty: none does.
     """
 
     steps: tuple[int, ...]
@@ -30,6 +33,7 @@ class Proof:
     problem: str
     left_out: tuple[str, ...]
     seconds: float
+    bits: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if self.problem:
@@ -37,7 +41,11 @@ class Proof:
         steps = " and ".join(str(step + 1) for step in self.steps)
         groups = ", ".join(map(str, self.differences))
         rest = f"; not compared: {'; '.join(self.left_out)}" if self.left_out else ""
-        return f"equal to the plain loop at step {steps}: {groups}{rest}"
+        loop = "the plain loop"
+        if self.bits:
+            bits = " or ".join(map(str, self.bits))
+            loop += f" that rounds to {bits} bits what goes from rank to rank"
+        return f"equal to {loop} at step {steps}: {groups}{rest}"
 
     def to_json(self) -> dict[str, Json]:
         """Return the proof as JSON values; what is infinitely far apart is null."""
@@ -57,15 +65,20 @@ def proof_of(
     rows: Sequence[Difference],
     left_out: tuple[str, ...],
     seconds: float,
+    bits: tuple[int, ...] = (),
 ) -> Proof:
     """Return the proof that all these differences make."""
     groups = dict.fromkeys(row.what for row in rows)
     worst = tuple(worst_of(row for row in rows if row.what == group) for group in groups)
-    too_far = [row for row in worst if not row.value <= _tolerance(row, job)]
-    return Proof(steps, worst, "; ".join(map(_words, too_far)), left_out, seconds)
+    too_far = [row for row in worst if not row.value <= _tolerance(row, job, bits)]
+    return Proof(steps, worst, "; ".join(map(_words, too_far)), left_out, seconds, bits)
 
 
-def _tolerance(row: Difference, job: Job) -> float:
+def _tolerance(row: Difference, job: Job, bits: tuple[int, ...]) -> float:
+    if row.what == "rounding":
+        return math.inf
+    if row.what == "weights" and bits:  # of a window: a last bit may round the other way meanwhile
+        return _WINDOW_ROUNDINGS * error_bound(min(bits))
     exact = row.what in _SAME_INPUTS or job.autocast is None
     return TOLERANCE if exact else LOW_PRECISION_TOLERANCE
 
@@ -78,6 +91,9 @@ _MEANT: dict[str, Callable[[str], str]] = {
     "update": lambda where: f"the update of {where}, from the same gradients,",
     "optimizer": lambda where: f"the optimizer's state {where.removeprefix('optimizer/')}",
     "weights": lambda where: f"the weight {where}",
+    "traced loss": lambda where: "the loss of the traced step",
+    "traced gradients": lambda where: f"the traced step's gradient of {where}",
+    "rounding": lambda where: f"rounding moves the gradient of {where}, which",
     "copies": lambda where: f"{where} has other weights than its copies",
 }
 

@@ -158,12 +158,18 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
     job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
     if not is_asynchronous(plan):
         by_parts = bool(_short_of(captured, COPIES))
-        backward = trains(plan.schedule)
-        return Case(job, steps, resume, backward, by_parts=by_parts, model=captured.model)
+        backward, rounded = trains(plan.schedule), None
+        if plan.rounds:
+            program = lower_plan(plan, captured.graph)
+            rounded = SequentialParts(
+                program, stages_of(plan, captured.graph), captured, plan.joined
+            )
+        own = captured.model
+        return Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts, model=own)
     job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)
-    late = SequentialParts(program, stages, graph, plan.joined)
+    late = SequentialParts(program, stages, captured, plan.joined)
     return Case(job, (0,), late=late, model=captured.model)
 
 
@@ -173,7 +179,8 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
     Raises:   RunError: a rank failed.
     """
     plan, captured, reads = planned.plan, planned.captured, ReadDigests()
-    program = case.late.program if case.late else lower_plan(plan, captured.graph)
+    parts = case.late or case.rounded
+    program = parts.program if parts else lower_plan(plan, captured.graph)
     job = merged(replace(case.job, data=recorded(case.job.data, reads)), plan.joined)
     task = Task(
         captured,

@@ -1,0 +1,79 @@
+"""Wire: the bytes of a message whose numbers are packed into a few bits each.
+
+A row of numbers that belong together has one scale, the greatest of them by its size; each number
+is then a whole number of steps of that scale:
+
+    step = max(greatest, TINY) / most        most = 2 ** (bits - 1) - 1
+    code = round(x / step)                   -most ... most, and 0 is 0
+    x'   = code * step                       |x' - x| <= step / 2, but for float32's rounding
+
+Only what is computed from weights is packed, activations and gradients of floating point, and only
+where that is smaller.  Masks, tables and whole numbers go as they are.  A row with an infinity or
+something that is no number arrives without any number.
+
+Source: arXiv:2311.05827 (compression of what stages exchange, at the level of bits).
+"""
+
+import math
+from collections.abc import Iterable
+
+from penstock.graph.graph import Graph, Node
+from penstock.job import AS_IT_IS
+
+TINY = 1e-30  # greatest of a row whose numbers are all smaller
+_USUAL = (8, 16)  # bits that are tried beside the fewest
+_LEAST_ROW = 64  # numbers that share a scale, where there are as many
+_FLOATS = {"float64": 8, "float32": 4, "bfloat16": 4, "float16": 4}  # bytes of the scale of a row
+
+
+def wire_choices(fewest: tuple[int, int]) -> tuple[int, ...]:
+    """Return the bits among which is chosen, where a job allows so few there and back."""
+    usual = (each for each in _USUAL if each > min(fewest))
+    return tuple(sorted({*fewest, *usual} - {AS_IT_IS}))
+
+
+def widths(bits: int) -> tuple[int, ...]:
+    """Return the parts in which a code of so many bits is kept: 16, or of 8, 4, 2 and 1 bits."""
+    return (16,) if bits == 16 else tuple(part for part in (8, 4, 2, 1) if bits & part)
+
+
+def row_length(shape: tuple[int, ...]) -> int:
+    """Return how many numbers have a scale together: those of the last dimensions, at least 64."""
+    count = 1
+    for size in reversed(shape):
+        if count >= _LEAST_ROW:
+            break
+        count *= size
+    return count
+
+
+def packed_bytes(shape: tuple[int, ...], dtype: str, bits: int) -> int:
+    """Return the bytes of a packed tensor: its scales and its codes."""
+    count = math.prod(shape)
+    rows = count // max(1, row_length(shape))
+    return rows * _FLOATS[dtype] + sum(-(-count * part // 8) for part in widths(bits))
+
+
+def is_packed(graph: Graph, value: int, bits: int) -> bool:
+    """Return whether a value goes packed where its message has so many bits a number."""
+    node = graph.nodes[value]
+    if bits == AS_IT_IS or node.dtype not in _FLOATS or value not in graph.learned:
+        return False
+    return packed_bytes(node.shape, node.dtype, bits) < node.size_bytes
+
+
+def message_bytes(graph: Graph, values: Iterable[int], bits: int) -> int:
+    """Return the bytes of a message of these values, gaps between tensors not counted."""
+    return sum(_sent_bytes(graph, value, bits) for value in values)
+
+
+def _sent_bytes(graph: Graph, value: int, bits: int) -> int:
+    node: Node = graph.nodes[value]
+    if not is_packed(graph, value, bits):
+        return node.size_bytes
+    return packed_bytes(node.shape, node.dtype, bits)
+
+
+def error_bound(bits: int) -> float:
+    """Return the most by which a number may change, as a part of the greatest of its row."""
+    return 0.5 / (2 ** (bits - 1) - 1)
