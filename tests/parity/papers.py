@@ -29,11 +29,16 @@ VERTICAL_SYNC: Table = {
     4: (3, 3, 3, 3),
     8: (7, 7, 7, 7, 7, 7, 7, 7),
 }
-ROUND_ROBIN: Table = {  # two ranks for the first stage, NOAM = ceil((N + 1) / 2) on each of them
-    2: (3, 0),
-    3: (3, 1, 0),
-    4: (5, 2, 1, 0),
-    8: (9, 6, 5, 4, 3, 2, 1, 0),
+# 1F1B-RR: ranks of each stage, and rounds in flight there.  NOAM: ceil(ranks from it on / its own).
+FIRST_ON_TWO: Table = {2: (2, 1), 3: (2, 1, 1), 4: (2, 1, 1, 1), 8: (2, 1, 1, 1, 1, 1, 1, 1)}
+FIRST_ON_TWO_NOAM: Table = {2: (2, 1), 3: (2, 2, 1), 4: (3, 3, 2, 1), 8: (5, 7, 6, 5, 4, 3, 2, 1)}
+UNLIKE: Table = {2: (2, 3), 3: (2, 3, 1), 4: (2, 3, 1, 1), 8: (2, 3, 1, 1, 1, 1, 1, 1)}
+UNLIKE_NOAM: Table = {2: (3, 1), 3: (3, 2, 1), 4: (4, 2, 2, 1), 8: (6, 3, 6, 5, 4, 3, 2, 1)}
+UNLIKE_FULL: Table = {  # micro-batches in flight, from the last stage on
+    2: (4, 1),  # 3; 3 + 2 + 3 = 8
+    3: (6, 2, 1),  # 1; 1 + 3 + 2 = 6; 6 + 2 + 3 -> 12
+    4: (7, 3, 2, 1),  # 1; 2; 2 + 3 + 2 -> 9; 9 + 2 + 3 = 14
+    8: (9, 4, 6, 5, 4, 3, 2, 1),  # 1, ... 6; 6 + 3 + 2 -> 12; 12 + 2 + 3 -> 18
 }
 LAYERPIPE: Table = {  # 2 S(l), S(l) the stages behind
     2: (2, 0),
@@ -83,6 +88,23 @@ def stashed(table: Table) -> Reads:
 
     def reads(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array]:
         old = past.w[k][max(0, (m - table[past.num_stages][k]) // past.per_step)]
+        return old, old
+
+    return reads
+
+
+def in_rounds(ranks: Table, in_flight: Table) -> Reads:
+    """1F1B-RR: a stage on n ranks takes n micro-batches at once, and updates when all are back.
+
+    Round r of a stage begins when round r - (rounds in flight) has been updated with, and reads
+    that on all ranks.  A window begins a round.
+    """
+
+    def reads(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array]:
+        n, size = ranks[past.num_stages][k], past.per_step
+        own = (m - drained * size) // n
+        back = own - in_flight[past.num_stages][k]  # the last round that is back
+        old = past.w[k][max(0, drained + (back + 1) * n // size)]
         return old, old
 
     return reads
@@ -216,7 +238,9 @@ def rescheduled(decay: float, annealed: int) -> Update:
 PAPERS: dict[str, tuple[Reads, Update]] = {
     "pipedream": (stashed(PIPEDREAM), momentum),
     "vertical_sync": (stashed(VERTICAL_SYNC), momentum),
-    "round_robin": (stashed(ROUND_ROBIN), momentum),
+    "round_robin": (in_rounds(FIRST_ON_TWO, FIRST_ON_TWO_NOAM), momentum),
+    "round_robin(ranks=2-3)": (in_rounds(UNLIKE, UNLIKE_NOAM), momentum),
+    "round_robin(ranks=2-3, depth=full)": (in_rounds(UNLIKE, UNLIKE_FULL), momentum),
     "double_buffered": (double_buffered, momentum),
     "delayed_gradients": (stashed(LAYERPIPE), momentum),
     "timeprest": (whole_steps, momentum),

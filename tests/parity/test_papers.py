@@ -98,6 +98,14 @@ def test_the_pipeline_trains_as_the_paper_says(schedule, stages, per_step, lengt
     assert difference(outcome.weights, expected) < 1e-11
 
 
+@pytest.mark.parametrize("lengths", [(1, 1, 4), (4, 2, 1)])
+def test_ranks_that_a_short_window_leaves_without_work_update_too(lengths, tmp_path):
+    """Stages on two and three ranks, one micro-batch a step: not all of them get one."""
+    schedule = "round_robin(ranks=2-3)"
+    outcome = train(run_of(schedule, 2, 1), tmp_path, lengths)
+    assert difference(outcome.weights, by_the_paper(schedule, 2, 1, lengths)) < 1e-11
+
+
 @pytest.mark.parametrize("schedule", PAPERS)
 def test_the_sequential_definition_is_what_the_paper_says(schedule):
     run = run_of(schedule, 4, 1)

@@ -95,6 +95,14 @@ def test_peak_is_the_predicted_one(schedule, stages, options, name):
     assert found == pytest.approx(expected, rel=CLOSE, abs=norms)
 
 
+def test_peak_of_ranks_in_turn_counts_gradients_that_wait():
+    """The first of three ranks has the first gradient of a round; those of the others wait."""
+    plan = plan_of(captured("tied", FLOAT).graph, "round_robin(ranks=3)", 1, 1)
+    found, expected = measured(plan, "tied"), predicted(plan, "tied")
+    assert found[1:] == pytest.approx(expected[1:], rel=CLOSE)
+    assert found[0] < (1 - CLOSE) * found[1]
+
+
 @pytest.mark.parametrize("name", ["gpt", "tied", "batch_norm"])
 @pytest.mark.parametrize(
     ("schedule", "options", "least"),

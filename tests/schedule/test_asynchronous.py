@@ -1,14 +1,17 @@
 """Asynchronous schedules: what they hold, send and wait for."""
 
 import itertools
+import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import ScheduleError
 from penstock.program.codes import SEND
 from penstock.program.lower import lower
 from penstock.schedule import (
+    Schedule,
     asynchronous,
     bubble,
     find,
@@ -31,9 +34,19 @@ from penstock.schedule.asynchronous import (
     weight_prediction,
     x_pipe,
 )
+from penstock.simulate import simulate
+from penstock.timeline import draw, step_s
 from tests.schedule.toy import picture
 
-sizes, steps = st.integers(1, 6), st.integers(1, 6)
+sizes, steps, seconds = st.integers(1, 6), st.integers(1, 6), st.integers(1, 9)
+
+
+def test_picture_of_round_robin_is_what_runs():
+    def seconds(action):
+        return {"F": 1, "B": 2, "U": 0}[action.kind] * (2 - action.stage)
+
+    drawn = draw(simulate(lower(round_robin(2, 2, num_steps=3)), seconds)).splitlines()
+    assert all(line[:80].rstrip() in asynchronous.__doc__ for line in drawn)
 
 
 def test_picture_in_the_page_is_what_runs():
@@ -78,13 +91,73 @@ def test_activations_are_the_micro_batches_in_flight(num_stages, m, num_steps):
     assert peak_activations(pipelined_backprop(num_stages, m, num_steps=num_steps)) == twice
 
 
-@given(sizes, sizes, st.integers(2, 6))
-def test_first_stage_of_round_robin_takes_turns(num_stages, m, num_steps):
-    made = round_robin(num_stages, m, num_steps=num_steps)
-    assert made.num_ranks == num_stages + 1
-    for number in range(m * num_steps):
-        assert made.rank_of(0, number) == number % 2
-        assert all(made.rank_of(s, number) == s + 1 for s in range(1, num_stages))
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 9))
+def test_stages_of_round_robin_take_turns(ranks, m, num_steps):
+    """Micro-batch m of a stage is on its (m % n)-th rank; all its ranks update in every step."""
+    words = "-".join(map(str, ranks))
+    made = round_robin(len(ranks), m, num_steps=num_steps, ranks=words)
+    firsts = list(itertools.accumulate(ranks, initial=0))
+    assert made.num_ranks == firsts[-1]
+    for stage, (first, own) in enumerate(zip(firsts, ranks, strict=False)):
+        assert made.stage_ranks[stage] == tuple(range(first, first + own))
+        for number in range(m * num_steps):
+            assert made.rank_of(stage, number) == first + number % own
+    assert Schedule.parse(str(made)) == made
+    assert lower(made).stages_of(made.num_ranks - 1) == (len(ranks) - 1,)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), seconds, seconds), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_round_robin_in_full_flight_never_waits(stages, m):
+    """A micro-batch takes what the busiest stage needs for it, its ranks taken together."""
+    ranks = [own for own, _, _ in stages]
+    assert long_run(ranks, stages, m, "full") == max((f + b) / own for own, f, b in stages)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "noam"),
+    [
+        ((2, 1), [(1, 2), (1, 2)], 3.0),  # the busier one is not replicated; once took 4
+        ((2, 1), [(2, 4), (1, 2)], 3.0),  # the paper's figure: the first stage takes twice as long
+        ((15, 1), [(15, 30), (1, 2)], 3.0),
+        ((2, 1, 1), [(2, 4), (1, 2), (1, 2)], 4.5),  # a round waits for the next stage's ranks
+    ],
+)
+def test_seconds_of_a_micro_batch_with_as_many_in_flight_as_the_paper_has(ranks, stages, noam):
+    rows = [(own, *each) for own, each in zip(ranks, stages, strict=True)]
+    assert long_run(ranks, rows, 1, "noam") == noam
+    assert long_run(ranks, rows, 1, "full") == 3.0
+
+
+def long_run(ranks, stages, m: int, depth: str) -> float:
+    """Return the seconds that one more micro-batch takes, when the pipeline is full."""
+
+    def took(steps: int) -> float:
+        words = "-".join(map(str, ranks))
+        made = round_robin(len(ranks), m, num_steps=steps, ranks=words, depth=depth)
+        cost = {"F": 1, "B": 2}
+        return step_s(
+            simulate(lower(made), lambda a: stages[a.stage][cost[a.kind]] if a.kind in cost else 0)
+        )
+
+    unit = math.lcm(m, *ranks) // m
+    return (took(16 * unit) - took(8 * unit)) / (8 * unit * m)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        ("2-0", "the stages are on 2-0 ranks"),
+        ("a", "the stages are on 'a' ranks"),
+        ("1-1-2", "2 stages on 1-1-2 ranks"),
+    ],
+)
+def test_ranks_that_are_none_are_refused(ranks, why):
+    with pytest.raises(ScheduleError, match=why):
+        round_robin(2, 1, ranks=ranks)
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
@@ -111,6 +184,14 @@ def test_messages_are_those_between_ranks(make, messages):
     assert num_messages(make(4, 5)) == messages
     program = lower(make(4, 5))
     assert num_messages(make(4, 5)) == int((program.code.op == SEND).sum())
+
+
+@given(st.integers(0, 3), st.integers(1, 6))
+def test_gradients_that_wait_for_an_earlier_update_are_copies_of_weights(more, m):
+    """Where a step ends inside a round, ranks have gradients of the next one before its update."""
+    made = round_robin(2, m, num_steps=8 + more, ranks="3")
+    parked = int(m % 3 > 0)
+    assert weight_copies(made) == (versions(made).alive[0] + parked, 1)
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))

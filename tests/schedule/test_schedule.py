@@ -165,7 +165,7 @@ UPDATES = [
     ("F0.0 B0.0 U0.0 F0.1 B0.1", "U0.1 is missing on rank 0"),
     ("F0.0 B0.0 U0.0 F0.1 B0.1 U0.1 U0.0", "U0.0 stands twice on rank 0"),
     ("F0.0 F0.1 U0.0 U0.1", "there are updates but no backward"),
-    ("F0.0 B0.0 U0.0 F0.1 B0.1 U0.1\nU0.0", "rank 1 does U0.0, and no forward of stage 0"),
+    ("F0.0 B0.0 U0.0 F0.1 B0.1 U0.1\nU0.0", "U0.1 is missing on rank 1"),
 ]
 
 
@@ -173,6 +173,12 @@ UPDATES = [
 def test_window_lists_every_update_once_where_its_stage_lives(orders, message):
     found, _ = refused(orders, 1, 1, num_steps=2, weight_rule=DOUBLE_BUFFERED)
     assert found.splitlines()[0] == message
+
+
+def test_rank_with_work_updates_no_stage_of_others():
+    orders = "F0.0 B0.0 U0.0 U1.0\nF1.0 B1.0 U1.0"
+    found, _ = refused(orders, 2, 1, weight_rule=DOUBLE_BUFFERED)
+    assert found.splitlines()[0] == "rank 0 does U1.0, and no forward of stage 1"
 
 
 def test_one_step_that_is_not_synchronous_lists_its_update():

@@ -43,14 +43,16 @@ def test_balanced_cuts_on_unlike_devices_are_the_best_of_all(pair, data: st.Data
     op_s = [[s * k for s in profile.op_s] for k in (1, 2, 5)]
     kinds = st.sets(st.integers(0, 2), min_size=1, max_size=2).map(sorted)
     devices = [data.draw(kinds) for _ in range(num_stages)]
+    portions = [data.draw(st.sampled_from([1.0, 0.5, 0.25])) for _ in range(num_stages)]
 
     def cost(cuts: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
         by_kind = [stage_seconds(graph, seconds, cuts) for seconds in op_s]
-        slowest = max(by_kind[k][stage] for stage, row in enumerate(devices) for k in row)
+        parts = enumerate(zip(devices, portions, strict=True))
+        slowest = max(part * by_kind[k][stage] for stage, (row, part) in parts for k in row)
         return slowest, sum(points[c].forward_bytes for c in cuts), cuts
 
     everything = itertools.combinations(range(len(points)), num_stages - 1)
-    assert balanced_cuts_on(graph, op_s, devices) == min(map(cost, everything))[2]
+    assert balanced_cuts_on(graph, op_s, devices, portions) == min(map(cost, everything))[2]
 
 
 def test_more_stages_than_cut_points_allow_are_refused() -> None:

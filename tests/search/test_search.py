@@ -20,6 +20,7 @@ from penstock.search.balance import balanced_cuts
 from penstock.search.best import search as search_one
 from penstock.search.judge import Judge
 from penstock.search.search import SearchResult
+from penstock.search.shapes import _divided
 from penstock.search.shapes import shapes as all_shapes
 from penstock.search.simplest import ERROR
 from tests.search.chains import (
@@ -282,6 +283,58 @@ def test_step_of_an_asynchronous_schedule_is_what_one_more_step_adds() -> None:
     assert plan.predicted.step_s == pytest.approx(4 * 3)  # no bubble between steps
     _, timeline = evaluate(graph, profile, cluster_of(3), plan)
     assert {span.micro_batch for span in timeline.spans if span.kind == "F"} == set(range(8 * 4))
+
+
+def test_round_robin_divides_ranks_among_stages_as_is_best() -> None:
+    """Layers take 4 s and 3 s: the first stage gets two of three ranks, the other never waits."""
+    graph = chain([1, 1], [1, 1])
+    profile, cluster = profile_of(graph, [2, 1]), cluster_of(3)
+    fixed = Fixed(schedule="round_robin", ranks=3, stages=2)
+    plan, found, *_ = search(graph, profile, cluster, micro_batches=1, fixed=fixed)
+    assert name_of(plan.schedule) == "round_robin(ranks=2-1)"
+    assert plan.predicted.step_s == pytest.approx(3)
+    assert {name_of(c.plan.schedule) for c in found} == {
+        "round_robin(ranks=2-1)",
+        "round_robin(ranks=1-2)",
+    }
+    said = replace(fixed, schedule="round_robin(ranks=1-2)")
+    other, *_ = search(graph, profile, cluster, micro_batches=1, fixed=said)
+    assert other.predicted.step_s == pytest.approx(4)
+
+
+def test_ranks_of_stages_that_are_not_there_are_asked_for() -> None:
+    fixed = Fixed(schedule="round_robin(ranks=1-2)")
+    with pytest.raises(PlanError, match="no plan fits schedule") as caught:
+        search(SIX, SIX_PROFILE, cluster_of(2), micro_batches=4, fixed=fixed)
+    assert caught.value.hint == "round_robin(ranks=1-2) puts 2 stages on 3 ranks: give --ranks 3"
+
+
+@pytest.mark.parametrize(("ranks", "ways"), [(3, 4), (6, 32), (7, 22)])
+def test_ranks_are_divided_in_every_way_or_one_stage_gets_more(ranks: int, ways: int) -> None:
+    found = list(_divided(ranks))
+    assert len({*found}) == len(found) == ways
+    assert {sum(own) for own in found} == {ranks}
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "micro_batches", "cuts", "step_s"),
+    [
+        (4, "2-1", 2, (2,), 8),  # layers of 2, 3, 3 and 3 s: two ranks do 8 s, one 3 s
+        (1, "3", 1, (), 2 / 3),  # a window is of whole rounds
+    ],
+)
+def test_layers_are_cut_for_the_ranks_of_each_stage(
+    layers: int, ranks: str, micro_batches: int, cuts: tuple[int, ...], step_s: float
+) -> None:
+    graph = chain([1] * layers, [1] * layers)
+    fixed = Fixed(schedule=f"round_robin(ranks={ranks})", ranks=3)
+    profile = profile_of(graph, [1] * layers)
+    plan, found, *_ = search(
+        graph, profile, cluster_of(3), micro_batches=micro_batches, fixed=fixed
+    )
+    assert {candidate.plan.cuts for candidate in found[1:]} >= {cuts}
+    assert (plan.cuts, plan.predicted.step_s) == (cuts, pytest.approx(step_s))
+    assert found[-1].plan.cuts == cuts
 
 
 # -- memory -------------------------------------------------------------------------------------

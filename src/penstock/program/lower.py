@@ -33,6 +33,7 @@ from penstock.program.wiring import Wiring, laws, wire
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import F, I, U
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.verify import updated_only
 
 
 def lower(schedule: Schedule) -> Program:
@@ -74,7 +75,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     wires = tuple(chain(largest.num_stages, backward=backward) if edges is None else edges)
     check_edges(wires, largest.num_stages)
     check_tied(tied, largest.num_stages)
-    lives = {id(one): holders_of(one.ranks[None])[0] for one in many}
+    lives = {id(one): _homes(one) for one in many}
     grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
@@ -115,6 +116,12 @@ def _sizes(schedule: Schedule) -> str:
     split = "split" if (schedule.orders.kinds == I).any() else "whole"
     sizes = f"{schedule.num_stages} stages on {schedule.num_ranks} ranks, {split} backwards"
     return f"{sizes}, {schedule.num_steps} steps, weights {schedule.weight_rule.name}"
+
+
+def _homes(schedule: Schedule) -> Sequence[tuple[int, ...]]:
+    """Return the ranks on which each stage of a schedule lives."""
+    without = updated_only(schedule.orders) if schedule.has_updates else ()
+    return schedule.stage_ranks if without else holders_of(schedule.ranks[None])[0]
 
 
 def _on(holders: Sequence[tuple[int, ...]], ranks: range) -> tuple[tuple[int, ...], ...]:
@@ -335,7 +342,7 @@ def _of_replica(
     """
     (at, grid), (wiring, num_sums) = replica, beside
     where = schedule.ranks
-    extras = _extras(schedule, sums, holders_of(where[None])[0])
+    extras = _extras(schedule, sums, _homes(schedule))
     ranks = grid.ranks_of(at)
     members: list[list[int]] = [[] for _ in range(num_sums)]
     for number, one in sums.items():

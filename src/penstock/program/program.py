@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
 from penstock.job import is_wire_bits
-from penstock.program.codes import COMPUTE, RECEIVE, Codes
+from penstock.program.codes import COMPUTE, RECEIVE, UPDATE, Codes
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
 from penstock.program.edges import TiedGroup as TiedGroup
@@ -128,9 +128,13 @@ class Program:
         return Grid(self.num_ranks // self.replicas, shares)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages that live on `rank`, in increasing order."""
+        """Return the stages that live on `rank`, in increasing order.
+
+        They are those that it computes; of a rank that computes none, those that it updates.
+        """
         part = self.code.slice_of(rank)
-        stages = self.code.stage[part][self.code.op[part] == COMPUTE]
+        computes, updates = (self.code.op[part] == op for op in (COMPUTE, UPDATE))
+        stages = self.code.stage[part][computes if computes.any() else updates]
         return tuple(np.unique(stages).tolist())
 
     def slots(self, rank: int) -> dict[int, int]:

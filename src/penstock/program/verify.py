@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.program import rules
-from penstock.program.codes import JOINS, OFFLOAD, RELOAD, RESHARD, UNSHARD, Codes
+from penstock.program.codes import COMPUTE, JOINS, OFFLOAD, RELOAD, RESHARD, UNSHARD, Codes
 from penstock.program.deadlock import stops
 from penstock.program.faults import broken_rule, deadlock, missing, mixed_up, too_many
 from penstock.program.instructions import Reduce
-from penstock.program.reductions import as_arrays, holders_of, needed, stages_by_rank
+from penstock.program.reductions import Holders, as_arrays, holders_of, needed, stages_by_rank
 from penstock.program.rules import Columns, Facts, Known, Places, Sizes
 from penstock.program.wiring import laws, wire
 
@@ -56,7 +56,7 @@ def facts_of(program: "Program") -> Facts:
     sizes = _sizes_of(program)
     places = _places_of(program, sizes)
     shape = (program.replicas, sizes.stages, sizes.micro_batches)
-    holders = holders_of(places.where.reshape(shape))
+    holders = _with_idle(program, holders_of(places.where.reshape(shape)))
     backward = int(places.done[0]) > rules.FORWARD_ONLY
     late = any(one.how == "validate" for one in program.code.reductions)
     sums = holders, program.tied, program.clip, program.stage_bytes
@@ -74,6 +74,19 @@ def facts_of(program: "Program") -> Facts:
         held_offsets,
         backward,
     )
+
+
+def _with_idle(program: "Program", holders: Holders) -> Holders:
+    """Return `holders` with the ranks that compute nothing, and update what others compute."""
+    busy = np.add.reduceat(np.append(program.code.op == COMPUTE, False), program.code.offsets[:-1])
+    idle = np.flatnonzero(busy == 0).tolist()
+    if not any(program.stages_of(rank) for rank in idle):
+        return holders
+    rows = [[{*ranks} for ranks in replica] for replica in holders]
+    for rank in idle:
+        for stage in program.stages_of(rank):
+            rows[program.grid.replica_of(rank)][stage].add(rank)
+    return tuple(tuple(tuple(sorted(ranks)) for ranks in replica) for replica in rows)
 
 
 def columns(code: Codes) -> Columns:

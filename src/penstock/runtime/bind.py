@@ -35,7 +35,7 @@ from penstock.runtime.calls import Bound, Call
 from penstock.runtime.lane import Awaited
 from penstock.runtime.post_validation import Provisional, Validation, known_before
 from penstock.runtime.sums import LocalStages, sum_call, tell_call, update_call
-from penstock.runtime.versions import Read, VersionSlots
+from penstock.runtime.versions import ParkedGradients, Read, VersionSlots
 from penstock.schedule.schedule import Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
@@ -75,10 +75,12 @@ class _Binder:
         self.per_step = program.num_micro_batches
         self.own = program.stages_of(rank.rank)
         self.slots = VersionSlots(program, rank.rank)
+        self.parked = ParkedGradients(self.code, self.per_step)
         sizes, rule = (program.num_stages, program.num_micro_batches), program.weight_rule
         for stage in self.own:
             weights = rank.weights_of(stage)
             weights.reserve(self.slots.count[stage], self.slots.predictions[stage])
+            weights.park(self.parked.count(stage))
             keeps = rule.kept(stage, *sizes) > 0
             weights.attend(rule, rule.staleness(stage, *sizes), keeps=keeps)
         nodes, loss = rank.capture.graph.nodes, rank.capture.graph.loss
@@ -152,6 +154,9 @@ class _Binder:
             case Update(stage, step):
                 yield from self.sums.waits()
                 yield Bound(self._update(stage, step), "update", "U", stage, step)
+                if (slot := self.parked.slots.get((stage, step + 1))) is not None:
+                    unpark = partial(self.rank.weights_of(stage).unpark, slot)
+                    yield Bound(unpark, "versions", "U", stage, step)
             case Offload(of) | Reload(of):
                 call = self._copy(of, is_reload=isinstance(instruction, Reload))
                 kind = "reload" if isinstance(instruction, Reload) else "offload"
@@ -350,7 +355,8 @@ class _Binder:
 
     def _add(self, action: Action, segment: Segment, place: dict[int, int]) -> Consumer:
         """Return what adds gradients to those of the step; the first ones are copied."""
-        sums = self.rank.weights_of(action.stage).gradients
+        weights, slot = self.rank.weights_of(action.stage), self.parked.of.get(action)
+        sums = weights.gradients if slot is None else weights.parked[slot][1]
         parts = dict(segment.gradients)  # the last part of each parameter
         targets = [sums[parameter] for parameter in parts]
         pick = _picker([place[value] for value in parts.values()])

@@ -6,10 +6,13 @@ predicted from a version are made while an action reads them, parameter by param
 that are read after the version is replaced are made when they are first read, and have places.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 from penstock.errors import RunError
-from penstock.program.program import Compute, Program, Update
+from penstock.program.program import Compute, Instruction, Program, Update
 from penstock.schedule.schedule import Action
 
 
@@ -129,3 +132,37 @@ class VersionSlots:
         """Return whether `version` is read after `place`, or by the next window."""
         is_read = self._last_read.get((stage, version), -1) > place
         return is_read or version >= self.num_steps - self.history[stage]
+
+
+class ParkedGradients:
+    """Gradients that are made before the update of an earlier step, on one rank.
+
+    They wait in a place of their own until that update is done.
+
+    of:     by action, its place.  slots: by (stage, step), likewise.
+    """
+
+    def __init__(self, code: Sequence[Instruction], per_step: int) -> None:
+        self.of: dict[Action, int] = {}
+        self.slots: dict[tuple[int, int], int] = {}
+        updates: Counter[int] = Counter()
+        for instruction in code:
+            match instruction:
+                case Update(stage):
+                    updates[stage] += 1
+                case Compute(action) if action.kind in "BW":
+                    stage, step = action.stage, action.micro_batch // per_step
+                    if step > updates[stage]:
+                        self.of[action] = self._place(stage, step, updates[stage])
+                case _:
+                    pass
+
+    def _place(self, stage: int, step: int, now: int) -> int:
+        """Return the place of (stage, step): one that no step after `now` has."""
+        taken = {at for (of, later), at in self.slots.items() if of == stage and later > now}
+        free = next(at for at in count() if at not in taken)
+        return self.slots.setdefault((stage, step), free)
+
+    def count(self, stage: int) -> int:
+        """Return how many places a stage needs."""
+        return max((at + 1 for (of, _), at in self.slots.items() if of == stage), default=0)

@@ -25,6 +25,8 @@ from penstock.runtime.optimizer import Optimizers, optimizers_of
 from penstock.runtime.staleness import Staleness
 from penstock.schedule.weight_rule import WeightRule
 
+Copies = list[tuple[list[Tensor], dict[int, Tensor]]]  # flat tensors, and by node views of them
+
 _ALIGN_BYTES = 64  # a cache line; every parameter starts on one
 
 
@@ -68,8 +70,7 @@ class StageWeights:
     ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
         parameters = dict(capture.model.named_parameters())
-        buffers = dict(capture.model.named_buffers())
-        self.names = names
+        buffers, self.names = dict(capture.model.named_buffers()), names
         self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
         self.buffers = {n: buffers[name].detach().clone() for n, name in self.buffer_names.items()}
         trainable = {
@@ -85,8 +86,9 @@ class StageWeights:
             value.copy_(trainable[node].detach())
         self.live = {node: nn.Parameter(value) for node, value in live.items()}
         self.frozen = {n: parameters[m].detach().clone() for n, m in names.items() if n not in live}
-        self.stash: list[tuple[list[Tensor], dict[int, Tensor]]] = []
-        self.predicted: list[tuple[list[Tensor], dict[int, Tensor]]] = []
+        self.stash: Copies = []
+        self.predicted: Copies = []
+        self.parked: Copies = []
         self.staleness: Staleness | None = None
         self.undo: _Undo | None = None
         self.far_state: FarState | None = None
@@ -115,6 +117,17 @@ class StageWeights:
             while len(room) < count:
                 flats = [flat.clone() for flat in self.flats]
                 room.append((flats, _all_views(self.layouts, flats)))
+
+    def park(self, num_slots: int) -> None:
+        """Make places for gradients of so many later steps than the one that is updated next."""
+        while len(self.parked) < num_slots:
+            flats = [torch.zeros_like(flat) for flat in self.flat_gradients]
+            self.parked.append((flats, _all_views(self.layouts, flats)))
+
+    def unpark(self, slot: int) -> None:
+        """Let the gradients in `slot` be those that are summed and updated with next."""
+        for flat, kept in zip(self.flat_gradients, self.parked[slot][0], strict=True):
+            flat.copy_(kept)
 
     def attend(self, rule: WeightRule, delay: float, *, keeps: bool) -> None:
         """Do from now on what `rule` says about staleness; `delay` is that of this stage.
@@ -230,7 +243,7 @@ class StageWeights:
         """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
         held: list[Tensor] = [*self.flats, *self.flat_gradients, *self.frozen.values()]
         held += [*self.buffers.values(), *(flat for flats, _ in self.stash for flat in flats)]
-        held += [flat for flats, _ in self.predicted for flat in flats]
+        held += [flat for flats, _ in (*self.predicted, *self.parked) for flat in flats]
         if self.staleness is not None:
             held += [*self.staleness.previous, *self.staleness.average]
         if self.undo is not None:

@@ -12,6 +12,13 @@ are on their way.  Three orders:
     rank 0  F0 F1 .  .  B0 B0 U0 F2 B1 B1 U1 .  B2 B2 U2
     rank 1  .  F0 B0 B0 U0 F1 B1 B1 U1 F2 B2 B2 U2 .  .
 
+Where a stage is on several ranks, micro-batches go to them in turn (`round_robin`):
+
+    S = 2, M = 2, three steps; seconds of stage 0: two for F, four for B; of stage 1: half
+    rank 0  F0.0 -    F0.2 -    .    B0.0 -    -    -    .    .    .    F0.4 -    B0.2 -    -
+    rank 1  F0.1 -    F0.3 -    .    .    .    .    B0.1 -    -    -    F0.5 -    B0.3 -    -
+    rank 2  .    .    F1.0 B1.0 -    F1.1 B1.1 -    F1.2 B1.2 -    F1.3 B1.3 -    F1.4 B1.4 -
+
 Bubble, in seconds, for equal stages, free links and u = 0, in the whole window, as it fills and
 drains only once: (S - 1) * (f + b) without a flush.
 
@@ -22,6 +29,7 @@ from typing import Literal
 
 import numpy as np
 
+from penstock.errors import ScheduleError
 from penstock.schedule import weight_rule as rules
 from penstock.schedule.orders import Row, arrange
 from penstock.schedule.schedule import Schedule
@@ -169,32 +177,53 @@ def timeprest(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) ->
     return Schedule(num_stages, num_micro_batches, orders, num_steps, rules.NEWEST, name)
 
 
-def round_robin(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
-    """Return 1F1B without a flush, with stashing; the first stage alternates between two ranks.
+def round_robin(
+    num_stages: int,
+    num_micro_batches: int,
+    *,
+    num_steps: int = 4,
+    ranks: int | str = 2,
+    depth: rules.Depth = "noam",
+) -> Schedule:
+    """Return 1F1B without a flush, with stashing, whose stages are on several ranks in turn.
 
-    Micro-batch m is on rank m % 2, stage s > 0 on rank s + 1.  Both ranks update with the sum of
-    their gradients.
-    Source: arXiv:1806.03377, section 3.2 (1F1B-RR).
+    `ranks` are those of each stage, as PipeDream's paper writes them: 15-1; stages not named are on
+    one.  Of n ranks the (m % n)-th does micro-batch m, forward and backward; n micro-batches are a
+    round.  After its last backward come the updates for it: only there these ranks wait for each
+    other.  With `depth` "noam", ceil(ranks from here on / n) rounds are in flight; with "full" so
+    many that a micro-batch takes the most of (f + b) / n, whatever f and b of each stage are.
+
+    Raises:   ScheduleError: a stage is on no rank, or more stages are named than there are.
+    Source: arXiv:1806.03377, section 3.2 (1F1B-RR), and the authors' runtime.
     """
+    rule = rules.round_robin(_ranks_of(ranks), depth)
     m, step = np.arange(num_steps * num_micro_batches), np.arange(num_steps)
     rows: list[tuple[Row, ...]] = []
-    for rank in range(num_stages + 1):
-        stage = max(0, rank - 1)
-        own = m[m % 2 == rank] if rank < 2 else m
-        lag = rules.as_round_robin(stage, num_stages)
-        steps = step if len(own) else step[:0]  # the second rank of one micro-batch does nothing
-        last = (steps + 1) * num_micro_batches - 1
-        rows.append(
-            (
-                Row("B", stage, own, 3 * own),
-                Row("U", stage, steps, 3 * last + 1),
-                Row("F", stage, own, 3 * (own - lag) + 2),
+    for stage, (size, in_flight) in enumerate(rules.rounds_of(rule.ranks, num_stages, depth)):
+        ends = ((step + 1) * num_micro_batches - 1) // size  # the round with a step's last one
+        for turn in range(size):
+            own = m[turn::size]
+            rows.append(
+                (
+                    Row("B", stage, own, 3 * (own // size)),
+                    Row("U", stage, step, 3 * ends + 1),
+                    Row("F", stage, own, 3 * (own // size - in_flight) + 2),
+                )
             )
-        )
     name = round_robin.__name__
-    return Schedule(
-        num_stages, num_micro_batches, arrange(rows), num_steps, rules.ROUND_ROBIN, name
-    )
+    return Schedule(num_stages, num_micro_batches, arrange(rows), num_steps, rule, name)
+
+
+def _ranks_of(given: int | str) -> tuple[int, ...]:
+    """Return the ranks of stages that `given` says, like 15-1.
+
+    Raises:   ScheduleError: it says none.
+    """
+    words = str(given).split("-")
+    if not all(word.isdecimal() and len(word) < 10 for word in words):
+        hint = "write the ranks of each stage: 15-1"
+        raise ScheduleError(f"the stages are on {given!r} ranks", hint=hint)
+    return tuple(map(int, words))
 
 
 ASYNCHRONOUS = (

@@ -82,16 +82,35 @@ def weight_copies(schedule: Schedule) -> tuple[int, ...]:
 
     Versions that are alive, predictions that outlive the version that they are made from and are
     kept at once, and what predictions are made from.  Others are made as an action reads them,
-    parameter by parameter (`made_in_passing`).
+    parameter by parameter (`made_in_passing`).  Also gradients that wait until an earlier step is
+    updated.
     """
     table, sizes = versions(schedule), (schedule.num_stages, schedule.num_micro_batches)
     kept = [schedule.weight_rule.kept(stage, *sizes) for stage in range(schedule.num_stages)]
+    parked = _parked(schedule)
     return tuple(
         (1 if table.forward_ahead[stage].any() or table.backward_ahead[stage].any() else alive)
         + max(_most_kept(own) for own in _predictions(schedule, table, stage))
         + more
+        + parked[stage]
         for stage, (alive, more) in enumerate(zip(table.alive, kept, strict=True))
     )
+
+
+def _parked(schedule: Schedule) -> tuple[int, ...]:
+    """Return for each stage the most steps whose gradients a rank has before an earlier update."""
+    most = [0] * schedule.num_stages
+    for order in schedule.orders if schedule.has_updates else ():
+        updates = [0] * schedule.num_stages
+        begun: list[set[int]] = [set() for _ in updates]
+        for kind, stage, number in order:
+            if kind == "U":
+                updates[stage] += 1
+                begun[stage].discard(updates[stage])
+            elif kind in "BW" and (step := number // schedule.num_micro_batches) > updates[stage]:
+                begun[stage].add(step)
+                most[stage] = max(most[stage], len(begun[stage]))
+    return tuple(most)
 
 
 def made_in_passing(schedule: Schedule) -> frozenset[tuple[Kind, int]]:

@@ -13,7 +13,7 @@ from penstock.files import Json, read_bytes, write_text
 from penstock.schedule import text
 from penstock.schedule.clock import play
 from penstock.schedule.orders import Action, F, Kind, Orders, Row, U, arrange
-from penstock.schedule.verify import check_complete, check_updates, deadlock
+from penstock.schedule.verify import check_complete, check_updates, deadlock, updated_only
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule, versions
 
 __all__ = ["Action", "Kind", "Orders", "Row", "Schedule", "arrange"]
@@ -90,7 +90,10 @@ class Schedule:
     @property
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The ranks on which each stage lives, in increasing order."""
-        return tuple(tuple(np.unique(ranks).tolist()) for ranks in self._ranks)
+        homes = [{*np.unique(ranks).tolist()} for ranks in self._ranks]
+        for rank, stage in updated_only(self.orders):
+            homes[stage].add(rank)
+        return tuple(tuple(sorted(ranks)) for ranks in homes)
 
     @property
     def is_in_order(self) -> bool:

@@ -54,6 +54,7 @@ def check_complete(orders: Orders, sizes: tuple[int, int, int]) -> Ranks:
 def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
     """Check that every rank on which a stage lives lists U(stage, step) once for every step.
 
+    It lives where it does a micro-batch, and on ranks that only update it: replicas that have none.
     Raises:   ScheduleError: an update is missing, doubled, or on a rank without the stage.
     """
     if not np.isin(orders.kinds, (B, W)).any():
@@ -64,6 +65,8 @@ def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
     owners = np.searchsorted(orders.offsets, at, side="right") - 1
     listed = (owners * num_stages + orders.stages[at]) * num_steps + orders.micro_batches[at]
     homes = np.unique(ranks.astype(np.int64) * num_stages + np.arange(num_stages)[:, None])
+    without = [rank * num_stages + stage for rank, stage in updated_only(orders)]
+    homes = np.union1d(homes, np.array(without, np.int64))
     wanted = (homes[:, None] * num_steps + np.arange(num_steps)).ravel()
     unique, first, count = np.unique(listed, return_index=True, return_counts=True)
     if (count > 1).any():
@@ -81,6 +84,16 @@ def check_updates(orders: Orders, ranks: Ranks, num_steps: int) -> None:
         line = excerpt(orders, rank, int(orders.offsets[rank]))
         hint = f"list {update} after the last backward of step {step}"
         raise ScheduleError(f"{update} is missing on rank {rank}\n{line}", hint=hint)
+
+
+def updated_only(orders: Orders) -> list[tuple[int, int]]:
+    """Return (rank, stage) of the updates of ranks that do nothing else."""
+    found: list[tuple[int, int]] = []
+    for rank in range(len(orders)):
+        part = orders.slice_of(rank)
+        if part.start < part.stop and (orders.kinds[part] == U).all():
+            found += [(rank, stage) for stage in np.unique(orders.stages[part]).tolist()]
+    return found
 
 
 @compiled

@@ -9,6 +9,8 @@ m // M are done.  The laws differ in which of these they read:
 
     stashing        F and B the newest at F; older versions are kept for B and, over the end of a
                     window, for the next one, so that windows change nothing
+    round robin     as stashing, where the micro-batches that the ranks of a stage take at once, a
+                    round, all read what is there when the round begins
     vertical sync   F and B what the first stage reads: one version for a micro-batch everywhere
     newest          F the newest at F, B the newest at B: one version is alive.  A window begins
                     with what is there, so the pipeline starts afresh at its end
@@ -19,6 +21,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import gcd, lcm
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
@@ -35,6 +38,7 @@ _DISCREPANCY = re.compile(
     r"discrepancy:(\d(?:\.\d{1,20})?(?:e-\d{1,3})?),(\d{1,9}),(\d{1,9})", re.ASCII
 )
 _UNITS = re.compile(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", re.ASCII)
+_ROUND_ROBIN = re.compile(r"round_robin:([1-9]\d{0,8}(?:-[1-9]\d{0,8})*)(,full)?", re.ASCII)
 
 
 class Reads(NamedTuple, Generic[Number]):
@@ -63,6 +67,17 @@ class Law(Protocol):
     ) -> Reads[Number]: ...
 
 
+Depth = Literal["noam", "full"]
+"""How many rounds of micro-batches 1F1B-RR has in flight."""
+
+
+class Round(NamedTuple):
+    """Micro-batches that the ranks of a stage take at once, and how many times that in flight."""
+
+    size: int
+    in_flight: int
+
+
 Predictor = Literal["optimizer", "difference", "average"]
 """What one update is predicted to add to the weights.
 
@@ -89,6 +104,8 @@ class WeightRule:
     warm_up_steps:  that many steps at the start of training are synchronous.
     compensate:     spike compensation: a gradient D updates late has at once the effect
                     that the momentum would have given it in D updates.
+    ranks:          of the first stages, where the micro-batches of a stage go to several ranks
+                    in turn; all others are on one.
     """
 
     name: str
@@ -99,6 +116,7 @@ class WeightRule:
     rescale_steps: int = 0
     warm_up_steps: int = 0
     compensate: bool = False
+    ranks: tuple[int, ...] = ()
 
     def history(self, num_stages: int, num_micro_batches: int) -> IntArray:
         """Return, for each stage, how many versions older than version 0 a window reads.
@@ -110,6 +128,11 @@ class WeightRule:
         first = self.law(stages, np.zeros(1, np.int64), num_stages, num_micro_batches)
         oldest = np.broadcast_to(np.minimum(first.forward, first.backward), stages.shape)
         return np.maximum(-oldest, 0)
+
+    @property
+    def turn(self) -> int:
+        """Return the micro-batches after which every stage begins with its first rank again."""
+        return lcm(*self.ranks)
 
     def kept(self, stage: int, num_stages: int, num_micro_batches: int) -> int:
         """Return how many tensors of the size of its weights a stage keeps for its predictions.
@@ -142,12 +165,6 @@ def as_1f1b(stage: Number, num_stages: int, /) -> Number:
 def as_pipelined(stage: Number, num_stages: int, /) -> Number:
     """Return those where each stage does an F and a B in every tick: there and back again."""
     return 2 * (num_stages - 1 - stage) + 1
-
-
-def as_round_robin(stage: Number, num_stages: int, /) -> Number:
-    """Return those of 1F1B with a first stage on two alternating ranks: an even number there."""
-    one_if_first = 1 // (stage + 1)
-    return num_stages - stage + one_if_first * (2 - num_stages % 2)
 
 
 def _staleness(in_flight: InFlight) -> Callable[[int, int, int], float]:
@@ -188,6 +205,55 @@ def _stashing(in_flight: InFlight) -> Law:
         return Reads(newest, newest, micro_batch // num_micro_batches)
 
     return law
+
+
+@cache
+def rounds_of(ranks: tuple[int, ...], num_stages: int, depth: Depth) -> tuple[Round, ...]:
+    """Return the rounds of each stage; `ranks` as in a weight rule.
+
+    "noam"    so that all ranks from here on have work: ceil(their number / those of the stage)
+    "full"    so many more that none ever waits, whatever the seconds of the stages: of a stage on
+              n ranks before one on k, the micro-batches in flight there, n for its own work, and
+              as many as one round can be out of step with the other: k + n - 2 gcd(k, n)
+
+    Raises:   ScheduleError: of more stages than there are.
+    """
+    if len(ranks) > num_stages:
+        message = f"{num_stages} stages on {words_of_ranks(ranks)} ranks"
+        raise ScheduleError(message, hint="name 1 or more ranks for each stage, and no others")
+    own = (*ranks, *(1,) * (num_stages - len(ranks)))
+    if depth == "noam":
+        return tuple(Round(n, -(-sum(own[stage:]) // n)) for stage, n in enumerate(own))
+    rows = [Round(own[-1], 1)]
+    for n in own[-2::-1]:
+        k, behind = rows[-1]
+        need = k * behind + n + k + n - 2 * gcd(k, n)
+        rows.append(Round(n, -(-need // n)))
+    return tuple(rows[::-1])
+
+
+def _in_rounds(ranks: tuple[int, ...], depth: Depth) -> Law:
+    """Return the law of stages on so many ranks: all of a round read what the first one finds."""
+
+    def law(
+        stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+    ) -> Reads[Number]:
+        sizes, in_flight = zip(*rounds_of(ranks, num_stages, depth), strict=True)
+        size, ahead = _of_stage(sizes, stage), _of_stage(in_flight, stage)
+        done = (micro_batch // size - ahead + 1) * size
+        newest = done // num_micro_batches
+        return Reads(newest, newest, micro_batch // num_micro_batches)
+
+    return law
+
+
+def _of_stage(row: tuple[int, ...], stage: Number) -> Number:
+    return cast("Number", row[stage] if isinstance(stage, int) else np.array(row)[stage])
+
+
+def words_of_ranks(ranks: Iterable[int]) -> str:
+    """Return the ranks of stages as PipeDream's paper writes them: 15-1."""
+    return "-".join(map(str, ranks))
 
 
 def _vertical_sync(
@@ -259,8 +325,30 @@ STASHING = WeightRule("stashing", _stashing(as_1f1b))
 VERTICAL_SYNC = WeightRule("vertical_sync", _vertical_sync)
 """F and B of every stage read the version S - 1 micro-batches ago: PipeDream's other rule."""
 
-ROUND_ROBIN = WeightRule("round_robin", _stashing(as_round_robin))
-"""As stashing, where micro-batches alternate between two ranks of the first stage."""
+ROUND_ROBIN = WeightRule("round_robin", _in_rounds((2,), "noam"), ranks=(2,))
+"""As stashing, where micro-batches alternate between two ranks of the first stage: 1F1B-RR."""
+
+
+def round_robin(ranks: tuple[int, ...], depth: Depth = "noam") -> WeightRule:
+    """Return the rule of 1F1B-RR with the first stages on so many ranks, all others on one.
+
+    Raises:   ScheduleError: one of them is on no rank.
+    """
+    if min(ranks, default=0) < 1:
+        message = f"the stages are on {words_of_ranks(ranks) or 'no'} ranks"
+        raise ScheduleError(message, hint="give each stage 1 or more: 15-1")
+    while len(ranks) > 1 and ranks[-1] == 1:
+        ranks = ranks[:-1]
+    return _round_robin(ranks, depth)
+
+
+@cache
+def _round_robin(ranks: tuple[int, ...], depth: Depth) -> WeightRule:
+    if (ranks, depth) == (ROUND_ROBIN.ranks, "noam"):
+        return ROUND_ROBIN
+    name = f"{ROUND_ROBIN.name}:{words_of_ranks(ranks)}" + ",full" * (depth == "full")
+    return replace(ROUND_ROBIN, name=name, law=_in_rounds(ranks, depth), ranks=ranks)
+
 
 DELAYED = WeightRule("delayed", _stashing(as_pipelined))
 """F and B read the version 2 (S - 1 - s) micro-batches ago: LayerPipe, arXiv:2108.06629."""
@@ -402,6 +490,9 @@ def rule_named(name: str, rules: Iterable[WeightRule]) -> WeightRule | None:
             return rule
     if (found := _DISCREPANCY.fullmatch(name)) and DISCREPANCY in known:
         return discrepancy(float(found[1]), int(found[2]), int(found[3]))
+    if (found := _ROUND_ROBIN.fullmatch(name)) and ROUND_ROBIN in known:
+        ranks = tuple(map(int, found[1].split("-")))
+        return round_robin(ranks, "full" if found[2] else "noam")
     head, _, counts = name.rpartition("/")
     if not _UNITS.fullmatch(counts) or (rule := rule_named(head, known)) is None:
         return None

@@ -21,12 +21,16 @@ def balanced_cuts(graph: Graph, op_s: Sequence[float], num_stages: int) -> tuple
 
 
 def balanced_cuts_on(
-    graph: Graph, op_s: Sequence[Sequence[float]], devices: Sequence[Sequence[int]]
+    graph: Graph,
+    op_s: Sequence[Sequence[float]],
+    devices: Sequence[Sequence[int]],
+    portions: Sequence[float] = (),
 ) -> tuple[int, ...]:
     """Return what `balanced_cuts` does, where stage s runs on the kinds of device devices[s].
 
     op_s[kind] has the seconds of each node on that kind; where a stage runs on several, the slowest
-    counts.  Ignores and raises as it.
+    counts.  A rank does `portions[s]` of all micro-batches of a stage; default: all.
+    Ignores and raises as it.
     """
     points = graph.cut_points
     if len(devices) - 1 > len(points):
@@ -36,7 +40,11 @@ def balanced_cuts_on(
             hint=f"use at most {len(points) + 1} stages",
         )
     by_kind = [seconds_before(graph, seconds) for seconds in op_s]
-    rows = [[by_kind[kind] for kind in kinds] for kinds in devices]
+    parts = portions or (1.0,) * len(devices)
+    rows = [
+        [[part * before for before in by_kind[kind]] for kind in kinds]
+        for part, kinds in zip(parts, devices, strict=True)
+    ]
     slowest = _least_slowest(rows)
     return _fewest_bytes(rows, [p.forward_bytes for p in points], slowest)
 

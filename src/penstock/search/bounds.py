@@ -52,7 +52,7 @@ class ActionCounts:
 
 
 def counts_of(schedule: Schedule) -> ActionCounts:
-    """Return the counts of one step of a synchronous schedule."""
+    """Return the counts of one window: of a synchronous schedule, one step."""
     orders = schedule.orders
     number = np.zeros((len(KINDS), len(orders), schedule.num_stages), np.int64)
     ranks = np.repeat(np.arange(len(orders)), np.diff(orders.offsets))

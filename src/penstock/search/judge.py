@@ -11,6 +11,7 @@ Both are those of the busiest rank (bounds.py).
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -130,6 +131,16 @@ class Judge:
         lives = self._counts_of(plan).forward > 0
         return tuple(tuple(np.flatnonzero(column).tolist()) for column in lives.T)
 
+    def portions(self, plan: Plan) -> tuple[float, ...]:
+        """Return for each stage the part of its micro-batches that one of its ranks does.
+
+        Nothing where all are alike, or a rank has several stages.
+        """
+        forward = self._counts_of(plan).forward
+        parts = forward.max(axis=0) / forward.sum(axis=0)
+        several = ((forward > 0).sum(axis=1) > 1).any()
+        return () if several or np.ptp(parts) == 0 else tuple(parts.tolist())
+
     # -- simulation -------------------------------------------------------------------------------
 
     def candidate(self, plan: Plan, *, as_said: bool = False) -> Candidate:
@@ -172,10 +183,11 @@ class Judge:
         one step of such a run, each rank beginning when it can; or a whole asynchronous window.
         """
         if is_asynchronous(plan):
-            whole, half = (self._ready(plan, steps) for steps in (_WINDOW, _WINDOW // 2))
+            count = self._steps(plan)
+            whole, half = (self._ready(plan, steps) for steps in (count, count // 2))
             timeline = whole.timeline(spans=spans)
             seconds = step_s(timeline) - step_s(half.timeline(spans=False))
-            seconds /= _WINDOW - _WINDOW // 2
+            seconds /= count - count // 2
         else:
             ready = self._ready(plan)
             seconds, start_s = long_run(ready.program, ready.costs, ready.cluster)
@@ -185,8 +197,13 @@ class Judge:
 
     def drained_s(self, plan: Plan) -> float:
         """Return the seconds from the first start of a step to its last end, alone."""
-        ready = self._ready(plan, _WINDOW if is_asynchronous(plan) else 1)
+        ready = self._ready(plan, self._steps(plan) if is_asynchronous(plan) else 1)
         return step_s(ready.timeline(spans=False))
+
+    def _steps(self, plan: Plan) -> int:
+        """Return the steps of a window: 8, or as many times those in which all take their turn."""
+        count = plan.num_micro_batches
+        return _WINDOW * (lcm(count, self.schedule(plan).weight_rule.turn) // count)
 
     def _ready(self, plan: Plan, steps: int = 1) -> "_Ready":
         schedule = self.schedule(plan, steps)
@@ -285,7 +302,8 @@ class Judge:
         share = share or plan.num_micro_batches
         key = plan.schedule, plan.num_stages, share, plan.num_ranks
         if key not in self._counts:
-            self._counts[key] = counts_of(self.schedule(plan, share=share))
+            steps = self._steps(plan) if is_asynchronous(plan) else 1
+            self._counts[key] = counts_of(self.schedule(plan, steps, share=share))
         return self._counts[key]
 
     def _ends_s(self, plan: Plan, stages: Stages) -> NDArray[np.float64]:

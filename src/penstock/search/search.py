@@ -27,6 +27,8 @@ from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
 from penstock.search.simplest import exactest, simplest, why_simplest
 from penstock.timeline import Timeline
 
+_Floats = tuple[float, ...]
+
 _POLISHED = 3  # candidates whose cuts are moved
 _POLISHED_UNLIKE = 8  # of unlike devices
 
@@ -177,7 +179,9 @@ class _Cutter:
 
     def __init__(self, judge: Judge, *, clip: bool) -> None:
         self.judge, self.clip = judge, clip
-        self._cuts: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
+        self._cuts: dict[
+            tuple[tuple[tuple[int, ...], ...], tuple[float, ...]], tuple[int, ...]
+        ] = {}
 
     def plans(self, shape: Shape, fixed: Fixed) -> Iterator[Plan]:
         """Yield the plans of a shape, with recompute and without, with messages packed and not."""
@@ -216,10 +220,12 @@ class _Cutter:
 
     def _cut(self, bare: Plan, shape: Shape) -> tuple[int, ...]:
         devices = self.devices(replace(bare, hosts=shape.hosts))
-        if devices not in self._cuts:
+        portions = self.judge.portions(bare)
+        if (devices, portions) not in self._cuts:
             op_s = [profile.op_s for profile in self.judge.profiles]
-            self._cuts[devices] = balanced_cuts_on(self.judge.graph, op_s, devices)
-        return self._cuts[devices]
+            found = balanced_cuts_on(self.judge.graph, op_s, devices, portions)
+            self._cuts[devices, portions] = found
+        return self._cuts[devices, portions]
 
 
 def _why_none(found: Sequence[Candidate]) -> str:

@@ -1,7 +1,7 @@
 """Shapes: every (hosts, ranks, replicas, depth, schedule, stages) that a search tries."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cluster import Cluster
@@ -25,6 +25,9 @@ from penstock.schedule.recipe import (
     units_of,
     words_of,
 )
+from penstock.schedule.weight_rule import words_of_ranks
+
+_ALL_WAYS = 6  # ranks, of which every way to divide them among stages is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def _wants_pipeline(graph: Graph, num_ranks: int, fixed: Fixed) -> bool:
 def _pipelines(
     graph: Graph, num_ranks: int, shares: tuple[int, ...], fixed: Fixed
 ) -> Iterator[Shape]:
-    asked = [any_schedule(fixed.schedule)] if fixed.schedule else _synchronous(num_ranks)
+    asked = _wanted(fixed.schedule, num_ranks) if fixed.schedule else _synchronous(num_ranks)
     most = len(graph.cut_points) + 1
     for each in asked:
         for stages in _stage_counts(each, num_ranks) if fixed.stages is None else (fixed.stages,):
@@ -123,6 +126,41 @@ def _pipelines(
             made = [built_on(each, stages, share, num_ranks) for share in {*shares}]
             if all(one and (one.is_in_order or not _wants_order(fixed)) for one in made):
                 yield Shape(len(shares), num_ranks, stages, each, shares)
+
+
+def _wanted(given: str | AnySchedule, num_ranks: int) -> list[AnySchedule]:
+    """Return the schedules that `given` leaves: one, but for 1F1B-RR if the ranks are not said.
+
+    Then each way to divide so many ranks among stages; of more than 6, those in which one stage
+    has more than one.
+    """
+    asked = any_schedule(given)
+    if not isinstance(asked, Recipe) or asked.builder != "round_robin":
+        return [asked]
+    if "ranks" in dict(asked.arguments):
+        return [asked]
+    return [
+        replace(asked, arguments=(*asked.arguments, ("ranks", _words(ranks))))
+        for ranks in _divided(num_ranks)
+    ]
+
+
+def _divided(num_ranks: int) -> Iterator[tuple[int, ...]]:
+    """Yield numbers above 0 that add up to `num_ranks`; of many, with one of them above 1."""
+    if num_ranks > _ALL_WAYS:
+        yield (1,) * num_ranks
+        for stages in range(1, num_ranks):
+            more = num_ranks - stages + 1
+            for at in range(stages):
+                yield (*(1,) * at, more, *(1,) * (stages - at - 1))
+        return
+    for ends in itertools.product((False, True), repeat=num_ranks - 1):
+        cuts = [at for at, is_end in enumerate(ends, 1) if is_end]
+        yield tuple(b - a for a, b in itertools.pairwise([0, *cuts, num_ranks]))
+
+
+def _words(ranks: Sequence[int]) -> int | str:
+    return ranks[0] if len(ranks) == 1 else words_of_ranks(ranks)
 
 
 def _wants_order(fixed: Fixed) -> bool:
@@ -145,6 +183,8 @@ def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
         return (sum(units),)
     if shares_ranks(schedule):
         return 2 * num_ranks, 3 * num_ranks
+    if has_window(schedule):  # of which one may have any stage on several
+        return tuple(range(num_ranks, 0, -1))
     return num_ranks, num_ranks - 1  # fewer than ranks, where one of them lives on several
 
 
@@ -181,14 +221,22 @@ def _asked(fixed: Fixed) -> str:
 def _what_would_fit(micro_batches: int, fixed: Fixed) -> str:
     if _wants_order(fixed):
         return "leave replicas and schedule to the search: the model's buffers need one copy"
-    if fixed.schedule is None or fixed.stages is None:
+    if fixed.schedule is None or (stages := fixed.stages or _stages_named(fixed.schedule)) is None:
         return "ask for less, or leave more to the search"
     asked = any_schedule(fixed.schedule)
     try:
-        ranks = built(asked, fixed.stages, micro_batches).num_ranks
+        ranks = built(asked, stages, micro_batches).num_ranks
     except ScheduleError as problem:
         return problem.hint or problem.message
-    return f"{name_of(asked)} puts {fixed.stages} stages on {ranks} ranks: give --ranks {ranks}"
+    return f"{name_of(asked)} puts {stages} stages on {ranks} ranks: give --ranks {ranks}"
+
+
+def _stages_named(given: str | AnySchedule) -> int | None:
+    """Return the stages of which the schedule names the ranks, if it names any."""
+    asked = any_schedule(given)
+    if not isinstance(asked, Recipe) or (ranks := dict(asked.arguments).get("ranks")) is None:
+        return None
+    return len(str(ranks).split("-"))
 
 
 def _what_would_fit_it(written: Schedule, micro_batches: int, fixed: Fixed) -> str:
