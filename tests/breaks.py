@@ -59,6 +59,22 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "end_of_message_for_free",
+        "search/inference.py",
+        "stand.last_s + end_s, size",
+        "stand.last_s, size",
+        ("tests/search/test_inference.py",),
+        "sending a message costs the stage before it nothing",
+    ),
+    Break(
+        "inference_in_training_mode",
+        "runtime/infer.py",
+        "return made.eval()",
+        "return made",
+        ("tests/runtime/test_infer.py",),
+        "dropout and running statistics behave as in training",
+    ),
+    Break(
         "codes_cut_off",
         "graph/codec.py",
         "(rows / scales).round_()",

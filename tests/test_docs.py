@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
         "search.md",
         "prove.md",
         "wire.md",
+        "infer.md",
     ],
 )
 def test_examples_of_the_page_give_what_it_says(page, tmp_path, monkeypatch):

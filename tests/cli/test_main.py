@@ -19,6 +19,7 @@ from tests.cli.conftest import MLP, PENSTOCK, Call, Done
 
 COMMANDS = (
     "train",
+    "infer",
     "plan",
     "simulate",
     "replay",

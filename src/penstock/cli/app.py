@@ -12,6 +12,7 @@ from penstock.cli.check import check
 from penstock.cli.configure import configure
 from penstock.cli.doctor import doctor
 from penstock.cli.export import export
+from penstock.cli.infer import infer
 from penstock.cli.plan import plan
 from penstock.cli.predict import predict
 from penstock.cli.replay import replay
@@ -21,7 +22,8 @@ from penstock.cli.simulate import simulate
 from penstock.cli.train import train
 
 COMMANDS = (
-    train, plan, simulate, replay, predict, configure, report, export, schedule, check, doctor,
+    train, infer, plan, simulate, replay, predict, configure, report, export, schedule, check,
+    doctor,
 )  # fmt: skip
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -206,6 +206,9 @@ class _TracedStep:
     def by_dynamo(self, model: nn.Module) -> Forward:
         """Return what computes loss and figures as Dynamo sees them: the figures in one tensor."""
 
+        if any(map(is_output, self.figures)):
+            raise GraphError("Dynamo does not keep what a model returns")
+
         def computed() -> Any:
             batch = rebuilt(self.leaves, self.key.spec)
             loss, figures = loss_and_figures(self.job, self.model, batch)
@@ -225,7 +228,12 @@ class _TracedStep:
             with _compat.reparametrize(self.model, state), _compat.tracing_backward():
                 loss, found = forward(state, leaves)
                 with _compat.annotate({"figure": True}):
-                    figures = [value.detach().to(torch.float64, copy=True) for value in found]
+                    figures = [
+                        value.detach().clone()
+                        if is_output(name)
+                        else value.detach().to(torch.float64, copy=True)
+                        for name, value in zip(self.figures, found, strict=True)
+                    ]
                 wanted = [state[name] for name in self.trainable]
                 grads = torch.autograd.grad(loss, wanted, flat[-1].to(loss), allow_unused=True)
                 _write_replaced_buffers(self.model, state)  # autograd has read the old ones
@@ -333,7 +341,23 @@ def loss_and_figures(job: Job, model: nn.Module, batch: Any) -> tuple[Tensor, Ma
     return _loss(told), {}
 
 
+class ModelOutput(NamedTuple):
+    """A tensor that a loss of Penstock's own gives beside the loss, of any shape."""
+
+    value: Tensor
+
+
+OUTPUT = "\0"  # how the name of such a figure begins; no name that a person gives does
+
+
+def is_output(name: str) -> bool:
+    """Return whether the figure of this name is a `ModelOutput`."""
+    return name.startswith(OUTPUT)
+
+
 def _figure(name: object, value: Any) -> Tensor:
+    if isinstance(value, ModelOutput):
+        return value.value
     if not isinstance(name, str) or not name or name in ROW or name.startswith(("val_", "train_")):
         known = f"not {', '.join(ROW)}, nor what begins with val_ or train_"
         raise JobError(f"the loss gives a figure named {name!r}", hint=f"give it a name, {known}")

@@ -19,6 +19,7 @@ from penstock import _compat
 from penstock.errors import RunError
 from penstock.graph.code import Function
 from penstock.graph.stages import Segment, SegmentKind
+from penstock.graph.trace import is_output
 from penstock.program.program import (
     Compute,
     Offload,
@@ -337,7 +338,10 @@ class _Binder:
         loss = self.rank.capture.graph.loss
         if kind == "F" and loss in place:
             consumers.append(self._note_loss(micro_batch, place[loss]))
-            figures = [place[node] for _, node in self.rank.capture.graph.figures]
+            told = self.rank.capture.graph.figures
+            figures = [place[node] for name, node in told if not is_output(name)]
+            outputs = {name: place[node] for name, node in told if is_output(name)}
+            consumers += [self._put_outputs(micro_batch, outputs)] if outputs else []
             consumers += [self._note_figures(micro_batch, figures)] if figures else []
         if kind in ("B", "W"):
             consumers.append(lambda results: frame.clear())
@@ -390,6 +394,15 @@ class _Binder:
         noted, pick = self.rank.progress.figures, _picker(places)
         step = micro_batch // self.per_step
         return lambda results: noted[step].append(torch.stack(pick(results)))
+
+    def _put_outputs(self, micro_batch: int, places: dict[str, int]) -> Consumer:
+        rank = self.rank
+
+        def put(results: Results) -> None:
+            found = {name: results[at] for name, at in places.items()}
+            rank.put_outputs(rank.number(micro_batch), found)
+
+        return put
 
     # -- messages ----------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Rank:
     read:      leaves of the micro-batches that were read since then.
     expects_clipping: whether the last gradients were clipped, where updates are validated.
     report:    called with every finished step.
+    put_outputs: called with what the model returns for a micro-batch, where that is asked for.
     carried:   of each stage whose buffers other ranks change too.
     """
 
@@ -82,6 +83,7 @@ class Rank:
         self.read: dict[int, list[Any]] = {}
         self.expects_clipping = False
         self.lane = Lane()  # of its sums
+        self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._functions: dict[tuple[int, SegmentKind, bool], Function] = {}
