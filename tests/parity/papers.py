@@ -3,10 +3,11 @@
 The model is a chain of N layers tanh([x, 1] W^T), a layer for each stage.  w[k][t] are the weights
 of stage k after t updates, v[k][t] the velocity then.  Mini-batch t has M micro-batches, counted
 by m through the whole training.  Nothing here comes from the product: the version differences are
-typed from the papers, for N = 2, 3, 4 and 8, k = 0 being the first stage.
+typed from the papers, for N = 2, 3, 4 and 8, k = 0 being the first stage; TiMePReSt's are played.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -126,10 +127,32 @@ def unstashed(table: Table) -> Reads:
     return reads
 
 
-def whole_steps(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array]:
-    """One version, whole mini-batches under way: one for each stage from k on."""
-    t = m // past.per_step
-    there = max(drained, t - PIPEDREAM[past.num_stages][k])
+@cache
+def nf1b(workers: int, size: int, steps: int) -> list[list[int]]:
+    """Return for each worker the updates done when it does each forward, in TiMePReSt's nF1B.
+
+    In every tick a worker does the backward of a whole mini-batch, if its gradient is there, or
+    else a forward of one micro-batch, but never has more mini-batches under way than workers are
+    behind it, itself counted.
+    """
+    forwards, backwards = [0] * workers, [0] * workers
+    seen: list[list[int]] = [[] for _ in range(workers)]
+    while backwards[0] < steps:
+        f, b = tuple(forwards), tuple(backwards)
+        for k in range(workers):
+            is_last = k == workers - 1
+            if f[k] >= (b[k] + 1) * size if is_last else b[k + 1] > b[k]:
+                backwards[k] += 1
+            elif (k == 0 or f[k - 1] > f[k]) and f[k] < size * min(steps, b[k] + workers - k):
+                seen[k].append(b[k])
+                forwards[k] += 1
+    return seen
+
+
+def newest(past: Past, k: int, m: int, drained: int) -> tuple[Array, Array]:
+    """One version; the backward of a mini-batch is one operation, on the newest weights."""
+    t, played = m // past.per_step, nf1b(past.num_stages, past.per_step, 40)
+    there = drained + played[k][m - drained * past.per_step]
     return past.w[k][there], past.w[k][t]
 
 
@@ -243,7 +266,7 @@ PAPERS: dict[str, tuple[Reads, Update]] = {
     "round_robin(ranks=2-3, depth=full)": (in_rounds(UNLIKE, UNLIKE_FULL), momentum),
     "double_buffered": (double_buffered, momentum),
     "delayed_gradients": (stashed(LAYERPIPE), momentum),
-    "timeprest": (whole_steps, momentum),
+    "timeprest": (newest, momentum),
     "pipemare": (corrected, rescheduled(0.135, 100)),
     "pipemare(decay=0.5, rescale_steps=5)": (corrected, rescheduled(0.5, 5)),
     "spec_train": (speculated, smoothed),

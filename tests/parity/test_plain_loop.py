@@ -85,6 +85,34 @@ def test_found_one_gives_the_bits_of_the_plain_loop_from_four_stages_a_rank(sche
     assert_equal_bits(run, outcome, expected("dropout", torch.float32, "adamw", 3))
 
 
+AGAIN = {"recompute": (True, True)}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "name", "options"),
+    [
+        ("two_bp(batch=2)", 4, "tied", {}),
+        ("two_bp(batch=4)", 2, "batch_norm", {}),
+        ("two_bp(batch=4)", 2, "frozen_start", AGAIN),
+        ("two_bp(batch=4, limit=2)", 2, "dropout", {"recompute": (True, False)}),
+        ("two_bp(batch=2) / units 2 1", 3, "dropout", {"num_ranks": 2}),
+        ("two_bp(batch=2)", 2, "gpt", {"replicas": 2, "clip": True}),
+        ("two_bp(batch=2)", 2, "gpt", {"clip": True, "post_validation": True}),
+        ("two_bp(batch=2)", 2, "gpt", {"offload": ("both", "activations")}),
+    ],
+)
+def test_weights_of_several_micro_batches_at_once_train_the_plain_loop(
+    schedule, stages, name, options, tmp_path
+):
+    """The sums of one long product are made in another order than those of several."""
+    clip_norm = 0.05 if options.get("clip") else None
+    run = run_of(name, EXACT, "sgd", schedule, stages, 4, **options)
+    run = run._replace(job=job_of(name, EXACT, "sgd", clip_norm=clip_norm))
+    outcome = train(run, tmp_path)
+    trained = expected(name, EXACT, "sgd", 4 * run.plan.replicas, clip_norm)
+    assert difference(outcome.weights, trained.weights) < 1e-12
+
+
 @pytest.mark.parametrize("schedule", OTHERS)
 def test_all_other_schedules_train_the_plain_loop_in_two_processes(schedule, tmp_path):
     stages = 2 if find(schedule)(2, 4).num_ranks == 2 else 4

@@ -17,9 +17,9 @@ from penstock.program.passes.receive_early import EARLY
 from penstock.runtime import launch
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
-from penstock.schedule import made_in_passing, weight_copies
+from penstock.schedule import weight_copies
 from penstock.search import evaluate
-from penstock.simulate.price import held_of, memory_on
+from penstock.simulate.price import held_of, memory_on, ways_of
 from penstock.simulate.simulate import simulate
 from penstock.timeline import peak_bytes
 from penstock.training.run import run
@@ -48,8 +48,9 @@ def predicted(plan: Plan, name: str) -> tuple[int, ...]:
     graph = captured(name, FLOAT).graph
     program, window = programs(plan, name)
     schedule = schedule_of(plan, num_steps=window)
-    alive, passing = (weight_copies(schedule) if window > 1 else ()), made_in_passing(schedule)
-    held = held_of(graph, stages_of(plan, graph), profile_of(name), alive, passing=passing)
+    alive = weight_copies(schedule) if window > 1 else ()
+    stages, ways = stages_of(plan, graph), ways_of(schedule)
+    held = held_of(graph, stages, profile_of(name), alive, ways=ways)
     memory = memory_on([held], program, [0] * program.num_ranks, posted=plan.early > 0)
     return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
 
@@ -78,6 +79,8 @@ def measured(plan: Plan, name: str, *, memory_window: int = 1, **options) -> lis
         ("pipemare", 2, {}),
         ("weight_prediction", 2, {}),
         ("spec_train", 2, {}),
+        ("two_bp(batch=2)", 2, {}),
+        ("timeprest", 2, {}),
         ("one_f_one_b", 2, {"recompute": (True, True)}),
         ("one_f_one_b", 1, {"replicas": 2}),
         ("one_f_one_b", 2, {"clip": True}),

@@ -39,6 +39,7 @@ from penstock.timeline import draw, step_s
 from tests.schedule.toy import picture
 
 sizes, steps, seconds = st.integers(1, 6), st.integers(1, 6), st.integers(1, 9)
+ONE_BY_ONE = [make for make in ASYNCHRONOUS if make not in (round_robin, timeprest)]
 
 
 def test_picture_of_round_robin_is_what_runs():
@@ -61,7 +62,7 @@ def test_every_size_builds_under_its_own_name(make, num_stages, m, num_steps):
     assert (made.name, made.num_steps, find(made.name)) == (make.__name__, num_steps, make)
 
 
-@pytest.mark.parametrize("make", [make for make in ASYNCHRONOUS if make is not round_robin])
+@pytest.mark.parametrize("make", ONE_BY_ONE)
 @given(sizes, sizes, steps)
 def test_bubble_without_a_flush_is_one_filling_and_draining(make, num_stages, m, num_steps):
     made = make(num_stages, m, num_steps=num_steps)
@@ -167,7 +168,8 @@ def test_timeprest_reads_the_newest_weights_and_states_their_difference(num_stag
         for number in range(m * num_steps):
             step = number // m
             assert table.backward[stage, number] == step
-            assert table.forward[stage, number] == max(0, step - num_stages + stage + 1)
+            early = (num_stages - 1 - stage) * min(2, m)
+            assert table.forward[stage, number] == max(0, (number - early) // m)
 
 
 @pytest.mark.parametrize(
@@ -222,41 +224,61 @@ def test_pipemare_keeps_one_version_and_one_average():
     assert made_in_passing(pipemare(4, 1, num_steps=6)) == {("B", 0), ("B", 1), ("B", 2)}
 
 
-def nf1b_s(in_flight: tuple[int, ...], m: int, f: int, b: int) -> float:
-    """Return the seconds of a step of nF1B when it is full: m forwards and one backward by turns.
+def nf1b_s(early: tuple[int, ...], m: int, b: int) -> float:
+    """Return the forwards that a step of nF1B lasts when it is full.
 
-    The backward is one operation on the whole step, of m * b seconds; `in_flight` steps at a stage.
+    Stage s does m + early[s] forwards, then by turns one backward of a whole step, which is as long
+    as b forwards, and m forwards.
     """
-    count, ends, now = 30, {}, [0.0] * len(in_flight)
+    count, now = 30, [0] * len(early)
+    ends: dict[tuple[str, int, int], int] = {}
     turns = [
-        [("F", t) for t in range(kept)]
-        + [turn for t in range(count) for turn in (("B", t), ("F", t + kept))]
-        for kept in in_flight
+        [("F", n) for n in range(m + more)]
+        + [each for t in range(count) for each in (("B", t), *_forwards(m + more + t * m, m))]
+        for more in early
     ]
     while turns[0]:
         for stage, left in enumerate(turns):
-            last, first = stage == len(turns) - 1, stage == 0
+            last, first = stage == len(early) - 1, stage == 0
             while left:
-                kind, t = left[0]
-                come = ("B", stage + 1, t) if kind == "B" else ("F", stage - 1, t)
+                kind, n = left[0]
+                come = ("B", stage + 1, n) if kind == "B" else ("F", stage - 1, n)
                 if come not in ends and not (last if kind == "B" else first):
                     break
-                each = [m * b] if kind == "B" else [f] * m
-                made = ends[kind, stage, t] = []
-                for seconds, there in zip(each, ends.get(come, [0.0] * m), strict=False):
-                    now[stage] = max(now[stage], there) + seconds
-                    made.append(now[stage])
+                now[stage] = max(now[stage], ends.get(come, 0)) + (b if kind == "B" else 1)
+                ends[kind, stage, n] = now[stage]
                 left.pop(0)
-    return (ends["B", 0, count - 1][0] - ends["B", 0, count - 11][0]) / 10
+    return (ends["B", 0, count - 1] - ends["B", 0, count - 11]) / 10
 
 
-@pytest.mark.parametrize(("stages", "m", "b"), [(2, 5, 1), (3, 1, 2), (3, 2, 2), (4, 3, 1)])
-def test_timeprest_has_as_few_steps_under_way_as_nf1b_can_without_idling(stages, m, b):
-    """The version difference of nF1B, simulated: it is the same for any number of micro-batches."""
-    tried = itertools.product(*(range(1, stages - s + 1) for s in range(stages)))
+def _forwards(first: int, count: int) -> list[tuple[str, int]]:
+    return [("F", n) for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "m", "b"), [(2, 5, 1), (2, 1, 2), (2, 4, 2), (3, 1, 1), (3, 3, 1), (3, 2, 4)]
+)
+def test_timeprest_begins_as_few_forwards_early_as_nf1b_can_without_idling(stages, m, b):
+    """All numbers of forwards, simulated: the first that does not idle is min(1 + b, m) a stage."""
+    most = range((stages - 1) * m + 1)
+    tried = [(*each, 0) for each in itertools.product(most, repeat=stages - 1)]
     tried = [each for each in tried if list(each) == sorted(each, reverse=True)]
-    full = [each for each in tried if nf1b_s(each, m, 1, b) == m * (1 + b)]
-    assert full == [tuple(range(stages, 0, -1))]
-    table = versions(timeprest(stages, m, num_steps=2 * stages))
-    late = table.backward[:, -1] - table.forward[:, -1]
-    assert tuple(late + 1) == full[0]
+    full = [each for each in tried if nf1b_s(each, m, b) == m + b]
+    fewest = min(full, key=sum)
+    assert fewest == tuple((stages - 1 - s) * min(1 + b, m) for s in range(stages))
+    made = timeprest(stages, m, num_steps=2 * stages, backward_slots=b)
+    assert peak_activations(made) == tuple(m + each for each in fewest)
+    assert made.together == m
+
+
+def test_timeprest_of_a_whole_backward_is_one_action_and_one_message():
+    made = timeprest(3, 4, num_steps=2)
+    assert sum(action.kind == "B" for order in made.orders for action in order) == 3 * 2
+    assert num_messages(made) == 2 * (8 + 2)
+    assert num_messages(made) == int((lower(made).code.op == SEND).sum())
+    for sizes, message in (
+        ((2, 3, 0), "as long as 0 forwards"),
+        ((2, 3, 10**9), "as long as 10000"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            timeprest(*sizes[:2], backward_slots=sizes[2])

@@ -13,7 +13,9 @@ from penstock.schedule import (
     DOUBLE_BUFFERED,
     Action,
     Orders,
+    Reads,
     Schedule,
+    WeightRule,
     double_buffered,
     gpipe,
     interleaved,
@@ -310,3 +312,40 @@ def test_every_order_of_two_ranks_is_judged_as_it_runs(first, second):
 def test_schedule_is_in_order_if_each_stage_sees_all_forwards_by_number(text, in_order):
     orders = tuple(actions(line) for line in text.splitlines())
     assert Schedule(2, 2, orders).is_in_order == in_order
+
+
+@pytest.mark.parametrize(
+    ("order", "message", "hint"),
+    [
+        (
+            "F0.0 B0.0 F0.1",
+            "B0.0 is of micro-batches 0 to 1, and comes before F of one of them",
+            "put it after F of all of them",
+        ),
+        (
+            "F0.0 F0.1 I0.0 W0.0 I0.1",
+            "W0.0 is of micro-batches 0 to 1, and comes before F and I of one",
+            "put it after F and I of all",
+        ),
+        ("F0.0 F0.1 B0.1", "B0.1 is not the first of 2 together", "list B0.0 once for all of them"),
+        ("F0.0 F0.1 B0.0 B0.0", "B0.0 stands twice", "delete one"),
+        ("F0.0 F0.1 I0.0 I0.1", "I0.0 is there and W0.0 is missing", "add W0.0"),
+    ],
+)
+def test_backward_of_several_micro_batches_stands_once_after_all_of_them(order, message, hint):
+    said = refused(order, 1, 2, together=2)
+    assert message in said[0]
+    assert hint in said[1]
+
+
+def test_backward_of_several_micro_batches_reads_back_and_reads_one_version():
+    orders = (actions("F0.0 F0.1 F0.2 F0.3 B0.0 B0.2"),)
+    made = Schedule(1, 4, orders, name="two by two", together=2)
+    assert "weights synchronous, together 2" in str(made)
+    assert Schedule.parse(str(made)) == made == Schedule.from_json(made.to_json())
+    assert refused("F0.0 F0.1 F0.2 B0.0", 1, 3, together=2)[0].startswith("3 micro-batches cannot")
+    assert refused("F0.0 F0.1 F0.2 F0.3 B0.0 I0.2 W0.2", 1, 4, together=2)[0].startswith("B of 2")
+    later = WeightRule("later", lambda s, m, stages, per: Reads(0 * m, m // 2, m // per))
+    text = "F0.0 F0.1 F0.2 F0.3 F0.4 F0.5 B0.0 U0.0 B0.3 U0.1"
+    said = refused(text, 1, 3, num_steps=2, weight_rule=later, together=3)
+    assert "gives B of micro-batches 1 and 2 of stage 0, which are one action" in said[0]

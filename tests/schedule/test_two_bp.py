@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from penstock.errors import ScheduleError
 from penstock.schedule import (
     SCHEDULES,
+    bubble,
     delay_weights,
     double_buffered,
     forward_only,
@@ -42,10 +43,10 @@ def kept(schedule):
     return [[(names[k], s, m) for k, s, m in order if k in names] for order in schedule.orders]
 
 
-@given(synchronous, sizes, sizes, st.integers(1, 4))
-def test_forwards_and_gradients_keep_their_order_on_top_of_any_schedule(builder, num_stages, m, n):
+@given(synchronous, sizes, sizes)
+def test_forwards_and_gradients_keep_their_order_on_top_of_any_schedule(builder, num_stages, m):
     given_ = builder(num_stages, m)
-    delayed = delay_weights(given_, batch=n)
+    delayed = delay_weights(given_)
     assert kept(delayed) == kept(given_)
     assert (delayed.ranks == given_.ranks).all()
     assert builder is forward_only or {a.kind for o in delayed.orders for a in o} <= set("FIW")
@@ -64,19 +65,33 @@ def test_step_is_never_longer_than_with_whole_backwards(builder, num_stages, m, 
     )
 
 
-@given(sizes, sizes, st.integers(1, 5))
-def test_weights_are_done_in_batches(num_stages, m, batch):
-    for order in delay_weights(one_f_one_b(num_stages, m), batch=batch).orders:
-        places = [place for place, action in enumerate(order) if action.kind == "W"]
-        for first in range(0, m, batch):
-            some = places[first : first + batch]
-            assert some == list(range(some[0], some[0] + len(some)))
+@given(sizes, st.integers(1, 4), st.integers(1, 5), st.sampled_from((None, 2)))
+def test_weights_of_a_batch_are_one_action_after_the_last_of_its_inputs(stages, more, batch, limit):
+    limit = limit and limit * stages
+    made = two_bp(stages, more * batch, limit=limit, batch=batch)
+    assert kept(made) == kept(one_f_one_b(stages, more * batch))
+    assert made.together == batch
+    for order in made.orders:
+        weights = [action.micro_batch for action in order if action.kind == "W"]
+        assert weights == list(range(0, more * batch, batch))
+        for first in weights:
+            at = order.index(("W", order[0].stage, first))
+            assert ("I", order[0].stage, first + batch - 1) in order[:at]
+    most = more * batch if limit is None else limit + batch - 1
+    assert max(peak_activations(made)) <= most
 
 
-@given(sizes, sizes, st.integers(1, 5))
-def test_batches_hold_no_more_than_their_size_above_the_limit(num_stages, m, batch):
-    made = delay_weights(one_f_one_b(num_stages, m), limit=num_stages, batch=batch)
-    assert max(peak_activations(made)) <= num_stages + batch - 1
+@given(sizes, st.integers(1, 4), st.integers(2, 4), seconds, seconds, seconds)
+def test_a_batch_takes_as_long_as_its_parts_and_the_step_no_less(stages, more, batch, f, i, w):
+    """A step of S ranks is at least the work of one, and the last batch ends it."""
+    m = more * batch
+    apart, made = two_bp(stages, m), two_bp(stages, m, batch=batch)
+    one, all_ = ((f, i + w, i, each, 0) for each in (w, batch * w))
+    assert made.play(all_)[1].max() >= m * (f + i + w)
+    assert made.play(all_)[1].max() >= apart.play(one)[1].max()
+    assert bubble(made, forward_s=f, input_s=i, weights_s=w) == tuple(
+        made.play(all_)[1].max() - m * (f + i + w) for _ in range(stages)
+    )
 
 
 def test_what_cannot_be_delayed_is_refused():
@@ -84,6 +99,10 @@ def test_what_cannot_be_delayed_is_refused():
         delay_weights(double_buffered(2, 2))
     with pytest.raises(ScheduleError, match="batch is 0"):
         delay_weights(one_f_one_b(2, 2), batch=0)
+    with pytest.raises(ScheduleError, match="4 micro-batches cannot go 3 together"):
+        two_bp(2, 4, batch=3)
+    with pytest.raises(ScheduleError, match="has backwards of 2 micro-batches"):
+        delay_weights(two_bp(2, 4, batch=2))
     with pytest.raises(ScheduleError, match="the limit is too low for this order"):
         two_bp(3, 4, limit=2)
 

@@ -8,7 +8,8 @@ same numbers however the step is cut, repeated or ordered.
 
 import operator
 import re
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ def function_of(segment: Segment, capture: Capture, *, asks: bool = False) -> Fu
     outputs = _outputs(segment, capture)
     read |= {v for v in outputs if v not in computed}
     values = (*segment.takes, *(v for v in segment.inputs if v not in set(segment.takes)))
-    leaves = tuple(sorted(v for v in read if nodes[v].kind == "input"))
+    leaves = tuple(sorted(v for v in read if nodes[v].kind == "input" and v not in values))
     kinds = ("parameter", "buffer", "scale", "constant")
     statics = tuple(sorted(v for v in read if nodes[v].kind in kinds))
     missing = read - set(values) - set(leaves) - set(statics)
@@ -85,7 +86,7 @@ def _outputs(segment: Segment, capture: Capture) -> tuple[int, ...]:
 class _Writer:
     """Writes the lines of a segment's function, and the names that they use."""
 
-    def __init__(self, capture: Capture, segment: Segment, asked: Set[int]) -> None:
+    def __init__(self, capture: Capture, segment: Segment, asked: AbstractSet[int]) -> None:
         self.capture, self.segment, self.asked = capture, segment, asked
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
         self.names: dict[str, Any] = {"_reseed": reseed, "_generator": _compat.GENERATOR}

@@ -48,7 +48,7 @@ def segment_memory(
     made:      parameters that live as values do, from their first use.
     Ignores:   what an allocator rounds up; gaps in a value that was written into a slice.
     """
-    owner = _Owner(graph, received, made)
+    owner = MemoryOwner(graph, received, made)
     told = graph.told & set(segment.ops)
     handed = {v for _, values in segment.sends for v in values} | told
     handed |= {v for _, v in segment.gradients}
@@ -105,12 +105,12 @@ def _kept(graph: Graph, stages: Stages, stage: int) -> set[int]:
     return set(forward.keeps) | (set(forward.inputs) - set(forward.takes))
 
 
-def _owner(graph: Graph, stages: Stages, stage: int) -> "_Owner":
-    return _Owner(graph, {v for e in stages.edges if e.target == stage for v in e.values})
+def _owner(graph: Graph, stages: Stages, stage: int) -> "MemoryOwner":
+    return MemoryOwner(graph, {v for e in stages.edges if e.target == stage for v in e.values})
 
 
 def _last_uses(
-    graph: Graph, segment: Segment, owner: "_Owner", lasting: AbstractSet[int]
+    graph: Graph, segment: Segment, owner: "MemoryOwner", lasting: AbstractSet[int]
 ) -> dict[int, set[int]]:
     """Return for each op the memories that nothing reads after it."""
     last: dict[int, int] = {}
@@ -124,8 +124,8 @@ def _last_uses(
     return dies
 
 
-class _Owner:
-    """Finds the value that owns the memory of another, inside one stage."""
+class MemoryOwner:
+    """Finds the value that owns the memory of another, inside one stage, and its bytes."""
 
     def __init__(
         self, graph: Graph, received: AbstractSet[int], made: AbstractSet[int] = frozenset()

@@ -26,6 +26,7 @@ class Segment:
     gradients:     (parameter node, value) pairs to be added up; a parameter may occur twice.
     peak_bytes:    most bytes held above those held when the segment starts.
     change_bytes:  bytes held when it has ended and its messages are sent, against the start.
+    times:         micro-batches at once: its inputs are as much larger than the graph says.
     """
 
     kind: SegmentKind
@@ -39,6 +40,7 @@ class Segment:
     flop: int = 0
     peak_bytes: int = 0
     change_bytes: int = 0
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)

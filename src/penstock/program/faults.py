@@ -35,6 +35,10 @@ WORDS: dict[int, tuple[str, str]] = {
         "a stage keeps what F saved on its rank: give it all its actions",
     ),
     rules.NOT_ITS_TURN: ("before it come {actions}", "a stage runs F, then B, or I and then W"),
+    rules.NOT_FIRST: (
+        "it is of {number} micro-batches, and not named by the first of them",
+        "name it by the first of those that go together",
+    ),
     rules.SENT_TWICE: ("{instruction} sends the same message", "leave one of the two out"),
     rules.NOT_MADE_YET: (
         "it uses the value of edge {edge}, which this rank makes only later",

@@ -31,7 +31,7 @@ from penstock.program.rules import Columns
 from penstock.program.slots import assign_slots
 from penstock.program.wiring import Wiring, laws, wire
 from penstock.schedule.grid import Grid
-from penstock.schedule.orders import F, I, U
+from penstock.schedule.orders import B, F, I, U
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.verify import updated_only
 
@@ -72,7 +72,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     _check_wishes(many, replicas, post_validation)
     largest = max(many, key=lambda one: one.num_micro_batches)
     backward = bool((largest.orders.kinds != F).any())
-    wires = tuple(chain(largest.num_stages, backward=backward) if edges is None else edges)
+    wires = chain(largest.num_stages, backward=backward) if edges is None else tuple(edges)
     check_edges(wires, largest.num_stages)
     check_tied(tied, largest.num_stages)
     lives = {id(one): _homes(one) for one in many}
@@ -80,8 +80,8 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
-    sums = sums if backward else ()
-    code = _side_by_side(many, grid, sums, wire(largest.num_stages, wires))
+    sums, wiring = (sums if backward else ()), wire(largest.num_stages, wires)
+    code = _side_by_side(many, grid, sums, wiring)
     return Program(
         *(largest.num_stages, largest.num_micro_batches),
         code,
@@ -94,6 +94,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
         tuple(stage_bytes),
         grid.shares,
         bits=tuple(bits),
+        together=largest.together,
         stages=tuple(stages),
     )
 
@@ -115,7 +116,8 @@ def _check_wishes(many: Sequence[Schedule], replicas: int, post_validation: bool
 def _sizes(schedule: Schedule) -> str:
     split = "split" if (schedule.orders.kinds == I).any() else "whole"
     sizes = f"{schedule.num_stages} stages on {schedule.num_ranks} ranks, {split} backwards"
-    return f"{sizes}, {schedule.num_steps} steps, weights {schedule.weight_rule.name}"
+    together = f", {schedule.together} together" if schedule.together > 1 else ""
+    return f"{sizes}, {schedule.num_steps} steps, weights {schedule.weight_rule.name}{together}"
 
 
 def _homes(schedule: Schedule) -> Sequence[tuple[int, ...]]:
@@ -273,6 +275,11 @@ def _num_messages(work: Turns, sources: Sources) -> tuple[NDArray[np.int64], NDA
     crosses = made != used
     if not (work.kinds != F).any():
         crosses &= (source < target)[:, None]
+    at = (work.kinds == B) | (work.kinds == I)
+    if at.any():  # a B edge has a message for each B and I there is
+        listed = np.zeros(sources.where.shape, np.bool_)
+        listed[work.stages[at], work.numbers[at]] = True
+        crosses &= (source < target)[:, None] | listed[source]
     num_ranks = len(work.offsets) - 1
     sent, received = (np.bincount(each[crosses], minlength=num_ranks) for each in (made, used))
     return sent, received
@@ -358,5 +365,5 @@ def _of_replica(
     code = _issue(_work(schedule, extras), sources, grid.replicas * grid.num_ranks)
     backward = bool((schedule.orders.kinds != F).any())
     alone = np.zeros(schedule.num_ranks, np.int64)
-    assign_slots(code, code.slot, wiring, (alone, where.shape[1]), backward)
+    assign_slots(code, code.slot, wiring, (alone, where.shape[1], schedule.together), backward)
     return code

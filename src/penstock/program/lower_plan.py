@@ -5,7 +5,7 @@ The result is what is simulated and what runs, to the letter.
 
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
-from penstock.graph.stages import Stages
+from penstock.graph.stages import StageEdge, Stages
 from penstock.graph.wire import message_bytes
 from penstock.plan import Plan, check_fits, schedule_of
 from penstock.program.edges import Edge, StageBytes, TiedGroup
@@ -14,6 +14,7 @@ from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
 from penstock.program.program import Program
 from penstock.schedule import Schedule
+from penstock.schedule.orders import B
 from penstock.schedule.recipe import trains
 
 
@@ -48,13 +49,19 @@ def lower_plan(
     """
     stages = stages_of(plan, graph) if stages is None else stages
     nodes = graph.nodes
-    made = {plan.num_micro_batches: schedule or schedule_of(plan, num_steps=num_steps)}
+    largest = schedule or schedule_of(plan, num_steps=num_steps)
+    made = {plan.num_micro_batches: largest}
     for share in set(plan.shares) - set(made):
         made[share] = schedule_of(plan, share=share)
     program = lower_schedule(
         [made[share] for share in plan.grid.shares],
         edges=[
-            Edge(e.kind, e.source, e.target, message_bytes(graph, e.values, bits))
+            Edge(
+                e.kind,
+                e.source,
+                e.target,
+                _held_in(e, largest) * message_bytes(graph, e.values, bits),
+            )
             for e, bits in zip(stages.edges, bits_of(plan, stages), strict=True)
         ],
         tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
@@ -70,3 +77,9 @@ def lower_plan(
     if plan.offloads:
         program = offload(program, plan.offload)
     return receive_early(program, distance=plan.early) if plan.early else program
+
+
+def _held_in(edge: StageEdge, schedule: Schedule) -> int:
+    """Return the micro-batches of a message: one, or those of a B."""
+    whole = edge.kind == "B" and bool((schedule.orders.kinds == B).any())
+    return schedule.together if whole else 1

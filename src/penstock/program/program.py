@@ -37,9 +37,19 @@ from penstock.program.instructions import Update as Update
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
 from penstock.schedule.grid import Grid, misfit, unlike, written
-from penstock.schedule.orders import F
+from penstock.schedule.orders import Action, F
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 from penstock.typed import damage
+
+
+_COUNTS = (
+    "num_stages",
+    "num_micro_batches",
+    "num_steps",
+    "replicas",
+    "num_ranks",
+    "together",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,7 @@ class Program:
     stage_bytes: tuple[StageBytes, ...] = ()  # empty: sizes unknown
     shares: tuple[int, ...] = ()  # empty: all have num_micro_batches
     bits: tuple[int, ...] = ()  # of a number in messages of each edge; empty: all as they are
+    together: int = 1  # micro-batches of each B, or W where I stands apart, as in a Schedule
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +91,7 @@ class Program:
         verify(self)
 
     def _check_sizes(self) -> None:
-        for name in ("num_stages", "num_micro_batches", "num_steps", "replicas", "num_ranks"):
+        for name in _COUNTS:
             if (number := getattr(self, name)) < 1:
                 raise ProgramError(f"{name} is {number}", hint="give 1 or more")
         if self.num_ranks % self.replicas:
@@ -116,6 +127,10 @@ class Program:
             hint = "give all replicas the same share, or take one synchronous step"
             window = f"{self.num_steps} steps, weights {self.weight_rule.name}"
             raise ProgramError(f"shares are {written(self.shares)}, for {window}", hint=hint)
+        counts = self.shares or (self.num_micro_batches,)
+        if any(share % self.together for share in counts):
+            message = f"{written(counts)} micro-batches cannot go {self.together} together"
+            raise ProgramError(message, hint="give a number that divides those of a step")
 
     @property
     def num_ranks(self) -> int:
@@ -126,6 +141,11 @@ class Program:
         """Whose the ranks are, and who takes which micro-batches."""
         shares = self.shares or (self.num_micro_batches,) * self.replicas
         return Grid(self.num_ranks // self.replicas, shares)
+
+    def group_of(self, action: Action) -> range:
+        """Return the micro-batches that an action of this program is of: its own, or from it on."""
+        count = self.together if action.kind in ("B", "W") else 1
+        return range(action.micro_batch, action.micro_batch + count)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that live on `rank`, in increasing order.

@@ -76,7 +76,8 @@ from penstock.schedule.orders import B, F, I, U, W
     NOTHING_THERE,
     NOT_VALIDATED_YET,
     NOT_BACK,
-) = range(40)
+    NOT_FIRST,
+) = range(41)
 NUM_HOWS, VALIDATE = 4, 3  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
@@ -110,6 +111,7 @@ class Sizes(NamedTuple):
     column: NDArray[np.int64]  # of each rank: its place in its replica
     sharding: bool  # the program has an Unshard or a Reshard
     copying: bool  # it has an Offload or a Reload
+    together: int  # micro-batches of a B or W
 
 
 class Places(NamedTuple):
@@ -170,9 +172,13 @@ def place(code: Columns, sizes: Sizes, places: Places) -> Finding:
             op, micro_batch = code.op[row], code.micro_batch[row]
             if op == COMPUTE:
                 at = (replica * sizes.stages + code.stage[row]) * sizes.micro_batches + micro_batch
-                rule, other = _place_action(code.kind[row], at, rank, places)
-                if rule != FINE:
-                    return rule, row, other
+                count = _group(code.kind[row], sizes)
+                if micro_batch % count:
+                    return NOT_FIRST, row, count
+                for member in range(at, at + count):
+                    rule, other = _place_action(code.kind[row], member, rank, places)
+                    if rule != FINE:
+                        return rule, row, other
             elif op == SEND:
                 message = (
                     replica * sizes.edges + code.edge[row]
@@ -202,6 +208,12 @@ def _in_range(code: Columns, sizes: Sizes, row: int) -> bool:
         if not 0 <= code.micro_batch[row] < numbers:
             return False
     return not USES_STAGE[op] or 0 <= code.stage[row] < sizes.stages
+
+
+@part
+def _group(kind: int, sizes: Sizes) -> int:
+    """Return how many micro-batches an action of a kind is of, from its own on."""
+    return sizes.together if kind in (B, W) else 1
 
 
 @part
@@ -297,11 +309,14 @@ def _compute(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
         if step < state.closed[stage]:
             return TOO_LATE_FOR_SUM, step
     at = (replica * sizes.stages + stage) * sizes.micro_batches + micro_batch
-    if state.now[at] & KEPT_AWAY:
-        return IS_AWAY, -1
-    state.now[at] |= 1 << kind
-    if kind in (B, W) or not facts.backward:
-        _free_slots(code, stage, micro_batch, rank, facts, state)
+    for member in range(_group(kind, sizes)):
+        if law[min(stage, law.shape[0] - 1), micro_batch + member] != version:
+            return WRONG_VERSION, int(version)
+        if state.now[at + member] & KEPT_AWAY:
+            return IS_AWAY, -1
+        state.now[at + member] |= 1 << kind
+        if kind in (B, W) or not facts.backward:
+            _free_slots(code, stage, micro_batch + member, rank, facts, state)
     return FINE, -1
 
 
@@ -362,6 +377,8 @@ def _send(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tup
     where = facts.places.where
     if made < 0:
         return NOT_THE_EDGE, -1
+    if code.micro_batch[row] % _group(code.kind[row], facts.sizes):
+        return NOTHING_TO_SEND, rank
     if where[made] != rank or not state.now[made] & (1 << code.kind[row]):
         return NOTHING_TO_SEND, int(where[made])
     if code.peer[row] != where[used] or where[used] == rank:

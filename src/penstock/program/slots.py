@@ -16,16 +16,16 @@ def assign_slots(
     code: Columns,
     slots: Numbers,
     wiring: Wiring,
-    where: tuple[NDArray[np.int64], int],
+    where: tuple[NDArray[np.int64], int, int],
     backward: bool,
 ) -> None:
     """Fill `slots`: the smallest free slot of its edge for each Receive, and the same for its Send.
 
     A slot is taken from the Receive to the last use by the edge's target: B, or W where B is split
     (the received gradient may be an operand of W), or F where there is no backward.
-    `where`: the replica of each rank, micro-batches of the window.
+    `where`: the replica of each rank, micro-batches of the window, and of a B or W.
     """
-    replica, micro_batches = where
+    replica, micro_batches, _ = where
     num_edges = len(wiring.source)
     pool = SlotPool(
         np.full((int(replica[-1]) + 1) * num_edges * micro_batches, -1, np.int32),
@@ -49,10 +49,10 @@ def _assign(
     slots: Numbers,
     wiring: Wiring,
     pool: SlotPool,
-    where: tuple[NDArray[np.int64], int],
+    where: tuple[NDArray[np.int64], int, int],
     backward: bool,
 ) -> None:
-    replica, micro_batches = where
+    replica, micro_batches, together = where
     for rank in range(len(code.offsets) - 1):
         first = replica[rank] * len(wiring.source)
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
@@ -65,10 +65,12 @@ def _assign(
                 key = 2 * int(code.stage[row])
                 for place in range(wiring.into_offsets[key], wiring.into_offsets[key + 2]):
                     edge = int(wiring.into[place])
-                    slot = int(pool.slot_of[(first + edge) * micro_batches + micro_batch])
-                    if slot >= 0:
-                        pool.taken[edge * micro_batches + slot] = 0
-                        pool.lowest[edge] = min(pool.lowest[edge], slot)
+                    message = int((first + edge) * micro_batches + micro_batch)
+                    for member in range(together if backward else 1):
+                        slot = int(pool.slot_of[message + member])
+                        if slot >= 0:
+                            pool.taken[edge * micro_batches + slot] = 0
+                            pool.lowest[edge] = min(pool.lowest[edge], slot)
     for rank in range(len(code.offsets) - 1):
         first = replica[rank] * len(wiring.source)
         for row in range(code.offsets[rank], code.offsets[rank + 1]):

@@ -46,6 +46,7 @@ class Saved(NamedTuple):
     stage_bytes: tuple[StageBytes, ...]
     shares: tuple[int, ...]
     bits: tuple[int, ...]
+    together: int
 
 
 class _Reduction(NamedTuple):
@@ -74,6 +75,7 @@ class _ProgramFile:
     code: tuple[str, ...]
     shares: tuple[int, ...] = ()
     bits: tuple[int, ...] = ()
+    together: int = 1
 
 
 def to_json(program: "Program") -> str:
@@ -86,6 +88,7 @@ def to_json(program: "Program") -> str:
     fields["stage_bytes"] = program.stage_bytes
     fields["shares"] = program.shares
     fields |= {"bits": program.bits} if program.bits else {}
+    fields |= {"together": program.together} if program.together > 1 else {}
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -127,6 +130,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.stage_bytes,
         read.shares,
         read.bits,
+        read.together,
     )
 
 
@@ -142,6 +146,7 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
     window = (
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )
+    window += f", {program.together} together" if program.together > 1 else ""
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
     bits = program.bits or (AS_IT_IS,) * len(program.edges)
     words = ["" if each == AS_IT_IS else f", {each} bits a number" for each in bits]

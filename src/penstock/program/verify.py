@@ -105,6 +105,7 @@ def _sizes_of(program: "Program") -> Sizes:
         *program.grid.places(),
         bool(np.isin(program.code.op, (UNSHARD, RESHARD)).any()),
         bool(np.isin(program.code.op, (OFFLOAD, RELOAD)).any()),
+        program.together,
     )
 
 

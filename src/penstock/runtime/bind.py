@@ -6,7 +6,7 @@ only has to take its inputs, compute, and pass its results on.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from operator import itemgetter
@@ -37,7 +37,7 @@ from penstock.runtime.lane import Awaited
 from penstock.runtime.post_validation import Provisional, Validation, known_before
 from penstock.runtime.sums import LocalStages, sum_call, tell_call, update_call
 from penstock.runtime.versions import ParkedGradients, Read, VersionSlots
-from penstock.schedule.schedule import Action
+from penstock.schedule.schedule import Action, Kind
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
 if TYPE_CHECKING:
@@ -88,7 +88,10 @@ class _Binder:
         share = 1.0 / program.grid.step_micro_batches
         dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given
         self.scale = torch.tensor(share, dtype=dtype, device=rank.device)
-        computes = [i.action for i in self.code if isinstance(i, Compute)]
+        actions = [i.action for i in self.code if isinstance(i, Compute)]
+        computes = [piece for action in actions for piece in self._pieces(action)]
+        for action, slot in tuple(self.parked.of.items()):
+            self.parked.of.update(dict.fromkeys(self._pieces(action), slot))
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.leaf_uses = self._leaf_uses(computes)
@@ -138,18 +141,21 @@ class _Binder:
         """Yield the calls of one instruction."""
         match instruction := self.code[place]:
             case Compute(action, version):
-                yield from self._read_data(action)
+                for piece in self._pieces(action):
+                    yield from self._read_data(piece)
                 yield from self._take(action)
                 read = self.slots.of(action, version, place)
                 yield from self._predict(action, read)
                 if action.kind in "BW":
                     yield from self.sums.before(action.stage)
-                yield Bound(self._compute(action, read), "compute", *action)
+                together = len(self.program.group_of(action)) > 1
+                compute = self._joint(action, read) if together else self._compute(action, read)
+                yield Bound(compute, "compute", *action)
             case Send(of, edge, peer, _):
                 call = self._send((edge, of.micro_batch), peer)
                 yield Bound(call, "send", *of, ranks=(peer,), edge=edge)
             case Receive(of, edge, peer, _):
-                yield from self._receive(of.micro_batch, edge, peer)
+                yield from self._receive(of, edge, peer)
             case Reduce():
                 yield from self.sums.bind(place, sum_call(self.rank, instruction, own))
             case Update(stage, step):
@@ -206,19 +212,30 @@ class _Binder:
 
     def _compute(self, action: Action, read: Read) -> Call:
         """Return the call that takes its inputs, computes, and passes the results on."""
-        _, stage, micro_batch = action
-        kind = _segment_kind(action)
+        stage, kind = action.stage, _segment_kind(action)
         segment = self.rank.stages.stages[stage].segment(kind)
         function = self.rank.function(stage, kind, asks=read.slot < 0)
         if not segment.ops and not function.outputs:
             return _nothing
+        consumers = self._consumers(action, segment, function)
+        return self._carrying(action, self._call_of(action, segment, function, read, consumers))
+
+    def _call_of(
+        self,
+        action: Action,
+        segment: Segment,
+        function: Function,
+        read: Read,
+        consumers: Sequence[Consumer],
+    ) -> Call:
+        """Return the call that runs `function`, of `segment`, for the micro-batch of `action`."""
+        _, stage, micro_batch = action
         statics = self._statics(stage, function, read)
         leaves, seed = self._leaves(action, function), self._seed(micro_batch, segment)
         count = len(segment.takes)
         taken, others = function.values[:count], function.values[count:]
         frame = self.rank.frames[stage, micro_batch]
         pop, get = frame.pop, frame.__getitem__
-        consumers = self._consumers(action, segment, function)
         run, guard = function.run, _compat.below_autograd
 
         def call() -> None:
@@ -228,7 +245,67 @@ class _Binder:
                 for consume in consumers:
                     consume(results)
 
-        return self._carrying(action, call)
+        return call
+
+    def _pieces(self, action: Action) -> list[Action]:
+        """Return what an action is done as: by micro-batch, where it is of several."""
+        kind, stage, _ = action
+        group = self.program.group_of(action)
+        if len(group) == 1:
+            return [action]
+        kinds: tuple[Kind, ...] = ("I", "W") if kind == "B" else ("W",)
+        return [Action(each, stage, member) for each in kinds for member in group]
+
+    def _joint(self, action: Action, read: Read) -> Call:
+        """Return the call of B or W of several micro-batches; products of matrices run once."""
+        _, stage, first = action
+        group, pieces = self.program.group_of(action), self._pieces(action)
+        joint, each, once = self.rank.joint(stage, len(group), asks=read.slot < 0)
+        frames = [self.rank.frames[stage, member] for member in group]
+        calls = [self._compute(piece, read) for piece in pieces if piece.kind == "I"]
+        if action.kind == "B":
+            calls.append(self._gathered(stage, group))
+        for piece in pieces[-len(group) :]:
+            kept = self._keep_and_add(piece, joint.each, each)
+            calls.append(self._call_of(piece, joint.each, each, read, kept))
+        added = {parameter for parameter, _ in joint.each.gradients}
+        place = {value: at for at, value in enumerate(once.outputs)}
+        sums = self._add(Action("W", stage, first), joint.once, place, added=added)
+        run, guard, along = once.run, _compat.below_autograd, joint.along
+
+        def call() -> None:
+            for one in calls:
+                one()
+            with guard():
+                whole = [torch.cat([f.pop(value) for f in frames], dim) for value, dim in along]
+                if whole:
+                    sums(run(whole, 0))
+            for frame in frames:
+                frame.clear()
+
+        return call
+
+    def _keep_and_add(
+        self, piece: Action, segment: Segment, function: Function
+    ) -> tuple[Consumer, ...]:
+        """Return what keeps the operands of products, and adds up the other gradients."""
+        frame = self.rank.frames[piece.stage, piece.micro_batch]
+        place = {value: at for at, value in enumerate(function.outputs)}
+        found = [_into(frame, segment.keeps, place)] if segment.keeps else []
+        return (*found, self._add(piece, segment, place)) if segment.gradients else (*found,)
+
+    def _gathered(self, stage: int, group: range) -> Call:
+        """Return the call that puts what I of several micro-batches sends into one message."""
+        outbox, target = self.rank.outbox, self.rank.stages.edges
+        segment = self.rank.stages.stages[stage].input_gradient
+        edges = [e for e, _ in segment.sends if (target[e].target, group[0]) not in self.here]
+
+        def gather() -> None:
+            for edge in edges:
+                parts = [outbox.pop((edge, member)) for member in group]
+                outbox[edge, group[0]] = [value for part in parts for value in part]
+
+        return gather
 
     def _carrying(self, action: Action, call: Call) -> Call:
         """Return `call` with what has to be done for buffers that other ranks change too."""
@@ -357,14 +434,26 @@ class _Binder:
 
         return put_out
 
-    def _add(self, action: Action, segment: Segment, place: dict[int, int]) -> Consumer:
-        """Return what adds gradients to those of the step; the first ones are copied."""
+    def _add(
+        self,
+        action: Action,
+        segment: Segment,
+        place: dict[int, int],
+        *,
+        added: Collection[int] = (),
+    ) -> Consumer:
+        """Return what adds gradients to those of the step; the first ones are copied.
+
+        added:  parameters of which the first ones come from elsewhere.
+        """
         weights, slot = self.rank.weights_of(action.stage), self.parked.of.get(action)
         sums = weights.gradients if slot is None else weights.parked[slot][1]
         parts = dict(segment.gradients)  # the last part of each parameter
+        for parameter in added:
+            parts.pop(parameter, None)
         targets = [sums[parameter] for parameter in parts]
         pick = _picker([place[value] for value in parts.values()])
-        more = [(sums[p], place[v]) for p, v in segment.gradients if parts[p] != v]
+        more = [(sums[p], place[v]) for p, v in segment.gradients if parts.get(p) != v]
         is_first = self.first_gradient[action.stage, action.micro_batch // self.per_step] == action
         combine: Callable[[list[Tensor], list[Tensor]], object]
         combine = torch._foreach_copy_ if is_first else torch._foreach_add_  # pyright: ignore
@@ -410,9 +499,10 @@ class _Binder:
         send, take = self.rank.sender(key[0], peer), self.rank.outbox.pop
         return lambda: send(take(key))
 
-    def _receive(self, micro_batch: int, edge: int, peer: int) -> list[Bound]:
+    def _receive(self, of: Action, edge: int, peer: int) -> list[Bound]:
         """Return the call that posts a receive, if the transport wants one, and note who reads."""
         post, _ = self.rank.receiver(edge, peer)
+        micro_batch = of.micro_batch
         to = self.rank.stages.edges[edge]
         self.under_way[edge, peer].append(micro_batch)
         self.readers[to.target, micro_batch, to.kind == "F"].append((edge, peer))
@@ -438,13 +528,16 @@ class _Binder:
     def _take_call(self, channel: tuple[int, int], micro_batch: int) -> Call:
         _, wait = self.rank.receiver(*channel)
         edge, nodes = self.rank.stages.edges[channel[0]], self.rank.capture.fx_nodes
-        frame, values = self.rank.frames[edge.target, micro_batch], edge.values
+        values, count = edge.values, self.rank.group_of(channel[0])
+        frames = [self.rank.frames[edge.target, micro_batch + member] for member in range(count)]
         permuted = [(value, nodes[value]) for value in values if _is_permuted(nodes[value])]
 
         def take() -> None:
-            frame.update(zip(values, wait(), strict=True))
-            for value, node in permuted:
-                frame[value] = _with_strides(frame[value], node)
+            came = iter(wait())
+            for frame in frames:
+                frame.update(zip(values, came))  # noqa: B905 - each takes its part
+                for value, node in permuted:
+                    frame[value] = _with_strides(frame[value], node)
 
         return take
 

@@ -34,7 +34,7 @@ def _sleeping(
 ) -> Function:
     """Return a function that sleeps, and returns zeros in the shapes of the segment's results."""
     function = function_of(segment, capture, asks=asks)
-    seconds = sum(profile.op_s[op] for op in segment.ops)
+    seconds = segment.times * sum(profile.op_s[op] for op in segment.ops)
     seconds += profile.call_s if segment.ops else 0.0
     results = tuple(capture.fx_nodes[value].meta["val"] for value in function.outputs)
 

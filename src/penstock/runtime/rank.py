@@ -16,10 +16,12 @@ from torch import Tensor
 
 from penstock.batches import ReadNumbers
 from penstock.graph.code import Function, function_of, micro_batch_seed
+from penstock.graph.joint import Joint, joint_of
 from penstock.graph.memory import moved
 from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture, device_here
 from penstock.job import AS_IT_IS, Job
+from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
@@ -36,6 +38,7 @@ from penstock.runtime.transport import Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
 from penstock.runtime.weights import StageWeights
 from penstock.schedule.grid import Grid
+from penstock.schedule.orders import B
 from penstock.timeline import LANES, Span
 
 
@@ -86,6 +89,8 @@ class Rank:
         self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
+        self._group = 1  # micro-batches of a message of a B edge
+        self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
         self._functions: dict[tuple[int, SegmentKind, bool], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
@@ -106,6 +111,8 @@ class Rank:
 
     def expect(self, program: Program) -> None:
         """Make room for the messages of `program`; before anything is bound, for every program."""
+        computes = program.code.kind[program.code.op == COMPUTE]
+        self._group = program.together if (computes == B).any() else 1
         peers = set(program.code.peer[program.code.slice_of(self.rank)].tolist()) - {-1}  # no peer
         for receiver in (self.rank, *peers):
             for (edge, sender), count in program.unread(receiver).items():
@@ -225,6 +232,22 @@ class Rank:
             self._functions[key] = self.make(segment, self.capture, asks=asks)
         return self._functions[key]
 
+    def joint(
+        self, stage: int, count: int, *, asks: bool = False
+    ) -> tuple[Joint, Function, Function]:
+        """Return W of `count` micro-batches at once, and the functions of its two parts."""
+        key = (stage, count, asks)
+        if key not in self._joints:
+            weights = self.stages.stages[stage].weight_gradient
+            made = joint_of(self.capture.graph, weights, count)
+            each = self.make(made.each, self.capture, asks=asks)
+            self._joints[key] = made, each, self.make(made.once, self.capture, asks=asks)
+        return self._joints[key]
+
+    def group_of(self, edge: int) -> int:
+        """Return of how many micro-batches a message of `edge` is."""
+        return self._group if self.stages.edges[edge].kind == "B" else 1
+
     def sender(self, edge: int, peer: int) -> Send:
         """Return the call that sends a message of `edge` to `peer`."""
         key = (edge, peer)
@@ -247,7 +270,8 @@ class Rank:
 
     def _packing(self, edge: int) -> Packing:
         bits = self._bits[edge] if self._bits else AS_IT_IS
-        return packing_of(self.capture.graph, self.stages.edges[edge].values, bits)
+        values = self.stages.edges[edge].values * self.group_of(edge)
+        return packing_of(self.capture.graph, values, bits)
 
     # -- what calls ask for ------------------------------------------------------------------
 

@@ -51,6 +51,10 @@ def annealed(
         raise ScheduleError(f"{schedule.name or 'it'} is of several steps", hint=hint)
     if held > most:
         raise ScheduleError(f"a rank holds {held} activations of {most}", hint="raise the limit")
+    if schedule.together > 1:
+        hint = "anneal a schedule with backwards of one micro-batch each"
+        message = f"{schedule.name or 'it'} has backwards of {schedule.together} together"
+        raise ScheduleError(message, hint=hint)
     orders, table = schedule.orders, (seconds or Seconds()).table(schedule.num_stages, split=True)
     shape = (schedule.num_stages, schedule.num_micro_batches)
     cells = orders.stages * shape[1] + orders.micro_batches

@@ -6,7 +6,7 @@ are on their way.  Three orders:
     no flush     1F1B: F(m) follows B(m - (S - r)) on rank r
     pipelined    an F and a B of every stage in each tick: F(m) follows B(m - 2 (S - 1 - r) - 1),
                  so that more is in flight and no stage ever waits
-    whole steps  all forwards of a step, then all backwards of the step S - r - 1 before it
+    nF1B         M forwards, then one backward of a whole step, by turns
 
     S = 2, M = 1, three steps, one second for F and for U, two for B:
     rank 0  F0 F1 .  .  B0 B0 U0 F2 B1 B1 U1 .  B2 B2 U2
@@ -155,26 +155,33 @@ def prediction_with_compensation(
     return _no_flush(name, rule, rules.as_pipelined, sizes)
 
 
-def timeprest(num_stages: int, num_micro_batches: int, *, num_steps: int = 4) -> Schedule:
-    """Return the order of whole steps on the newest weights: M forwards, then M backwards.
+def timeprest(
+    num_stages: int, num_micro_batches: int, *, num_steps: int = 4, backward_slots: int = 1
+) -> Schedule:
+    """Return nF1B on the newest weights: M forwards and one backward of the whole step by turns.
 
-    One version is alive; F of step t reads version max(0, t - S + s + 1), B version t.  The paper
-    has one backward of the whole batch; here there are M in a row, on the same weights.
+    The backward is one action, of all micro-batches of the step, and takes as long as
+    `backward_slots` forwards of a micro-batch.  Stage s begins min(1 + backward_slots, M) forwards
+    earlier than the next one, the fewest with which none waits once the pipeline is full.  One
+    version is alive: F of micro-batch j of step t reads version
+    floor((t M + j - (S - 1 - s) min(1 + backward_slots, M)) / M), from 0 on, and B version t.
+    Raises:   ScheduleError: `backward_slots` is not from 1 to 999999999.
     Source: arXiv:2410.14312, section 3 (nF1B).
     """
+    rule = rules.newest(backward_slots)
     m, step = np.arange(num_steps * num_micro_batches), np.arange(num_steps)
-    tick = 2 * num_micro_batches + 1
-    of, within = m // num_micro_batches * tick, m % num_micro_batches
+    first = step * num_micro_batches
     orders = arrange(
         (
-            Row("B", rank, m, of + within),
-            Row("U", rank, step, step * tick + num_micro_batches),
-            Row("F", rank, m, of + within - (num_stages - rank - 1) * tick - num_micro_batches),
+            Row("B", rank, first, 3 * (first + num_micro_batches + early)),
+            Row("U", rank, step, 3 * (first + num_micro_batches + early) + 1),
+            Row("F", rank, m, 3 * m + 2),
         )
         for rank in range(num_stages)
+        for early in [rules.earlier(rank, num_stages, num_micro_batches, backward_slots)]
     )
-    name = timeprest.__name__
-    return Schedule(num_stages, num_micro_batches, orders, num_steps, rules.NEWEST, name)
+    sizes = num_stages, num_micro_batches
+    return Schedule(*sizes, orders, num_steps, rule, timeprest.__name__, num_micro_batches)
 
 
 def round_robin(

@@ -36,7 +36,9 @@ def bubble_fraction(
 
 
 def _idle_s(schedule: Schedule, seconds: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
-    orders = schedule.orders
+    orders, group = schedule.orders, schedule.together
+    forward_s, both_s, input_s, weights_s, update_s = seconds
+    seconds = (forward_s, group * both_s, input_s, group * weights_s, update_s)
     _, end_s = schedule.play(seconds)
     window_s = float(end_s.max())
     idle_s: list[float] = []
@@ -56,7 +58,7 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     if not np.isin(orders.kinds, (B, W)).any():
         return (0,) * len(orders)
     change = np.zeros(5, np.int64)
-    change[[F, B, W]] = 1, -1, -1
+    change[[F, B, W]] = 1, -schedule.together, -schedule.together
     start, changes = np.zeros(len(orders), np.int64), change[orders.kinds]
     held = levels(Changes(0 * changes, changes, changes), orders.offsets, start)
     return tuple(peaks(held, orders.offsets, start).tolist())
@@ -65,7 +67,8 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 def num_messages(schedule: Schedule) -> int:
     """Return the messages between ranks in one window of a chain: activations and gradients.
 
-    A micro-batch that goes on to a stage on the same rank sends none.
+    A micro-batch that goes on to a stage on the same rank sends none.  B of several micro-batches
+    together sends one.
     """
     stages, window = schedule.num_stages, schedule.num_steps * schedule.num_micro_batches
     crossing = sum(
@@ -73,8 +76,10 @@ def num_messages(schedule: Schedule) -> int:
         for stage in range(stages - 1)
         for m in range(window)
     )
-    has_backward = bool((schedule.orders.kinds != F).any())
-    return crossing * (1 + has_backward)
+    kinds = schedule.orders.kinds
+    if not (kinds != F).any():
+        return crossing
+    return crossing + crossing // (schedule.together if (kinds == B).any() else 1)
 
 
 def weight_copies(schedule: Schedule) -> tuple[int, ...]:
@@ -115,6 +120,8 @@ def _parked(schedule: Schedule) -> tuple[int, ...]:
 
 def made_in_passing(schedule: Schedule) -> frozenset[tuple[Kind, int]]:
     """Return kind and stage of the actions that read weights which are predicted as they go."""
+    if schedule.weight_rule.predictor is None:
+        return frozenset()
     table = versions(schedule)
     return frozenset(
         (kind, stage)

@@ -41,6 +41,7 @@ def refine(schedule: Schedule, units: Sequence[int]) -> Schedule:
         schedule.num_steps,
         of_units(schedule.weight_rule, counts),
         f"{schedule.name}{words_of_units(counts)}" if schedule.name else "",
+        schedule.together,
     )
 
 

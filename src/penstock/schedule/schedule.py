@@ -12,7 +12,7 @@ from penstock.errors import ScheduleError
 from penstock.files import Json, read_bytes, write_text
 from penstock.schedule import text
 from penstock.schedule.clock import play
-from penstock.schedule.orders import Action, F, Kind, Orders, Row, U, arrange
+from penstock.schedule.orders import Action, B, F, I, Kind, Orders, Row, U, arrange
 from penstock.schedule.verify import check_complete, check_updates, deadlock, updated_only
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule, versions
 
@@ -28,6 +28,8 @@ class Schedule:
     lists U(stage, step), once for every step on every rank on which the stage lives.
 
     `orders` may be given as tuples of actions, one per rank; they are kept as arrays.
+    With `together` of 2 or more, what makes gradients of weights - B, or W where I stands apart -
+    is one action for so many consecutive micro-batches of a step, named by the first of them.
 
     Raises:   ScheduleError: an action is missing, doubled, on another rank than its forward, can
               never start, or reads a version of the weights that is not there.
@@ -39,17 +41,24 @@ class Schedule:
     num_steps: int = 1
     weight_rule: WeightRule = SYNCHRONOUS
     name: str = ""
+    together: int = 1
     _ranks: npt.NDArray[np.int32] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("num_stages", "num_micro_batches", "num_steps"):
+        for name in ("num_stages", "num_micro_batches", "num_steps", "together"):
             if (number := getattr(self, name)) < 1:
                 raise ScheduleError(f"{name} is {number}", hint="give 1 or more")
+        if self.num_micro_batches % self.together:
+            message = f"{self.num_micro_batches} micro-batches cannot go {self.together} together"
+            raise ScheduleError(message, hint="give a number that divides those of a step")
         if self.name != " ".join(self.name.split()):
             raise ScheduleError(f"name is {self.name!r}", hint="put one space between its words")
         object.__setattr__(self, "orders", Orders.of(self.orders))
+        if self.together > 1 and {B, I} <= {*np.unique(self.orders.kinds).tolist()}:
+            message = f"B of {self.together} micro-batches and I of one are both there"
+            raise ScheduleError(message, hint="cut every B in two, or none")
         window = (self.num_stages, self.num_steps * self.num_micro_batches, self.num_steps)
-        ranks = check_complete(self.orders, window)
+        ranks = check_complete(self.orders, window, self.together)
         ranks.setflags(write=False)
         object.__setattr__(self, "_ranks", ranks)
         self._check_steps()
@@ -120,6 +129,7 @@ class Schedule:
         title = f"schedule {self.name}" if self.name else "schedule"
         sizes = f"stages {self.num_stages}, micro-batches {self.num_micro_batches}"
         window = f"steps {self.num_steps}, weights {self.weight_rule.name}"
+        window += f", together {self.together}" if self.together > 1 else ""
         return f"{title}: {sizes}, {window}\n{self.orders}"
 
     @classmethod
@@ -147,6 +157,7 @@ class Schedule:
             "num_micro_batches": self.num_micro_batches,
             "num_steps": self.num_steps,
             "weight_rule": self.weight_rule.name,
+            **({"together": self.together} if self.together > 1 else {}),
             "orders": list(self.orders.words()),
         }
 

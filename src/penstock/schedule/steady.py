@@ -104,7 +104,8 @@ def _steps(schedule: Schedule, seconds: Seconds) -> LongRun:
     orders, shape = schedule.orders, schedule.ranks.shape
     table = np.zeros((5, shape[0]))  # by kind
     table[[F, I, W]] = seconds.table(shape[0], split=True)
-    table[B] = table[I] + table[W]
+    table[W] *= schedule.together
+    table[B] = schedule.together * table[I] + table[W]
     updates = schedule.num_steps if schedule.has_updates else 0
     numbers, joins = numbers_of(orders, shape, updates), joins_of(orders, shape, updates)
     num_rows = len(numbers) + int(np.maximum(joins.left - 1, 0).sum())

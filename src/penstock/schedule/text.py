@@ -17,7 +17,8 @@ from penstock.typed import damage, typed
 
 _HEAD = re.compile(
     r"schedule(?: (?P<name>.+))?: stages (?P<num_stages>\d{1,9}), micro-batches "
-    r"(?P<num_micro_batches>\d{1,9}), steps (?P<num_steps>\d{1,9}), weights (?P<weight_rule>\S+)",
+    r"(?P<num_micro_batches>\d{1,9}), steps (?P<num_steps>\d{1,9}), "
+    r"weights (?P<weight_rule>\S+?)(?:, together (?P<together>\d{1,9}))?",
     re.ASCII,
 )
 _SIZES = ("num_stages", "num_micro_batches", "num_steps")
@@ -35,6 +36,7 @@ class Fields(NamedTuple):
     num_steps: int
     weight_rule: WeightRule
     name: str
+    together: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class _ScheduleFile:
     num_steps: int
     weight_rule: str
     orders: tuple[str, ...]
+    together: int = 1
 
 
 def parse_any(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
@@ -93,7 +96,8 @@ def parse(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
         return _one_step(orders)
     sizes = [int(head[key]) for key in _SIZES]
     rule = _rule(head["weight_rule"], weight_rules)
-    return Fields(sizes[0], sizes[1], orders, sizes[2], rule, head["name"] or "")
+    together = int(head["together"] or 1)
+    return Fields(sizes[0], sizes[1], orders, sizes[2], rule, head["name"] or "", together)
 
 
 def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -> Fields:
@@ -111,7 +115,7 @@ def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -
         ]
     sizes = written.num_stages, written.num_micro_batches
     rule = _rule(written.weight_rule, weight_rules)
-    return Fields(*sizes, orders, written.num_steps, rule, written.name)
+    return Fields(*sizes, orders, written.num_steps, rule, written.name, written.together)
 
 
 def parse_torch_csv(text: str) -> Fields:

@@ -20,29 +20,32 @@ from penstock.schedule.orders import (
 )
 
 _F, _B, _I, _W = (1 << code for code in range(4))  # bits of the kinds seen
-_OUT_OF_RANGE, _DOUBLED, _ELSEWHERE = 1, 2, 3
+_OUT_OF_RANGE, _DOUBLED, _ELSEWHERE, _NOT_FIRST, _TOO_EARLY = range(1, 6)
 _MOST_LINES = 8
 _MOST_TALLIED = 10**6  # without having that many actions
 
 
-def check_complete(orders: Orders, sizes: tuple[int, int, int]) -> Ranks:
+def check_complete(orders: Orders, sizes: tuple[int, int, int], together: int = 1) -> Ranks:
     """Return the rank of every [stage, micro-batch], each with one F and one B, or one I and one W.
 
     `sizes` are the stages, and in the window the micro-batches and the steps.  A schedule without
-    any backward is complete too.
+    any backward is complete too.  Each B, or W, stands for `together` micro-batches.
     Raises:   ScheduleError: an action is missing, doubled, out of range, or on another rank than
-              the others of its stage and micro-batch.
+              the others of its stage and micro-batch; B or W of several not under the first of
+              them, or not after all that it needs of them on its rank.
     """
     if sizes[0] * sizes[1] > max(len(orders.kinds), _MOST_TALLIED):
         work = f"{sizes[0]} stages x {sizes[1]} micro-batches"
         raise ScheduleError(f"{len(orders.kinds)} actions for {work}", hint="list every action")
-    ranks, seen, wrong, index = _tally(orders.columns, sizes)
+    ranks, seen, wrong, index = _tally(orders.columns, sizes, together)
     if wrong == _OUT_OF_RANGE:
         raise _out_of_range(orders, index, sizes)
     if wrong == _DOUBLED:
         raise _doubled(orders, index)
     if wrong == _ELSEWHERE:
         raise _elsewhere(orders, index, ranks)
+    if wrong:
+        raise _apart(orders, index, together, is_early=wrong == _TOO_EARLY)
     no_backward = not (seen & ~np.uint8(_F)).any()
     complete = (seen == _F) if no_backward else (seen == _F | _B) | (seen == _F | _I | _W)
     if not complete.all():
@@ -98,7 +101,7 @@ def updated_only(orders: Orders) -> list[tuple[int, int]]:
 
 @compiled
 def _tally(
-    columns: Columns, sizes: tuple[int, int, int]
+    columns: Columns, sizes: tuple[int, int, int], together: int
 ) -> tuple[Ranks, npt.NDArray[np.uint8], int, int]:
     """Return, for [stage, micro-batch], rank and bits of the kinds seen; what is wrong; where."""
     kinds, stages, numbers, offsets = columns
@@ -114,12 +117,18 @@ def _tally(
             if kind == U:
                 continue
             bit = np.uint8(1 << kind)
-            if seen[stage, number] & bit:
-                return ranks, seen, _DOUBLED, index
-            if seen[stage, number] and ranks[stage, number] != rank:
-                return ranks, seen, _ELSEWHERE, index
-            seen[stage, number] |= bit
-            ranks[stage, number] = rank
+            count = together if kind in (B, W) else 1
+            if number % count:
+                return ranks, seen, _NOT_FIRST, index
+            for each in range(number, number + count):
+                if seen[stage, each] & bit:
+                    return ranks, seen, _DOUBLED, index
+                if seen[stage, each] and ranks[stage, each] != rank:
+                    return ranks, seen, _ELSEWHERE, index
+                if count > 1 and seen[stage, each] != (_F if kind == B else _F | _I):
+                    return ranks, seen, _TOO_EARLY, index
+                seen[stage, each] |= bit
+                ranks[stage, each] = rank
     return ranks, seen, 0, -1
 
 
@@ -161,6 +170,20 @@ def _elsewhere(orders: Orders, index: int, ranks: Ranks) -> ScheduleError:
     message = f"{other} is on rank {home} and {action} on rank {rank}"
     hint = f"move {action} to rank {home}: the activations are there"
     return ScheduleError("\n".join([message, *lines]), hint=hint)
+
+
+def _apart(orders: Orders, index: int, together: int, *, is_early: bool) -> ScheduleError:
+    action, line = orders.action(index), excerpt(orders, orders.rank_at(index), index)
+    first = action.micro_batch // together * together
+    if is_early:
+        needs = "F and I" if action.kind == "W" else "F"
+        message = (
+            f"{action} is of micro-batches {first} to {first + together - 1}, and comes before"
+        )
+        hint = f"put it after {needs} of all of them, on the same rank"
+        return ScheduleError(f"{message} {needs} of one of them\n{line}", hint=hint)
+    hint = f"list {action.kind}{action.stage}.{first} once for all of them"
+    return ScheduleError(f"{action} is not the first of {together} together\n{line}", hint=hint)
 
 
 def _incomplete(orders: Orders, stage: int, micro_batch: int, seen: int) -> ScheduleError:

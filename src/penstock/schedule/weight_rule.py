@@ -37,6 +37,7 @@ Number = TypeVar("Number", int, IntArray)
 _DISCREPANCY = re.compile(
     r"discrepancy:(\d(?:\.\d{1,20})?(?:e-\d{1,3})?),(\d{1,9}),(\d{1,9})", re.ASCII
 )
+_NEWEST = re.compile(r"newest:([1-9]\d{0,8})", re.ASCII)
 _UNITS = re.compile(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", re.ASCII)
 _ROUND_ROBIN = re.compile(r"round_robin:([1-9]\d{0,8}(?:-[1-9]\d{0,8})*)(,full)?", re.ASCII)
 
@@ -303,12 +304,27 @@ def _bellwether(
     return _round_trip(stage, first, num_stages, num_micro_batches)
 
 
-def _whole_steps(
-    stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
-) -> Reads[Number]:
-    """As many steps are in flight as 1F1B has micro-batches."""
-    step = micro_batch // num_micro_batches
-    return Reads(_not_negative(step - as_1f1b(stage, num_stages) + 1), step, step)
+def earlier(stage: Number, num_stages: int, num_micro_batches: int, slots: int) -> Number:
+    """Return how many forwards a stage of nF1B does before the last stage begins.
+
+    A step's forward of the next stage comes after its own, and between two backwards stand M
+    forwards: its gradients return one forward and one backward later than from itself, or M
+    forwards, if these are fewer.
+    """
+    return (num_stages - 1 - stage) * min(1 + slots, num_micro_batches)
+
+
+def _whole_steps(slots: int) -> Law:
+    """Return the law of nF1B, whose backward is as long as `slots` forwards of a micro-batch."""
+
+    def law(
+        stage: Number, micro_batch: Number, num_stages: int, num_micro_batches: int, /
+    ) -> Reads[Number]:
+        step = micro_batch // num_micro_batches
+        early = earlier(stage, num_stages, num_micro_batches, slots)
+        return Reads(_not_negative((micro_batch - early) // num_micro_batches), step, step)
+
+    return law
 
 
 # -- rules ----------------------------------------------------------------------------------------
@@ -353,8 +369,22 @@ def _round_robin(ranks: tuple[int, ...], depth: Depth) -> WeightRule:
 DELAYED = WeightRule("delayed", _stashing(as_pipelined))
 """F and B read the version 2 (S - 1 - s) micro-batches ago: LayerPipe, arXiv:2108.06629."""
 
-NEWEST = WeightRule("newest", _whole_steps)
+NEWEST = WeightRule("newest", _whole_steps(1))
 """F and B read the newest version, and so different ones: TiMePReSt, arXiv:2410.14312."""
+
+
+@cache
+def newest(slots: int) -> WeightRule:
+    """Return TiMePReSt's rule where a backward is as long as so many forwards of a micro-batch.
+
+    Raises:   ScheduleError: that is not from 1 to 999999999.
+    """
+    if not 1 <= slots < 10**9:
+        message = f"a backward of a step is as long as {slots} forwards of a micro-batch"
+        raise ScheduleError(message, hint="give from 1 to 999999999")
+    name = f"{NEWEST.name}:{slots}"
+    return NEWEST if slots == 1 else replace(NEWEST, name=name, law=_whole_steps(slots))
+
 
 DISCREPANCY = WeightRule(
     "discrepancy",
@@ -488,6 +518,8 @@ def rule_named(name: str, rules: Iterable[WeightRule]) -> WeightRule | None:
     for rule in known:
         if rule.name == name:
             return rule
+    if (found := _NEWEST.fullmatch(name)) and NEWEST in known:
+        return newest(int(found[1]))
     if (found := _DISCREPANCY.fullmatch(name)) and DISCREPANCY in known:
         return discrepancy(float(found[1]), int(found[2]), int(found[3]))
     if (found := _ROUND_ROBIN.fullmatch(name)) and ROUND_ROBIN in known:
@@ -544,6 +576,11 @@ def versions(schedule: "Schedule") -> VersionTable:
     forward, backward, step, ahead, back_ahead = columns
     if not np.array_equal(step, np.broadcast_to(micro_batches // per_step, shape)):
         raise _wrong_step(schedule, step)
+    if (odd := _unlike(backward, ahead_of=back_ahead, together=schedule.together)) is not None:
+        stage, m = odd
+        message = f"rule {rule.name} gives B of micro-batches {m - 1} and {m} of stage {stage}"
+        hint = "take a rule by which B of a step reads one version, or backwards one by one"
+        raise ScheduleError(f"{message}, which are one action, unlike weights", hint=hint)
     if not schedule.has_updates:
         return VersionTable(forward, backward, ahead, back_ahead, step, (1,) * schedule.num_stages)
     read = (np.array(forward, order="C"), np.array(backward, order="C"))  # one type of array
@@ -552,6 +589,16 @@ def versions(schedule: "Schedule") -> VersionTable:
     if wrong >= 0:
         raise _unavailable(schedule, int(wrong), read)
     return VersionTable(forward, backward, ahead, back_ahead, step, tuple(alive.tolist()))
+
+
+def _unlike(backward: IntArray, *, ahead_of: IntArray, together: int) -> tuple[int, int] | None:
+    """Return a stage and a micro-batch whose B reads others than the one before in its group."""
+    for read in (backward, ahead_of) if together > 1 else ():
+        changes = np.argwhere(np.diff(read, axis=1) != 0)
+        inside = changes[(changes[:, 1] + 1) % together != 0]
+        if len(inside):
+            return int(inside[0][0]), int(inside[0][1]) + 1
+    return None
 
 
 @compiled

@@ -28,13 +28,22 @@ from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import bits_of, lower_plan, stages_of
 from penstock.program.program import Program
-from penstock.schedule import Schedule, made_in_passing, weight_copies
+from penstock.schedule import Schedule, weight_copies
 from penstock.schedule.recipe import AnySchedule
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, Memory, long_run, simulate
 from penstock.simulate.memory import most_held
-from penstock.simulate.price import DeviceMemory, check_profile, costs_of, held_of, memory_on
+from penstock.simulate.price import (
+    ONE_BY_ONE,
+    DeviceMemory,
+    Ways,
+    check_profile,
+    costs_of,
+    held_of,
+    memory_on,
+    ways_of,
+)
 from penstock.simulate.suited import Setting, bare, suited, takes_seconds
 from penstock.timeline import Timeline, peak_bytes, step_s
 from penstock.units import format_bytes
@@ -207,31 +216,23 @@ class Judge:
 
     def _ready(self, plan: Plan, steps: int = 1) -> "_Ready":
         schedule = self.schedule(plan, steps)
-        alive, passing = (), frozenset[tuple[str, int]]()
-        if is_asynchronous(plan):
-            alive, passing = weight_copies(schedule), made_in_passing(schedule)
-        stages, costs, held = self.price(plan, alive, passing)
+        alive = weight_copies(schedule) if is_asynchronous(plan) else ()
+        stages, costs, held = self.price(plan, alive, ways_of(schedule))
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
         places = self.places(plan.hosts, program.num_ranks)
         memory = memory_on(held, program, places, posted=plan.early > 0)
         return _Ready(program, costs, self.cluster_of(plan.hosts), memory)
 
-    def price(
-        self,
-        plan: Plan,
-        alive: Sequence[int] = (),
-        passing: frozenset[tuple[str, int]] = frozenset(),
-    ) -> Priced:
-        """Return the stages of `plan`, priced; `alive` as in `costs_of`, `passing` in `held_of`."""
+    def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
+        """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
-        key = plan.cuts, plan.recompute, tuple(alive), copies, passing, plan.wire
+        key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
-            bits = bits_of(plan, stages) if plan.rounds else ()
-            costs = costs_of(graph, stages, self.profiles, alive, copies=copies, bits=bits)
-            given = graph, stages
+            own = ways._replace(bits=tuple(bits_of(plan, stages)) if plan.rounds else ())
+            costs = costs_of(graph, stages, self.profiles, alive, copies=copies, ways=own)
             held = tuple(
-                held_of(*given, p, alive, copies=copies, passing=passing) for p in self.profiles
+                held_of(graph, stages, p, alive, copies=copies, ways=own) for p in self.profiles
             )
             self._priced[key] = Priced(stages, costs, held)
         return self._priced[key]
@@ -257,14 +258,16 @@ class Judge:
         if is_asynchronous(plan):
             return 0.0
         try:
-            stages, costs, held = self.price(plan)
+            schedule = self.schedule(self.suited(plan)) if objective == "memory" else None
+            ways = ONE_BY_ONE if schedule is None else ways_of(schedule)
+            stages, costs, held = self.price(plan, ways=ways)
         except GraphError:
             return 0.0
         parts = list(self._parts(plan))
         if objective == "memory" and plan.offloads:
             return 0.0
-        if objective == "memory":
-            peaks = most_held(self.schedule(self.suited(plan)).orders, held)
+        if schedule is not None:
+            peaks = most_held(schedule.orders, held)
             _, places = parts[0]
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
         work = self._pieces.chained(costs.action_s)

@@ -11,7 +11,7 @@ from penstock.plan import Plan, is_asynchronous
 from penstock.schedule.orders import F
 from penstock.search.judge import Judge
 from penstock.simulate.memory import most_held
-from penstock.simulate.price import DeviceMemory
+from penstock.simulate.price import DeviceMemory, ways_of
 
 _MOST = 8  # stages of a rank of which all subsets are tried; of more: the cheapest ones
 
@@ -27,9 +27,10 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     """
     if is_asynchronous(plan):
         return None
-    count, orders = plan.num_stages, judge.schedule(judge.suited(plan)).orders
-    keeps = judge.price(replace(plan, recompute=(False,) * count))
-    again = judge.price(replace(plan, recompute=(True,) * count))
+    schedule, count = judge.schedule(judge.suited(plan)), plan.num_stages
+    orders, ways = schedule.orders, ways_of(schedule)
+    keeps = judge.price(replace(plan, recompute=(False,) * count), ways=ways)
+    again = judge.price(replace(plan, recompute=(True,) * count), ways=ways)
     forward_s = keeps.costs.action_s[F].max(axis=1)
     ranks = [orders.stages[a:b] for a, b in itertools.pairwise(orders.offsets.tolist())]
     ways = [_ways(np.unique(stages).tolist(), forward_s) for stages in ranks]

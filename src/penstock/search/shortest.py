@@ -39,7 +39,8 @@ class Timed(NamedTuple):
 def timed(schedule: Schedule, seconds: Seconds) -> Timed:
     """Return a schedule of one step with what the step takes; its messages share no link."""
     forward_s, input_s, weights_s = seconds.table(schedule.num_stages, split=True)
-    by_kind = {"F": forward_s, "B": input_s + weights_s, "I": input_s, "W": weights_s}
+    both_s, weights_s = (schedule.together * each for each in (input_s + weights_s, weights_s))
+    by_kind = {"F": forward_s, "B": both_s, "I": input_s, "W": weights_s}
     rows = [by_kind.get(kind, np.zeros_like(forward_s)) for kind in KINDS]
     found = step_seconds(table_of(schedule), np.array([rows]), np.array([seconds.message_s]))
     return Timed(schedule, float(found[0]))

@@ -13,7 +13,8 @@
 Where one is a window of more steps than the other, means replace all values of the same
 micro-batch: the first ones of a window are unlike the others.
 
-Ignores:  that a stage may be faster on another rank; that computes slow each other in caches.
+Ignores:  that a stage may be faster on another rank; that computes slow each other in caches;
+          that B and W of several micro-batches together take less than as many of one.
 """
 
 from collections import defaultdict
@@ -63,7 +64,8 @@ def carried(
         raise ValueError("seconds are carried between programs of the same stages, with messages")
     alike = program.num_steps == other.num_steps
     work = _WorkSeconds(program, recorded, costs, alike)
-    work_s = [work.seconds(key) for key in _works(other)]
+    counts = {B: other.together, W: other.together}  # B and W of one micro-batch are known
+    work_s = [counts.get(key[1], 1) * work.seconds(key) for key in _works(other)]
     message_s, new_ways = _messages(program, recorded.message_s, other, alike)
     sum_s, new_sums = _sums(program, recorded, other, cluster)
     notes = {**work.notes, **new_ways, **new_sums}
@@ -102,8 +104,9 @@ class _WorkSeconds:
         self.own: defaultdict[Work, list[float]] = defaultdict(list)
         self.all: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         for key, seconds in zip(_works(program), recorded.work_s.tolist(), strict=True):
-            self.own[key].append(seconds)
-            self.all[key[1:3]].append(seconds)
+            each = seconds / program.together if key[1] in (B, W) else seconds
+            self.own[key].append(each)
+            self.all[key[1:3]].append(each)
 
     def seconds(self, key: Work) -> float:
         """Return the seconds of one compute or update.

@@ -8,10 +8,10 @@ from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.of_plan import origin_of
 from penstock.program.program import Program
-from penstock.schedule import made_in_passing, weight_copies
+from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
-from penstock.simulate.price import costs_of, held_of, memory_on
+from penstock.simulate.price import costs_of, held_of, memory_on, ways_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs
 from penstock.timeline import Timeline
@@ -47,11 +47,11 @@ def simulate(
         hint = "give the cluster too"
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     schedule = schedule_of(plan, num_steps=program.num_steps)
-    alive, passing = weight_copies(schedule), made_in_passing(schedule)
-    costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, bits=program.bits)
+    alive, ways = weight_copies(schedule), ways_of(schedule)._replace(bits=program.bits)
+    costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
     if memory is None:
         held = [
-            held_of(graph, stages, profile, alive, copies=plan.offloads, passing=passing)
+            held_of(graph, stages, profile, alive, copies=plan.offloads, ways=ways)
             for profile in profiles
         ]
         memory = memory_on(held, program, places, posted=plan.early > 0)

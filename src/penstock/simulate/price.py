@@ -1,13 +1,15 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
+from penstock.graph.joint import joint_memory, joint_of
 from penstock.graph.memory import moved_bytes, peak_with_workspace
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.graph.wire import is_packed
@@ -15,10 +17,36 @@ from penstock.profile import Profile, Profiles
 from penstock.profile.kinds import as_tuple
 from penstock.program.codes import NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.program import Program
-from penstock.schedule.orders import KINDS
+from penstock.schedule import Schedule, made_in_passing
+from penstock.schedule.orders import KINDS, Kind
 from penstock.simulate.costs import Costs, Memory
 
 _SEGMENTS: tuple[SegmentKind, ...] = ("F", "B", "I", "W")
+
+
+class Ways(NamedTuple):
+    """How actions and messages are done.
+
+    passing:   kind and stage of actions that make the weights they read, one by one.
+    together:  micro-batches of a B, or W.
+    message:   micro-batches of a message of gradients.
+    bits:      of a number in the messages of each edge; empty: none is packed.
+    """
+
+    passing: frozenset[tuple[Kind, int]] = frozenset()
+    together: int = 1
+    message: int = 1
+    bits: tuple[int, ...] = ()
+
+
+ONE_BY_ONE = Ways()
+
+
+def ways_of(schedule: Schedule) -> Ways:
+    """Return how a schedule has its actions done."""
+    whole = bool((schedule.orders.kinds == KINDS.index("B")).any())
+    together = schedule.together
+    return Ways(made_in_passing(schedule), together, together if whole else 1)
 
 
 def costs_of(
@@ -28,7 +56,7 @@ def costs_of(
     versions: Sequence[int] = (),
     *,
     copies: bool = False,
-    bits: Sequence[int] = (),
+    ways: Ways = ONE_BY_ONE,
 ) -> Costs:
     """Return the seconds of F, B, I, W and U of every stage on each profiled kind of device.
 
@@ -36,8 +64,8 @@ def costs_of(
     optimizer, and a copy of the weights where more than one of the `versions` is held.
     A single profile applies to every device.
     copies:   whether to include what it takes to move activations and state, there and back.
-    bits:     of a number in the messages of each edge; empty: none is packed.
-    Ignores:  reading the data.
+    ways:     what is done at once is called and added up once, and its operands are copied.
+    Ignores:  reading the data; that one large product may be faster than several small ones.
     """
     row = as_tuple(profiles)
     seconds = np.zeros((NUM_COSTS if copies else len(KINDS), len(stages.stages), len(row)))
@@ -45,10 +73,13 @@ def costs_of(
         check_profile(graph, profile)
         for stage in stages.stages:
             seconds[: len(KINDS), stage.index, at] = _stage_s(graph, stage, profile, versions)
+            if ways.together > 1:
+                _put_joint_s(seconds[:, stage.index, at], graph, stage, profile, ways.together)
         if copies:
             sizes = np.tile(_copied_bytes(graph, stages, profile), (2, 1))
             seconds[len(KINDS) : NUM_COSTS, :, at] = sizes * profile.far_s_per_byte
-    packing_s = [[_packing_s(graph, stages, profile, bits)] for profile in row] if bits else []
+    bits = ways.bits
+    packing_s = [[_packing_s(graph, stages, profile, ways)] for profile in row] if bits else []
     return Costs(
         seconds,
         tuple(p.kind for p in row) if len(row) > 1 else ("",),
@@ -57,12 +88,13 @@ def costs_of(
 
 
 def _packing_s(
-    graph: Graph, stages: Stages, profile: Profile, bits: Sequence[int]
+    graph: Graph, stages: Stages, profile: Profile, ways: Ways
 ) -> list[tuple[float, float]]:
     """Return for each edge the seconds of packing a message and of unpacking it."""
     rows: list[tuple[float, float]] = []
-    for edge, each in zip(stages.edges, bits, strict=True):
-        packed = [v for v in edge.values if is_packed(graph, v, each)]
+    for edge, each in zip(stages.edges, ways.bits, strict=True):
+        count = ways.message if edge.kind == "B" else 1
+        packed = [v for v in edge.values if is_packed(graph, v, each)] * count
         rows.append(profile.packing_s(each, [graph.nodes[v].size_bytes for v in packed]))
     return rows
 
@@ -81,11 +113,23 @@ def _stage_s(
     return seconds
 
 
+def _put_joint_s(
+    seconds: NDArray[np.float64], graph: Graph, stage: Stage, profile: Profile, together: int
+) -> None:
+    """Put those of B and W of several micro-batches in the place of those of one."""
+    joint = joint_of(graph, stage.weight_gradient, together)
+    each_s, once_s = (_segment_s(graph, segment, profile) for segment in (joint.each, joint.once))
+    copied = sum(together * graph.nodes[value].size_bytes for value, _ in joint.along)
+    weights_s = together * each_s + once_s + copied * profile.copy_s_per_byte
+    seconds[KINDS.index("W")] = weights_s
+    seconds[KINDS.index("B")] = weights_s + together * seconds[KINDS.index("I")]
+
+
 def _segment_s(graph: Graph, segment: Segment, profile: Profile) -> float:
     if not segment.ops:
         return 0.0
     added = sum(graph.nodes[p].size_bytes for p, _ in segment.gradients)
-    computed = sum(profile.op_s[op] for op in segment.ops)
+    computed = segment.times * sum(profile.op_s[op] for op in segment.ops)
     return computed + profile.call_s + added * profile.accumulate_s_per_byte
 
 
@@ -170,12 +214,11 @@ def held_of(
     versions: Sequence[int] = (),
     *,
     copies: bool = False,
-    passing: Collection[tuple[str, int]] = (),
+    ways: Ways = ONE_BY_ONE,
 ) -> DeviceMemory:
     """Return the bytes of the stages on the device of `profile`; with `copies`, what can be moved.
 
     An action: `segment_memory` with the workspace, and the batch where a stage reads it.
-    passing:  kind and stage of actions that make the weights they read, one by one.
     Ignores:  copies of messages that are sent; fragmentation.
     """
     check_profile(graph, profile)
@@ -185,12 +228,14 @@ def held_of(
     for stage in stages.stages:
         for kind in _SEGMENTS:
             at = KINDS.index(kind), stage.index
-            made = frozenset(_trained(graph, stage) if (kind, stage.index) in passing else ())
+            made = frozenset(_trained(graph, stage) if (kind, stage.index) in ways.passing else ())
             transient[at] = peak_with_workspace(
                 graph, stages, stage.index, kind, profile.workspace_bytes, made=made
             )
             net[at] = stage.segment(kind).change_bytes
         _add_batch(graph, stage, transient, net)
+        if ways.together > 1:
+            _put_joint_bytes(graph, stages, stage, ways.together, (transient, net))
         updated = _trained_bytes(graph, stage, reached=True)
         at_update = int(updated * profile.update_workspace_per_byte)
         transient[KINDS.index("U"), stage.index] = at_update
@@ -203,6 +248,23 @@ def held_of(
     )
     copied = _copied_bytes(graph, stages, profile) if copies else None
     return DeviceMemory(transient, net, undo, start, copied)
+
+
+def _put_joint_bytes(
+    graph: Graph,
+    stages: Stages,
+    stage: Stage,
+    together: int,
+    held: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> None:
+    """Put bytes of B and W of several micro-batches in the place of those of one."""
+    transient, net = held
+    pairs: tuple[tuple[SegmentKind, bool], ...] = (("B", True), ("W", False))
+    for kind, whole in pairs:
+        at = KINDS.index(kind), stage.index
+        net[at] *= together
+        transient[at] = joint_memory(graph, stages, stage, count=together, whole=whole)
+        transient[at] += _batch_bytes(graph, stage.segment(kind))
 
 
 def _add_batch(

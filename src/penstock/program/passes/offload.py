@@ -37,12 +37,12 @@ def offload(program: Program, what: Sequence[Offloaded]) -> Program:
     """
     state = {stage for stage, word in enumerate(what) if word in ("state", "both")}
     kept = {stage for stage, word in enumerate(what) if word in ("activations", "both")}
-    return program.map_ranks(lambda code: _rewritten(code, state, kept))
+    return program.map_ranks(lambda code: _rewritten(code, state, kept, program.together))
 
 
-def _rewritten(code: Code, state: set[int], kept: set[int]) -> Iterator[Instruction]:
+def _rewritten(code: Code, state: set[int], kept: set[int], together: int) -> Iterator[Instruction]:
     """Yield the instructions of a rank with the copies among them."""
-    away, left = _away(code, kept), Action("F", -1, -1)  # whose Sends are still to come
+    away, left = _away(code, kept, together), Action("F", -1, -1)  # its Sends are still to come
     for instruction in code:
         if left.stage >= 0 and not isinstance(instruction, Send | Receive):
             yield Offload(left)
@@ -51,8 +51,10 @@ def _rewritten(code: Code, state: set[int], kept: set[int]) -> Iterator[Instruct
             case Compute(Action("F", _, _) as action) if action in away:
                 yield instruction
                 left = action
-            case Compute(Action("B" | "I", stage, number)) if Action("F", stage, number) in away:
-                yield Reload(Action("F", stage, number))
+            case Compute(Action("B" | "I" as kind, stage, number)):
+                for each in range(number, number + (together if kind == "B" else 1)):
+                    if Action("F", stage, each) in away:
+                        yield Reload(Action("F", stage, each))
                 yield instruction
             case Update(stage, step) if stage in state:
                 yield Reload(Action("U", stage, step))
@@ -62,10 +64,15 @@ def _rewritten(code: Code, state: set[int], kept: set[int]) -> Iterator[Instruct
                 yield instruction
 
 
-def _away(code: Code, kept: set[int]) -> set[Action]:
+def _away(code: Code, kept: set[int], together: int) -> set[Action]:
     """Return each F for which the rank computes something else before its backward."""
     computes = [one.action for one in code if isinstance(one, Compute)]
-    trained = {action[1:] for action in computes if action.kind in ("B", "I")}
+    trained = {
+        (stage, number + each)
+        for kind, stage, number in computes
+        if kind in ("B", "I")
+        for each in range(together if kind == "B" else 1)
+    }
     own = {
         action
         for action in computes
@@ -76,6 +83,10 @@ def _away(code: Code, kept: set[int]) -> set[Action]:
         action
         for action in own
         if not (
-            (after := follows.get(action)) and after.kind in ("B", "I") and after[1:] == action[1:]
+            (after := follows.get(action))
+            and after.kind in ("B", "I")
+            and after.stage == action.stage
+            and action.micro_batch - after.micro_batch
+            in range(together if after.kind == "B" else 1)
         )
     }

@@ -54,7 +54,8 @@ def receive_early(program: Program, *, distance: int = 1) -> Program:
     _reorder(columns(code), distance, rows)
     moved = columns(code)._replace(**{name: getattr(code, name)[rows] for name in COLUMNS})
     backward = bool((code.kind[code.op == COMPUTE] != F).any())
-    where = (program.grid.places()[0], program.num_micro_batches * program.num_steps)
+    window = program.num_micro_batches * program.num_steps
+    where = (program.grid.places()[0], window, program.together)
     assign_slots(moved, moved.slot, wire(program.num_stages, program.edges), where, backward)
     return replace(program, code=Codes(*moved, code.reductions))
 
