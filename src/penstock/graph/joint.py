@@ -10,6 +10,7 @@ side and all B_k one below the other:
 Source:  001#7 2BP, arXiv:2405.18047, section 3: backward-p2 on concatenated micro-batches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.graph.graph import Graph
@@ -129,11 +130,19 @@ def _is_shared(graph: Graph, wanted: tuple[tuple[int, int], ...]) -> bool:
     return len(set(operands)) < 2 or any(graph.nodes[value].kind in kinds for value in operands)
 
 
-def joint_memory(graph: Graph, stages: Stages, stage: Stage, *, count: int, whole: bool) -> int:
+def joint_memory(
+    graph: Graph,
+    stages: Stages,
+    stage: Stage,
+    workspace_bytes: Sequence[int] = (),
+    *,
+    count: int,
+    whole: bool,
+) -> int:
     """Return the most bytes held above those before, while B or W of `count` micro-batches runs.
 
     whole:    B: I of one micro-batch after the other, what they send being held, before all W.
-    Ignores:  what ops hold only while they run, beside their results.
+    Ignores:  what products hold only while they run, beside their results.
     """
     received = {v for e in stages.edges if e.target == stage.index for v in e.values}
     held = MemoryOwner(graph, received)
@@ -141,12 +150,12 @@ def joint_memory(graph: Graph, stages: Stages, stage: Stage, *, count: int, whol
     now = peak = 0
     if whole:
         inner = stage.input_gradient
-        before, change = segment_memory(graph, inner, received)
+        before, change = segment_memory(graph, inner, received, workspace_bytes)
         sent = sum(held.size_bytes(held.of(v)) for _, values in inner.sends for v in values)
         for _ in range(count):
             peak = max(peak, now + before)
             now += change + sent
-    before, change = segment_memory(graph, joint.each, received)
+    before, change = segment_memory(graph, joint.each, received, workspace_bytes)
     for _ in range(count):
         peak = max(peak, now + before)
         now += change

@@ -80,8 +80,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
-    sums, wiring = (sums if backward else ()), wire(largest.num_stages, wires)
-    code = _side_by_side(many, grid, sums, wiring)
+    code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
     return Program(
         *(largest.num_stages, largest.num_micro_batches),
         code,

@@ -41,7 +41,6 @@ from penstock.schedule.orders import Action, F
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 from penstock.typed import damage
 
-
 _COUNTS = (
     "num_stages",
     "num_micro_batches",

@@ -235,7 +235,8 @@ def held_of(
             net[at] = stage.segment(kind).change_bytes
         _add_batch(graph, stage, transient, net)
         if ways.together > 1:
-            _put_joint_bytes(graph, stages, stage, ways.together, (transient, net))
+            own = (transient[:, stage.index], net[:, stage.index])
+            _put_joint_bytes(graph, stages, stage, (profile, ways.together), own)
         updated = _trained_bytes(graph, stage, reached=True)
         at_update = int(updated * profile.update_workspace_per_byte)
         transient[KINDS.index("U"), stage.index] = at_update
@@ -254,16 +255,17 @@ def _put_joint_bytes(
     graph: Graph,
     stages: Stages,
     stage: Stage,
-    together: int,
+    by: tuple[Profile, int],
     held: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
     """Put bytes of B and W of several micro-batches in the place of those of one."""
-    transient, net = held
+    (transient, net), (profile, together) = held, by
+    workspace = profile.workspace_bytes
     pairs: tuple[tuple[SegmentKind, bool], ...] = (("B", True), ("W", False))
     for kind, whole in pairs:
-        at = KINDS.index(kind), stage.index
+        at = KINDS.index(kind)
         net[at] *= together
-        transient[at] = joint_memory(graph, stages, stage, count=together, whole=whole)
+        transient[at] = joint_memory(graph, stages, stage, workspace, count=together, whole=whole)
         transient[at] += _batch_bytes(graph, stage.segment(kind))
 
 
