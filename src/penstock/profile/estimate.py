@@ -11,7 +11,7 @@ from penstock.graph.graph import Graph
 from penstock.profile.profile import PackCost, Profile
 from penstock.profile.roofline import DEFAULT, Efficiency, op_seconds
 
-_CALL_S = 30e-6  # of Python, per segment: what measured profiles of CPU hosts have
+CALL_S = 30e-6  # of Python, per segment: what measured profiles of CPU hosts have
 _FAR_BYTES_PER_S = 12e9  # pinned host memory over PCIe 3 x16, as it is usually measured
 _UPDATE_LAUNCHES = 12  # of an optimizer that takes all weights at once
 _PACK_WHOLE = (7, 3), (8.0, 4.0)  # kernels of packing and unpacking; bytes moved of each byte
@@ -45,7 +45,7 @@ def estimated(
         beside=0,
         op_s=op_seconds(graph, device, efficiency),
         workspace_bytes=(0,) * len(graph.nodes),
-        call_s=_CALL_S,
+        call_s=CALL_S,
         accumulate_s_per_byte=3 * byte_s,
         update_s_per_byte=(3 + 2 * state_bytes_per_byte) * byte_s,
         update_s=_UPDATE_LAUNCHES * efficiency.launch_s,

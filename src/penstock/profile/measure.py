@@ -75,6 +75,8 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         call_s=call_s,
         kind="",
         packing=packing,
+        samples=0,
+        error=0.0,
         **optimizer,
     )
 

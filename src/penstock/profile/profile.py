@@ -23,6 +23,8 @@ _NUMBERS = (
     "update_workspace_per_byte",
     "copy_s_per_byte",
     "far_s_per_byte",
+    "samples",
+    "error",
 )
 _PACKING = "pack_s", "pack_s_per_byte", "unpack_s", "unpack_s_per_byte"
 
@@ -70,6 +72,9 @@ class Profile:
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte:           moving something to far memory, or back.
     packing:    what packing costs, by bits; empty where it was not asked for.
+    samples, error:   of an estimate that was learned from runs on such devices: of how many
+                segments they told, and twice the relative standard deviation of the seconds of a
+                micro-batch; 0, 0: from the device's peaks alone.
     kind:       name of the cluster's device kind that it describes; "" for any.
     """
 
@@ -90,6 +95,8 @@ class Profile:
     far_s_per_byte: float
     kind: str = ""
     packing: tuple[PackCost, ...] = ()
+    samples: int = 0
+    error: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):

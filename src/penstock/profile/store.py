@@ -6,25 +6,32 @@ of measuring, never the run.
 """
 
 import hashlib
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cluster import Cluster, Link
+from penstock.cluster import Cluster, DeviceKind, Link
 from penstock.cluster.machine import cpu_name
 from penstock.errors import ClusterError, ProfileError
+from penstock.files import read_json, write_text
+from penstock.profile.latency import TimedSegment
 from penstock.profile.profile import Profile
+from penstock.profile.roofline import DEFAULT
+from penstock.typed import damage, typed
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.job import Job
 
 log = logging.getLogger(__name__)
+
+_MOST_SAMPLES = 256  # of a kind of device
 
 
 class ProfileKey(NamedTuple):
@@ -79,6 +86,38 @@ def keep(folder: Path, wanted: ProfileKey, profile: Profile) -> None:
         profile.save(wanted.path_in(folder))
     except OSError as problem:
         log.warning("the profile could not be kept in %s: %s", folder, problem)
+
+
+def samples_of(folder: Path | None, device: DeviceKind) -> tuple[TimedSegment, ...]:
+    """Return what runs have told of devices of this kind, the oldest first; none without a folder.
+
+    Those of a kind of the same name with other peaks do not count.
+    """
+    if folder is None or not (path := _samples_path(folder, device)).exists():
+        return ()
+    try:
+        content = read_json(path, ProfileError, "samples")
+        with damage(f"samples {path}", ProfileError, hint="delete it"):
+            return typed(tuple[TimedSegment, ...], content.get("samples"))
+    except (ProfileError, OSError) as problem:
+        log.warning("what runs have told of %s cannot be used: %s", device.name, problem)
+        return ()
+
+
+def keep_samples(folder: Path, device: DeviceKind, samples: Sequence[TimedSegment]) -> None:
+    """Add what a run has told of devices of a kind; the newest are kept.  Failing, only warn."""
+    rows = (*samples_of(folder, device), *samples)[-_MOST_SAMPLES:]
+    content = {"penstock": "samples", "device": device.name, "samples": list(map(asdict, rows))}
+    try:
+        write_text(_samples_path(folder, device), json.dumps(content))
+    except OSError as problem:
+        log.warning("what the run told of %s could not be kept: %s", device.name, problem)
+
+
+def _samples_path(folder: Path, device: DeviceKind) -> Path:
+    """Return the file of a kind of device with these peaks, and of this way to estimate."""
+    peaks = device.name, device.flop_per_s, device.memory_bytes_per_s, DEFAULT
+    return folder / f"samples-{hashlib.sha256(repr(peaks).encode()).hexdigest()[:16]}.json"
 
 
 def link_of(folder: Path | None, measure: Callable[[], Link], tell: Callable[[Path], None]) -> Link:

@@ -8,6 +8,7 @@ from penstock.cluster import Host
 from penstock.graph.wire import error_bound, message_bytes
 from penstock.job import AS_IT_IS
 from penstock.plan import By, Decision, Plan
+from penstock.profile import Profile
 from penstock.schedule.recipe import Recipe, has_window, name_of
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
@@ -202,10 +203,16 @@ def _balance(judge: Judge, plan: Plan, devices: Sequence[Sequence[int]]) -> str:
 def _rests_on(judge: Judge) -> Decision:
     """Return what the seconds of each kind of device rest on, those of idle ones too."""
     value = ", ".join(f"{row.kind or row.device} {row.how}" for row in judge.profiles)
-    why = "a micro-batch: " + ", ".join(
-        f"{format_seconds(row.micro_batch_s)} on {row.kind or row.device}" for row in judge.profiles
-    )
+    why = "a micro-batch: " + ", ".join(map(_seconds_on, judge.profiles))
     return Decision("seconds", value, "only choice", why)
+
+
+def _seconds_on(profile: Profile) -> str:
+    words = f"{format_seconds(profile.micro_batch_s)} on {profile.kind or profile.device}"
+    if not profile.samples:
+        return words
+    told = f"learned from {profile.samples} measured segments of runs"
+    return f"{words} ({told}, may be off by {profile.error:.0%})"
 
 
 def _how_much(plan: Plan) -> str:

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cluster import Cluster
+from penstock.cluster import Cluster, DeviceKind
 from penstock.errors import ClusterError
+from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.training.listener import Listener
 
@@ -94,22 +95,37 @@ def profiled(
     """Return a profile of the step for each kind of device of the cluster.
 
     That of this machine (as `Cluster.here` names it) is measured, beside as many ranks as a host
-    will have; others are estimated.
+    will have; others are estimated, by what runs on them have told (profile/latency.py).
     Raises:   ClusterError: a device that is not here has no FLOP/s for the dtype of a product.
     """
     from penstock.graph.wire import wire_choices
-    from penstock.profile.estimate import estimated, kinds_of
+    from penstock.profile.estimate import kinds_of
     from penstock.profile.measure import optimizer_state
     from penstock.profile.of_graph import kind_here
 
     kinds, here = kinds_of(cluster), kind_here()
+    wire = wire_choices(job.fewest_bits)
     state = optimizer_state(captured, job) if any(kind.name != here for kind in kinds) else 0.0
     return tuple(
         measured_as(here, captured, job, cluster, listener)
         if kind.name == here
-        else estimated(captured.graph, kind, state, wire=wire_choices(job.fewest_bits))
+        else _estimated(captured.graph, kind, state, wire)
         for kind in kinds
     )
+
+
+def _estimated(graph: Graph, kind: DeviceKind, state: float, wire: tuple[int, ...]) -> "Profile":
+    """Return the estimate for devices that are not here, as runs on such devices have taught it."""
+    from penstock.profile.estimate import estimated
+    from penstock.profile.latency import learned, parts_of
+    from penstock.profile.store import default_folder, samples_of
+
+    known = learned(samples_of(default_folder(), kind))
+    if not known.samples:
+        return estimated(graph, kind, state, wire=wire)
+    profile = estimated(graph, kind, state, known.efficiency, wire=wire)
+    error = known.error(parts_of(graph, range(len(graph.nodes)), kind))
+    return replace(profile, samples=known.samples, error=error)
 
 
 def profiled_here(

@@ -14,6 +14,7 @@ from penstock.errors import RunError
 from penstock.files import finite, write_text
 from penstock.job import Job
 from penstock.plan import Plan, Prediction
+from penstock.profile.store import default_folder
 from penstock.report import report_of
 from penstock.timeline import (
     Bottleneck,
@@ -24,6 +25,7 @@ from penstock.timeline import (
     num_steps,
 )
 from penstock.training.choose import Choice
+from penstock.training.learn import learn
 from penstock.training.listener import Listener, Row
 
 if TYPE_CHECKING:
@@ -97,6 +99,8 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     strict = finite(json.loads(json.dumps(summary)))
     write_text(folder / "summary.json", json.dumps(strict, indent=2, allow_nan=False) + "\n")
     report_of(folder).save(folder / "report.html")
+    if choice is not None and measured is not None:
+        learn(choice, Cluster.load(folder / "cluster.toml"), outcome.timeline, default_folder())
     return Trained(folder, choice.plan if choice else None, outcome, summary, expected, why)
 
 

@@ -1,0 +1,63 @@
+"""What a run tells of its devices is kept, and the next plan for such devices rests on it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.profile.estimate import estimated
+from penstock.profile.latency import learned
+from penstock.profile.store import samples_of
+from penstock.program.of_plan import lower
+from penstock.search import Fixed, search
+from penstock.simulate.of_program import simulate
+from penstock.training.choose import Choice
+from penstock.training.learn import learn, segments_of
+from penstock.training.listener import SILENT
+from penstock.training.prepare import profiled
+from tests.parity.models import captured, job_of, plan_of
+
+BOARD = DeviceKind("board", 10**9, (("float32", 1e8),), 1e8)
+OTHER = DeviceKind("other", 10**9, (("int8", 1e8),), 1e8)
+
+
+def cluster_of(*kinds: DeviceKind) -> Cluster:
+    hosts = tuple(Host(f"h{at}", kind.name, 1) for at, kind in enumerate(kinds))
+    return Cluster(tuple(dict.fromkeys(kinds)), hosts, between=Link(1e-5, 1e9))
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+def test_run_tells_of_its_devices_and_a_plan_for_them_rests_on_it(schedule, tmp_path, monkeypatch):
+    """A board that takes 3 times what its peaks say; it runs two stages, and no op is profiled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made, job = captured("gpt", torch.float32), job_of("gpt", torch.float32)
+    plan, cluster = plan_of(made.graph, schedule, 2, 3), cluster_of(BOARD, BOARD)
+    (before,) = profiled(made, job, cluster, SILENT)
+    assert (before.how, before.samples, before.error) == ("estimated", 0, 0.0)
+    truth = replace(before, op_s=tuple(3 * s for s in before.op_s))
+    timeline = simulate(lower(plan, made.graph), truth, cluster)
+    folder = tmp_path / "penstock" / "profiles"
+    learn(Choice(job, made, plan), cluster, timeline, folder)
+    assert len(samples_of(folder, BOARD)) == (4 if schedule == "one_f_one_b" else 5)
+    (after,) = profiled(made, job, cluster, SILENT)
+    assert after.micro_batch_s == pytest.approx(truth.micro_batch_s, rel=0.03)
+    assert 0.1 < after.error < 0.4
+    found = search(made.graph, after, cluster, micro_batches=2, fixed=Fixed(ranks=1))
+    (seconds,) = (each for each in found.plan.decisions if each.what == "seconds")
+    assert seconds.value == "board estimated"
+    count = len(samples_of(folder, BOARD))
+    assert f"on board (learned from {count} measured segments of runs, may be off by" in seconds.why
+
+
+def test_devices_are_told_apart_and_one_that_cannot_be_estimated_tells_nothing():
+    made, job = captured("gpt", torch.float32), job_of("gpt", torch.float32)
+    plan, kinds = plan_of(made.graph, "gpipe", 2, 3), (BOARD, OTHER)
+    rows = [replace(estimated(made.graph, BOARD, 0.0), kind=kind.name) for kind in kinds]
+    cluster = cluster_of(*kinds)
+    timeline = simulate(lower(plan, made.graph), rows, cluster)
+    found = segments_of(Choice(job, made, plan), cluster, timeline)
+    assert [(kind.name, len(row)) for kind, row in found.items()] == [("board", 2)]
+    known = learned(found[BOARD])
+    assert known.factors == pytest.approx([1.0] * 7, abs=0.1)  # B adds gradients up too
+    learn(Choice(job, made, plan), cluster, timeline, None)
