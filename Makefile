@@ -24,6 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup
 	$(VENV)/bin/penstock train examples/gpt.py --out runs/gpt
 
+# Each of the two processes reads all test files: what pytest makes of them is kept.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: setup
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

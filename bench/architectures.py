@@ -184,9 +184,8 @@ def _job(
 
 
 def _published(model: str, config: str, draw: Draw = _tokens, /, **options: Any) -> Job:
-    """Return the job of a class of transformers with random weights."""
-    make, of = getattr(hf, model), getattr(hf, config)
-    return _job(lambda: make(of(**options)), draw)
+    """Return the job of a class of transformers, looked up when built, with random weights."""
+    return _job(lambda: getattr(hf, model)(getattr(hf, config)(**options)), draw)
 
 
 def _siamese() -> nn.Module:

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import penstock
@@ -59,10 +60,14 @@ TORCH_FILES = {
     "profile/measure.py",
 }
 
-MODULES = {
-    path.relative_to(SRC).as_posix(): ast.parse(path.read_text()) for path in SRC.rglob("*.py")
-}
-ROOM_MODULES = sorted(MODULES.keys() - {"__init__.py"})
+FILES = sorted(path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py"))
+ROOM_MODULES = [file for file in FILES if file != "__init__.py"]
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Return the syntax of every file."""
+    return {file: ast.parse((SRC / file).read_text()) for file in FILES}
 
 
 def room_of(file: str) -> str:
@@ -112,7 +117,7 @@ def test_modules_import_only_rooms_above_their_own() -> None:
     wrong: dict[str, set[str]] = {}
     for file in ROOM_MODULES:
         place = ROOMS.index(room_of(file))
-        if below := rooms_imported(MODULES[file]) - set(ROOMS[: place + 1]):
+        if below := rooms_imported(modules()[file]) - set(ROOMS[: place + 1]):
             wrong[file] = below
     assert wrong == {}
 
@@ -121,7 +126,7 @@ def test_no_module_imports_relatively() -> None:
     froms = (
         (file, node)
         for file in ROOM_MODULES
-        for node in ast.walk(MODULES[file])
+        for node in ast.walk(modules()[file])
         if isinstance(node, ast.ImportFrom)
     )
     assert [f"{file}:{node.lineno}" for file, node in froms if node.level] == []
@@ -172,7 +177,7 @@ def test_functions_have_at_most_40_lines() -> None:
         source = (SRC / file).read_text().splitlines()
         long += [
             f"{file}:{function.lineno} {function.name}: {lines_of_code(function)} lines"
-            for function in functions(MODULES[file])
+            for function in functions(modules()[file])
             if lines_of_code(function) > 40 and "# long:" not in source[function.lineno - 1]
         ]
     assert long == []
@@ -186,7 +191,7 @@ def test_source_is_ascii() -> None:
 def test_no_two_classes_share_a_name() -> None:
     """A leading underscore makes no other name of it."""
     homes: dict[str, list[str]] = {}
-    for file, tree in MODULES.items():
+    for file, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name.lstrip("_"), []).append(f"{file}:{node.lineno}")

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 
 import penstock
-from tests.test_layers import MODULES, dotted
+from tests.test_layers import FILES, dotted, modules
 
-PLACES = {dotted(file): file for file in MODULES}
+PLACES = {dotted(file): file for file in FILES}
 WORDS = re.compile(r"[\w.:]+")  # a text that may name something: "penstock.x.y", "module:name"
 
 
@@ -15,13 +15,13 @@ def test_each_file_is_imported_by_a_command_or_by_what_penstock_offers() -> None
     """Also by what is loaded when it is first used, and by what is named in a text."""
     offered = {f"penstock.{penstock._PLACES[name]}" for name in penstock.__all__}
     starts = {PLACES[name] for name in {"penstock", "penstock.__main__", *offered}}
-    reached, todo = set[str](), [*starts, *(file for file in MODULES if file.startswith("cli/"))]
+    reached, todo = set[str](), [*starts, *(file for file in FILES if file.startswith("cli/"))]
     while todo:
         file = todo.pop()
         if file not in reached:
             reached.add(file)
-            todo += [PLACES[name] for name in _named(MODULES[file]) if name in PLACES]
-    assert sorted(MODULES.keys() - reached) == []
+            todo += [PLACES[name] for name in _named(modules()[file]) if name in PLACES]
+    assert sorted(set(FILES) - reached) == []
 
 
 def _named(tree: ast.AST) -> Iterator[str]:
@@ -47,11 +47,11 @@ def test_each_public_function_and_class_is_used() -> None:
     A test, a page or a bench is not enough.
     """
     used = set(penstock.__all__) | {"__getattr__", "__dir__"}
-    for file, tree in MODULES.items():
+    for file, tree in modules().items():
         used |= set(_mentioned(tree, hands_on=file.endswith("__init__.py")))
     unused = [
         f"{file}: {node.name}"
-        for file, tree in MODULES.items()
+        for file, tree in modules().items()
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
         if node.name not in used and not _is_called_by_its_decorator(node)

@@ -6,7 +6,7 @@ is printed, one that flows only into another which nobody reads.
 
 import ast
 import linecache
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from types import CodeType
 
@@ -269,14 +269,21 @@ def _tree(file: str) -> ast.Module | None:
 @cache
 def _nodes(code: CodeType) -> tuple[ast.expr, ...]:
     """Return the expressions of the function that a code object is; none without its source."""
-    tree = _tree(code.co_filename)
-    if tree is None:
-        return ()
     inside: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if isinstance(node, _Function) and _begins(node) == code.co_firstlineno:
-            inside += [one for one in ast.walk(node) if isinstance(one, ast.expr)]
+    for function in functions_in(code.co_filename).get(code.co_firstlineno, ()):
+        inside += [one for one in ast.walk(function) if isinstance(one, ast.expr)]
     return tuple(sorted(inside, key=lambda one: (one.lineno, one.col_offset)))
+
+
+@cache
+def functions_in(file: str) -> Mapping[int, Sequence[ast.AST]]:
+    """Return the functions of a file by the line that each begins at; none without its source."""
+    found: dict[int, list[ast.AST]] = {}
+    tree = _tree(file)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, _Function):
+            found.setdefault(_begins(node), []).append(node)
+    return found
 
 
 def _begins(function: _Function) -> int:
