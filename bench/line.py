@@ -59,10 +59,13 @@ def _free_port() -> int:
         return own.getsockname()[1]
 
 
-def cluster_over(places: Sequence[Place], folder: Path) -> Cluster:
-    """Return the cluster of both ends, as `penstock doctor --links` measures it."""
+def cluster_over(places: Sequence[Place], folder: Path, module: str = "penstock") -> Cluster:
+    """Return the cluster of both ends, as `penstock doctor --links` measures it.
+
+    module:   of which `main` is that of penstock; in a test it measures less often.
+    """
     file = folder / "cluster.toml"
-    at_both_ends(places, ["penstock", "doctor", "--links", "--out", str(file)])
+    at_both_ends(places, [module, "doctor", "--links", "--out", str(file)])
     return Cluster.load(file)
 
 

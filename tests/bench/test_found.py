@@ -9,7 +9,7 @@ from penstock.schedule import Schedule, peak_activations, steady_s
 
 def test_rows_are_within_their_limits_and_above_their_bounds():
     for per_rank in (2, 4):
-        row = row_of(Case(3, 4, per_rank), tries=8, within_s=5.0)
+        row = row_of(Case(3, 4, per_rank), tries=8, within_s=0.5)
         made = Schedule.parse(row["orders"])
         assert max(peak_activations(made)) <= 4 * per_rank / 2
         assert steady_s(made) * 2 / per_rank == row["steady"]

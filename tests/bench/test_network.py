@@ -35,7 +35,7 @@ def keepers() -> list[str]:
 @needs_line
 def test_links_measured_over_a_line_are_those_that_tc_was_told(tmp_path):
     with line(RATE, DELAY_S) as places:
-        cluster = cluster_over(places, tmp_path)
+        cluster = cluster_over(places, tmp_path, "tests.bench.hasty")
     assert keepers() == []
     assert [host.num_devices for host in cluster.hosts] == [1, 1]
     assert cluster.inside is None

@@ -1,15 +1,17 @@
-"""penstock train under torchrun: on one host, and on hosts of which each has its own torchrun."""
+"""penstock train under torchrun: on one host, and on hosts of which each has its own.
+
+One test starts torchrun itself; the ranks of the others are forked and find what it sets.
+"""
 
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -37,6 +39,7 @@ from penstock.training.prepare import started_on
 from penstock.training.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
 from tests.cli import training
 from tests.cli.conftest import Call
+from tests.runtime.as_torchrun import as_torchrun
 from tests.search.chains import chain
 
 JOB = f"{Path(__file__).parent / 'training.py'}:dropout"
@@ -55,45 +58,35 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(row)["loss"] for row in rows]
 
 
-def torchrun(
-    *options: str, nodes: int = 1, ranks: int = 1, folders: Sequence[Path] = ()
-) -> list[tuple[int, str]]:
-    """Run `penstock train` by so many torchruns; return code and stderr of each.
-
-    folders:  where each is started.
-    """
-    with socket.socket() as own:
-        own.bind(("", 0))
-        port = own.getsockname()[1]
+def torchrun(*options: str) -> tuple[int, str]:
+    """Run `penstock train` by a torchrun of two ranks; return its code and stderr."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-        "GLOO_SOCKET_IFNAME": "lo",
     }
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    where = [f"--nnodes={nodes}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    with ExitStack() as open_files:
-        told = [open_files.enter_context(TemporaryFile("w+")) for _ in range(nodes)]
-        started = [
-            subprocess.Popen(
-                [*command, *where, f"--node-rank={node}", "-m", "penstock", "train", JOB, *options],
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                env=environment,
-                cwd=folders[node] if folders else None,
-                start_new_session=True,
-            )
-            for node, file in enumerate(told)
-        ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with TemporaryFile("w+") as told:
+        started = subprocess.Popen(
+            [*command, "-m", "penstock", "train", JOB, *options],
+            stdout=subprocess.DEVNULL,
+            stderr=told,
+            env=environment,
+            start_new_session=True,
+        )
         try:
-            codes = [each.wait(timeout=110) for each in started]
+            code = started.wait(timeout=110)
         finally:
-            for each in started:
-                with suppress(ProcessLookupError):  # all of it has ended
-                    os.killpg(each.pid, signal.SIGKILL)
-        for file in told:
-            file.seek(0)
-        return [(code, file.read()) for code, file in zip(codes, told, strict=True)]
+            with suppress(ProcessLookupError):  # all of it has ended
+                os.killpg(started.pid, signal.SIGKILL)
+        told.seek(0)
+        return code, told.read()
+
+
+def forked(folder: Path, *options: str, places: Sequence[Path] = ()) -> list[tuple[int, str]]:
+    """Return code and stderr of two ranks of that command, on a node each."""
+    command = ["train", JOB, *options]
+    found = as_torchrun(partial(main, command), folder, nodes=2, places=places)
+    return [(code, err) for code, _, err in found]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +102,7 @@ def here(tmp_path_factory: pytest.TempPathFactory, profiles: Path) -> Path:
 def test_same_plan_under_torchrun_gives_the_same_losses(here: Path, tmp_path: Path) -> None:
     folder = tmp_path / "there"
     plan = str(here / "plan.json")
-    ((code, told),) = torchrun("--out", str(folder), "--plan", plan, ranks=2)
+    code, told = torchrun("--out", str(folder), "--plan", plan)
     assert code == 0, told
     assert losses(folder) == losses(here)
     assert (folder / "report.html").exists()
@@ -119,9 +112,9 @@ def test_same_plan_under_torchrun_gives_the_same_losses(here: Path, tmp_path: Pa
 
 def test_links_of_several_hosts_are_measured_before_the_search(here: Path, tmp_path: Path) -> None:
     folder = tmp_path / "there"
-    done = torchrun("--out", str(folder), *WISH, nodes=2)
+    done = forked(tmp_path, "--out", str(folder), *WISH)
     assert [code for code, _ in done] == [0, 0], done
-    # two torchruns of one machine: one host of two ranks, which nobody told it
+    # two nodes of one machine: one host of two ranks, which nobody told it
     found = Cluster.load(folder / "cluster.toml")
     assert [host.num_devices for host in found.hosts] == [2]
     assert found.link(0, 1) != Cluster.here(2).link(0, 1)
@@ -137,7 +130,7 @@ def test_plan_for_hosts_in_another_order_runs_where_it_says(
     plan = replace(Plan.load(here / "plan.json"), hosts=("b", "a"))
     plan.save(turned)
     where = ["--cluster", str(machines), "--plan", str(turned)]
-    done = torchrun("--out", str(folder), *where, nodes=2)
+    done = forked(tmp_path, "--out", str(folder), *where)
     assert [code for code, _ in done] == [0, 0], done
     assert losses(folder) == losses(here)
     kept = Plan.load(folder / "plan.json")
@@ -260,7 +253,7 @@ def test_what_fails_on_one_host_ends_all_of_them(here: Path, tmp_path: Path) -> 
     machines = tmp_path / "machines.toml"
     UNLIKE.save(machines)
     more = ["--cluster", str(machines), "--steps", "9", "--resume", "--out", "only-on-one"]
-    (first, second), (code, told) = torchrun(*more, nodes=2, folders=folders)
+    (first, second), (code, told) = forked(tmp_path, *more, places=folders)
     assert (bool(first), bool(code)) == (True, True)
     error = "rank 0 continues after step 5; only-on-one as seen here, after 0"
     assert f"error: {error}" in told

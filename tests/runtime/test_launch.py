@@ -12,11 +12,12 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import pytest
 import torch
@@ -99,8 +100,8 @@ def at_call(number: int, happens, *, of: str, where: int):
     The segment is of kind `of`; `where` is 0 for the first stage, -1 for the last.
     """
 
-    def make(segment, capture) -> Function:
-        function = function_of(segment, capture)
+    def make(segment, capture, **options) -> Function:
+        function = function_of(segment, capture, **options)
         last = capture.graph.loss in segment.ops or not segment.sends
         if segment.kind != of or last != (where == -1):
             return function
@@ -292,10 +293,9 @@ def test_sys_exit_on_a_rank_ends_the_run():
 # -- programs that are interrupted ---------------------------------------------------------------
 
 PROGRAM = """
-    import sys, torch
+    import json, os, sys, tempfile, torch
     sys.path.insert(0, {root!r})
     torch.set_num_threads(1)
-    from dataclasses import replace
     from penstock.runtime.launch import run_processes, run_threads
     from tests.runtime.test_launch import run, task_of
 
@@ -303,31 +303,64 @@ PROGRAM = """
         if step.loss is not None and step.step == 1:
             print("under way", flush=True)
 
-    run(task_of(steps=1_000_000, stages={stages}), {launcher}, report)
+    task_of()
+    for asked in sys.stdin:
+        launcher, stages, folder, errors = json.loads(asked)
+        forked = os.fork()
+        if not forked:
+            break
+        print(forked, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), flush=True)
+    else:
+        sys.exit()
+    os.setsid()
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    tempfile.tempdir = folder
+    run(task_of(steps=100_000, stages=stages), globals()[launcher], report)
 """
 
 
-@contextmanager
-def started(
-    launcher: str, folder: Path, stages: int = 2
-) -> Generator[subprocess.Popen[str], None, None]:
-    """Start a program that trains for ever, wait until it does, and kill it at the end."""
-    source = textwrap.dedent(PROGRAM).format(root=str(ROOT), launcher=launcher, stages=stages)
-    program = subprocess.Popen(
-        [sys.executable, "-c", source],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )
-    try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "under way\n"
-        yield program
-    finally:
-        program.kill()
-        program.wait()
+class Program(NamedTuple):
+    """A program that trains for ever: what it says, and the file of its errors."""
+
+    pid: int
+    said: IO[str]
+    errors: Path
+
+    def ended(self) -> tuple[int, str]:
+        """Return its exit code and errors, once it has ended."""
+        return int(self.said.readline()), self.errors.read_text()
+
+
+Start = Callable[..., AbstractContextManager[Program]]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Start]:
+    """Return what starts a program, waits until it trains, and kills it at the end.
+
+    Each is forked by one that has loaded and traced what it needs, and ends as any program does.
+    """
+    source = textwrap.dedent(PROGRAM).format(root=str(ROOT))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", source], **pipes) as forks:
+
+        @contextmanager
+        def start(launcher: str, folder: Path, stages: int = 2) -> Generator[Program]:
+            left, errors = folder / "left", folder / "errors"
+            left.mkdir()
+            print(json.dumps([launcher, stages, str(left), str(errors)]), file=forks.stdin)
+            forks.stdin.flush()
+            program = Program(int(forks.stdout.readline()), forks.stdout, errors)
+            try:
+                assert program.said.readline() == "under way\n"
+                yield program
+            finally:
+                with suppress(ProcessLookupError):  # it has ended, as it should
+                    os.kill(program.pid, signal.SIGKILL)
+            assert list(left.iterdir()) == []
+
+        yield start
 
 
 def has_ended(pid: int) -> bool:
@@ -343,28 +376,25 @@ def has_ended(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("launcher", "stages"), [("run_processes", 2), ("run_threads", 2), ("run_threads", 1)]
 )
-def test_ctrl_c_ends_program_and_ranks(launcher, stages, tmp_path):
+def test_ctrl_c_ends_program_and_ranks(launcher, stages, tmp_path, started):
     with started(launcher, tmp_path, stages) as program:
         ranks = children(program.pid)
         assert len(ranks) == (2 if launcher == "run_processes" else 0)
         os.killpg(program.pid, signal.SIGINT)
-        _, errors = program.communicate(timeout=20)
-        assert program.returncode == -signal.SIGINT
-    assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert all(has_ended(rank) for rank in ranks)
-    assert list(tmp_path.iterdir()) == []
+        code, errors = program.ended()
+        assert code == -signal.SIGINT
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+        assert all(has_ended(rank) for rank in ranks)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_no_rank_survives_the_program(signum, tmp_path):
+def test_no_rank_survives_the_program(signum, tmp_path, started):
     with started("run_processes", tmp_path) as program:
         ranks = children(program.pid)
         assert len(ranks) == 2
-        program.send_signal(signum)
-        program.communicate(timeout=20)
-        assert program.returncode == -signum
-    assert all(has_ended(rank) for rank in ranks)
-    assert list(tmp_path.iterdir()) == []
+        os.kill(program.pid, signum)
+        assert program.ended()[0] == -signum
+        assert all(has_ended(rank) for rank in ranks)
 
 
 # -- what runs give ------------------------------------------------------------------------------
