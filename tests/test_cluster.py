@@ -1,17 +1,18 @@
 """Cluster: ranks, links, seconds, file, and this machine."""
 
 import doctest
+import itertools
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
 from penstock.cluster.cluster import _here
 from penstock.cluster.machine import Machine, detect
 from penstock.errors import ClusterError
@@ -47,7 +48,44 @@ def clusters(draw: st.DrawFn) -> Cluster:
         draw(st.builds(Host, st.just(name), st.sampled_from(kinds), st.integers(1, 5), names))
         for name in host_names
     ]
-    return Cluster(tuple(devices), tuple(hosts), *(draw(st.none() | links) for _ in range(3)))
+    both = list(itertools.permutations(host_names, 2))
+    chosen = draw(st.lists(st.sampled_from(both), unique=True)) if both else []
+    pairs = tuple(HostPair(a, b, *astuple(draw(links))) for a, b in chosen)
+    levels = (draw(st.none() | links) for _ in range(3))
+    return Cluster(tuple(devices), tuple(hosts), *levels, pairs=pairs)
+
+
+def test_pair_of_hosts_has_a_link_of_its_own_each_way_or_both():
+    slow, fast = HostPair("a", "c", 0.5, 10.0), HostPair("b", "c", 0.0, 1e9)
+    cluster = replace(MIXED, pairs=(slow, fast, HostPair("c", "a", 0.25, 20.0)))
+    assert cluster.message_s(0, 3, 100) == 10.5
+    assert cluster.message_s(3, 0, 100) == 5.25
+    assert cluster.message_s(2, 3, 10**9) == cluster.message_s(3, 2, 10**9) == 1.0
+    assert [cluster.link(0, b) for b in (1, 2)] == [NEAR, FAR]
+    assert "  pair     a to c: 500 ms + 1e-08 GB/s" in str(cluster).splitlines()
+
+
+def test_collective_is_over_the_worst_link_of_its_level():
+    hosts = tuple(Host(name, "cpu", 1, "x") for name in "abc")
+    speeds = {"ab": 9.0, "bc": 9.0, "ca": 9.0, "ba": 9.0, "cb": 3.0, "ac": 9.0}
+    pairs = tuple(HostPair(*ends, 0.1, speed) for ends, speed in speeds.items())
+    cluster = Cluster((CPU,), hosts, pairs=pairs)
+    ring = cluster.all_reduce_s(90, (0, 1, 2), "ring")
+    assert ring == pytest.approx(4 * (0.1 + 30 / 3.0))
+    assert cluster.all_reduce_s(90, (0, 1)) == pytest.approx(2 * (0.1 + 45 / 9.0))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        ((HostPair("a", "z", 0, 1),), 'pair "a" to "z"'),
+        ((HostPair("a", "a", 0, 1),), 'pair "a" to "a"'),
+        ((HostPair("a", "b", 0, 1), HostPair("a", "b", 0, 2)), 'pair "a" to "b" is there twice'),
+    ],
+)
+def test_pair_that_cannot_be_is_refused(pairs: tuple[HostPair, ...], says: str):
+    with pytest.raises(ClusterError, match=says):
+        replace(MIXED, pairs=pairs)
 
 
 def test_ranks_are_numbered_host_by_host():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import ClusterError
 
@@ -93,3 +93,20 @@ def test_host_that_is_not_there_or_named_twice_is_refused(names: tuple[str, str]
     with pytest.raises(ClusterError, match=f'"{names[1]}"') as caught:
         placed(cluster, names)
     assert "h0, h1" in caught.value.hint
+
+
+def test_hosts_with_links_of_their_own_are_tried_in_every_order_or_by_their_cuts() -> None:
+    """Five or more: cut in two again and again where the fewest bytes per second cross."""
+    for count in (3, 6):
+        hosts = tuple(Host(f"h{k}", "ab"[k // 3], 1) for k in range(count))
+        pairs = tuple(
+            HostPair(f"h{a}", f"h{b}", 0.0, 9.0 if (a - b) % 2 == 0 else 1.0)
+            for a, b in itertools.combinations(range(count), 2)
+        )
+        orders = host_orders(Cluster(KINDS, hosts, pairs=pairs))
+        if count == 3:
+            assert len(orders) == 6
+            continue
+        for found in ("024135", "241350", "024135"[::-1]):
+            assert (tuple(f"h{k}" for k in found) in orders) == (found != "241350")
+        assert tuple(f"h{k}" for k in "021435") in orders  # and with like devices together

@@ -1,18 +1,12 @@
-"""Device orders: lines of devices in which neighbours have fast links.
-
-The links are cut in two where the fewest bytes per second cross, then each part again, and so on:
-slow links end up between parts and are crossed once.
-
-Source:   001#4 SPP, arXiv:2204.10562 (recursive min-cut).
-          M. Stoer, F. Wagner, "A simple min-cut algorithm", 1997.
-"""
+"""Device orders: lines of devices in which neighbours have fast links."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from bench.planners.problem import Problem
+from penstock.cluster.order import min_cut_order, slower_way
 from penstock.search.transformer.partition_kernel import Floats
 
 Order = tuple[int, ...]
@@ -74,56 +68,6 @@ def _some(problem: Problem) -> Iterator[Order]:
                 yield tuple(device for kind in way for device in order if kind_of[device] == kind)
 
 
-def min_cut_order(links: Floats, devices: Sequence[int]) -> Order:
-    """Return `devices` in the order of recursive min-cuts; links[a, b] are bytes per second."""
-    if len(devices) < 2:
-        return tuple(devices)
-    part = min_cut(links[np.ix_(devices, devices)])
-    first = [devices[at] for at in part]
-    others = [device for device in devices if device not in first]
-    if devices[0] in others:
-        first, others = others, first
-    return min_cut_order(links, first) + min_cut_order(links, others)
-
-
-def min_cut(links: Floats) -> list[int]:
-    """Return one side, increasing, of the cut over which least goes; links[a, b] both ways.
-
-    Stoer and Wagner: of two or more devices, in O(n^3).  The first found of equals.
-    """
-    weights = np.array(links, np.float64)
-    np.fill_diagonal(weights, 0.0)
-    merged = [[at] for at in range(len(weights))]
-    left = list(range(len(weights)))
-    best, side = np.inf, [0]
-    while len(left) > 1:
-        before, last, cut = _last_two(weights, left)
-        if cut < best:
-            best, side = cut, merged[last]
-        merged[before] = merged[before] + merged[last]
-        weights[before] += weights[last]
-        weights[:, before] += weights[:, last]
-        left.remove(last)
-    return sorted(side)
-
-
-def _last_two(weights: Floats, left: Sequence[int]) -> tuple[int, int, float]:
-    """Return the last two when the most strongly tied joins next, and what ties the last."""
-    waiting = list(left)
-    before = last = waiting.pop(0)
-    tie = weights[last].copy()
-    cut = 0.0
-    while waiting:
-        before, last = last, max(waiting, key=lambda at: tie[at])
-        waiting.remove(last)
-        cut = float(tie[last])
-        tie += weights[last]
-    return before, last, cut
-
-
 def _links(problem: Problem) -> Floats:
     """Return bytes per second, the slower direction of each link; none to itself."""
-    links = np.array(problem.bytes_per_s, np.float64)
-    links = np.minimum(links, links.T)
-    np.fill_diagonal(links, 0.0)
-    return np.minimum(links, np.finfo(np.float64).max / (len(links) + 1) ** 2)  # sums are numbers
+    return slower_way(np.array(problem.bytes_per_s, np.float64))

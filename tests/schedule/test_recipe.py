@@ -36,6 +36,7 @@ ARGUMENTS = {
     "interleaved": {"group": [2]},
     "chimera": {"pipelines": [2]},
     "hanayo": {"waves": [1, 2]},
+    "round_robin": {"ranks": ["2-3", 3], "depth": ["noam", "full"]},
     "pipemare": {"decay": [0.5, 0.0625], "rescale_steps": [0, 7], "warm_up_steps": [3]},
     "zb_greedy": {"limit": [4, 9], "weight_share": [0.5, 1.0]},
     "two_bp": {"limit": [5]},
@@ -52,7 +53,10 @@ def recipes(draw, num_stages: int = 4):
     given_to = draw(st.sets(st.sampled_from([*ARGUMENTS.get(builder, {"": ()})])))
     arguments = [(n, draw(st.sampled_from(ARGUMENTS[builder][n]))) for n in given_to - {""}]
     row = st.lists(times, min_size=num_stages, max_size=num_stages) | times
-    seconds = draw(st.none() | st.builds(Seconds, row, row, row, times))
+    link, own = (st.lists(times, min_size=n, max_size=n) for n in (num_stages - 1, num_stages))
+    empty = st.just(())
+    more = (empty | link, empty | link, empty | own) if builder == "list_schedule" else [empty] * 3
+    seconds = draw(st.none() | st.builds(Seconds, row, row, row, times, *more))
     return Recipe(builder, tuple(arguments), seconds if builder in TAKERS else None)
 
 

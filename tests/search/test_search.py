@@ -51,7 +51,8 @@ def shapes(graph: Graph, ranks: int, count: int) -> list[tuple[int, int, int, st
             continue
         for make in TRAINING if depth > 1 else (one_f_one_b,):  # alone, all orders are the same
             several = "num_ranks" in inspect.signature(make).parameters
-            for stages in (2 * depth, 3 * depth) if several else (depth,):
+            counts = [2 * depth, 3 * depth] if several else [depth]
+            for stages in counts + [depth] * (make.__name__ == "list_schedule"):
                 if stages <= len(graph.cut_points) + 1 and builds(make, stages, count, depth):
                     found.append((replicas, depth, stages, make.__name__, count // replicas))
     return found

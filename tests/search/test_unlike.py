@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
+from penstock.cluster.order import host_orders
 from penstock.errors import ClusterError, PlanError, ProfileError
 from penstock.graph.graph import Graph
 from penstock.plan import plan_by_hand
 from penstock.profile import Profile
 from penstock.program.of_plan import lower
 from penstock.search import Fixed, evaluate, search
+from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge
 from penstock.simulate.of_program import simulate
 from penstock.timeline import step_s
@@ -48,7 +50,8 @@ def everything(
                 plan = plan_by_hand(graph, cuts, schedule, num_micro_batches=count)
                 plan = replace(plan, hosts=hosts, early=4)  # as between hosts
                 made, _ = evaluate(graph, profiles, cluster, plan)
-                memory = {kind.name: kind.memory_bytes for kind in cluster.devices}
+                kinds = {kind.name: kind.memory_bytes for kind in cluster.devices}
+                memory = {host.name: kinds[host.device] for host in cluster.hosts}
                 if all(p <= memory[h] for p, h in zip(made.peak_bytes, hosts, strict=True)):
                     found.append(made.step_s)
     return found
@@ -250,3 +253,71 @@ def test_replicas_share_a_step_as_the_best_of_all_shares(slower, count: int) -> 
     reasons = {decision.what: decision for decision in plan.decisions}["micro-batches"]
     assert reasons.value == plan.share_words
     assert ("faster devices take more" in reasons.why) == (len(set(slower)) > 1)
+
+
+# -- links of their own ---------------------------------------------------------------------------
+
+
+def linked(speeds: dict[tuple[int, int], int]) -> Cluster:
+    """Return hosts of one device of one kind, with bytes per second from each to each other."""
+    names = sorted({a for pair in speeds for a in pair})
+    kind = DeviceKind("d", 10**9, (), 1.0)
+    pairs = tuple(HostPair(str(a), str(b), 0.01, speed) for (a, b), speed in speeds.items())
+    return Cluster((kind,), tuple(Host(str(name), "d", 1) for name in names), pairs=pairs)
+
+
+@st.composite
+def matrices(draw: st.DrawFn, count: int) -> Cluster:
+    speeds = st.sampled_from([2, 5, 20, 200])
+    return linked({pair: draw(speeds) for pair in itertools.permutations(range(count), 2)})
+
+
+@settings(max_examples=15)
+@given(chains(3, 5), matrices(3), st.integers(2, 4))
+def test_any_links_are_planned_for(pair, cluster: Cluster, count: int) -> None:
+    """No slower than 1F1B and GPipe on hosts as listed; near the best of all orders and cuts."""
+    graph, profile = pair
+    fixed = Fixed(replicas=1)
+    plan, *_ = search(graph, profile, cluster, micro_batches=count, fixed=fixed)
+    ours = plan.predicted.step_s
+    for schedule, ranks in itertools.product(("one_f_one_b", "gpipe"), (1, 2, 3)):
+        cuts = balanced_cuts(graph, profile.op_s, ranks)
+        naive = plan_by_hand(graph, cuts, schedule, num_micro_batches=count)
+        made, _ = evaluate(graph, profile, cluster, replace(naive, early=4 if ranks > 1 else 0))
+        assert ours <= made.step_s * (1 + 1e-9)
+    rows = (everything(graph, [profile], cluster, count, s) for s in ("one_f_one_b", "gpipe"))
+    assert ours <= 1.1 * min(itertools.chain.from_iterable(rows))
+
+
+def test_hosts_are_put_where_slow_links_are_crossed_once() -> None:
+    """Two groups of three, fast inside, listed by turns: the search puts each together."""
+    groups = {0: "even", 1: "odd"}
+    speeds = {
+        (a, b): 200 if groups[a % 2] == groups[b % 2] else 5
+        for a, b in itertools.permutations(range(6), 2)
+    }
+    cluster = linked(speeds)
+    assert ("0", "2", "4", "1", "3", "5") in host_orders(cluster)
+    graph = chain([1] * 6, [20] * 6)
+    fixed = Fixed(ranks=6, replicas=1, stages=6, schedule="list_schedule")
+    plan, found, *_ = search(
+        graph, profile_of(graph, [1] * 6), cluster, micro_batches=4, fixed=fixed
+    )
+    crossed = sum(int(a) % 2 != int(b) % 2 for a, b in itertools.pairwise(plan.hosts))
+    assert crossed == 1
+    listed = min(c.step_s for c in found if not c.plan.hosts)
+    assert plan.predicted.step_s < 0.6 * listed
+    asked = plan.schedule.seconds
+    slow = asked.there_s.index(max(asked.there_s))
+    assert (slow, asked.there_s[0] < asked.there_s[slow]) == (2, True)
+
+
+def test_sums_of_replicas_are_minded_by_a_list_schedule() -> None:
+    graph = chain([100, 1, 1], [1, 1, 1])
+    fixed = Fixed(replicas=2, stages=2, schedule="list_schedule")
+    cluster = linked(dict.fromkeys(itertools.permutations(range(4), 2), 20))
+    plan, *_ = search(graph, profile_of(graph, [1] * 3), cluster, micro_batches=4, fixed=fixed)
+    sums = plan.schedule.seconds.sums_s
+    first = 100 + plan.cuts[0]
+    expected = [2 * (0.01 + size / 2 / 20) for size in (first, 102 - first)]
+    assert sums == pytest.approx(expected, rel=0.01)

@@ -5,7 +5,7 @@ Ranks are numbered host by host, one per device.  All times on links are answere
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -134,10 +134,39 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPair:
+    """The link from one host to another, named `source` and `target`, where it is not the level's.
+
+    It is that of the way back too, unless there is a pair for that.
+    """
+
+    source: str
+    target: str
+    latency_s: float
+    bytes_per_s: Endless
+    overhead_s: float = 0.0
+    copy_bytes_per_s: Endless = math.inf
+    slowdown: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.link()
+
+    def link(self) -> Link:
+        """Return the link.
+
+        Raises:   ClusterError: an impossible number.
+        """
+        own = self.latency_s, self.bytes_per_s, self.overhead_s, self.copy_bytes_per_s
+        return Link(*own, self.slowdown)
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Hosts with their devices, and a link for each level; None for a level that nobody needs.
 
-    Raises:   ClusterError: no host, two of the same name, an unknown device kind.
+    pairs:    hosts with a link of their own, in place of that between them or across regions.
+    Raises:   ClusterError: no host, two of the same name, an unknown device kind; a pair twice, or
+              of a host that is not there.
     """
 
     devices: tuple[DeviceKind, ...]
@@ -145,9 +174,11 @@ class Cluster:
     inside: Link | None = None
     between: Link | None = None
     across: Link | None = None
+    pairs: tuple[HostPair, ...] = ()
     _ends: tuple[int, ...] = field(
         init=False, repr=False, compare=False
     )  # rank after the last one of each host
+    _own: dict[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -176,6 +207,7 @@ class Cluster:
             hint = f"describe at most {_MOST_RANKS}"
             raise ClusterError(f"a cluster of {ends[-1]} devices", hint=hint)
         object.__setattr__(self, "_ends", ends)
+        object.__setattr__(self, "_own", _links_of(self.pairs, {host.name for host in self.hosts}))
 
     @property
     def num_ranks(self) -> int:
@@ -196,13 +228,15 @@ class Cluster:
         return next(kind for kind in self.devices if kind.name == name)
 
     def link(self, a: int, b: int) -> Link:
-        """Return the link of two ranks: `inside` a host, `between` hosts, or `across` regions.
+        """Return the link from a to b: `inside` a host, the pair's, `between` or `across` regions.
 
         Raises:   ClusterError: no such rank, a rank with itself, a level without a link.
         """
         if a == b:
             raise ClusterError(f"rank {a} has no link to itself")
         first, second = self.host_of(a), self.host_of(b)
+        if self.pairs and (own := self._own.get((first.name, second.name))) is not None:
+            return own
         level, link = "between", self.between
         if first is second:
             level, link = "inside", self.inside
@@ -300,6 +334,7 @@ class Cluster:
             ranks = f"ranks {end - host.num_devices}-{end - 1}"
             lines.append(f"  host     {host.name}: {ranks} on {host.device}, {host.region}")
         lines += [f"  {name:8} {link}" for name, link in self._links() if link is not None]
+        lines += [f"  pair     {one.source} to {one.target}: {one.link()}" for one in self.pairs]
         return "\n".join(lines)
 
     def _links(self) -> tuple[tuple[str, Link | None], ...]:
@@ -308,7 +343,8 @@ class Cluster:
     def save(self, path: Path | str) -> None:
         """Write the cluster to `path` as TOML, whole or not at all."""
         links = {name: link for name, link in self._links() if link is not None}
-        write_text(path, toml.to_text({"device": self.devices, "host": self.hosts, **links}))
+        own = {"pair": self.pairs} if self.pairs else {}
+        write_text(path, toml.to_text({"device": self.devices, "host": self.hosts, **links, **own}))
 
     @classmethod
     def load(cls, path: Path | str) -> "Cluster":
@@ -320,7 +356,7 @@ class Cluster:
         content = read_bytes(path, ClusterError, "cluster")
         try:
             document = toml.parse(content)
-            toml.check_keys("the file", document, ("device", "host", *LEVELS))
+            toml.check_keys("the file", document, ("device", "host", *LEVELS, "pair"))
             devices = tuple(
                 toml.record(DeviceKind, *each) for each in toml.tables(document, "device")
             )
@@ -330,7 +366,8 @@ class Cluster:
                 for name in LEVELS
                 if name in document
             }
-            return cls(devices, hosts, **links)
+            pairs = tuple(toml.record(HostPair, *each) for each in toml.tables(document, "pair"))
+            return cls(devices, hosts, **links, pairs=pairs)
         except ClusterError as problem:
             raise ClusterError(f"cluster {path}: {problem}", hint=problem.hint) from problem
 
@@ -373,6 +410,24 @@ def _here(machine: Machine, ranks: int | None) -> Cluster:
         )
     own = 0 if found else machine.cores
     return Cluster((device,), (Host(machine.name, device.name, count, cores=own),), link)
+
+
+def _links_of(pairs: Sequence[HostPair], names: Container[str]) -> dict[tuple[str, str], Link]:
+    """Return the links of pairs of hosts, those that are said first, then their ways back.
+
+    Raises:   ClusterError: a pair twice, of a host with itself or of one that is not there.
+    """
+    found: dict[tuple[str, str], Link] = {}
+    for each in pairs:
+        key, where = (each.source, each.target), f'pair "{each.source}" to "{each.target}"'
+        if each.source not in names or each.target not in names or each.source == each.target:
+            raise ClusterError(where, hint="name two different hosts of the cluster")
+        if key in found:
+            raise ClusterError(f"{where} is there twice", hint="delete one")
+        found[key] = each.link()
+    for each in pairs:
+        found.setdefault((each.target, each.source), each.link())
+    return found
 
 
 def _describe(kind: DeviceKind) -> str:

@@ -9,8 +9,8 @@ separate.  A round is over when its last message has arrived; then the next one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -121,16 +121,35 @@ class Group:
         return len(self.ranks)
 
     def link(self, level: int) -> Link:
-        """Return the link of a level between some of the ranks.
+        """Return the link of a level between some of the ranks; of pairs of hosts, the worst.
 
         Raises:   ClusterError: the cluster has none.
         """
+        if self.cluster.pairs and level != INSIDE:
+            return self._worst(level)
         found = (self.cluster.inside, self.cluster.between, self.cluster.across)[level]
         if found is not None:
             return found
         pairs = combinations(range(len(self)), 2)
         a, b = next(pair for pair in pairs if self.level(*pair) == level)
         return self.cluster.link(self.ranks[a], self.ranks[b])  # raises
+
+    def _worst(self, level: int) -> Link:
+        """Return a link that is nowhere better than any of this level, one way or the other."""
+        firsts = [self.ranks[int(at)] for at in np.unique(self.host, return_index=True)[1]]
+        place = {rank: self.ranks.index(rank) for rank in firsts}
+        pairs = [
+            (a, b) for a, b in permutations(firsts, 2) if self.level(place[a], place[b]) == level
+        ]
+        links = [self.cluster.link(*pair) for pair in pairs]
+        return replace(
+            links[0],
+            latency_s=max(each.latency_s for each in links),
+            bytes_per_s=min(each.bytes_per_s for each in links),
+            overhead_s=max(each.overhead_s for each in links),
+            copy_bytes_per_s=min(each.copy_bytes_per_s for each in links),
+            slowdown=max(each.slowdown for each in links),
+        )
 
     def level(self, a: int, b: int) -> int:
         """Return the level of the link between two positions."""

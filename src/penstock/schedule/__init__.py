@@ -61,6 +61,7 @@ __all__ = [
     "SCHEDULES",
     "SYNCHRONOUS",
     "WEIGHT_RULES",
+    "WITH_LINKS",
     "Action",
     "Builder",
     "Kind",
@@ -144,6 +145,9 @@ SCHEDULES: tuple[Builder, ...] = (
     double_buffered,
     *ASYNCHRONOUS,
 )
+
+WITH_LINKS: tuple[Builder, ...] = (list_schedule,)
+"""Those made for seconds that also mind those of each link, and of sums over replicas."""
 
 
 def find(name: str) -> Builder:

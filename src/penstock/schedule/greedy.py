@@ -34,25 +34,47 @@ NO_LIMIT = 2**62
 class Seconds(NamedTuple):
     """Seconds of F, I and W, one number for all stages or one for each; B takes those of I and W.
 
-    A message takes `message_s` from one rank to another, and no time within a rank.
+    A message takes `message_s` from one rank to another, and no time within a rank.  Where links
+    are unlike, `there_s` and `back_s` say it for each stage but the last: to the next one, and
+    back from there; each way then has one message at a time.  `sums_s` are those of each stage's
+    sum over replicas, which runs beside other stages' actions once its last backward is done.
     """
 
     forward_s: float | Sequence[float] = 1.0
     input_s: float | Sequence[float] = 1.0
     weights_s: float | Sequence[float] = 1.0
     message_s: float = 0.0
+    there_s: Sequence[float] = ()
+    back_s: Sequence[float] = ()
+    sums_s: Sequence[float] = ()
 
     def table(self, num_stages: int, *, split: bool) -> Floats:
         """Return the seconds of [F, I or B, W], [stage].
 
         Raises:   ScheduleError: a time is negative or not a number, or there is not one per stage.
         """
-        rows = per_stage(self._asdict(), num_stages)
+        rows = per_stage(dict(zip(self._fields[:4], self[:4], strict=True)), num_stages)
+        self.links(num_stages)
         table = np.array([*rows.values()][:3])
         if not split:
             table[INPUT] += table[WEIGHTS]
             table[WEIGHTS] = 0.0
         return table
+
+    def links(self, num_stages: int) -> tuple[Floats, Floats]:
+        """Return the seconds of messages, [there, back] [stage but the last], and of sums [stage].
+
+        Raises:   ScheduleError: a time is negative or not a number, or there is not one for each.
+        """
+        found = np.full((2, num_stages - 1), float(self.message_s)), np.zeros(num_stages)
+        rows = zip(self._fields[4:], self[4:], (*found[0], found[1]), strict=True)
+        for name, given, row in rows:
+            times = np.asarray(given, np.float64)
+            if times.size and (times.shape != row.shape or not (times >= 0).all()):
+                message = f"{name} is {given}, for {num_stages} stages"
+                raise ScheduleError(message, hint=f"give {len(row)} numbers, 0 or more")
+            row[:] = times if times.size else row
+        return found
 
 
 def per_stage(values: dict[str, float | Sequence[float]], num_stages: int) -> dict[str, Floats]:
@@ -109,36 +131,58 @@ def greedy_few(
     Raises:   ScheduleError: a limit is less than the stages that a micro-batch has on the rank, or
               than what the given order of F and I needs.
     """
-    table = seconds.table(len(ranks), split=split)
+    table, (links_s, sums_s) = seconds.table(len(ranks), split=split), seconds.links(len(ranks))
     lanes, need = _lanes(ranks, len(rules[0].limit))
-    least_s = least_step_s(ranks, table, seconds.message_s)
+    least_s = least_step_s(ranks, table, links_s[0][:, None])
+    in_turn = bool(len(seconds.there_s) or len(seconds.back_s))
     states: list[_LaneState] = []
+    made: list[Result] = []
     for each in rules:
         ahead = np.full_like(each.limit, NO_LIMIT) if each.ahead is None else each.ahead
         _check_limit(need, np.minimum(each.limit, ahead))
         limits = np.array([each.limit, ahead], np.int64)
         priority = np.ascontiguousarray(each.priority, np.int64)
-        work = _Lanes(np.ascontiguousarray(ranks, np.int64), *lanes, table, priority, limits)
+        own = np.ascontiguousarray(ranks, np.int64)
+        work = _Lanes(own, *lanes, table, priority, limits, links_s, in_turn)
         states.append(_state(work, need, 3 if split else 2))
-        pace = (float(seconds.message_s), float(each.patience), float(each.idle_s), each.in_order)
-        _run(work, states[-1], pace)
+        _run(work, states[-1], (float(each.patience), float(each.idle_s), each.in_order))
         if (states[-1].filled < states[-1].offsets[1:]).any():
             raise ScheduleError("the limit is too low for this order", hint="raise the limit")
-        if states[-1].end_s.max() <= least_s * (1 + 1e-12):
+        made.append(_result(states[-1], ranks, sums_s, split=split))
+        if made[-1].step_s <= least_s * (1 + 1e-12):
             break
-    states.sort(key=lambda state: float(state.end_s.max()))
-    few = states[:1]
-    for state in states[1:]:
-        if len(few) < most and state.end_s.max() > few[-1].end_s.max() * (1 + 1e-12):
-            few.append(state)
-    return [_result(state, split=split) for state in few]
+    made.sort(key=lambda result: result.step_s)
+    few = made[:1]
+    for result in made[1:]:
+        if len(few) < most and result.step_s > few[-1].step_s * (1 + 1e-12):
+            few.append(result)
+    return few
 
 
-def _result(state: "_LaneState", *, split: bool) -> Result:
+def _result(state: "_LaneState", ranks: IntArray, sums_s: Floats, *, split: bool) -> Result:
     codes = np.array([0, 2, 3] if split else [0, 1, 1], np.uint8)
     stages, numbers = state.stages.astype(np.int32), state.numbers.astype(np.int32)
     orders = Orders(codes[state.kinds], stages, numbers, state.offsets)
-    return Result(orders, float(state.end_s.max()))
+    end_s = float(state.end_s.max())
+    if sums_s.any():
+        end_s = max(end_s, _summed_s(state.done_s[WEIGHTS if split else INPUT], ranks, sums_s))
+    return Result(orders, end_s)
+
+
+def _summed_s(made_s: Floats, ranks: IntArray, sums_s: Floats) -> float:
+    """Return when all sums are done; a rank makes one after the other, as gradients come.
+
+    `made_s` are the ends of what makes the gradients of [stage, micro-batch].
+    """
+    end_s = 0.0
+    for rank in np.unique(ranks):
+        own = np.flatnonzero((ranks == rank).any(axis=1))
+        last_s = np.where(ranks[own] == rank, made_s[own], 0.0).max(axis=1)
+        now_s = 0.0
+        for at in np.argsort(last_s, kind="stable"):
+            now_s = max(now_s, last_s[at]) + sums_s[own[at]]
+        end_s = max(end_s, now_s)
+    return float(end_s)
 
 
 def prefer(kinds: str, shape: tuple[int, ...]) -> IntArray:
@@ -177,10 +221,14 @@ class _Lanes(NamedTuple):
     seconds: Floats
     priority: IntArray
     limit: IntArray  # of [limit, ahead], [rank]
+    links_s: Floats  # of a message [there, back], [stage but the last]
+    in_turn: bool  # whether a link has one message at a time
 
 
 class _LaneState(NamedTuple):
     done_s: Floats  # ends of [F, I, W], [stage], [micro-batch]
+    there_s: Floats  # when what [F, I], [stage], [micro-batch] made is where it is needed
+    free_s: Floats  # when the link [there, back], [stage but the last] has sent all
     at: IntArray  # next place in its lane of [F, I, W], [lane]
     need: IntArray  # forwards to come, of [rank], [micro-batch]
     held: IntArray  # activations, of [limit, ahead], [rank], [micro-batch]
@@ -214,10 +262,11 @@ def _lanes(
     return (first, names % num_stages, start, by_lane), need
 
 
-def least_step_s(ranks: IntArray, table: Floats, message_s: float) -> float:
+def least_step_s(ranks: IntArray, table: Floats, message_s: float | Floats) -> float:
     """Return the work of some rank plus the time until it can begin: no step takes less.
 
-    `ranks` is [stage, micro-batch], `table` what `Seconds.table` returns.
+    `ranks` is [stage, micro-batch], `table` what `Seconds.table` returns, `message_s` of one
+    message, or [stage but the last, 1].
     """
     hops_s = message_s * (ranks[1:] != ranks[:-1])
     begins_s = np.zeros(ranks.shape)
@@ -235,6 +284,8 @@ def _state(work: _Lanes, need: IntArray, num_kinds: int) -> _LaneState:
     kinds, stages, numbers = np.zeros((3, int(offsets[-1])), np.int64)
     return _LaneState(
         done_s=np.full((3, *shape), np.inf),
+        there_s=np.full((2, *shape), np.inf),
+        free_s=np.zeros((2, shape[0] - 1)),
         at=np.zeros((3, len(work.stage)), np.int64),
         need=need.copy(),
         held=np.zeros((2, *need.shape), np.int64),
@@ -261,16 +312,16 @@ def _check_limit(need: IntArray, limit: IntArray) -> None:
 
 
 @compiled
-def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, float, bool]) -> None:
+def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, bool]) -> None:
     """Let the ranks work in the order of time."""
-    message_s, patience, most_s, in_order = pace
+    patience, most_s, in_order = pace
     num_kinds = len(state.kinds) // max(1, work.ranks.size)
     while True:
         rank = int(np.argmin(state.wake_s))
         now_s = state.wake_s[rank]
         if now_s == np.inf:  # all is done, or no rank can go on
             return
-        kind, lane, later_s = _choose(work, state, rank, message_s, in_order, num_kinds)
+        kind, lane, later_s = _choose(work, state, rank, in_order, num_kinds)
         if kind == WEIGHTS and later_s < now_s + patience * work.seconds[kind, work.stage[lane]]:
             idle_s = state.idle_s[rank] + later_s - max(now_s, state.end_s[rank])
             if idle_s <= max(most_s, state.idle_s.max()):
@@ -286,13 +337,13 @@ def _run(work: _Lanes, state: _LaneState, pace: tuple[float, float, float, bool]
         elif kind == INPUT and stage > 0:
             other = work.ranks[stage - 1, m]
         if other != rank:
-            arrives_s = max(state.end_s[rank] + message_s, state.end_s[other])
+            arrives_s = max(state.there_s[kind, stage, m], state.end_s[other])
             state.wake_s[other] = min(state.wake_s[other], arrives_s)
 
 
 @compiled
 def _choose(
-    work: _Lanes, state: _LaneState, rank: int, message_s: float, in_order: bool, num_kinds: int
+    work: _Lanes, state: _LaneState, rank: int, in_order: bool, num_kinds: int
 ) -> tuple[int, int, float]:
     """Return the kind and lane of the best action that may start, -1 if none may, and when the
     first of the others can, as far as is known."""
@@ -308,7 +359,7 @@ def _choose(
             priority = work.priority[each, stage, m]
             if in_order and each != WEIGHTS and priority != state.turn[rank]:
                 continue
-            ready_s = _ready_s(state.done_s, work.ranks, (each, stage, m), message_s)
+            ready_s = _ready_s(state, work.ranks, (each, stage, m))
             if ready_s == np.inf:
                 continue
             if each == FORWARD:
@@ -329,9 +380,7 @@ def _choose(
 
 
 @compiled
-def _ready_s(
-    done_s: Floats, ranks: IntArray, action: tuple[int, int, int], message_s: float
-) -> float:
+def _ready_s(state: _LaneState, ranks: IntArray, action: tuple[int, int, int]) -> float:
     """Return when the inputs of an action are on its rank; infinity if that is not known yet."""
     kind, stage, m = action
     before, other = kind - 1, stage
@@ -341,8 +390,9 @@ def _ready_s(
         before, other = FORWARD, stage - 1
     elif kind == INPUT and stage + 1 < len(ranks):
         before, other = INPUT, stage + 1
-    ready_s = done_s[before, other, m]
-    return ready_s + message_s if ranks[other, m] != ranks[stage, m] else ready_s
+    if ranks[other, m] != ranks[stage, m]:
+        return state.there_s[before, other, m]
+    return state.done_s[before, other, m]
 
 
 @compiled
@@ -372,6 +422,8 @@ def _start(
         state.idle_s[rank] += state.wake_s[rank] - state.end_s[rank]
     end_s = state.wake_s[rank] + work.seconds[kind, stage]
     state.done_s[kind, stage, m] = state.end_s[rank] = state.wake_s[rank] = end_s
+    if kind != WEIGHTS:
+        _send(work, state, kind, stage, int(m))
     state.kinds[place], state.stages[place], state.numbers[place] = kind, stage, m
     state.filled[rank] += 1
     state.turn[rank] += kind != WEIGHTS
@@ -388,3 +440,16 @@ def _start(
         state.total[which, rank] += change
     if state.filled[rank] == state.offsets[rank + 1]:
         state.wake_s[rank] = np.inf
+
+
+@compiled
+def _send(work: _Lanes, state: _LaneState, kind: int, stage: int, m: int) -> None:
+    """Send what F or I (or B) has made to the next stage or the one before, if there is one."""
+    way, link, to = (0, stage, stage + 1) if kind == FORWARD else (1, stage - 1, stage - 1)
+    end_s = state.done_s[kind, stage, m]
+    if 0 <= to < len(work.ranks) and work.ranks[to, m] != work.ranks[stage, m]:
+        if work.in_turn:
+            end_s = max(end_s, state.free_s[way, link])
+        end_s += work.links_s[way, link]
+        state.free_s[way, link] = end_s
+    state.there_s[kind, stage, m] = end_s

@@ -1,7 +1,8 @@
-"""List scheduling: for stages that take unequal times, on any placement.
+"""List scheduling: for stages, links and sums that take unequal times, on any placement.
 
 The best of a few greedy schedules, which prefer backwards, or forwards, or what has furthest
-to go; and of 1F1B, GPipe, interleaved and breadth-first, so that it never takes longer than these.
+to go, messages and sums over replicas counted; and of 1F1B, GPipe, interleaved and breadth-first,
+so that it never takes longer than these.
 
     S = 3, M = 4, two seconds for F and four for B of stage 1, else one and two:
     rank 0  F0 F1 F2 F3 .  .  .  .  .  .  .  B0 -  .  .  .  .  B1 -  .  .  B2 -  .  .  B3 -
@@ -22,6 +23,7 @@ from penstock.schedule.gpipe import gpipe
 from penstock.schedule.greedy import (
     NO_LIMIT,
     WEIGHTS,
+    Floats,
     Rules,
     Seconds,
     greedy,
@@ -67,14 +69,29 @@ def _rules(ranks: IntArray, seconds: Seconds, limits: IntArray) -> Iterator[Rule
     for made in _known(num_stages, num_micro_batches, len(limits)):
         if np.array_equal(made.ranks, ranks) and (peak_activations(made) <= limits).all():
             yield Rules(script(made.orders, ranks.shape), limits, in_order=True)
-    forward_s, backward_s, _ = seconds.table(num_stages, split=False)
-    there = np.cumsum(forward_s[::-1])[::-1] + backward_s.sum()  # to the end of the micro-batch
-    far_first = np.argsort(np.argsort(-np.append(there, np.cumsum(backward_s)), kind="stable"))
+    far_first = np.argsort(np.argsort(-_left_s(seconds, num_stages), kind="stable"))
     longest = prefer("FIW", ranks.shape)
     by_way = far_first.reshape(2, num_stages, 1) * num_micro_batches
     longest[:WEIGHTS] = by_way + np.arange(num_micro_batches)
     for priority in (prefer("IFW", ranks.shape), prefer("FIW", ranks.shape), longest):
         yield Rules(priority, limits)
+
+
+def _left_s(seconds: Seconds, num_stages: int) -> Floats:
+    """Return the seconds to the end of the step from each stage's F on, then from its B on.
+
+    That of a micro-batch's last action, or of some stage's sum.
+    """
+    forward_s, backward_s, _ = seconds.table(num_stages, split=False)
+    (there_s, back_s), sums_s = seconds.links(num_stages)
+    left = np.zeros((2, num_stages))
+    for stage in range(num_stages):
+        before = left[1, stage - 1] + back_s[stage - 1] if stage else 0.0
+        left[1, stage] = backward_s[stage] + max(before, sums_s[stage])
+    left[0, -1] = forward_s[-1] + left[1, -1]
+    for stage in range(num_stages - 2, -1, -1):
+        left[0, stage] = forward_s[stage] + there_s[stage] + left[0, stage + 1]
+    return left.ravel()
 
 
 def _known(num_stages: int, num_micro_batches: int, num_ranks: int) -> Iterator[Schedule]:

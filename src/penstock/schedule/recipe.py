@@ -22,8 +22,7 @@ import numpy as np
 
 from penstock.errors import ScheduleError
 from penstock.files import Json
-from penstock.schedule import SYNCHRONOUS, Schedule, Seconds, find
-from penstock.schedule.greedy import per_stage
+from penstock.schedule import SYNCHRONOUS, WITH_LINKS, Schedule, Seconds, find
 from penstock.schedule.orders import F
 from penstock.schedule.refine import check_units, refine, words_of_units
 from penstock.typed import MisfitError, typed
@@ -32,6 +31,9 @@ _SIZES = ("num_stages", "num_micro_batches", "num_ranks", "num_steps")
 _TEXT = re.compile(r"(\w+)(?:\((.*)\))?(?:\s*/\s*units((?:\s+\d{1,9})+))?", re.ASCII)
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,20})?(?:e-?\d{1,3})?", re.ASCII)
+
+_LISTS = ("there_s", "back_s", "sums_s")
+_MORE = ("messages", "there", "back", "sums")
 
 Argument: TypeAlias = int | float | str
 
@@ -81,6 +83,11 @@ class Recipe:
         return "seconds" in _known(self.builder)
 
     @property
+    def takes_links(self) -> bool:
+        """Return whether it also minds the seconds of each link, and of sums over replicas."""
+        return find(self.builder) in WITH_LINKS
+
+    @property
     def name(self) -> str:
         """Return builder, arguments and units without seconds, as `parse` reads them."""
         words = ", ".join(f"{name}={value}" for name, value in self.arguments)
@@ -92,7 +99,8 @@ class Recipe:
             return self.name
         rows = zip("FIW", self.seconds[:3], strict=True)
         words = [f"{kind} {_in_ms(row)} ms" for kind, row in rows]
-        words += [f"messages {_in_ms(self.seconds.message_s)} ms"] * bool(self.seconds.message_s)
+        more = zip(_MORE, self.seconds[3:], strict=True)
+        words += [f"{what} {_in_ms(value)} ms" for what, value in more if value]
         return f"{self.name} for {', '.join(words)}"
 
     @classmethod
@@ -147,7 +155,7 @@ class Recipe:
             message = f"{self.name} is of {sum(self.units)} stages, not of {num_stages}"
             raise ScheduleError(message, hint="give units that add up to the number of stages")
         if self.seconds is not None:
-            per_stage(self.seconds._asdict(), len(self.units) or num_stages)
+            self.seconds.table(len(self.units) or num_stages, split=True)
 
     def refined(self, units: Sequence[int]) -> "Recipe":
         """Return the recipe that cuts stage s of what this one makes into `units[s]`.
@@ -266,7 +274,8 @@ def to_json(of: AnySchedule) -> Json:
         return cast("Json", of.to_json())
     if of.seconds is None:
         return of.name
-    rows = {key: _listed(value) for key, value in of.seconds._asdict().items()}
+    rows = of.seconds._asdict().items()
+    rows = {key: _listed(value) for key, value in rows if value != ()}
     return {"builder": of.name, "seconds": rows}
 
 
@@ -295,6 +304,9 @@ class _SecondsFile:
     input_s: float | tuple[float, ...]
     weights_s: float | tuple[float, ...]
     message_s: float
+    there_s: tuple[float, ...] = ()
+    back_s: tuple[float, ...] = ()
+    sums_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +347,11 @@ def _plain(seconds: Seconds) -> Seconds:
     rows: list[float | tuple[float, ...]] = []
     for name, value in seconds._asdict().items():
         row = np.asarray(value, np.float64)
-        if row.ndim > (name != "message_s") or not ((row >= 0) & np.isfinite(row)).all():
+        if (
+            row.ndim > (name != "message_s")
+            or (not row.ndim and name in _LISTS)
+            or not ((row >= 0) & np.isfinite(row)).all()
+        ):
             hint = "give one number, or one per stage, 0 or more"
             raise ScheduleError(f"{name} is {value}", hint=hint)
         rows.append(tuple(row.tolist()) if row.ndim else float(row))

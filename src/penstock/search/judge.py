@@ -120,7 +120,8 @@ class Judge:
         priced, places = self.price(plan), self.places(plan.hosts, plan.total_ranks)
         edges = priced.stages.edges
         sizes = [message_bytes(self.graph, e.values, plan.wire[e.kind == "B"]) for e in edges]
-        setting = Setting(priced.stages, priced.costs, places, self.cluster_of(plan.hosts), sizes)
+        there = self.cluster_of(plan.hosts)
+        setting = Setting(self.graph, priced.stages, priced.costs, places, there, sizes)
         return suited(plan, setting, alike=self.schedule(bare(plan)))
 
     def schedule(self, plan: Plan, num_steps: int = 1, *, share: int | None = None) -> Schedule:

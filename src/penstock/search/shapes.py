@@ -176,13 +176,17 @@ def _synchronous(num_ranks: int) -> list[Recipe]:
 
 
 def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
-    """Return the numbers of stages to try: two or three on a rank, where they share ranks."""
+    """Return the numbers of stages to try: two or three on a rank, where they share ranks.
+
+    One too, if the schedule is then other than those of one stage on a rank: made for links.
+    """
     if isinstance(schedule, Schedule):
         return (schedule.num_stages,)
     if units := units_of(schedule):
         return (sum(units),)
     if shares_ranks(schedule):
-        return 2 * num_ranks, 3 * num_ranks
+        one = (num_ranks,) if schedule.takes_links else ()
+        return *one, 2 * num_ranks, 3 * num_ranks
     if has_window(schedule):  # of which one may have any stage on several
         return tuple(range(num_ranks, 0, -1))
     return num_ranks, num_ranks - 1  # fewer than ranks, where one of them lives on several

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.cluster import Cluster
+from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
 from penstock.plan import Plan, schedule_of
 from penstock.schedule import KINDS, Schedule, Seconds
@@ -33,9 +34,11 @@ class Setting(NamedTuple):
     """What the stages of a plan take: their costs, and for each rank of all replicas its device.
 
     cluster:        None where messages take no time.
+    graph:          of which the stages are; their weights are what replicas sum.
     message_bytes:  of each edge, where messages are packed; empty: of their values.
     """
 
+    graph: Graph
     stages: Stages
     costs: Costs
     places: Sequence[int]
@@ -47,8 +50,9 @@ def suited(plan: Plan, setting: Setting, *, alike: Schedule | None = None) -> Pl
     """Return `plan` with its schedule built for the seconds of its stages, if it takes any.
 
     A stage takes as long as on the slowest of the devices that it runs on, a message as long as
-    the mean of all that the first replica sends for a micro-batch.  Where the builder does not
-    split B, all its seconds count as I.
+    the mean of all that the first replica sends for a micro-batch, or, if the builder minds links,
+    as the longest between neighbouring stages in any replica, each way; a sum then as all ranks of
+    a stage take.  Where the builder does not split B, all its seconds count as I.
     alike:    the schedule of `bare(plan)`, if already built: stages live where it puts them.
     Ignores:  the update; what a message costs its ends.
     Raises:   ScheduleError, PlanError: the schedule cannot be built for these sizes.
@@ -69,6 +73,8 @@ def suited(plan: Plan, setting: Setting, *, alike: Schedule | None = None) -> Pl
     if (made.orders.kinds == B).any():
         first, second = whole, 0.0
     seconds = Seconds(forward, first, second, _rounded(_message_s(made, setting)))
+    if recipe.takes_links and setting.cluster is not None:
+        seconds = _with_links(plan, made, setting, seconds)
     return replace(plan, schedule=replace(recipe, seconds=seconds))
 
 
@@ -91,6 +97,36 @@ def _message_s(made: Schedule, setting: Setting) -> float:
     ends = ((lives[e.source], lives[e.target], size) for e, size in each)
     found = [cluster.message_s(a, b, size) for a, b, size in ends if a != b]
     return sum(found) / max(1, len(found))
+
+
+def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) -> Seconds:
+    """Return `seconds` with those of each link and each sum, where they are unlike or not 0."""
+    cluster, stages, nodes = setting.cluster, setting.stages, setting.graph.nodes
+    assert cluster is not None, "the caller has asked"
+    lives = [[plan.grid.column_of(rank) for rank in ranks] for ranks in made.stage_ranks]
+    sizes = setting.message_bytes or [edge.size_bytes for edge in stages.edges]
+    ways = np.zeros((2, len(lives) - 1))
+    for edge, size in zip(stages.edges, sizes, strict=True):
+        if abs(edge.source - edge.target) == 1:
+            ends = zip(lives[edge.source][0], lives[edge.target][0], strict=True)
+            longest_s = max(cluster.message_s(a, b, size) if a != b else 0.0 for a, b in ends)
+            at = int(edge.target < edge.source), min(edge.source, edge.target)
+            ways[at] = max(ways[at], _rounded(longest_s))
+    ranks = [[there for column in own for there in column] for own in lives]
+    own_units = plan.schedule.units if isinstance(plan.schedule, Recipe) else ()
+    ends = np.cumsum(own_units or (1,) * len(lives))
+    weights = [sum(nodes[p].size_bytes for p in stage.parameters) for stage in stages.stages]
+    sums = [
+        _rounded(cluster.all_reduce_s(size, own)) if len(own) > 1 else 0.0
+        for size, own in zip(weights, ranks, strict=True)
+    ]
+    links = ways[:, ends[:-1] - 1]
+    parts = np.split(np.array(sums), ends[:-1])
+    return seconds._replace(
+        there_s=tuple(links[0].tolist()) if np.ptp(ways) > 0 else (),
+        back_s=tuple(links[1].tolist()) if np.ptp(ways) > 0 else (),
+        sums_s=tuple(_rounded(float(part.sum())) for part in parts) if any(sums) else (),
+    )
 
 
 def _rounded(seconds: float) -> float:

@@ -200,7 +200,7 @@ def changed(run: Run, change: Change) -> Plan:
         places = places_of(as_tuple(run.profiles), run.cluster, plan.total_ranks)
     stages = stages_of(plan, run.graph)
     costs = costs_of(run.graph, stages, run.profiles)
-    return suited(plan, Setting(stages, costs, places, run.cluster))
+    return suited(plan, Setting(run.graph, stages, costs, places, run.cluster))
 
 
 def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.planners.device_order import (
-    by_min_cut,
-    listed,
-    many,
-    min_cut,
-    min_cut_order,
-    scattered,
-)
+from bench.planners.device_order import by_min_cut, listed, many, scattered
 from bench.planners.problem import Problem
+from penstock.cluster.order import min_cut, min_cut_order
 from penstock.search.transformer.partition import Chain, Kind
 from tests.bench.planners.problems import alike, problems
 
