@@ -47,5 +47,17 @@ def test_more_warm_up_is_never_slower_whatever_messages_take(num_stages, m, mess
     assert simulated(dapple(num_stages, m), message_s=message_s) <= slower
 
 
+@given(sizes, sizes, seconds, seconds, st.integers(0, 9))
+def test_steps_with_messages_are_bapipe_s_closed_forms(n, m, f, b, message_s):
+    """AS <= SNO as we run it <= SNO where computes wait for messages; SO is exact, if they fit."""
+    work = (m + n - 1) * (f + b)
+    waits = simulated(one_f_one_b(n, m), costs(f, b, 0), message_s=message_s)
+    assert work <= waits <= work + 2 * (m + n - 2) * message_s
+    hides = simulated(dapple(n, m), costs(f, b, 0), message_s=message_s)
+    assert hides >= work + 2 * (n - 1) * message_s
+    if 2 * message_s <= f + b:
+        assert hides == work + 2 * (n - 1) * message_s
+
+
 def test_picture_in_the_docstring_is_what_runs():
     assert picture(dapple(3, 5)) in sys.modules[dapple.__module__].__doc__
