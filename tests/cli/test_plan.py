@@ -348,7 +348,7 @@ def test_machine_that_is_here_is_measured_beside_one_that_is_not(
     both = tmp_path / "both.toml"
     hosts = (*here.hosts, *there.hosts)
     replace(there, devices=(*here.devices, *there.devices), hosts=hosts).save(both)
-    done = call("plan", JOB, "--cluster", both)
+    done = call("plan", JOB, "--cluster", both, "--schedule", "one_f_one_b")
     assert "seconds: cpu measured, a100 estimated, t4 estimated" in done.out
 
 

@@ -26,6 +26,7 @@ from penstock.simulate.price import held_of, memory_on
 from penstock.simulate.simulate import simulate
 from penstock.simulate.what_if import measured_run, usual_changes, what_if
 from penstock.timeline import peak_bytes
+from tests.pairwise import pairwise
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, listed, train
 from tests.runtime.test_memory import CLOSE, profile_of
@@ -176,12 +177,16 @@ def test_training_is_bit_equal(name, schedule, stages, options, word, tmp_path):
     assert [step.loss for step in stay.steps] == [step.loss for step in moved.steps]
 
 
-@pytest.mark.parametrize("name", ["tied", "batch_norm", "frozen"])
 @pytest.mark.parametrize(
-    ("schedule", "stages", "replicas"), [("gpipe", 2, 1), ("interleaved", 4, 1), ("zb_h1", 2, 2)]
+    ("word", "where", "name"),
+    pairwise(
+        ("state", "activations", "both"),
+        (("gpipe", 2, 1), ("interleaved", 4, 1), ("zb_h1", 2, 2)),
+        ("tied", "batch_norm", "frozen"),
+    ),
 )
-@pytest.mark.parametrize("word", ["state", "activations", "both"])
-def test_peak_is_the_predicted_one_and_lower(word, schedule, stages, replicas, name):
+def test_peak_is_the_predicted_one_and_lower(word, where, name):
+    schedule, stages, replicas = where
     made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
     alike = plan_of(made.graph, schedule, stages, 4 * replicas, replicas=replicas)
     plan = replace(alike, offload=(word,) * stages)

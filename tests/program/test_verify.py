@@ -22,7 +22,7 @@ from tests.program.toy_run import run_toy
 CAPACITIES = (0, 1, 3, None)  # rendezvous, bounded, unbounded
 
 
-@settings(max_examples=700)
+@settings(max_examples=400)
 @given(programs(), st.sampled_from(MUTATIONS), st.integers(0, 10**6))
 def test_mutant_is_refused_exactly_when_some_run_of_it_goes_wrong(program, how, seed):
     codes = mutate(program, how, random.Random(seed))
@@ -35,7 +35,7 @@ def test_mutant_is_refused_exactly_when_some_run_of_it_goes_wrong(program, how, 
     assert accepted == all(run_toy(mutant, capacity) == "" for capacity in CAPACITIES)
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(programs(max_micro_batches=6), st.integers(0, 10**6))
 def test_ranks_stop_exactly_when_threads_hang_with_the_same_sends(program, seed):
     mutant = unchecked(program, later(program, random.Random(seed)))
@@ -45,7 +45,7 @@ def test_ranks_stop_exactly_when_threads_hang_with_the_same_sends(program, seed)
         assert run_toy(mutant, capacity) == ("hang" if stop else "")
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(programs(max_micro_batches=6), st.integers(0, 10**6))
 def test_program_that_stops_with_some_sends_stops_with_rendezvous_and_is_refused(program, seed):
     codes = later(program, random.Random(seed))

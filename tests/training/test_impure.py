@@ -29,17 +29,11 @@ from torch.nn import functional as F
 from penstock.errors import JobError, RunError
 from penstock.job import Job
 from penstock.training.impure import Impurity, describe, impurities
-from penstock.training.reads import functions_in
 from tests.graph.zoo import JOBS
 from tests.parity.models import job_of
 
+pytestmark = pytest.mark.usefixtures("parsed")
 D = 8
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _read_once() -> None:
-    """Let the forks that look for impurities find these sources parsed."""
-    functions_in(__file__)
 
 
 def data(start: int) -> Iterator[Tensor]:

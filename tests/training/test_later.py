@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from penstock.job import Job
 from penstock.training.impure import Impurity, impurities
 
+pytestmark = pytest.mark.usefixtures("parsed")
 D = 4
 Act = Callable[[nn.Sequential, torch.optim.Optimizer], object]
 
