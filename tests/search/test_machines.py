@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cluster import Cluster, DeviceKind, Host, Link
+from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
 from penstock.errors import ClusterError, EstimateError
 from penstock.estimate import load
 from penstock.estimate.known import find_model
@@ -28,6 +28,12 @@ def test_a_device_has_its_part_of_the_link_between_hosts():
     assert (device.name, device.peak_flop_per_s, device.bytes_per_s) == ("a100-80", 312e12, 2e12)
     assert (device.inside_bytes_per_s, device.across_bytes_per_s) == (300e9, 25e9)
     assert device.ranks_per_host == 4
+
+
+def test_pairs_of_hosts_with_links_of_their_own_are_refused():
+    there = cluster(("a", "t4", 1), ("b", "t4", 1), pairs=(HostPair("a", "b", 0.0, 1.0),))
+    with pytest.raises(ClusterError, match="links of 1 pairs of hosts"):
+        machines_of(there)
 
 
 def test_every_kind_is_a_pool_and_the_slowest_level_parts_them():

@@ -28,8 +28,12 @@ def machines_of(cluster: Cluster) -> Pools:
 
     Ignores:  latencies, and that a kind's hosts may stand in several regions.
     Raises:   ClusterError: no FLOP/s of 16-bit numbers; hosts of one kind with other numbers of
-              devices; a link that is needed is not described.
+              devices; a link that is needed is not described; pairs of hosts with their own.
     """
+    if cluster.pairs:
+        message = f"the cluster has links of {len(cluster.pairs)} pairs of hosts"
+        hint = "leave out [[pair]], and describe [between] or [across] by the slowest of them"
+        raise ClusterError(message, hint=hint)
     by_kind: dict[str, list[Host]] = {}
     for host in cluster.hosts:
         by_kind.setdefault(host.device, []).append(host)
