@@ -204,6 +204,10 @@ def test_schedule_in_units_is_drawn_with_as_many_stages(call: Call, tmp_path: Pa
 
 
 def test_arguments_may_have_a_point_and_are_not_taken_for_a_file(call: Call) -> None:
+    name = "two_bp(batch=2)"
+    told = call("schedule", name, "--stages", 2, "--micro-batches", 4).out
+    assert "each W is of 2 micro-batches" in told
+    assert "rank 1  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 -  W2 -" in told
     name = "pipemare(decay=0.5, warm_up_steps=2)"
     done = call("schedule", name, "--stages", 3, "--micro-batches", 2, "--json")
     assert (done.code, json.loads(done.out)["weight_copies"]) == (0, [2, 2, 1])

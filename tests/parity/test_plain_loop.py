@@ -92,9 +92,7 @@ AGAIN = {"recompute": (True, True)}
     ("schedule", "stages", "name", "options"),
     [
         ("two_bp(batch=2)", 4, "tied", {}),
-        ("two_bp(batch=4)", 2, "batch_norm", {}),
         ("two_bp(batch=4)", 2, "frozen_start", AGAIN),
-        ("two_bp(batch=4, limit=2)", 2, "dropout", {"recompute": (True, False)}),
         ("two_bp(batch=2) / units 2 1", 3, "dropout", {"num_ranks": 2}),
         ("two_bp(batch=2)", 2, "gpt", {"replicas": 2, "clip": True}),
         ("two_bp(batch=2)", 2, "gpt", {"clip": True, "post_validation": True}),
@@ -110,6 +108,21 @@ def test_weights_of_several_micro_batches_at_once_train_the_plain_loop(
     run = run._replace(job=job_of(name, EXACT, "sgd", clip_norm=clip_norm))
     outcome = train(run, tmp_path)
     trained = expected(name, EXACT, "sgd", 4 * run.plan.replicas, clip_norm)
+    assert difference(outcome.weights, trained.weights) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("work", "processors", "name", "clip_norm"),
+    [("4-1", 2, "tied", 0.05), ("1-5-2-1", 3, "dropout", None)],
+)
+def test_stages_divided_among_processors_train_the_plain_loop(
+    work, processors, name, clip_norm, tmp_path
+):
+    schedule, clip = f"layer_pipe(processors={processors}, work={work})", clip_norm is not None
+    run = run_of(name, EXACT, "sgd", schedule, len(work.split("-")), 5, clip=clip)
+    run = run._replace(job=job_of(name, EXACT, "sgd", clip_norm=clip_norm))
+    outcome, trained = train(run, tmp_path), expected(name, EXACT, "sgd", 5, clip_norm)
+    assert run.plan.total_ranks == processors
     assert difference(outcome.weights, trained.weights) < 1e-12
 
 

@@ -195,7 +195,10 @@ def _one(made: Schedule, *, as_json: bool) -> None:
         return
     steps = f" x {made.num_steps} steps" if made.num_steps > 1 else ""
     sizes = f"{made.num_stages} stages on {made.num_ranks} ranks"
-    face.show(f"{made.name}: {sizes}, {made.num_micro_batches} micro-batches{steps}; {UNITS}\n")
+    each = "B" if any(action.kind == "B" for action in made.orders[0]) else "W"
+    group = f"; each {each} is of {made.together} micro-batches" if made.together > 1 else ""
+    counts = f"{made.num_micro_batches} micro-batches{steps}"
+    face.show(f"{made.name}: {sizes}, {counts}{group}; {UNITS}\n")
     if made.num_ranks <= _MOST_DRAWN:
         face.show(f"{picture(made)}\n")
     else:
@@ -238,7 +241,8 @@ def simulated(made: Schedule) -> Timeline:
     from penstock.simulate import simulate
 
     with face.busy("simulating"):
-        return simulate(lower(made), lambda action: UNIT_S[action.kind])
+        program = lower(made)
+        return simulate(program, lambda a: UNIT_S[a.kind] * len(program.group_of(a)))
 
 
 def picture(made: Schedule) -> str:
