@@ -158,8 +158,8 @@ def test_more_memory_is_never_slower():
         best_s = found.best.seconds
 
 
-@pytest.mark.parametrize("seed", ["0", "7"])
-def test_result_does_not_depend_on_the_hash_seed(seed):
+def test_result_does_not_depend_on_the_hash_seed():
+    seed = "7" if os.environ.get("PYTHONHASHSEED") != "7" else "0"
     program = (
         "from tests.search.test_configurations import small\n"
         "for each in small().simulated: print(each)\n"
