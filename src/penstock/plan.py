@@ -70,6 +70,7 @@ class Plan:
     recompute:          for each stage, whether B repeats F instead of keeping its activations.
     offload:            for each stage, what is in far memory while not needed: the state of
                         the optimizer, what F keeps for the backward, or both.
+    beside:             whether these are copied there and back while the rank computes.
     clip:               whether gradients are clipped by their global norm (the job says to what).
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
@@ -95,6 +96,7 @@ class Plan:
     replicas: int = 1
     recompute: tuple[bool, ...] = ()
     offload: tuple[Offloaded, ...] = ()
+    beside: bool = False
     clip: bool = False
     post_validation: bool = False
     joined: int = 1
@@ -255,6 +257,8 @@ def _read(content: dict[str, Json]) -> Plan:
 
 def _check_offload(plan: Plan) -> None:
     """Raise where what is to be offloaded cannot be."""
+    if plan.beside and not plan.offloads:
+        raise PlanError("copies run beside computes, and there are none", hint="offload something")
     if plan.offload and len(plan.offload) != plan.num_stages:
         raise PlanError(f"offload says {len(plan.offload)} of {plan.num_stages} stages")
     for word in plan.offload:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from penstock.program.program import (
+    BeginOffload,
+    BeginReload,
     Compute,
     Offload,
     Receive,
@@ -92,9 +94,11 @@ def _change(program, one, how, chance):
             return Reshard(one.stage)
         case "kind" if isinstance(one, Offload):
             return Reload(one.of)
-        case "retag" if isinstance(one, Offload | Reload):
+        case "kind" if isinstance(one, BeginOffload):
+            return BeginReload(one.of)
+        case "retag" if isinstance(one, Offload | Reload | BeginOffload | BeginReload):
             return replace(one, of=one.of._replace(micro_batch=chance.randrange(window)))
-        case "stage" if isinstance(one, Offload | Reload):
+        case "stage" if isinstance(one, Offload | Reload | BeginOffload | BeginReload):
             return replace(one, of=one.of._replace(stage=chance.randrange(program.num_stages)))
         case "step" if isinstance(one, Update | Reduce):
             return replace(one, step=chance.randrange(program.num_steps))

@@ -195,7 +195,8 @@ def with_copies(program, chance):
     """Return `program` with copies to far memory and back, of some stages."""
     words = [chance.choice(get_args(Offloaded)) for _ in range(program.num_stages)]
     has_updates = any(isinstance(one, Update) for code in program.code for one in code)
-    return offload(program, words) if has_updates else program
+    beside = chance.random() < 0.5
+    return offload(program, words, beside=beside) if has_updates else program
 
 
 def with_shards(program, chance):

@@ -3,6 +3,7 @@
 An instruction is a row of the table, a function that binds it, and this file.
 """
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -16,16 +17,17 @@ from penstock.program.instructions import TABLE, parse_instruction
 from penstock.program.lower import lower, lower_schedule
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.passes import offload
-from penstock.program.program import Offload, Program, Reload
+from penstock.program.program import BeginOffload, BeginReload, Offload, Program, Reload
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.schedule import Action, gpipe, one_f_one_b, zb_h1
 from penstock.schedule.orders import KINDS
+from penstock.simulate import critical_path
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.price import held_of, memory_on
 from penstock.simulate.simulate import simulate
 from penstock.simulate.what_if import measured_run, usual_changes, what_if
-from penstock.timeline import peak_bytes
+from penstock.timeline import breakdown_of, peak_bytes
 from tests.pairwise import pairwise
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, listed, train
@@ -53,11 +55,26 @@ def test_copies_stand_around_what_they_are_of():
     assert offload(lower(gpipe(2, 2)), ["none", "none"]) == lower(gpipe(2, 2))
 
 
+def test_copies_that_are_begun_stand_one_compute_or_update_ahead():
+    made = offload(lower(gpipe(1, 4)), ["both"], beside=True)
+    expected = (
+        "F0.0 F0.0>>far F0.1 F0.0>far F0.1>>far F0.2 F0.1>far F0.2>>far F0.0<<far F0.3 F0.2>far"
+        " F0.3>>far F0.0<far F0.1<<far B0.0 F0.3>far F0.1<far F0.2<<far B0.1 F0.2<far F0.3<<far"
+        " B0.2 F0.3<far U0.0<<far B0.3 U0.0<far U0.0 U0.0>far"
+    )
+    assert " ".join(map(str, made.code[0])) == expected
+    near = offload(lower(gpipe(1, 2)), ["both"], beside=True)
+    expected = "F0.0 F0.0>far F0.1 F0.1>far F0.0<far B0.0 F0.1<far U0.0<<far B0.1 U0.0<far U0.0"
+    assert " ".join(map(str, near.code[0])) == f"{expected} U0.0>far", "else it never was away"
+    sends = " ".join(map(str, offload(lower(gpipe(2, 4)), ["both"] * 2, beside=True).code[0]))
+    assert "F0.0 F0.0>r1e0s0 F0.0>>far F0.1 F0.1>r1e0s1 F0.0>far" in sends, "no message waits"
+
+
 def test_text_and_file_hold_them(tmp_path):
-    made = offload(lower(gpipe(2, 2)), ["both", "state"])
+    made = offload(lower(gpipe(2, 4)), ["both", "state"], beside=True)
     made.save(tmp_path / "program.json")
     assert Program.load(tmp_path / "program.json") == made
-    for text in ("F0.3>far", "F0.3<far", "U1.0>far", "U1.2<far"):
+    for text in ("F0.3>far", "F0.3<far", "U1.0>far", "U1.2<far", "F0.3>>far", "U1.2<<far"):
         assert str(parse_instruction(text, {})) == text
     with pytest.raises(ProgramError, match=r"'B0.3>far' is not an instruction"):
         parse_instruction("B0.3>far", {})
@@ -73,6 +90,7 @@ def test_each_instruction_prints_as_its_row_says():
 
 
 BOTH = offload(lower(gpipe(2, 2)), ["both", "both"])
+AHEAD = offload(lower(gpipe(1, 4)), ["both"], beside=True)
 CASES = {
     "a compute of what is far": (lambda c: c.remove(Reload(Action("F", 0, 0))), "in far memory"),
     "elsewhere than it began": (
@@ -104,6 +122,38 @@ CASES = {
 }
 
 
+BEGUN = {
+    "begun twice": (lambda c: c.insert(3, BeginOffload(Action("F", 0, 0))), "is under way"),
+    "used meanwhile": (
+        lambda c: [c.remove(kind(Action("F", 0, 0))) for kind in (Offload, BeginReload, Reload)],
+        "is under way",
+    ),
+    "back before away": (
+        lambda c: c.insert(c.index(Offload(Action("F", 0, 0))), BeginReload(Action("F", 0, 0))),
+        "is under way",
+    ),
+    "back before it is far": (
+        lambda c: c.insert(1, BeginReload(Action("F", 0, 0))),
+        "it is not in far memory",
+    ),
+    "away while away": (
+        lambda c: c.insert(6, BeginOffload(Action("F", 0, 0))),
+        "it is in far memory",
+    ),
+    "under way at the end": (
+        lambda c: c.__setitem__(-1, BeginOffload(Action("U", 0, 0))),
+        "optimizer state of stage 0 elsewhere",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEGUN)
+def test_what_cannot_be_begun_is_refused(case):
+    change, words = BEGUN[case]
+    with pytest.raises(ProgramError, match=words):
+        changed(AHEAD, 0, change)()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_makes_no_sense_is_refused(case):
     change, words = CASES[case]
@@ -126,6 +176,8 @@ def test_plan_that_says_something_else_is_refused():
         replace(plan, offload=("state",))
     with pytest.raises(PlanError, match="offload says 'weights', not one of"):
         replace(plan, offload=("state", "weights"))
+    with pytest.raises(PlanError, match="there are none"):
+        replace(plan, beside=True)
 
 
 def test_a_copy_has_the_computing_thread_and_changes_what_is_held():
@@ -146,6 +198,37 @@ def test_a_copy_has_the_computing_thread_and_changes_what_is_held():
     assert held[-1] == 10
 
 
+def test_copies_that_were_begun_run_beside_computes_one_each_way_at_a_time():
+    rows = np.zeros((len(KINDS) + 4, 1, 1))
+    rows[:, 0, 0] = [1, 2, 0, 0, 4, 1.5, 3, 0.5, 6]  # F B I W U, F and U away, F and U back
+    net = np.array([[100], [-100], [0], [0], [0], [-60], [-7], [60], [7]])
+    memory = Memory(np.array([10]), np.zeros_like(net), net)
+    timeline = simulate(AHEAD, Costs(rows), memory=memory)
+    copies = [(s.kind, s.start_s, s.end_s) for s in timeline.spans if s.lane == "copy"]
+    assert copies == [
+        ("offload", 1, 2.5),  # beside F1, which ends at 2: half a second to wait
+        ("offload", 2.5, 4), ("offload", 4, 5.5),
+        ("reload", 4, 4.5),  # beside F3, from 4 to 5
+        ("offload", 5.5, 7),  # beside B0
+        ("reload", 5.5, 6), ("reload", 7.5, 8), ("reload", 9.5, 10),
+        ("reload", 11.5, 17.5),  # the state, beside B3, from 11.5 to 13.5
+        ("offload", 21.5, 24.5),
+    ]  # fmt: skip
+    assert timeline.totals.step_s == 24.5
+    assert timeline.totals.busy_s == (4 + 8 + 4 + 3,)  # no copy but the last one
+    parts = breakdown_of(timeline)
+    assert parts.of("copies")[0] == 0.5 * 3 + 4 + 3
+    # the fullest moment: F3 runs; on their way out two, of which one waits, and one back
+    assert peak_bytes(timeline) == (10 + 4 * 100 - 60,)
+    curve = timeline.memory
+    assert max(curve.sizes_bytes.tolist()) == peak_bytes(timeline)[0]
+    assert curve.times_s.tolist() == sorted(curve.times_s.tolist())
+    path = critical_path(AHEAD, timeline)
+    assert path.step_s == 24.5
+    assert path.seconds()["idle"] == 0
+    assert all(a.end_s == b.start_s for a, b in itertools.pairwise(path.hops))
+
+
 def test_costs_without_rows_of_copies_say_that_they_take_no_time():
     made = offload(lower(gpipe(1, 2)), ["both"])
     assert simulate(made, Costs(np.ones((len(KINDS), 1, 1)))).totals.step_s == 5.0
@@ -162,13 +245,14 @@ GRID = [
 
 
 @pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
-@pytest.mark.parametrize("word", ["state", "both"])
-def test_training_is_bit_equal(name, schedule, stages, options, word, tmp_path):
+@pytest.mark.parametrize("copies", [("state", False), ("both", False), ("both", True)])
+def test_training_is_bit_equal(name, schedule, stages, options, copies, tmp_path):
+    word, beside = copies
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, **options)
     plan = replace(plan, offload=("none",) * stages)
     clip = {"clip_norm": 0.1} if options.get("clip") else {}
     job, made = job_of(name, FLOAT, "adamw", **clip), captured(name, FLOAT)
-    away = replace(plan, offload=(word,) * stages)
+    away = replace(plan, offload=(word,) * stages, beside=beside)
     stay, moved = (train(Run(p, job, made), tmp_path / p.offload[0]) for p in (plan, away))
     assert stay.weights.keys() == moved.weights.keys()
     assert any(key.startswith("optimizer/") for key in stay.weights)
@@ -178,18 +262,18 @@ def test_training_is_bit_equal(name, schedule, stages, options, word, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "where", "name"),
+    ("copies", "where", "name"),
     pairwise(
-        ("state", "activations", "both"),
+        (("state", False), ("activations", False), ("both", False), ("both", True)),
         (("gpipe", 2, 1), ("interleaved", 4, 1), ("zb_h1", 2, 2)),
         ("tied", "batch_norm", "frozen"),
     ),
 )
-def test_peak_is_the_predicted_one_and_lower(word, where, name):
-    schedule, stages, replicas = where
+def test_peak_is_the_predicted_one_and_lower(copies, where, name):
+    (word, beside), (schedule, stages, replicas) = copies, where
     made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
     alike = plan_of(made.graph, schedule, stages, 4 * replicas, replicas=replicas)
-    plan = replace(alike, offload=(word,) * stages)
+    plan = replace(alike, offload=(word,) * stages, beside=beside)
     expected = _predicted(plan, made)
     assert _measured(plan, made, job) == pytest.approx(expected, rel=CLOSE, abs=600)
     assert sum(expected) < sum(_predicted(alike, made))
@@ -212,9 +296,12 @@ def _measured(plan: Plan, made, job):
     return [result.peak_bytes for result in results]
 
 
-def test_a_run_with_copies_is_replayed_and_carried_to_other_schedules(tmp_path):
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_run_with_copies_is_replayed_and_carried_to_other_schedules(beside, tmp_path):
     made, job = captured("tied", FLOAT), job_of("tied", FLOAT, "adamw")
-    plan = replace(plan_of(made.graph, "one_f_one_b", 2, 4), offload=("both", "both"))
+    plan = replace(
+        plan_of(made.graph, "one_f_one_b", 2, 4), offload=("both", "both"), beside=beside
+    )
     timeline = train(Run(plan, job, made), tmp_path).timeline
     again = measured_run(plan, made.graph, timeline, profile_of("tied"))
     assert again.replayed_s == pytest.approx(timeline.totals.step_s, rel=1e-9)

@@ -13,6 +13,8 @@ import threading
 from collections import defaultdict
 
 from penstock.program.program import (
+    BeginOffload,
+    BeginReload,
     Compute,
     Offload,
     Receive,
@@ -218,6 +220,7 @@ class Rank(threading.Thread):
             one.of.stage: isinstance(one, Reload) for one in reversed(copies) if one.of.kind == "U"
         }
         self.state_began_far = dict(self.state_is_far)
+        self.copying = set()  # actions of which a copy was begun
 
     def run(self):
         try:
@@ -227,7 +230,7 @@ class Rank(threading.Thread):
                     self.wires.changed.notify_all()
             with self.wires.changed:
                 self.wait_for_sums()
-                if self.state_is_far != self.state_began_far:
+                if self.state_is_far != self.state_began_far or self.copying:
                     self.wires.fault("a state ends elsewhere than it began")
         except Fault:
             pass
@@ -267,24 +270,41 @@ class Rank(threading.Thread):
                 self.copy(of, away=True)
             case Reload(of):
                 self.copy(of, away=False)
+            case BeginOffload(of):
+                self.begin_copy(of, away=True)
+            case BeginReload(of):
+                self.begin_copy(of, away=False)
 
     def wait_for_sums(self):
         self.wires.wait(self.rank, lambda: not self.lane)
 
+    def begin_copy(self, of, *, away):
+        self.check_place(of, away)
+        if of in self.copying:
+            self.wires.fault(f"{of}: a copy is under way")
+        self.copying.add(of)
+
     def copy(self, of, *, away):
-        kind, stage, number = of
+        self.check_place(of, away)
+        self.copying.discard(of)
+        kind, *where = of
         if kind == "F":
             here, there = (self.outs, self.far) if away else (self.far, self.outs)
-            used = any((one, stage, number) in self.done for one in "BIW")
-            if (stage, number) not in here or used:
-                self.wires.fault(f"{of}: not where it should be")
-            there[stage, number] = here.pop((stage, number))
-            return
+            there[tuple(where)] = here.pop(tuple(where))
+        else:
+            self.state_is_far[of.stage] = away
+
+    def check_place(self, of, away):
+        kind, stage, number = of
         steps = number + away  # updates that were made
         made = (stage, steps) in self.weights and (stage, steps + 1) not in self.weights
-        if not made or self.state_is_far[stage] == away:
+        if kind == "F":
+            used = any((one, stage, number) in self.done for one in "BIW")
+            fits = (stage, number) in (self.outs if away else self.far) and not used
+        else:
+            fits = made and self.state_is_far[stage] != away
+        if not fits:
             self.wires.fault(f"{of}: not where it should be")
-        self.state_is_far[stage] = away
 
     def column(self):
         return tuple(
@@ -370,7 +390,7 @@ class Rank(threading.Thread):
         if not done.issuperset(need) or done.intersection(bad):
             self.wires.fault(f"{action}: after {done}")
         gradients = [self.read(e, m, wait=kind != "W") for e in self.law.into[stage, "B"]]
-        if (stage, m) not in self.outs:
+        if (stage, m) not in self.outs or ("F", stage, m) in self.copying:
             self.wires.fault(f"{action}: what F kept is far")
         args = self.outs[stage, m], inputs, gradients
         if kind in "BI":
@@ -464,7 +484,8 @@ class Rank(threading.Thread):
             self.wires.fault(f"U{stage}.{step}: stage is gathered")
         if (stage, step) not in self.weights or (stage, step + 1) in self.weights:
             self.wires.fault(f"U{stage}.{step}: not its turn")
-        if self.state_is_far.get(stage):
+        under_way = any(one.kind == "U" and one.stage == stage for one in self.copying)
+        if self.state_is_far.get(stage) or under_way:
             self.wires.fault(f"U{stage}.{step}: its state is far")
         if self.program.clip and step not in self.norm:
             self.wires.fault(f"U{stage}.{step}: no norm")

@@ -23,6 +23,7 @@ COMPUTE, SEND, RECEIVE, REDUCE, UPDATE = map(
     OPS.index, ("compute", "send", "receive", "reduce", "update")
 )
 UNSHARD, RESHARD, OFFLOAD, RELOAD = map(OPS.index, ("unshard", "reshard", "offload", "reload"))
+BEGIN_OFFLOAD, BEGIN_RELOAD = map(OPS.index, ("begin_offload", "begin_reload"))
 
 
 def _flags(says: Callable[[OpRow], bool]) -> NDArray[np.bool_]:
@@ -46,6 +47,7 @@ COST_ROW = np.zeros((len(OPS), len(KINDS)), np.int64)  # [op, kind]
 COST_ROW[:] = np.arange(len(KINDS))
 COST_ROW[OFFLOAD, [F, U]] = len(KINDS), len(KINDS) + 1
 COST_ROW[RELOAD, [F, U]] = len(KINDS) + 2, len(KINDS) + 3
+COST_ROW[BEGIN_OFFLOAD], COST_ROW[BEGIN_RELOAD] = COST_ROW[OFFLOAD], COST_ROW[RELOAD]
 SPAN_OF = np.array(  # [op, kind]: as what it is shown, a place in SPAN_KINDS
     [[SPAN_KINDS.index(row.span or kind) for kind in KINDS] for row in TABLE], np.uint8
 )
@@ -267,3 +269,18 @@ def concatenate(parts: Sequence[Codes], reductions: tuple[Reduce, ...]) -> Codes
         np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
         reductions,
     )
+
+
+def begun(codes: Codes) -> NDArray[np.bool_]:
+    """Return for each instruction whether it is an Offload or a Reload that was begun before."""
+    found = np.zeros(len(codes.op), np.bool_)
+    ranks = np.repeat(np.arange(len(codes.offsets) - 1), np.diff(codes.offsets))
+    for begins, waits in ((BEGIN_OFFLOAD, OFFLOAD), (BEGIN_RELOAD, RELOAD)):
+        rows, firsts = (np.flatnonzero(codes.op == op) for op in (waits, begins))
+        if not len(firsts):
+            continue
+        columns = ranks, codes.kind, codes.stage, codes.micro_batch
+        known = set(zip(*(column[firsts].tolist() for column in columns), strict=True))
+        keys = zip(*(column[rows].tolist() for column in columns), strict=True)
+        found[rows] = [key in known for key in keys]
+    return found

@@ -120,6 +120,10 @@ WORDS: dict[int, tuple[str, str]] = {
     rules.GATHERED_TWICE: ("the stage is gathered already", "put a Reshard between two Unshards"),
     rules.DROPPED_TWICE: ("the stage is not gathered", "put an Unshard before each Reshard"),
     rules.IS_AWAY: ("it is in far memory", "put its Reload before it"),
+    rules.IS_COPIED: (
+        "a copy of it is under way",
+        "put the Offload or Reload that waits before it",
+    ),
     rules.NOT_AWAY: ("it is not in far memory", "put its Offload before it"),
     rules.NOTHING_THERE: (
         "nothing is kept of it then",

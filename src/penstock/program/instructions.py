@@ -10,6 +10,7 @@ unshard0      Unshard: gather the weights of stage 0;  reshard0 drops them again
 F0.3>far      Offload: what F0.3 keeps for the backward, to far memory;  F0.3<far brings it back
 U0.0>far      Offload: the optimizer's state of stage 0 as U0.0 left it
 U0.1<far      Reload: the same state, for U0.1
+F0.3>>far     BeginOffload: the copy that F0.3>far will then wait for, beside computes; so F0.3<<far
 
 Text, columns, verifier, ledger, simulator and timeline read TABLE; only a runtime that binds an
 instruction has to know more.  A new one is a class, a row, and a function that binds it.
@@ -129,16 +130,50 @@ class Reload(Printed):
     of: Action
 
 
+@dataclass(frozen=True, slots=True)
+class BeginOffload(Printed):
+    """Begin to copy what an action left to far memory, and go on; its Offload waits for that."""
+
+    of: Action
+
+
+@dataclass(frozen=True, slots=True)
+class BeginReload(Printed):
+    """Make room for what an Offload moved, begin to copy it back, and go on; its Reload waits."""
+
+    of: Action
+
+
 Instruction: TypeAlias = (
-    Compute | Send | Receive | Reduce | Update | Unshard | Reshard | Offload | Reload
+    Compute
+    | Send
+    | Receive
+    | Reduce
+    | Update
+    | Unshard
+    | Reshard
+    | Offload
+    | Reload
+    | BeginOffload
+    | BeginReload
 )
 Code: TypeAlias = tuple[Instruction, ...]  # of one rank, in the order of issue
 
 
 Op = Literal[
-    "compute", "send", "receive", "reduce", "update", "unshard", "reshard", "offload", "reload"
+    "compute",
+    "send",
+    "receive",
+    "reduce",
+    "update",
+    "unshard",
+    "reshard",
+    "offload",
+    "reload",
+    "begin_offload",
+    "begin_reload",
 ]
-Does = Literal["works", "sends", "posts", "joins", "drops"]
+Does = Literal["works", "sends", "posts", "joins", "drops", "begins"]
 Waits = Literal["", "inputs", "sums"]
 Bytes = Literal["", "action", "message", "weights", "no weights"]
 Lane = Literal["compute", "send", "receive", "collective", "update", "copy"]
@@ -154,7 +189,8 @@ class OpRow(NamedTuple):
     kinds:    those that its action can be of; "F" for an instruction without an action.
     does:     on its rank's clock.  works: has the computing thread for its seconds; sends: hands a
               message over; posts: makes room for one; joins: is a collective, which runs on a lane
-              of its own once all members have reached it; drops: takes no time.
+              of its own once all members have reached it; drops: takes no time; begins: likewise,
+              and what it begins runs beside the thread, which waits for it at another instruction.
     waits:    inputs: messages and gathered weights; sums: all collectives that were issued.
     bytes:    that it takes or frees.  action: what Memory says of its kind; message: from a
               Receive to the first use; weights: those that are gathered.
@@ -193,6 +229,8 @@ TABLE = (
         bytes="action", lane="copy", span="offload"),
     OpRow("reload", Reload, "{of}<far", _ACTION, "FU", "works",
         bytes="action", lane="copy", span="reload"),
+    OpRow("begin_offload", BeginOffload, "{of}>>far", _ACTION, "FU", "begins"),
+    OpRow("begin_reload", BeginReload, "{of}<<far", _ACTION, "FU", "begins", bytes="action"),
 )  # fmt: skip
 OPS: tuple[Op, ...] = tuple(row.name for row in TABLE)
 LANES: tuple[Lane, ...] = ("compute", "send", "receive", "collective", "update", "copy")

@@ -75,7 +75,7 @@ def lower_plan(
         ],
     )
     if plan.offloads:
-        program = offload(program, plan.offload)
+        program = offload(program, plan.offload, beside=plan.beside)
     return receive_early(program, distance=plan.early) if plan.early else program
 
 

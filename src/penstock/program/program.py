@@ -23,6 +23,8 @@ from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
 from penstock.program.edges import TiedGroup as TiedGroup
 from penstock.program.edges import check_edges, check_tied
+from penstock.program.instructions import BeginOffload as BeginOffload
+from penstock.program.instructions import BeginReload as BeginReload
 from penstock.program.instructions import Code as Code
 from penstock.program.instructions import Compute as Compute
 from penstock.program.instructions import Instruction as Instruction

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.program.codes import (
+    BEGIN_OFFLOAD,
+    BEGIN_RELOAD,
     COMPUTE,
     OF_KIND,
     OFFLOAD,
@@ -77,7 +79,8 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_VALIDATED_YET,
     NOT_BACK,
     NOT_FIRST,
-) = range(41)
+    IS_COPIED,
+) = range(42)
 NUM_HOWS, VALIDATE = 4, 3  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
@@ -133,7 +136,7 @@ class Known(NamedTuple):
     closed: NDArray[np.int64]  # stage -> steps whose gradient was summed already
     summed: NDArray[np.int64]  # NUM_HOWS * stage + how -> reductions of the current step so far
     gathered: NDArray[np.int8]  # stage -> 0 never sharded, 1 sharded, 2 gathered
-    away: NDArray[np.int8]  # stage -> 1 where its optimizer state is far, plus 2 where it began so
+    away: NDArray[np.int8]  # stage -> AWAY where its optimizer state is far, plus the other bits
     next_step: NDArray[np.int64]  # reduction -> its next step
     stepper: NDArray[np.int64]  # reduction -> rank to which next_step belongs
     last_send: NDArray[np.int64]  # sender -> row of the last Send received from it
@@ -158,7 +161,9 @@ FORWARD_ONLY, WHOLE, SPLIT = 1 << F, 1 << F | 1 << B, 1 << F | 1 << I | 1 << W
 BACKWARD = 1 << B | 1 << I  # what makes the values of B edges
 PENDING, GATHERED = 1, 2
 AWAY, BEGAN_AWAY = 1, 2
+COPYING = 4  # a copy of it is under way
 KEPT_AWAY = 1 << 7  # of Known.now: what F keeps for the backward is far
+KEPT_COPYING = 1 << 6  # of Known.now: a copy of it is under way
 
 
 @loop
@@ -234,6 +239,7 @@ def _place_action(kind: int, at: int, rank: int, places: Places) -> tuple[int, i
 @loop
 def follow(code: Columns, facts: Facts, state: Known) -> Finding:
     """Find the first instruction that its own rank is not ready for."""
+    sizes = facts.sizes
     for rank in range(len(code.offsets) - 1):
         held = facts.held[facts.held_offsets[rank] : facts.held_offsets[rank + 1]]
         _arrive(code, rank, held, facts.sizes, state)
@@ -247,10 +253,10 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
                 rule, other = _receive(code, row, rank, facts, state)
             elif op == REDUCE:
                 rule, other = _reduce(code, row, rank, facts, state)
-            elif op == OFFLOAD or op == RELOAD:  # noqa: SIM109 - numba makes a loop of `in`
-                rule, other = _copy(code, row, rank, facts, state)
-            elif op == UPDATE or op == UNSHARD or op == RESHARD:  # noqa: SIM109 - likewise
+            elif op == UPDATE or op == UNSHARD or op == RESHARD:  # noqa: SIM109 - `in` is a loop
                 rule, other = _weights(code, row, rank, facts, state)
+            elif sizes.copying and op in (OFFLOAD, RELOAD, BEGIN_OFFLOAD, BEGIN_RELOAD):
+                rule, other = _copy(code, row, rank, facts, state)
             else:  # it can stand anywhere
                 rule, other = FINE, -1
             if rule != FINE:
@@ -263,7 +269,7 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
                 return NOT_VALIDATED, rank, stage
             if state.gathered[stage] == GATHERED:
                 return NOT_DROPPED, rank, stage
-            if state.away[stage] in (AWAY, BEGAN_AWAY):
+            if state.away[stage] in (AWAY, BEGAN_AWAY) or state.away[stage] & COPYING:
                 return NOT_BACK, rank, stage
     return FINE, -1, -1
 
@@ -314,6 +320,8 @@ def _compute(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
             return WRONG_VERSION, int(version)
         if state.now[at + member] & KEPT_AWAY:
             return IS_AWAY, -1
+        if state.now[at + member] & KEPT_COPYING:
+            return IS_COPIED, -1
         state.now[at + member] |= 1 << kind
         if kind in (B, W) or not facts.backward:
             _free_slots(code, stage, micro_batch + member, rank, facts, state)
@@ -469,6 +477,8 @@ def _weights(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
         return GATHERED_AT_UPDATE, -1
     if state.away[stage] & AWAY:
         return IS_AWAY, -1
+    if state.away[stage] & COPYING:
+        return IS_COPIED, -1
     for how in range(VALIDATE):
         if state.summed[NUM_HOWS * stage + how] != facts.sums.needs[NUM_HOWS * stage + how]:
             return NOT_SUMMED, how
@@ -480,9 +490,10 @@ def _weights(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
 
 @part
 def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
-    """Offload or Reload, of what F keeps or of the optimizer's state."""
+    """Offload or Reload, of what F keeps or of the optimizer's state, or what begins one."""
     sizes, stage, number = facts.sizes, int(code.stage[row]), code.micro_batch[row]
-    is_reload = code.op[row] == RELOAD
+    op = code.op[row]
+    is_reload, begins = op in (RELOAD, BEGIN_RELOAD), op in (BEGIN_OFFLOAD, BEGIN_RELOAD)
     if state.here[stage] != rank or not facts.backward:
         return NOT_THIS_STAGE, -1
     if code.kind[row] == U:
@@ -491,15 +502,25 @@ def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tup
         due = state.updates[stage] if is_reload else state.updates[stage] - 1
         if number != due:
             return UPDATE_OUT_OF_STEP, int(due)
+        if begins and state.away[stage] & COPYING:
+            return IS_COPIED, -1
         if bool(state.away[stage] & AWAY) != is_reload:
             return (NOT_AWAY if is_reload else IS_AWAY), -1
-        state.away[stage] ^= AWAY
+        if begins:
+            state.away[stage] |= COPYING
+        else:
+            state.away[stage] = (state.away[stage] ^ AWAY) & ~COPYING
         return FINE, -1
     at = (sizes.replica[rank] * sizes.stages + stage) * sizes.micro_batches + number
-    done = state.now[at] & ~KEPT_AWAY
+    done = state.now[at] & ~(KEPT_AWAY | KEPT_COPYING)
     if facts.places.where[at] != rank or done != 1 << F:
         return NOTHING_THERE, -1
+    if begins and state.now[at] & KEPT_COPYING:
+        return IS_COPIED, -1
     if bool(state.now[at] & KEPT_AWAY) != is_reload:
         return (NOT_AWAY if is_reload else IS_AWAY), -1
-    state.now[at] ^= KEPT_AWAY
+    if begins:
+        state.now[at] |= KEPT_COPYING
+    else:
+        state.now[at] = (state.now[at] ^ KEPT_AWAY) & ~KEPT_COPYING
     return FINE, -1

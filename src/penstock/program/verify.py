@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.program import rules
-from penstock.program.codes import COMPUTE, JOINS, OFFLOAD, RELOAD, RESHARD, UNSHARD, Codes
+from penstock.program.codes import (
+    BEGIN_OFFLOAD,
+    BEGIN_RELOAD,
+    COMPUTE,
+    JOINS,
+    OFFLOAD,
+    RELOAD,
+    RESHARD,
+    UNSHARD,
+    Codes,
+)
 from penstock.program.deadlock import stops
 from penstock.program.faults import broken_rule, deadlock, missing, mixed_up, too_many
 from penstock.program.instructions import Reduce
@@ -104,7 +114,7 @@ def _sizes_of(program: "Program") -> Sizes:
         len(program.code.reductions),
         *program.grid.places(),
         bool(np.isin(program.code.op, (UNSHARD, RESHARD)).any()),
-        bool(np.isin(program.code.op, (OFFLOAD, RELOAD)).any()),
+        bool(np.isin(program.code.op, (OFFLOAD, RELOAD, BEGIN_OFFLOAD, BEGIN_RELOAD)).any()),
         program.together,
     )
 

@@ -25,8 +25,8 @@ WIDE = 2.0  # pixels from which a span is a rectangle of its own
 MAX_LABELS = 1500
 LETTER = 6.6  # pixels
 TICKS = 10**9  # times are written as whole numbers of this part of the drawn time
-WORK: tuple[Lane, ...] = ("compute", "update", "copy")
-BESIDE: tuple[tuple[Lane, ...], ...] = (("send",), ("receive",), ("collective",))
+WORK: tuple[Lane, ...] = ("compute", "update")
+BESIDE: tuple[tuple[Lane, ...], ...] = (("copy",), ("send",), ("receive",), ("collective",))
 
 
 class LaneRow(NamedTuple):

@@ -21,6 +21,8 @@ from penstock.graph.code import Function
 from penstock.graph.stages import Segment, SegmentKind
 from penstock.graph.trace import is_output
 from penstock.program.program import (
+    BeginOffload,
+    BeginReload,
     Compute,
     Offload,
     Program,
@@ -34,6 +36,7 @@ from penstock.program.program import (
 )
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.lane import Awaited
+from penstock.runtime.moves import Moves
 from penstock.runtime.post_validation import Provisional, Validation, known_before
 from penstock.runtime.sums import LocalStages, sum_call, tell_call, update_call
 from penstock.runtime.versions import ParkedGradients, Read, VersionSlots
@@ -95,7 +98,7 @@ class _Binder:
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
         self.leaf_uses = self._leaf_uses(computes)
-        self.sums = Awaited(rank, program)
+        self.sums, self.copies = Awaited(rank, program), Moves(rank)
         self.order = rank.order(program)  # in which the micro-batches are read
         # by channel, an edge and a peer: micro-batches announced and not taken, and those taken
         self.under_way: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
@@ -164,10 +167,8 @@ class _Binder:
                 if (slot := self.parked.slots.get((stage, step + 1))) is not None:
                     unpark = partial(self.rank.weights_of(stage).unpark, slot)
                     yield Bound(unpark, "versions", "U", stage, step)
-            case Offload(of) | Reload(of):
-                call = self._copy(of, is_reload=isinstance(instruction, Reload))
-                kind = "reload" if isinstance(instruction, Reload) else "offload"
-                yield Bound(call, "copy", kind, of.stage, of.micro_batch)
+            case Offload() | Reload() | BeginOffload() | BeginReload():
+                yield self.copies.bind(instruction)
             case Unshard() | Reshard():
                 hint = "use a plan without sharding"
                 raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
@@ -540,18 +541,6 @@ class _Binder:
                     frame[value] = _with_strides(frame[value], node)
 
         return take
-
-    # -- far memory --------------------------------------------------------------------------
-
-    def _copy(self, of: Action, *, is_reload: bool) -> Call:
-        """Return the call of an Offload or a Reload."""
-        if of.kind == "U":
-            state = self.rank.weights_of(of.stage).far()
-            return _nothing if state is None else (state.reload if is_reload else state.offload)
-        frames = self.rank.far_frames(of.stage)
-        frame = self.rank.frames[of.stage, of.micro_batch]
-        copy = frames.reload if is_reload else frames.offload
-        return copy(of.micro_batch, frame)
 
     # -- the end of a step -------------------------------------------------------------------
 

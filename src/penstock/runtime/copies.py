@@ -13,6 +13,16 @@ from penstock.far import as_bytes, far_memory
 Frame = dict[int, Any]  # of one stage and micro-batch: values by node
 
 
+class Move(NamedTuple):
+    """What is left of a move when there is room: to copy, beside the thread or not, and to end it.
+
+    Its thread makes the room before, and ends it after, which frees what was copied.
+    """
+
+    copy: Callable[[], None]
+    end: Callable[[], None]
+
+
 class FarState:
     """The state of a plain optimizer, in far memory or near; room is made when it is first moved.
 
@@ -24,22 +34,26 @@ class FarState:
         self.optimizer = optimizer
         self.room: dict[tuple[Tensor, str], Tensor] = {}
 
-    def offload(self) -> None:
-        """Move all of it to far memory."""
+    def offload(self) -> Move:
+        """Return the move of all of it to far memory."""
+        found: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
         for parameter, state in self.optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim():
                     far = self._room(parameter, key, value)
                     if value is not far:
-                        state[key] = far.copy_(value)
+                        found.append((state, key, far, value))
+        return _moved(found)
 
-    def reload(self) -> None:
-        """Move all of it back; what is near, as after a checkpoint was read, stays."""
+    def reload(self) -> Move:
+        """Return the move of all of it back; what is near, as after reading a checkpoint, stays."""
+        found: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
         for (parameter, key), far in self.room.items():
             state = self.optimizer.state.get(parameter, {})
             if state.get(key) is far:
                 near = torch.empty_like(far, device=parameter.device, pin_memory=False)
-                state[key] = near.copy_(far)
+                found.append((state, key, near, far))
+        return _moved(found)
 
     def near(self, held: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `held` that are not in far memory."""
@@ -53,6 +67,20 @@ class FarState:
             flat = far_memory(value.numel() * value.element_size(), value.device)
             known = self.room[place] = flat.view(value.dtype).view(value.shape)
         return known
+
+
+def _moved(found: Sequence[tuple[dict[str, Any], str, Tensor, Tensor]]) -> Move:
+    """Return the move of entries of states: where they stand, to which tensor, and from which."""
+
+    def copy() -> None:
+        for _, _, to, value in found:
+            to.copy_(value)
+
+    def end() -> None:
+        for state, key, to, _ in found:
+            state[key] = to
+
+    return Move(copy, end)
 
 
 def far_state(optimizer: Optimizer | None, *, is_plain: bool) -> FarState | None:
@@ -90,40 +118,54 @@ class FarFrames:
         self.free: list[list[Tensor]] = []  # rooms that are not used, with a part for each group
         self.away: dict[int, list[tuple[Tensor, list[_TensorLayout]]]] = {}
 
-    def offload(self, micro_batch: int, frame: Frame) -> Callable[[], None]:
-        """Return the call that moves what `frame` holds of a micro-batch."""
+    def offload(self, micro_batch: int, frame: Frame) -> Move:
+        """Return the move of what `frame` holds of a micro-batch to far memory."""
+        rooms: list[Tensor] = self.free.pop() if self.free else []
+        away: list[tuple[Tensor, list[_TensorLayout]]] = []
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for group in self.groups:
+            values = [(value, frame[value]) for value in group if value in frame]
+            if not values:
+                continue
+            near, at = as_bytes(values[0][1]), len(away)
+            if at == len(rooms):
+                rooms.append(far_memory(len(near), self.device))
+            rows = [
+                _TensorLayout(v, t.dtype, t.shape, t.stride(), t.storage_offset())
+                for v, t in values
+            ]
+            away.append((rooms[at], rows))
+            pairs.append((rooms[at], near))
 
-        def call() -> None:
-            rooms: list[Tensor] = self.free.pop() if self.free else []
-            away: list[tuple[Tensor, list[_TensorLayout]]] = []
-            for group in self.groups:
-                values = [(value, frame.pop(value)) for value in group if value in frame]
-                if not values:
-                    continue
-                near, at = as_bytes(values[0][1]), len(away)
-                if at == len(rooms):
-                    rooms.append(far_memory(len(near), self.device))
-                rows = [
-                    _TensorLayout(v, t.dtype, t.shape, t.stride(), t.storage_offset())
-                    for v, t in values
-                ]
-                away.append((rooms[at].copy_(near), rows))
+        def copy() -> None:
+            for far, near in pairs:
+                far.copy_(near)
+
+        def end() -> None:
+            pairs.clear()
+            for _, rows in away:
+                for row in rows:
+                    del frame[row.value]
             self.away[micro_batch] = away
 
-        return call
+        return Move(copy, end)
 
-    def reload(self, micro_batch: int, frame: Frame) -> Callable[[], None]:
-        """Return the call that moves it back into `frame`."""
+    def reload(self, micro_batch: int, frame: Frame) -> Move:
+        """Return the move of it back into `frame`."""
+        away = self.away.pop(micro_batch)
+        nears = [torch.empty(len(far), dtype=torch.uint8, device=self.device) for far, _ in away]
 
-        def call() -> None:
-            rooms: list[Tensor] = []
-            for far, rows in self.away.pop(micro_batch):
-                near = torch.empty(len(far), dtype=torch.uint8, device=self.device).copy_(far)
+        def copy() -> None:
+            for near, (far, _) in zip(nears, away, strict=True):
+                near.copy_(far)
+
+        def end() -> None:
+            for near, (_, rows) in zip(nears, away, strict=True):
                 for row in rows:
                     empty: Any = torch.empty(0, dtype=row.dtype, device=self.device)
                     where = row.offset, row.shape, row.stride
                     frame[row.value] = empty.set_(near.untyped_storage(), *where)
-                rooms.append(far)
-            self.free.append(rooms)
+            nears.clear()
+            self.free.append([far for far, _ in away])
 
-        return call
+        return Move(copy, end)

@@ -1,4 +1,4 @@
-"""Lane: sums over ranks beside the computing thread of a rank.
+"""Lane: sums over ranks, or copies to far memory, beside the computing thread of a rank.
 
 A Reduce is begun where the program has it and runs on a thread of its own, which takes one after
 another; the computing thread waits for it right before what needs it.  Sums and copies of memory
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @final
 class Begun:
-    """A sum that a lane runs: when it began and ended, and how it ended, once that is known."""
+    """A sum or a copy on a lane: when it began and ended, and how, once that is known."""
 
     def __init__(self, call: Call) -> None:
         self.call, self.start_s, self.end_s = call, 0.0, 0.0
@@ -58,7 +58,7 @@ class Begun:
 
 @final
 class Lane:
-    """One thread that runs sums in the order in which they are begun; it starts with the first."""
+    """One thread that runs what is begun, in that order; it starts with the first."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Begun | None] = SimpleQueue()
@@ -69,7 +69,7 @@ class Lane:
         """Put a sum behind all others."""
         if self._thread is None:
             run = _run, (self._queue, torch.get_num_threads())
-            self._thread = Thread(target=run[0], args=run[1], name="penstock sums", daemon=True)
+            self._thread = Thread(target=run[0], args=run[1], name="penstock lane", daemon=True)
             self._thread.start()
         self._queue.put(sum_)
 

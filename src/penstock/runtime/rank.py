@@ -88,6 +88,7 @@ class Rank:
         self.lane = Lane()  # of its sums
         self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
+        self.copy_lanes = Lane(), Lane()  # to far memory, and back
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._group = 1  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}

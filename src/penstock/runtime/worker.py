@@ -143,7 +143,8 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     watch = _WindowRunner(rank, Control(task.board, task.every_s))
     with leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)):
         _run_windows(task, watch, bound)
-    rank.lane.close()
+    for lane in (rank.lane, *rank.copy_lanes):
+        lane.close()
     return watch.result(time.perf_counter())
 
 

@@ -58,10 +58,21 @@ def reasons(
         Decision("micro-batches", per, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
+        *((_copies(best, field, judge),) if plan.offloads else ()),
         *_packed(judge, best, fixed.wire),
         *_validation(judge, plan),
         _rests_on(judge),
     )
+
+
+def _copies(best: Candidate, field: Field, judge: Judge) -> Decision:
+    """Return whether copies to far memory and back run beside computes, and why."""
+    beside = best.plan.beside
+    why = _against(best, field, judge, "way to copy", lambda plan: plan.beside)
+    if all(not plan.beside for plan in field.plans):
+        why = "no rank has a core more than it computes with"
+    by: By = "search" if any(plan.beside for plan in field.plans) else "only choice"
+    return Decision("copies", "beside computes" if beside else "between computes", by, why)
 
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:

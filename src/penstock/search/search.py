@@ -6,6 +6,7 @@ reason is the best candidate that decides differently.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -203,8 +204,16 @@ class _Cutter:
         plan = with_cuts(self.judge.graph, bare, cuts)
         choices = (False, True) if fixed.recompute is None else (fixed.recompute,)
         wires = [plan.wire, fixed.wire] if shape.num_ranks > 1 else [plan.wire]
-        for recompute, wire in itertools.product(choices, dict.fromkeys(wires)):
-            yield replace(plan, recompute=(recompute,) * shape.stages, wire=wire)
+        ways = [False, True] if plan.offloads and self._has_cores(plan) else [False]
+        for recompute, wire, way in itertools.product(choices, dict.fromkeys(wires), ways):
+            again = (recompute,) * shape.stages
+            yield replace(plan, recompute=again, wire=wire, beside=way)
+
+    def _has_cores(self, plan: Plan) -> bool:
+        """Return whether every rank is known to have a core more than it computes with."""
+        cluster = self.judge.cluster_of(plan.hosts)
+        used = Counter(cluster.host_number(rank) for rank in range(plan.total_ranks))
+        return all(cluster.hosts[host].cores >= 2 * count for host, count in used.items())
 
     def devices(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """Return for each stage the kinds of device that it runs on: places of profiles."""

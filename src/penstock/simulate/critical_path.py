@@ -7,6 +7,8 @@ it needs was over, and the walk goes on from there.
     update      needs what its thread did before it, and the sums that its rank has reached
     message     needs what its sender's thread did before it; handing over, way and copying are one
     collective  begins when the last member reaches it: needs what that member's thread did before
+    copy        as a compute; one that was begun needs what its thread did before it was, and the
+                copies in front of it.  The thread goes on from it only where it had to wait
 
 Seconds in which the current thread did nothing, and waited for nothing that was under way, are
 "idle": the runtime between two calls, another process on the core, a rank that began late.
@@ -23,6 +25,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from penstock.program.codes import (
+    BEGIN_OFFLOAD,
+    BEGIN_RELOAD,
     COMPUTE,
     JOINS,
     OFFLOAD,
@@ -36,6 +40,7 @@ from penstock.program.codes import (
     UPDATE,
     WAITS_FOR_SUMS,
     WORKS,
+    begun,
 )
 from penstock.program.program import Program
 from penstock.simulate.matched import Bools, Floats, Matched, match, sends_read
@@ -122,6 +127,8 @@ class _Trail:
         self.ranks = np.repeat(np.arange(program.num_ranks), np.diff(code.offsets)).tolist()
         self.reads = sends_read(program)
         on_thread = WORKS[code.op]
+        self.begins = _begins(program)
+        on_thread[_unawaited(program, matched.ends_s)] = False
         if matched.is_measured:
             on_thread = on_thread | (code.op == SEND)
             self.there_s = arrivals(program, matched, self.reads).there_s
@@ -134,6 +141,7 @@ class _Trail:
             self._hand_over()
         self.collectives = _before(program, JOINS[code.op])
         self.sends = _before(program, code.op == SEND)
+        self.copies = [_before(program, begun(code) & (code.op == op)) for op in (OFFLOAD, RELOAD)]
         self.gathers, self.members = _gathers(program), _members(program)
         self.hops = list[Hop]()
 
@@ -169,6 +177,8 @@ class _Trail:
     def back(self, at: _At) -> _At:
         """Explain what is at hand; return what it needed last, and from when on it is explained."""
         match int(self.code.op[at.row]):
+            case _ if at.row in self.begins:
+                return self._copy(at)
             case op if op in _REASON_OF:
                 return self._work(at, _REASON_OF[op])
             case op if op == SEND:
@@ -199,6 +209,18 @@ class _Trail:
         else:
             now_s = self._add("idle", row, free_s, start_s)
         return _At(thread, self._handing_over(row, now_s))
+
+    def _copy(self, at: _At) -> _At:
+        """A copy beside the thread began when it was begun, or the one in front of it was over."""
+        row, first = at.row, self.begins[at.row]
+        start_s = self._add("copy", row, float(self.starts_s[row]), at.now_s)
+        ahead = self.copies[int(self.code.op[row] == RELOAD)][row]
+        if self._over_s(ahead) > self.free_s[first]:
+            return _At(ahead, self._add("idle", row, self._over_s(ahead), start_s))
+        if self.threads[first] < 0:
+            return self._begin(row, start_s)
+        now_s = self._add("idle", row, self.free_s[first], start_s)
+        return _At(self.threads[first], self._handing_over(first, now_s))
 
     def _handing_over(self, row: int, now_s: float) -> float:
         """Explain what a thread did from its last span to when it was free for a row."""
@@ -267,6 +289,32 @@ def _before(program: Program, chosen: Bools) -> list[int]:
     last = np.concatenate([[-1], np.maximum.accumulate(rows)[:-1]])
     first = np.repeat(program.code.offsets[:-1], np.diff(program.code.offsets))
     return np.where(last >= first, last, -1).tolist()
+
+
+def _begins(program: Program) -> dict[int, int]:
+    """Return for the row of each copy that was begun the row that begins it."""
+    code, found, first = program.code, dict[int, int](), dict[tuple[int, ...], int]()
+    waits = {OFFLOAD: BEGIN_OFFLOAD, RELOAD: BEGIN_RELOAD}
+    for row in np.flatnonzero(np.isin(code.op, [*waits, *waits.values()])).tolist():
+        op, where = int(code.op[row]), (int(code.kind[row]), int(code.stage[row]))
+        key = code.rank_at(row), *where, int(code.micro_batch[row])
+        if op not in waits:
+            first[op, *key] = row
+        elif (waits[op], *key) in first:
+            found[row] = first[waits[op], *key]
+    return found
+
+
+def _unawaited(program: Program, ends_s: Floats) -> list[int]:
+    """Return the rows of copies that were over when their thread came to wait for them."""
+    code, beside, found = program.code, begun(program.code), list[int]()
+    for rank in range(program.num_ranks if beside.any() else 0):
+        part, now_s = code.slice_of(rank), 0.0
+        for row in part.start + np.flatnonzero(WORKS[code.op[part]]):
+            if beside[row] and ends_s[row] <= now_s:
+                found.append(int(row))
+            now_s = max(now_s, float(ends_s[row]))
+    return found
 
 
 def _ahead(program: Program) -> dict[int, int]:

@@ -17,10 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.program.codes import (
+    BEGIN_OFFLOAD,
+    BEGIN_RELOAD,
     COMPUTE,
     COST_ROW,
     JOINS,
+    OFFLOAD,
     RECEIVE,
+    RELOAD,
     SEND,
     WAITS_FOR_SUMS,
     WORKS,
@@ -145,6 +149,13 @@ class Queues(NamedTuple):
     stack: Ints  # scratch: ranks whose queue may go on
 
 
+class Copies(NamedTuple):
+    """Copies to far memory and back that were begun; empty where none is."""
+
+    begun_s: Floats  # [what is copied]: when its thread reached the instruction, or ABSENT
+    free_s: Floats  # [rank, to far memory or back]: when all that was waited for was over
+
+
 class Stamps(NamedTuple):
     """When each thing was done; empty where that is not asked for."""
 
@@ -166,13 +177,14 @@ class Simulation(NamedTuple):
     agenda: Agenda
     mail: Letters
     queues: Queues
+    copies: Copies
     record: Stamps
 
 
 @compiled
 def run(job: Simulation) -> int:  # long: see the top of the file
     """Go on until every rank is at its end or waits forever: DONE; or until the heap is FULL."""
-    code, sizes, inputs, routes, durations, threads, agenda, mail, queues, record = job
+    code, sizes, inputs, routes, durations, threads, agenda, mail, queues, copies, record = job
     ops, kinds, stages, micro_batches, edges, peers, offsets = code
     into, into_offsets = inputs
     size_bytes, route_offsets, route_peers, link, lanes = routes
@@ -182,6 +194,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
     arrival_s, end_s, posted_s, given_s, sent, last, free_s = mail
     works, work_s, sends, send_s = record
     gathered_s, issued, over = queues.gathered_s, queues.issued, queues.over
+    begun_s, copied_s = copies
     capacity, rank = sizes.capacity, -1
     while True:
         lane, sender, sent_row, route, message, now_s = -1, rank, 0, 0, 0, 0.0  # none in hand
@@ -231,6 +244,20 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                         duration_s = listed_s[works[rank]]
                     else:
                         duration_s = action_s[COST_ROW[op, kind], stage, device[rank]]
+                    if len(begun_s) > 0 and (op == OFFLOAD or op == RELOAD):  # noqa: SIM109
+                        at = _copied(rank, row, code, sizes)
+                        side = int(op == RELOAD)
+                        if begun_s[at] != ABSENT:  # it ran beside the thread, after others
+                            start_s = max(begun_s[at], copied_s[rank, side])
+                            copied_s[rank, side] = start_s + duration_s
+                            begun_s[at] = ABSENT
+                            clock_s[rank] = max(clock_s[rank], start_s + duration_s)
+                            if len(work_s) > 0:
+                                work_s[works[rank], 0] = start_s
+                                work_s[works[rank], 1] = start_s + duration_s
+                            works[rank] += 1
+                            row += 1
+                            continue
                     beside_s = link_s[rank] - start_s
                     if beside_s > 0.0:  # beside a busy link, work takes 1 + slowdown times as long
                         slower = 1.0 + slowdown[rank]
@@ -295,6 +322,8 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                         _wake(int(peers[row]), POST, message, agenda)
                 elif JOINS[op]:
                     _issue(rank, clock_s[rank], queues, agenda)
+                elif op == BEGIN_OFFLOAD or op == BEGIN_RELOAD:  # noqa: SIM109
+                    begun_s[_copied(rank, row, code, sizes)] = clock_s[rank]
                 row += 1
             rows[rank] = row
             if lane < 0:
@@ -336,6 +365,16 @@ def run(job: Simulation) -> int:  # long: see the top of the file
             arrival_s[message] = now_s + wire_s
             _wake(int(peers[sent_row]), ARRIVAL, message, agenda)
             _wake(sender, ARRIVAL, message, agenda)  # where it waits for room
+
+
+@compiled
+def _copied(rank: int, row: int, code: Code, sizes: Extents) -> int:
+    """Return the number of what is copied: what an F keeps, or the state of a rank's stage."""
+    if code.kind[row] != F:
+        return int(rank * sizes.stages + code.stage[row])
+    states = len(sizes.replica) * sizes.stages
+    at = (sizes.replica[rank] * sizes.stages + code.stage[row]) * sizes.micro_batches
+    return int(states + at + code.micro_batch[row])
 
 
 @compiled

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TimelineError
-from penstock.program.codes import COMPUTE, SEND, SHOWN, SPAN_OF, WORKS
+from penstock.program.codes import COMPUTE, SEND, SHOWN, SPAN_OF, WORKS, begun
 from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.program.wiring import wire
@@ -72,7 +72,7 @@ def match(program: Program, timeline: Timeline) -> Matched:
 def _check_order(program: Program, starts_s: Floats) -> None:
     """Raise unless the actions of every rank begin in the order of the code."""
     code = program.code
-    rows = np.flatnonzero(WORKS[code.op])
+    rows = np.flatnonzero(WORKS[code.op] & ~begun(code))
     owners = np.searchsorted(code.offsets, rows, side="right")
     wrong = (np.diff(starts_s[rows]) < 0) & (np.diff(owners) == 0)
     for at in np.flatnonzero(wrong)[:1].tolist():

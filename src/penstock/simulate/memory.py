@@ -14,7 +14,16 @@ from typing import NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.program.codes import COMPUTE, COST_ROW, JOINS, NUM_COSTS, WORKS, Numbers
+from penstock.program.codes import (
+    COMPUTE,
+    COST_ROW,
+    JOINS,
+    NUM_COSTS,
+    RELOAD,
+    WORKS,
+    Numbers,
+    begun,
+)
 from penstock.program.instructions import TABLE, Bytes
 from penstock.program.program import Program
 from penstock.schedule.ledger import Changes, Levels, levels, peaks
@@ -62,6 +71,8 @@ def account(program: Program, memory: Memory) -> Account:
     at = np.where((holds == _ACTION)[:, None], COST_ROW, dropped[:, None])[op, kind], stage
     during = np.stack([*with_copies(memory.transient_bytes), gathered, -gathered])[at]
     after = np.stack([*with_copies(memory.net_bytes), gathered, -gathered])[at]
+    early = begun(codes)[rows] & (op == RELOAD)  # room was made where it was begun
+    during[early] = after[early] = 0
     before = np.zeros(len(rows), np.int64)
     if len(memory.message_bytes):
         posted, uses = holds[op] == _MESSAGE, (op == COMPUTE) & (kind != W)
@@ -109,6 +120,7 @@ def curve_of(program: Program, held: Account, work_s: Floats, issued_s: Floats) 
     works = WORKS[codes.op[known]]
     known_s = np.zeros(len(known) + 1)  # the last one stands for the time before any
     known_s[:-1][works], known_s[:-1][~works] = work_s[:, 1], issued_s
+    _keep_order(known_s, np.searchsorted(known, codes.offsets))
     ranks = np.repeat(np.arange(program.num_ranks, dtype=np.int32), np.diff(offsets))
     last = np.searchsorted(known, rows, side="right") - 1
     last[last < np.searchsorted(known, codes.offsets)[ranks]] = -1
@@ -117,9 +129,17 @@ def curve_of(program: Program, held: Account, work_s: Floats, issued_s: Floats) 
     places = 3 * offsets[:-1], 3 * acts + 1, 3 * np.arange(len(rows)) + 2
     by_place = np.argsort(np.concatenate(places), kind="stable")
     owners = np.concatenate([np.arange(program.num_ranks, dtype=np.int32), ranks[acts], ranks])
-    times_s = np.concatenate([np.zeros(program.num_ranks), work_s[:, 0], known_s[last]])
+    begun_s = np.where(begun(codes)[rows[acts]], known_s[last[acts]], work_s[:, 0])
+    times_s = np.concatenate([np.zeros(program.num_ranks), begun_s, known_s[last]])
     sizes = np.concatenate([held.start, held.held.during[acts], held.held.after])
     return MemoryCurve(owners[by_place], times_s[by_place], sizes[by_place])
+
+
+def _keep_order(known_s: Floats, offsets: IntArray) -> None:
+    """Let nothing end before what its thread did earlier, as a copy beside it may."""
+    for rank in range(len(offsets) - 1):
+        part = known_s[offsets[rank] : offsets[rank + 1]]
+        np.maximum.accumulate(part, out=part)
 
 
 def most_held(orders: Orders, held: Sequence[DeviceMemory]) -> IntArray:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from penstock.cluster import Cluster
 from penstock.errors import ClusterError
 from penstock.program.codes import (
+    BEGIN_OFFLOAD,
+    BEGIN_RELOAD,
     COMPUTE,
     JOINS,
     OPS,
@@ -81,6 +83,7 @@ def job_of(
         _agenda(num_ranks),
         _mail(program, sizes, routes, given_s, packs=durations.packing_s.size > 0),
         _queues(program, seconds, cluster),
+        _copies(program, sizes),
         _record(program, routes, spans=spans),
     )
 
@@ -236,6 +239,14 @@ def _queues(
         gathered_s=np.full(num_ranks * program.num_stages if sharded else 0, kernel.ABSENT),
         stack=np.zeros(num_ranks + 1, np.int64),
     )
+
+
+def _copies(program: Program, sizes: kernel.Extents) -> kernel.Copies:
+    if not np.isin(program.code.op, (BEGIN_OFFLOAD, BEGIN_RELOAD)).any():
+        return kernel.Copies(np.zeros(0), np.zeros((0, 2)))
+    states, kept = program.num_ranks, program.replicas * sizes.micro_batches
+    count = (states + kept) * program.num_stages
+    return kernel.Copies(np.full(count, kernel.ABSENT), np.zeros((program.num_ranks, 2)))
 
 
 def _gathers_s(

@@ -30,7 +30,16 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import ProgramError, TimelineError
-from penstock.program.codes import RECEIVE, REDUCE, SEND, SHOWN, UNSHARD, WAITS_FOR_SUMS, WORKS
+from penstock.program.codes import (
+    RECEIVE,
+    REDUCE,
+    SEND,
+    SHOWN,
+    UNSHARD,
+    WAITS_FOR_SUMS,
+    WORKS,
+    begun,
+)
 from penstock.program.program import Program
 from penstock.simulate.matched import Floats, Matched, match, sends_read
 from penstock.simulate.recorded import READING, SENDING, UNDER_WAY, Recorded
@@ -54,6 +63,8 @@ def record(program: Program, timeline: Timeline) -> Recorded:
     came = arrivals(program, matched, reads)
     begins_s = came.before_s.copy()
     begins_s[list(reads)] = matched.starts_s[list(reads)]  # what is before that is the messages'
+    beside = begun(program.code)
+    begins_s[beside] = matched.starts_s[beside]
     message_s = np.zeros((len(op), 3))
     message_s[:, SENDING] = matched.ends_s - came.before_s
     message_s[:, UNDER_WAY] = came.there_s - came.before_s
@@ -150,7 +161,7 @@ def _walk(
                 before_s[row] = max(now_s, summed_s)
                 summed_s = float(matched.ends_s[row])
             else:
-                now_s = float(matched.ends_s[row])
+                now_s = max(now_s, float(matched.ends_s[row]))
     return starts_s, before_s
 
 

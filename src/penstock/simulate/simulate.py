@@ -9,7 +9,8 @@ Each rank has one computing thread, which takes its instructions in order:
     Reduce, Unshard   are issued, and the thread goes on; the collective lanes of all members run
               them one after another, each from when the last member has reached it
     Update    waits for all collectives that the rank has issued, then runs
-    Offload, Reload   run: a copy occupies the computing thread, as on a CPU
+    Offload, Reload   run: a copy occupies the computing thread.  One that was begun runs beside it,
+              one to far memory and one back at a time, and the thread waits until it is over
 
 A message waits until its lane is free, has it for size_bytes / bytes_per_s, and is there latency_s
 later.  Inside a host every pair of ranks has a lane for each direction; between hosts a message

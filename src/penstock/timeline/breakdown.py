@@ -171,16 +171,19 @@ def breakdown_of(timeline: Timeline, each_s: float | None = None) -> Breakdown |
     each_s:   from when a rank begins it until it begins the next one, as in a long run without a
               barrier; default: all of it.
 
-    Computes and updates are their spans.  Collectives are what their spans last beyond the
-    computes and updates that they run beside.  A gap that a collective ends is "meeting".  All
-    else is "waiting": for messages, and what messages take of the computing thread.
+    Computes and updates are their spans.  Copies, and collectives, are what their spans last beyond
+    what they run beside.  A gap that a collective ends is "meeting".  All else is "waiting": for
+    messages, and what messages take of the computing thread.
     """
     spans, whole_s = timeline.spans, step_s(timeline) if each_s is None else each_s
     if not len(spans):
         return None
     lengths_s = spans.ends_s - spans.starts_s
     work = spans.lanes == LANES.index("compute")
-    own, sums = spans.working(), spans.lanes == LANES.index("collective")
+    work_lanes = [LANES.index(lane) for lane in ("compute", "update")]
+    copies = spans.lanes == LANES.index("copy")
+    theirs = np.isin(spans.lanes, work_lanes)
+    own, sums = theirs | copies, spans.lanes == LANES.index("collective")
     rows: list[tuple[float, ...]] = []
     for rank in range(timeline.num_ranks):
         here = spans.ranks == rank
@@ -189,11 +192,13 @@ def breakdown_of(timeline: Timeline, each_s: float | None = None) -> Breakdown |
             chosen = here & work & (spans.kinds == SPAN_KINDS.index(kind))
             row[kind] = float(lengths_s[chosen].sum())
         row["optimizer"] = float(lengths_s[here & (spans.lanes == LANES.index("update"))].sum())
-        row["copies"] = float(lengths_s[here & (spans.lanes == LANES.index("copy"))].sum())
         times = [
             (spans.starts_s[chosen], spans.ends_s[chosen]) for chosen in (here & own, here & sums)
         ]
         busy_s = covered_s(*times[0])
+        if copies.any():
+            theirs_s = covered_s(spans.starts_s[here & theirs], spans.ends_s[here & theirs])
+            row["copies"] = max(0.0, busy_s - theirs_s)
         starts, ends = (np.concatenate(both) for both in zip(*times, strict=True))
         row["collectives"] = max(0.0, covered_s(starts, ends) - busy_s)
         row["meeting"] = _gaps_s(starts, ends, len(times[0][0]))

@@ -100,8 +100,21 @@ class Spans:
         return Spans(*(getattr(self, name)[chosen] for name in SPAN_COLUMNS))
 
     def working(self) -> NDArray[np.bool_]:
-        """Return for each span whether the computing thread is at it: a compute or an update."""
-        return np.isin(self.lanes, [LANES.index(lane) for lane in ("compute", "update", "copy")])
+        """Return for each span whether the computing thread is at it.
+
+        That is a compute, an update, or a copy that runs beside none of these.
+        """
+        own = np.isin(self.lanes, [LANES.index(lane) for lane in ("compute", "update")])
+        copies = self.lanes == LANES.index("copy")
+        for rank in np.unique(self.ranks[copies]).tolist():
+            here = own & (self.ranks == rank)
+            order = np.argsort(self.starts_s[here], kind="stable")
+            starts_s, ends_s = (each[here][order] for each in (self.starts_s, self.ends_s))
+            there = np.flatnonzero(copies & (self.ranks == rank))
+            last = np.searchsorted(starts_s, self.ends_s[there], side="left") - 1
+            ends_s = np.concatenate([ends_s, [-np.inf]])  # the last one stands for none
+            own[there] = ends_s[last] <= self.starts_s[there]
+        return own
 
     def __iter__(self) -> Iterator[Span]:
         lanes = list(map(LANES.__getitem__, self.lanes.tolist()))

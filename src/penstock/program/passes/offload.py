@@ -3,19 +3,28 @@
     before   F0.0 F0.1 ... B0.0                        U0.0
     after    F0.0 F0.0>far F0.1 ... F0.0<far B0.0      U0.0<far U0.0 U0.0>far
 
+With `beside`, copies run beside one compute of the rank, or one update, each:
+
+    after    F0.0 F0.0>>far F0.1 F0.0>far ... F0.0<<far B0.1 F0.0<far B0.0
+
 Keeps:   every action, message and sum, and their order.
 Gains:   the bytes of the optimizer's state but for one stage at a time; what F keeps of a
          micro-batch while other computes of its rank come between it and its backward.
-Costs:   two copies of each of these bytes a step (state) or a micro-batch (activations).
+Costs:   two copies of each of these bytes a step (state) or a micro-batch (activations); beside
+         computes, room for one more of them on its way out, and one on its way in.
 When:    a plan says so (`Plan.offload`), because there is no room otherwise.
 Source:  ZeRO-Offload, arXiv:2101.06840 (state); vDNN, arXiv:1602.08124 (activations).
 """
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from penstock.plan import Offloaded
 from penstock.program.program import (
+    BeginOffload,
+    BeginReload,
     Code,
     Compute,
     Instruction,
@@ -29,15 +38,21 @@ from penstock.program.program import (
 from penstock.schedule.schedule import Action
 
 
-def offload(program: Program, what: Sequence[Offloaded]) -> Program:
+def offload(program: Program, what: Sequence[Offloaded], *, beside: bool = False) -> Program:
     """Return `program` with copies to far memory and back; `what` is by stage.
 
     What the next compute of the rank uses again stays.
+    beside:   whether copies are begun early, and run beside a compute or an update.
     Raises:   ProgramError: updates that may be undone need their state.
     """
     state = {stage for stage, word in enumerate(what) if word in ("state", "both")}
     kept = {stage for stage, word in enumerate(what) if word in ("activations", "both")}
-    return program.map_ranks(lambda code: _rewritten(code, state, kept, program.together))
+
+    def rewritten(code: Code) -> Iterator[Instruction]:
+        copied = _rewritten(code, state, kept, program.together)
+        return _begun_early(tuple(copied)) if beside else copied
+
+    return program.map_ranks(rewritten)
 
 
 def _rewritten(code: Code, state: set[int], kept: set[int], together: int) -> Iterator[Instruction]:
@@ -62,6 +77,52 @@ def _rewritten(code: Code, state: set[int], kept: set[int], together: int) -> It
                 yield Offload(Action("U", stage, step))
             case _:
                 yield instruction
+
+
+def _begun_early(code: Code) -> Iterator[Instruction]:
+    """Yield the instructions, copies begun one compute or update earlier than they are waited for.
+
+    A copy to far memory begins where its Offload was, which comes after what the rank does next.  A
+    copy back begins before what the rank does before its Reload.  What would then not be
+    away while anything is done is copied as it was.
+    """
+    works = [at for at, one in enumerate(code) if isinstance(one, Compute | Update)]
+    left: dict[Action, int] = {}  # of what is away, after how many of `works` it went
+    back: dict[Action, int] = {}  # and is wanted back
+    before: defaultdict[int, list[Instruction]] = defaultdict(list)
+    behind: defaultdict[int, list[Instruction]] = defaultdict(list)
+    later = set[int]()
+    for at, one in enumerate(code):
+        if isinstance(one, Reload):
+            back[_offloaded(one)] = bisect_left(works, at)
+    for at, one in enumerate(code):
+        done = bisect_left(works, at)
+        if isinstance(one, Offload):
+            left[one.of] = done
+            if back.get(one.of, len(works) + 1) - done > 1 and done < len(works):
+                before[at].append(BeginOffload(one.of))
+                behind[_sent(code, works[done])].append(one)
+                later.add(at)
+        elif isinstance(one, Reload) and done and done - left.get(_offloaded(one), -2) > 2:
+            before[works[done - 1]].append(BeginReload(one.of))
+    for at, one in enumerate(code):
+        yield from before[at]
+        if at not in later:
+            yield one
+        yield from behind[at]
+
+
+def _offloaded(reload: Reload) -> Action:
+    """Return what was offloaded: the state as the update before left it."""
+    of = reload.of
+    return of._replace(micro_batch=of.micro_batch - 1) if of.kind == "U" else of
+
+
+def _sent(code: Code, at: int) -> int:
+    """Return the last of the Sends and Receives right behind a place."""
+    while at + 1 < len(code) and isinstance(code[at + 1], Send | Receive):
+        at += 1
+    return at
 
 
 def _away(code: Code, kept: set[int], together: int) -> set[Action]:

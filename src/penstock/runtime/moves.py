@@ -1,0 +1,97 @@
+"""Moves: binds the copies of one rank to far memory and back, and those that run beside computes.
+
+    program   F0.0  F0.0>>far  F0.1  F0.0>far
+    calls     F0.0  begin      F0.1  wait, end
+    lane            copy ......
+
+A copy that was begun runs on a lane, one to far memory and one back at a time.  Its room is made,
+and what was copied is let go, by the computing thread.  On a GPU a copy that was begun is queued
+where it is begun: nothing waits for it but what comes behind it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.program.program import BeginOffload, BeginReload, Offload, Reload
+from penstock.runtime.calls import Bound, Call
+from penstock.runtime.copies import Move
+from penstock.runtime.lane import Begun, Lane
+from penstock.schedule.schedule import Action
+
+if TYPE_CHECKING:
+    from penstock.runtime.rank import Rank
+
+
+class _Copy:
+    """A move that a lane may run, made anew each time that it begins."""
+
+    def __init__(self, make: Callable[[], Move], lane: Lane | None) -> None:
+        self.make, self.lane = make, lane
+        self.begun = Begun(self._run)
+        self.move: Move | None = None
+
+    def begin(self) -> None:
+        self.move = self.make()
+        if self.lane is None:
+            self.move.copy()
+        else:
+            self.lane.begin(self.begun)
+
+    def wait(self) -> None:
+        if self.lane is not None:
+            self.begun.wait()
+        assert self.move is not None, "it was begun"
+        self.move.end()
+        self.move = None
+
+    def _run(self) -> None:
+        assert self.move is not None, "it was begun"
+        self.move.copy()
+
+
+class Moves:
+    """Binds Offloads and Reloads, and what begins them."""
+
+    def __init__(self, rank: "Rank") -> None:
+        self.rank = rank
+        self.begun: dict[tuple[bool, Action], _Copy] = {}
+
+    def bind(self, instruction: Offload | Reload | BeginOffload | BeginReload) -> Bound:
+        """Return the call of an instruction."""
+        of = instruction.of
+        is_reload = isinstance(instruction, Reload | BeginReload)
+        where = ("reload" if is_reload else "offload"), of.stage, of.micro_batch
+        if isinstance(instruction, BeginOffload | BeginReload):
+            lane = self.rank.copy_lanes[is_reload] if self.rank.device.type == "cpu" else None
+            copy = self.begun[is_reload, of] = _Copy(self._move(of, is_reload=is_reload), lane)
+            return Bound(copy.begin, "begin", *where)
+        copy = self.begun.pop((is_reload, of), None)
+        if copy is not None:
+            begun = copy.begun if copy.lane is not None else None
+            return Bound(copy.wait, "copy", *where, begun=begun)
+        return Bound(_whole(self._move(of, is_reload=is_reload)), "copy", *where)
+
+    def _move(self, of: Action, *, is_reload: bool) -> Callable[[], Move]:
+        """Return what makes the move of an Offload or a Reload."""
+        if of.kind == "U":
+            state = self.rank.weights_of(of.stage).far()
+            if state is None:
+                return lambda: Move(_nothing, _nothing)
+            return state.reload if is_reload else state.offload
+        frames = self.rank.far_frames(of.stage)
+        frame = self.rank.frames[of.stage, of.micro_batch]
+        make, number = (frames.reload if is_reload else frames.offload), of.micro_batch
+        return lambda: make(number, frame)
+
+
+def _whole(make: Callable[[], Move]) -> Call:
+    def call() -> None:
+        move = make()
+        move.copy()
+        move.end()
+
+    return call
+
+
+def _nothing() -> None:
+    """Move nothing: the stage has no optimizer."""
