@@ -739,6 +739,22 @@ BREAKS = (
         "an asynchronous step said to take half of its time",
     ),
     Break(
+        "copies_that_nobody_awaits",
+        "simulate/kernel.py",
+        "clock_s[rank] = max(clock_s[rank], start_s + duration_s)",
+        "clock_s[rank] = max(clock_s[rank], start_s)",
+        ("tests/program/test_offload.py",),
+        "copies beside computes take no time",
+    ),
+    Break(
+        "used_while_it_is_copied",
+        "program/rules.py",
+        "if state.now[at + member] & KEPT_COPYING:",
+        "if False:",
+        ("tests/program/test_offload.py",),
+        "a backward may run beside the copy that takes its values away",
+    ),
+    Break(
         "every_step_begins_at_once",
         "simulate/simulate.py",
         "start_s, ahead_s = clock_s - clock_s.min()",

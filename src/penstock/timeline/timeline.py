@@ -4,7 +4,7 @@ Six lanes per rank:
 
     compute     F, B, I, W: the rank's own work
     update      U(stage, step); shares the computing thread with "compute"
-    copy        offload and reload: to far memory and back; shares the computing thread too
+    copy        offload and reload: to far memory and back; on the computing thread, or beside it
     send        from when a message has the wire until its last byte is on it
     receive     from when the first byte of a message is here until its last one is
     collective  reduce (stage -1; micro_batch = step) and unshard (micro_batch -1)
