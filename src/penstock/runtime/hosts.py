@@ -154,7 +154,8 @@ def cluster_of(
         name = _free(seat.name, [host.name for host in hosts])
         own = cores[home[0]] if cores else 0
         hosts.append(Host(name, devices[kind].name, len(home), seat.region, own))
-    return Cluster(tuple(devices.values()), tuple(hosts), **links)
+    levels = (links.get(level) for level in ("inside", "between", "across"))
+    return Cluster(tuple(devices.values()), tuple(hosts), *levels)
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
