@@ -154,8 +154,9 @@ def cluster_of(
         name = _free(seat.name, [host.name for host in hosts])
         own = cores[home[0]] if cores else 0
         hosts.append(Host(name, devices[kind].name, len(home), seat.region, own))
-    levels = (links.get(level) for level in ("inside", "between", "across"))
-    return Cluster(tuple(devices.values()), tuple(hosts), *levels)
+    between, across = links.get("between"), links.get("across")
+    there = tuple(devices.values()), tuple(hosts)
+    return Cluster(*there, inside=links.get("inside"), between=between, across=across)
 
 
 def _free(name: str, taken: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
 
 
-class _Copy:
+class _BegunMove:
     """A move that a lane may run, made anew each time that it begins."""
 
     def __init__(self, make: Callable[[], Move], lane: Lane | None) -> None:
@@ -54,7 +54,7 @@ class Moves:
 
     def __init__(self, rank: "Rank") -> None:
         self.rank = rank
-        self.begun: dict[tuple[bool, Action], _Copy] = {}
+        self.begun: dict[tuple[bool, Action], _BegunMove] = {}
 
     def bind(self, instruction: Offload | Reload | BeginOffload | BeginReload) -> Bound:
         """Return the call of an instruction."""
@@ -63,7 +63,7 @@ class Moves:
         where = ("reload" if is_reload else "offload"), of.stage, of.micro_batch
         if isinstance(instruction, BeginOffload | BeginReload):
             lane = self.rank.copy_lanes[is_reload] if self.rank.device.type == "cpu" else None
-            copy = self.begun[is_reload, of] = _Copy(self._move(of, is_reload=is_reload), lane)
+            copy = self.begun[is_reload, of] = _BegunMove(self._move(of, is_reload=is_reload), lane)
             return Bound(copy.begin, "begin", *where)
         copy = self.begun.pop((is_reload, of), None)
         if copy is not None:

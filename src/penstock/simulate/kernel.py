@@ -149,8 +149,8 @@ class Queues(NamedTuple):
     stack: Ints  # scratch: ranks whose queue may go on
 
 
-class Copies(NamedTuple):
-    """Copies to far memory and back that were begun; empty where none is."""
+class CopyLanes(NamedTuple):
+    """CopyLanes to far memory and back that were begun; empty where none is."""
 
     begun_s: Floats  # [what is copied]: when its thread reached the instruction, or ABSENT
     free_s: Floats  # [rank, to far memory or back]: when all that was waited for was over
@@ -177,7 +177,7 @@ class Simulation(NamedTuple):
     agenda: Agenda
     mail: Letters
     queues: Queues
-    copies: Copies
+    copies: CopyLanes
     record: Stamps
 
 

@@ -241,12 +241,12 @@ def _queues(
     )
 
 
-def _copies(program: Program, sizes: kernel.Extents) -> kernel.Copies:
+def _copies(program: Program, sizes: kernel.Extents) -> kernel.CopyLanes:
     if not np.isin(program.code.op, (BEGIN_OFFLOAD, BEGIN_RELOAD)).any():
-        return kernel.Copies(np.zeros(0), np.zeros((0, 2)))
+        return kernel.CopyLanes(np.zeros(0), np.zeros((0, 2)))
     states, kept = program.num_ranks, program.replicas * sizes.micro_batches
     count = (states + kept) * program.num_stages
-    return kernel.Copies(np.full(count, kernel.ABSENT), np.zeros((program.num_ranks, 2)))
+    return kernel.CopyLanes(np.full(count, kernel.ABSENT), np.zeros((program.num_ranks, 2)))
 
 
 def _gathers_s(
