@@ -169,10 +169,14 @@ class _Trail:
                 later_s = min(start_s, later_s + cost_s.get(way, 0.0))
 
     def _behind(self, row: int) -> int:
-        """Return the Send for whose message that of another one had to wait on a wire, or -1."""
-        ahead = self.ahead.get(row, -1)
-        waited = ahead >= 0 and self.starts_s[ahead] < self.ends_s[ahead] == self.starts_s[row]
-        return ahead if waited else -1
+        """Return the Send for whose message that of another one had to wait on a wire, or -1.
+
+        Messages without bytes between them waited for it too.
+        """
+        ahead, start_s = self.ahead.get(row, -1), self.starts_s[row]
+        while ahead >= 0 and self.starts_s[ahead] == start_s:
+            ahead = self.ahead.get(ahead, -1)
+        return ahead if ahead >= 0 and self.ends_s[ahead] == start_s else -1
 
     def back(self, at: _At) -> _At:
         """Explain what is at hand; return what it needed last, and from when on it is explained."""

@@ -3,7 +3,8 @@
 A measured timeline shows what the computing threads did, Sends included: a thread is in a Send
 until the message is handed over.  A simulated one shows messages on the wire.  Both show
 collectives on lanes of their own.  Both are matched by rank, lane,
-kind, stage and micro-batch; spans alike in all of these, in the order of their starts.
+kind, stage and micro-batch; spans alike in all of these, as messages of one action are,
+in the order in which they stand, which is that of the code.
 """
 
 from collections import defaultdict, deque
@@ -82,12 +83,11 @@ def _check_order(program: Program, starts_s: Floats) -> None:
 
 
 def _by_key(timeline: Timeline) -> defaultdict[Key, deque[int]]:
-    """Return the places of all spans of each key, by start."""
+    """Return the places of all spans of each key, as they stand."""
     spans = timeline.spans
     found: defaultdict[Key, deque[int]] = defaultdict(deque)
     columns = spans.ranks, spans.lanes, spans.kinds, spans.stages, spans.micro_batches
-    order = np.argsort(spans.starts_s, kind="stable")
-    for at, *key in zip(order.tolist(), *(c[order].tolist() for c in columns), strict=True):
+    for at, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         rank, lane, kind, stage, micro_batch = key
         found[rank, lane, kind, stage, micro_batch].append(at)
     return found
