@@ -54,9 +54,9 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
 
-def slow(segment: Segment, captured: Capture) -> Function:
+def slow(segment: Segment, captured: Capture, *, asks: bool = False) -> Function:
     """Return the function of a segment, which lasts COMPUTE_S at least."""
-    function = function_of(segment, captured)
+    function = function_of(segment, captured, asks=asks)
 
     def run(given: list[Any], seed: int) -> tuple[Any, ...]:
         until = time.perf_counter() + COMPUTE_S

@@ -53,6 +53,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
         "buffers": "per replica",
         "hosts": ("b", "a"),
         "wire": (8, 16),
+        "beside": True,
     }
     more |= {"shares": (4, 3)}
     plan = replace(REASONED, **more)

@@ -97,8 +97,8 @@ def verdict(pair: tuple[Breakdown, Breakdown]) -> Bottleneck:
     return found
 
 
-def sleepy(seconds: float, segment: Any, capture: Any) -> Any:
-    function = worker.function_of(segment, capture)
+def sleepy(seconds: float, segment: Any, capture: Any, **options: Any) -> Any:
+    function = worker.function_of(segment, capture, **options)
 
     def run(given: list[Any], seed: int) -> Any:
         time.sleep(seconds)

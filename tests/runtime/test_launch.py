@@ -436,7 +436,7 @@ def test_a_result_crosses_the_pipe_as_it_is():
 
 def test_what_a_rank_prints_is_not_lost(capfd):
     def work(transport, report):
-        print(f"rank {transport.rank} is here")
+        print(f"rank {transport.rank} is here\n", end="")  # in one piece
         return result(transport.rank)
 
     run_processes(work, 2, lambda step: None)

@@ -80,7 +80,9 @@ def test_slower_action_never_shortens_the_step(builder, num_stages, m, times, sl
 @given(builders, sizes, sizes)
 def test_activations_are_those_counted_action_by_action(builder, num_stages, m):
     schedule = builder(num_stages, m)
-    assert list(peak_activations(schedule)) == [peak(order) for order in schedule.orders]
+    assert list(peak_activations(schedule)) == [
+        peak(order, schedule.together) for order in schedule.orders
+    ]
 
 
 @given(builders, sizes, sizes)

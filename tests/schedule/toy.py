@@ -95,13 +95,16 @@ def is_valid(orders: Sequence[Order], num_stages: int, num_micro_batches: int) -
     return run(orders, num_micro_batches)[1]
 
 
-def peak(order: Order) -> int:
-    """Return the most forwards of `order` whose B or W is not done; 0 where none is ever done."""
+def peak(order: Order, together: int = 1) -> int:
+    """Return the most forwards of `order` whose B or W is not done; 0 where none is ever done.
+
+    together:  micro-batches of one B or W.
+    """
     held, most = 0, 0
     if not {"B", "W"} & {action.kind for action in order}:
         return 0
     for action in order:
-        held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
+        held += {"F": 1, "B": -together, "W": -together}.get(action.kind, 0)
         most = max(most, held)
     return most
 

@@ -206,7 +206,7 @@ def _beside(step_s: float, best_s: float | None) -> tuple[str]:
 
 def _said(times: Times) -> str:
     shown: list[str] = []
-    for name, value in zip(("F", "I", "W", "a message"), times.seconds, strict=True):
+    for name, value in zip(("F", "I", "W", "a message"), times.seconds[:4], strict=True):
         each = value if isinstance(value, Sequence) else (value,)
         shown.append(f"{name} {' '.join(f'{one:g}' for one in each)} s")
     if times.copy_s is not None:
