@@ -144,7 +144,9 @@ def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_pat
     assert Plan.load(tmp_path / "parts" / "plan.json") == plan
     given = ["--plan", f"{whole}/plan.json", "--units", "2", "--no-check"]
     assert call("train", job, "--out", str(tmp_path / "given"), *given).code == 0
-    assert Plan.load(tmp_path / "given" / "plan.json").schedule == Recipe("pipemare", units=(2, 2))
+    given_schedule = Plan.load(tmp_path / "given" / "plan.json").schedule
+    assert replace(given_schedule, units=()) == Recipe("pipemare")
+    assert max(given_schedule.units) == 2  # 1 where the seconds left a stage nothing to cut
     assert losses(Path(parts)) == losses(Path(whole)) == losses(tmp_path / "given")
 
 

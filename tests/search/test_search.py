@@ -293,6 +293,8 @@ def test_round_robin_divides_ranks_among_stages_as_is_best() -> None:
     fixed = Fixed(schedule="round_robin", ranks=3, stages=2)
     plan, found, *_ = search(graph, profile, cluster, micro_batches=1, fixed=fixed)
     assert name_of(plan.schedule) == "round_robin(ranks=2-1)"
+    (said,) = (each for each in plan.decisions if each.what == "schedule")
+    assert (said.by, said.why[:16]) == ("search", "best alternative")
     assert plan.predicted.step_s == pytest.approx(3)
     assert {name_of(c.plan.schedule) for c in found} == {
         "round_robin(ranks=2-1)",

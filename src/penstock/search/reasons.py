@@ -9,7 +9,7 @@ from penstock.graph.wire import error_bound, message_bytes
 from penstock.job import AS_IT_IS
 from penstock.plan import By, Decision, Plan
 from penstock.profile import Profile
-from penstock.schedule.recipe import Recipe, has_window, name_of
+from penstock.schedule.recipe import Recipe, any_schedule, has_window, name_of
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
@@ -41,7 +41,8 @@ def reasons(
     ranks = against("ranks", fixed.ranks, lambda p: p.total_ranks)
     replicas = against("replicas", fixed.replicas, lambda p: p.replicas)
     stages = against("number of stages", fixed.stages, lambda p: p.num_stages)
-    schedule = against("schedule", fixed.schedule, lambda p: name_of(p.schedule))
+    asked = None if _is_completed(plan, fixed) else fixed.schedule
+    schedule = against("schedule", asked, lambda p: name_of(p.schedule))
     again = against("recompute", fixed.recompute, _how_much)
     per = plan.share_words
     cuts = ", ".join(plan.cut_names) or "uncut"
@@ -54,7 +55,7 @@ def reasons(
             "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(fixed.stages), stages
         ),
         Decision("cuts", cuts, "search", _balance(judge, plan, devices)),
-        Decision("schedule", _made_for(plan), by(fixed.schedule), schedule),
+        Decision("schedule", _made_for(plan), by(asked), schedule),
         Decision("micro-batches", per, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
@@ -63,6 +64,14 @@ def reasons(
         *_validation(judge, plan),
         _rests_on(judge),
     )
+
+
+def _is_completed(plan: Plan, fixed: Fixed) -> bool:
+    """Return whether arguments of the schedule that was asked for were left to the search."""
+    if fixed.schedule is None or not isinstance(plan.schedule, Recipe):
+        return False
+    asked = any_schedule(fixed.schedule)
+    return isinstance(asked, Recipe) and asked.arguments != plan.schedule.arguments
 
 
 def _copies(best: Candidate, field: Field, judge: Judge) -> Decision:
