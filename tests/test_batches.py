@@ -2,7 +2,9 @@
 
 import itertools
 import random
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -116,6 +118,22 @@ def test_numbers_are_read_in_any_order(made):
     wanted = [6, 3, 7, 10, 14, 11, 15]
     assert list(itertools.islice(reads.numbers(), 7)) == wanted
     assert first(read(data, reads), 7) == [whole[number] for number in wanted]
+
+
+@pytest.mark.parametrize("length", [75, 76])
+def test_folder_with_too_long_a_name_for_workers_is_refused(monkeypatch, length):
+    """Else they could hand nothing over, and the run would wait for ever."""
+    data = ps.batches(list(range(8)), 2, workers=1, shuffle=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short) / ("x" * (length - len(short) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        if length == 75:
+            assert next(iter(data(0))).tolist() == [0, 1]
+            return
+        with pytest.raises(JobError, match="a name of 76 letters") as caught:
+            data(0)
+    assert caught.value.hint == "set TMPDIR to one of at most 75, or use workers=0"
 
 
 def test_workers_read_numbers_in_any_order():

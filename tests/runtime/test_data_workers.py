@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -129,8 +130,15 @@ def started(folder: Path) -> Generator[subprocess.Popen[str], None, None]:
         program.wait()
 
 
-def test_no_worker_survives_the_program(tmp_path):
-    with started(tmp_path) as program:
+@pytest.fixture
+def short() -> Generator[Path, None, None]:
+    """A folder whose name has room for sockets in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_no_worker_survives_the_program(short):
+    with started(short) as program:
         ranks = children(program.pid)
         workers = set().union(*map(children, ranks))
         assert len(ranks) == 2
@@ -141,8 +149,8 @@ def test_no_worker_survives_the_program(tmp_path):
     assert all(map(has_ended, ranks | workers))
 
 
-def test_no_worker_survives_its_rank(tmp_path):
-    with started(tmp_path) as program:
+def test_no_worker_survives_its_rank(short):
+    with started(short) as program:
         ranks = sorted(children(program.pid))
         workers = set().union(*map(children, ranks))
         os.kill(ranks[0], signal.SIGKILL)
