@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from penstock.cluster import Link
 from penstock.search.judge import Judge
 from penstock.search.search import search
-from penstock.search.simplest import simplest
+from penstock.search.shapes import Fixed
+from penstock.search.simplest import ERROR, simplest
 from tests.search.chains import chain, chains, cluster_of, profile_of
 
 
@@ -64,3 +65,20 @@ def test_bytes_are_exact_and_no_error_means_the_best(objective, error):
     found = search(graph, profile_of(graph, [1.0] * 4), cluster_of(2), micro_batches=4)
     best, others = found.candidates[-1], found.candidates
     assert simplest(judge, best, others, objective, error) is best
+
+
+@pytest.mark.parametrize(
+    ("copy_s", "cores", "beside"), [(0.01, 2, True), (1e-5, 2, False), (0.01, 1, False)]
+)
+def test_copies_run_beside_computes_where_that_gains_and_there_are_cores(copy_s, cores, beside):
+    graph = chain([100] * 4, [50] * 4)
+    profile = profile_of(graph, [1] * 4, state_bytes_per_byte=2.0, far_s_per_byte=copy_s)
+    cluster = cluster_of(1)
+    cluster = replace(cluster, hosts=(replace(cluster.hosts[0], cores=cores),))
+    fixed = Fixed(ranks=1, offload="state")
+    plan = search(graph, profile, cluster, micro_batches=4, error=ERROR, fixed=fixed).plan
+    assert plan.beside == beside
+    (said,) = (each for each in plan.decisions if each.what == "copies")
+    assert said.value == ("beside computes" if beside else "between computes")
+    if cores == 1:
+        assert said.why == "no rank has a core more than it computes with"

@@ -28,15 +28,19 @@ def simplest(
 ) -> Candidate:
     """Return the simplest of the usable candidates whose score is within `error` of the best.
 
-    That is the one with fewest messages a step, then fewest stages, then the best score.
+    That is the one with fewest messages a step, then fewest stages, then without copies beside
+    computes, which need more memory, then the best score.
     """
     if objective == "memory" or error == 0:
         return best
     limit = best.score(objective)[0] * (1 + error)
     close = [each for each in others if not each.refused and each.score(objective)[0] <= limit]
-    rows = [(*_size(judge, each.plan), at, each) for at, each in enumerate([best, *close])]
-    messages, stages, _, found = min(rows, key=lambda r: (r[0], r[1], r[3].score(objective), r[2]))
-    return best if (messages, stages) == rows[0][:2] else found
+    rows = [
+        (*_size(judge, each.plan), each.plan.beside, each.score(objective), at, each)
+        for at, each in enumerate([best, *close])
+    ]
+    found = min(rows, key=lambda row: row[:5])
+    return best if found[:3] == rows[0][:3] else found[-1]
 
 
 def exactest(
@@ -63,6 +67,7 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
     """Return the decision for `chosen` instead of `best`, which is predicted to be faster."""
     (own, _), (theirs, stages) = _size(judge, chosen.plan), _size(judge, best.plan)
     other = f"{best.plan.replicas} x {stages} stages, {name_of(best.plan.schedule)}"
+    other += ", copies beside computes" if best.plan.beside > chosen.plan.beside else ""
     why = (
         f"{other}, is predicted at {format_seconds(best.step_s)} with {theirs:,} messages a step; "
     )
