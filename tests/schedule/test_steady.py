@@ -1,6 +1,7 @@
 """Steady: seconds per step without a barrier, beside steps unrolled one after the other."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from penstock.schedule import (
     zb_h2,
 )
 from penstock.schedule.asynchronous import pipedream
-from penstock.schedule.steady import repeated
 from tests.schedule.toy import UNIT, Action, actions, needs, simulated
 
 ONE_STEP = [
@@ -29,6 +29,19 @@ ONE_STEP = [
 ]
 times = st.integers(0, 9)
 TURNS = 12  # a multiple of every number of ranks of a cycle, where there are at most four
+
+
+def repeated(schedule, num_steps):
+    """Return so many steps of `schedule`, which is one step, as a window that lists the updates."""
+    rows = []
+    for order in schedule.orders:
+        stages, window = sorted({action.stage for action in order}), []
+        for step in range(num_steps):
+            first = step * schedule.num_micro_batches
+            window += [Action(kind, stage, first + m) for kind, stage, m in order]
+            window += [Action("U", stage, step) for stage in stages]
+        rows.append(tuple(window))
+    return replace(schedule, orders=tuple(rows), num_steps=num_steps)
 
 
 def unrolled(schedule, seconds, message_s, steps):
@@ -159,9 +172,3 @@ def test_stage_that_lives_twice_waits_for_both_gradients():
     """Rank 0 could go on after B0.0: F0.0 F1.0 B1.0 B0.0 take six seconds."""
     orders = ("F0.0 B0.0", "F0.1 B0.1", "F1.0 B1.0 F1.1 B1.1")
     assert steady_s(Schedule(2, 2, tuple(map(actions, orders)))) == 1 + 1 + 2 + 1 + 2 + 2
-
-
-@pytest.mark.parametrize("made", [pipedream(2, 2), find("forward_only")(2, 2)])
-def test_only_a_step_that_trains_is_repeated(made):
-    with pytest.raises(ScheduleError, match="is not a step to repeat"):
-        repeated(made, 2)

@@ -21,12 +21,10 @@ Source:   001#13 Zero Bubble, arXiv:2401.10241 (the objective); J. Cochet-Terras
 characterization of the minimum cycle mean in a digraph", 1978.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.errors import ScheduleError
 from penstock.schedule.clock import (
     Clockwork,
     Floats,
@@ -38,7 +36,7 @@ from penstock.schedule.clock import (
 )
 from penstock.schedule.compiled import compiled
 from penstock.schedule.greedy import Seconds
-from penstock.schedule.orders import Action, B, F, I, IntArray, Orders, W
+from penstock.schedule.orders import B, F, I, IntArray, W
 from penstock.schedule.schedule import Schedule
 
 _NEAR = 1e-12  # of a step: equal
@@ -73,26 +71,6 @@ def steady_bubble_fraction(schedule: Schedule, seconds: Seconds | None = None) -
     steps = _steps(schedule, seconds or Seconds())
     total_s = schedule.num_ranks * _period_s(steps)
     return 1 - float(steps.took_s.sum()) / total_s if total_s > 0 else 0.0
-
-
-def repeated(schedule: Schedule, num_steps: int) -> Schedule:
-    """Return so many steps of `schedule`, which is one step, as one window that lists the updates.
-
-    Raises:   ScheduleError: it lists updates already, or has no backward.
-    """
-    if schedule.has_updates or not np.isin(schedule.orders.kinds, (B, W)).any():
-        hint = "repeat one step of a synchronous schedule that trains"
-        raise ScheduleError(f"{schedule.name or 'it'} is not a step to repeat", hint=hint)
-    orders, rows = schedule.orders, list[list[Action]]()
-    for rank in range(schedule.num_ranks):
-        order = orders[rank]
-        stages = sorted({action.stage for action in order})
-        rows.append([])
-        for step in range(num_steps):
-            first = step * schedule.num_micro_batches
-            rows[-1] += [Action(kind, stage, first + m) for kind, stage, m in order]
-            rows[-1] += [Action("U", stage, step) for stage in stages]
-    return replace(schedule, orders=Orders.of(rows), num_steps=num_steps)
 
 
 def _period_s(steps: LongRun) -> float:
