@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Link
 from penstock.program.edges import TiedGroup
 from penstock.program.lower import lower, lower_schedule
+from penstock.program.passes.offload import offload
 from penstock.program.program import Program
 from penstock.schedule import KINDS, SCHEDULES, gpipe
 from penstock.simulate import Costs, simulate
@@ -112,6 +113,21 @@ def test_message_that_is_there_before_its_send_ends_is_under_way_from_its_start(
     assert recorded.message_s[0].tolist() == [3.0, 0.5, 0.0]
     assert recorded.message_s[1].tolist() == [0.25, 0.25, 0.5]  # it was there: the gap is reading
     assert step_s(simulate(program, recorded)) == 6.0
+
+
+def test_copy_whose_lane_was_late_is_replayed_until_it_was_over():
+    """A machine with too few cores begins a copy later than the thread asked for it."""
+    program = offload(lower(gpipe(1, 4)), ["both"], beside=True)
+    rows = np.zeros((len(KINDS) + 4, 1, 1))
+    rows[:, 0, 0] = [1, 2, 0, 0, 4, 1.5, 3, 0.5, 6]  # F B I W U, F and U away, F and U back
+    truth = simulate(program, Costs(rows))
+    late = [
+        s._replace(start_s=s.start_s + 0.9 * (s.end_s - s.start_s)) if s.lane == "copy" else s
+        for s in truth.spans
+    ]
+    measured = Timeline.of(1, late, meta=(("clock", "measured"),))
+    replayed = simulate(program, record(program, measured))
+    assert step_s(replayed) == step_s(truth)
 
 
 # -- what if

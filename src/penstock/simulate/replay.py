@@ -13,6 +13,7 @@ gaps: a thread that reaches a compute waits for its messages and copies them out
                       not, the median of those gaps on the same rank, and the rest was waiting
     under way         known for the message that was waited for.  For others, the median between the
                       same ranks, but no longer than until their reader found them there
+    a begun copy      from when its thread began it, and the copy before was over, until its end
     Reduce            from when the last of its members reached it, and was through with the sums
                       before, until each was through: beside the thread, up to the next update
 
@@ -25,14 +26,19 @@ Ignores:  that a Send waits where the reader leaves no room for more messages: t
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.errors import ProgramError, TimelineError
 from penstock.program.codes import (
+    BEGIN_OFFLOAD,
+    BEGIN_RELOAD,
+    OFFLOAD,
     RECEIVE,
     REDUCE,
+    RELOAD,
     SEND,
     SHOWN,
     UNSHARD,
@@ -63,8 +69,8 @@ def record(program: Program, timeline: Timeline) -> Recorded:
     came = arrivals(program, matched, reads)
     begins_s = came.before_s.copy()
     begins_s[list(reads)] = matched.starts_s[list(reads)]  # what is before that is the messages'
-    beside = begun(program.code)
-    begins_s[beside] = matched.starts_s[beside]
+    for row, begin_s in _copies_begin_s(program, matched, came).items():
+        begins_s[row] = begin_s
     message_s = np.zeros((len(op), 3))
     message_s[:, SENDING] = matched.ends_s - came.before_s
     message_s[:, UNDER_WAY] = came.there_s - came.before_s
@@ -82,7 +88,7 @@ class Arrivals(NamedTuple):
 
     start_s:    [rank]: when the thread began; 0 where it began by waiting for a message.
     before_s:   [row]: when the thread had done all that stands before it; of a Reduce, when the
-                sums before it were over too.
+                sums before it were over too.  Of what is in a timeline, and of what begins a copy.
     there_s:    [row of a Send]: when its message was there.
     reading_s:  [row of a Send]: what its message cost the reader's thread.
     """
@@ -146,10 +152,11 @@ def _walk(
     """Return when each thread began, and when it reached each row, counted from the first span."""
     op, offsets = program.code.op, program.code.offsets.tolist()
     starts_s, before_s = np.zeros(program.num_ranks), np.zeros(len(op))
-    shown = SHOWN[op] & (op != RECEIVE)
+    begins = np.isin(op, (BEGIN_OFFLOAD, BEGIN_RELOAD))
+    shown = (SHOWN[op] | begins) & (op != RECEIVE)
     for rank in range(program.num_ranks):
         rows = np.flatnonzero(shown[offsets[rank] : offsets[rank + 1]]) + offsets[rank]
-        first = int(rows[0])
+        first = next(row for row in rows.tolist() if not begins[row])
         now_s = 0.0 if first in reads else float(matched.starts_s[first])
         starts_s[rank] = now_s
         summed_s = now_s
@@ -157,12 +164,34 @@ def _walk(
             if WAITS_FOR_SUMS[op[row]]:
                 now_s = max(now_s, summed_s)
             before_s[row] = now_s
+            if begins[row]:
+                continue
             if op[row] == REDUCE:  # it is begun, and the thread goes on
                 before_s[row] = max(now_s, summed_s)
                 summed_s = float(matched.ends_s[row])
             else:
                 now_s = max(now_s, float(matched.ends_s[row]))
     return starts_s, before_s
+
+
+def _copies_begin_s(program: Program, matched: Matched, came: Arrivals) -> dict[int, float]:
+    """Return by row of an Offload or Reload that was begun: when its lane could begin to copy.
+
+    Not when it began: a lane that was late was held up by what else the machine did.
+    """
+    code, could = program.code, dict[int, float]()
+    for begin_op, op in ((BEGIN_OFFLOAD, OFFLOAD), (BEGIN_RELOAD, RELOAD)):
+        waits = begun(code) & (code.op == op)
+        for first, end in pairwise(code.offsets.tolist()):
+            begun_s, free_s = dict[tuple[int, ...], float](), 0.0
+            for row in range(first, end):
+                what = int(code.kind[row]), int(code.stage[row]), int(code.micro_batch[row])
+                if code.op[row] == begin_op:
+                    begun_s[what] = float(came.before_s[row])
+                elif waits[row]:
+                    could[row] = max(begun_s.pop(what), free_s)
+                    free_s = float(matched.ends_s[row])
+    return could
 
 
 def _sums_s(program: Program, matched: Matched, came: Arrivals) -> Floats:
