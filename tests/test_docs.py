@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
         "search.md",
         "prove.md",
         "wire.md",
+        "rules.md",
         "infer.md",
     ],
 )

@@ -28,6 +28,7 @@ ROOMS = (
     "estimate",
     "schedule",
     "plan",
+    "rules",
     "program",
     "timeline",
     "simulate",

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock import rules
     from penstock.batches import batches, from_loader
     from penstock.cluster import Cluster
     from penstock.errors import PenstockError
@@ -65,6 +66,7 @@ __all__ = [
     "lower",
     "measure",
     "report",
+    "rules",
     "run",
     "search",
     "simulate",
@@ -94,6 +96,7 @@ _PLACES = {
     "lower": "program.of_plan",
     "measure": "profile.of_graph",
     "report": "report.of_run",
+    "rules": "rules",
     "run": "training.run",
     "search": "search.best",
     "simulate": "simulate.of_program",
@@ -104,9 +107,14 @@ _PLACES = {
 }
 
 
+_ROOMS = ("rules",)  # whose names are used with theirs: `ps.rules.cut`
+
+
 def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = _version()
+    elif name in _ROOMS:
+        value = importlib.import_module(f"penstock.{name}")
     elif name in _PLACES:
         value = getattr(importlib.import_module(f"penstock.{_PLACES[name]}"), name)
     else:
@@ -132,7 +140,7 @@ class _Penstock(ModuleType):
     """This module: `search`, `estimate` and the others stay verbs when their rooms are loaded."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _PLACES and isinstance(value, ModuleType)):
+        if name in _ROOMS or not (name in _PLACES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -238,6 +238,24 @@ def load_job(text: str) -> Job:
     return job
 
 
+def load_function(text: str, folder: Path) -> Callable[..., object]:
+    """Return the function that `text` names: `file.py:name` in `folder`, or `package.module:name`.
+
+    Raises:   JobError: there is no such file, module or function.
+    """
+    place, name = _split(text)
+    if not name:
+        raise JobError(f'"{text}" names no function', hint="write file.py:name or module:name")
+    if _is_file(place) or (folder / place).exists():
+        module, place = _load_file(folder / place), str(folder / place)
+    else:
+        module = _load_module(place)
+    found = _named(module, place, name)
+    if isinstance(found, Job):
+        raise JobError(f"{text} is a Job, not a function", hint="name a function")
+    return found
+
+
 def _split(text: str) -> tuple[str, str]:
     place, colon, name = text.rpartition(":")
     if text and not colon:

@@ -351,11 +351,26 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
     units = tuple(len(points) + 1 for points in chosen)
     if set(units) == {1}:
         return plan
-    cuts = tuple(sorted({*plan.cuts, *itertools.chain.from_iterable(chosen)}))
-    again = zip(plan.recompute, units, strict=True) if plan.recompute else ()
-    away = zip(plan.offload, units, strict=True) if plan.offload else ()
     value = " ".join(map(str, units))
     why = "one per block" if asked == "block" else f"at most {asked} per stage"
+    reason = Decision("units", value, "user", f"requested: {why}")
+    plan = divided(plan, graph, itertools.chain.from_iterable(chosen))
+    return replace(plan, decisions=(*plan.decisions, reason))
+
+
+def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:
+    """Return the plan with its stages cut at these cut points, too, into units of theirs.
+
+    Raises:   PlanError: the plan is for another graph.
+    """
+    check_fits(plan, graph)
+    cuts = tuple(sorted({*plan.cuts, *points}))
+    ends = (-1, *plan.cuts, len(graph.cut_points))
+    units = tuple(sum(a < cut < b for cut in cuts) + 1 for a, b in itertools.pairwise(ends))
+    if set(units) == {1}:
+        return plan
+    again = zip(plan.recompute, units, strict=True) if plan.recompute else ()
+    away = zip(plan.offload, units, strict=True) if plan.offload else ()
     return replace(
         plan,
         cuts=cuts,
@@ -363,7 +378,6 @@ def _refined(plan: Plan, graph: Graph, asked: Units) -> Plan:
         schedule=refined(plan.schedule, units),
         recompute=tuple(repeats for repeats, count in again for _ in range(count)),
         offload=tuple(word for word, count in away for _ in range(count)),
-        decisions=(*plan.decisions, Decision("units", value, "user", f"requested: {why}")),
         predicted=None,
     )
 

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from penstock.cli import face
+from penstock.cli import face, view
 from penstock.errors import GraphError, PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units, plan_by_hand
+from penstock.rules import Rule, load, rewritten
+from penstock.rules.ruled import ruled
 from penstock.schedule import Schedule
 from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
-from penstock.training import ask
+from penstock.training import ask, prepare
 
 if TYPE_CHECKING:
     from penstock.training.proof import Proof
@@ -35,6 +37,7 @@ def check(  # noqa: PLR0913 - the flags of the command
     recompute: Annotated[bool, typer.Option(help="Repeat F before B in every stage.")] = False,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     post_validation: face.PostValidation = False,
+    rules: face.WithRules = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare, a few apart.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -44,7 +47,8 @@ def check(  # noqa: PLR0913 - the flags of the command
     """
     with face.only_results():
         asked, in_units = ask.schedule_asked(schedule), ask.units_asked(units)
-        loaded = load_job(job)
+        said = () if rules is None else load(rules)
+        author, loaded = load_job(job), prepare.loaded(job, said, view.TERMINAL)
         ask.check_fits(asked, loaded, post_validation=post_validation)
         if plan is not None:
             given_too = {"--stages": stages, "--replicas": replicas, "--offload": offload}
@@ -53,8 +57,8 @@ def check(  # noqa: PLR0913 - the flags of the command
         given = None if plan is None else Plan.load(plan)
         cuts = _cuts(loaded, asked, stages, replicas, recompute=recompute)
         cuts = cuts._replace(offload=ask.offload_asked(offload) or "none")
-        cuts = cuts._replace(post_validation=post_validation)
-        found = _checked(loaded, given, cuts, steps, in_units)
+        cuts = cuts._replace(post_validation=post_validation, rules=said)
+        found = _checked(author, loaded, given, cuts, steps, in_units)
     if as_json:
         face.show_json(found)
     else:
@@ -72,6 +76,7 @@ class _Cuts(NamedTuple):
     recompute: bool
     offload: Offloaded = "none"
     post_validation: bool = False
+    rules: tuple[Rule, ...] = ()
 
 
 def _cuts(
@@ -86,8 +91,9 @@ def _cuts(
 
 
 def _checked(
-    job: Job, given: Plan | None, cuts: _Cuts, steps: int, units: Units | None
+    author: Job, job: Job, given: Plan | None, cuts: _Cuts, steps: int, units: Units | None
 ) -> dict[str, Json]:
+    """Return how steps of the plan compare with those of the plain loop of the author's job."""
     import torch
 
     from penstock.graph.trace import capture
@@ -102,10 +108,11 @@ def _checked(
             return _untraced(given.num_stages if given else cuts.stages, cuts, problem)
     chosen = given or by_hand(captured.graph, job, cuts)
     chosen = chosen if units is None else chosen.refined(captured.graph, units)
+    chosen = rewritten(chosen, captured.graph, cuts.rules) if cuts.rules else chosen
     launcher = local_launcher(chosen.total_ranks)
     numbers = steps_to_prove(0, max(job.num_steps, steps), steps)
     with face.busy("running the plain and the planned steps"):
-        planned = Planned(job, captured, chosen)
+        planned = Planned(author, captured, chosen)
         proof = prove(planned, numbers, launcher=launcher)
     return _told(chosen, proof)
 
@@ -128,7 +135,7 @@ def _told(plan: Plan, proof: "Proof") -> dict[str, Json]:
 
 def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     """Return a plan with cuts balanced by FLOP, each replica with its part of the micro-batches."""
-    from penstock.search.balance import balanced_cuts
+    from penstock.search.balance import StageEnds, balanced_cuts
 
     stages = wanted.stages
     if job.micro_batches < wanted.replicas:
@@ -139,7 +146,10 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
             f"{stages} stages need {stages - 1} cut points; the model has {len(graph.cut_points)}",
             hint=f"use at most {len(graph.cut_points) + 1} stages",
         )
-    cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages)
+    rules = ruled(wanted.rules, graph)
+    required = rules.required if len(rules.required) < stages else frozenset[int]()
+    ends = StageEnds(required, rules.forbidden)
+    cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages, ends)
     shares = evenly(job.micro_batches, wanted.replicas)
     made = built(wanted.schedule, stages, max(shares))
     plan = plan_by_hand(

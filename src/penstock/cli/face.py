@@ -27,6 +27,9 @@ from penstock.training.stop import Stopped
 PostValidation = Annotated[  # a flag of several commands
     bool, typer.Option("--post-validation", help="Update before the norm that clips is known.")
 ]
+WithRules = Annotated[
+    Path | None, typer.Option("--with", metavar="RULES", help="Rules (TOML) that plans keep to.")
+]
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _WIDE = 10_000  # columns of what is no terminal: nothing is wrapped or shortened
 _HELP = "`penstock COMMAND --help` shows what a command takes"

@@ -11,8 +11,9 @@ from penstock.cli import face, view
 from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
-from penstock.job import Job, load_job
+from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction
+from penstock.rules import load
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed, Objective
 from penstock.search.reasons import wire_words
@@ -35,7 +36,7 @@ _MOST_SHOWN = 10  # plans of the front, unless they differ by more than
 _MOST_SLACK = 10.0
 
 
-def plan(  # noqa: PLR0913 - the flags of a command
+def plan(  # long: the flags of the command  # noqa: PLR0913
     job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
     cluster: Annotated[
         Path | None, typer.Option(help="Machines (TOML); default: this machine.")
@@ -49,6 +50,7 @@ def plan(  # noqa: PLR0913 - the flags of a command
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     post_validation: face.PostValidation = False,
+    rules: face.WithRules = None,
     limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to search, after tracing; then the best so far."),
@@ -65,9 +67,11 @@ def plan(  # noqa: PLR0913 - the flags of a command
     asked = None if schedule is None else ask.schedule_asked(schedule)
     if out is not None:
         face.check_place(out)
-    fixed = Fixed(ranks, replicas, stages, asked, offload=far, post_validation=post_validation)
+    said = () if rules is None else load(rules)
+    fixed = Fixed(ranks, replicas, stages, asked, offload=far, rules=said)
+    fixed = replace(fixed, post_validation=post_validation)
     with face.only_results():
-        loaded = load_job(job)
+        loaded = prepare.loaded(job, said, view.TERMINAL)
         ask.check_fits(asked, loaded, post_validation=post_validation)
         captured, fixed, decisions = _examined(loaded, job, fixed)
         _check_stages(captured.graph, stages)

@@ -30,6 +30,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     checkpoint_every: Annotated[str, typer.Option(help="500 (steps), 30s, 10m or 2h.")] = "100",
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     post_validation: face.PostValidation = False,
+    rules: face.WithRules = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="Without a plan: plain data parallelism.")
     ] = False,
@@ -61,6 +62,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             units=ask.units_asked(units),
             offload=ask.offload_asked(offload),
             post_validation=post_validation,
+            rules=rules or (),
             num_steps=steps,
             out=out,
             resume=resume,

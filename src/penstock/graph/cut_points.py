@@ -19,7 +19,7 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     ops = [i for i, n in enumerate(graph.nodes) if n.kind == "op" and n.phase == "F"]
     ops = [i for i in ops if i <= graph.loss]
     places: list[tuple[int, str]] = []
-    forbidden, heavy = _forbidden(graph), _heavy(graph)
+    forbidden, heavy = _forbidden(graph), heavy_ops(graph)
     for before, at in itertools.pairwise(ops):
         left, right = graph.nodes[before].module, graph.nodes[at].module
         apart = left != right and graph.nodes[at].target != "getitem"
@@ -161,7 +161,7 @@ def _sum_of_ranges(count: int, ranges: Iterable[tuple[int, int, int]]) -> list[i
     return list(itertools.accumulate(change))[:count]
 
 
-def _heavy(graph: Graph) -> list[int]:
+def heavy_ops(graph: Graph) -> list[int]:
     """Return the matrix products of the forward pass, and what is as much work."""
     return [
         i

@@ -3,21 +3,39 @@
 import bisect
 import itertools
 from collections.abc import Sequence
-from math import inf
+from math import inf, isinf
+from typing import NamedTuple
 
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 
 
-def balanced_cuts(graph: Graph, op_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
+class StageEnds(NamedTuple):
+    """Cut points at which a stage has to end, and those at which none may."""
+
+    required: frozenset[int] = frozenset()
+    forbidden: frozenset[int] = frozenset()
+
+    def allow(self, first: int, end: int, pieces: int) -> bool:
+        """Return whether pieces `first` to `end` - 1 of so many may be a stage."""
+        inside = any(first < cut + 1 < end for cut in self.required)
+        return not inside and (end == pieces or end - 1 not in self.forbidden)
+
+
+ANYWHERE = StageEnds()
+
+
+def balanced_cuts(
+    graph: Graph, op_s: Sequence[float], num_stages: int, ends: StageEnds = ANYWHERE
+) -> tuple[int, ...]:
     """Return the cut points that make the slowest stage fastest, and of those the fewest bytes.
 
     A stage's seconds are those of its forward and backward ops: `op_s`, one for each node.
     Exact, by dynamic programming over (stages, cut points): O(num_stages * n^2) for n cut points.
     Ignores:  messages (they break ties), ops that are repeated in several stages.
-    Raises:   PlanError: fewer cut points than needed.
+    Raises:   PlanError: fewer cut points than needed; no such stages that end where `ends` says.
     """
-    return balanced_cuts_on(graph, (op_s,), ((0,),) * num_stages)
+    return balanced_cuts_on(graph, (op_s,), ((0,),) * num_stages, ends=ends)
 
 
 def balanced_cuts_on(
@@ -25,6 +43,7 @@ def balanced_cuts_on(
     op_s: Sequence[Sequence[float]],
     devices: Sequence[Sequence[int]],
     portions: Sequence[float] = (),
+    ends: StageEnds = ANYWHERE,
 ) -> tuple[int, ...]:
     """Return what `balanced_cuts` does, where stage s runs on the kinds of device devices[s].
 
@@ -45,8 +64,12 @@ def balanced_cuts_on(
         [[part * before for before in by_kind[kind]] for kind in kinds]
         for part, kinds in zip(parts, devices, strict=True)
     ]
-    slowest = _least_slowest(rows)
-    return _fewest_bytes(rows, [p.forward_bytes for p in points], slowest)
+    allowed = _allowed(ends, len(points) + 1)
+    slowest = _least_slowest(rows, allowed)
+    if isinf(slowest):
+        message = f"{len(devices)} stages do not end where rules say"
+        raise PlanError(message, hint="ask for more stages, or fewer")
+    return _fewest_bytes(rows, [p.forward_bytes for p in points], slowest, allowed)
 
 
 def seconds_before(graph: Graph, op_s: Sequence[float]) -> list[float]:
@@ -60,6 +83,13 @@ def seconds_before(graph: Graph, op_s: Sequence[float]) -> list[float]:
 
 
 _Rows = Sequence[Sequence[Sequence[float]]]  # [stage][kind of it] -> seconds before each piece
+_Allowed = Sequence[Sequence[bool]]  # [first piece][end]
+
+
+def _allowed(ends: StageEnds, pieces: int) -> _Allowed:
+    if not any(ends):
+        return [[True] * (pieces + 1)] * pieces
+    return [[ends.allow(a, b, pieces) for b in range(pieces + 1)] for a in range(pieces)]
 
 
 def _took(kinds: Sequence[Sequence[float]], first: int, end: int) -> float:
@@ -69,14 +99,18 @@ def _took(kinds: Sequence[Sequence[float]], first: int, end: int) -> float:
     return max(before[end] - before[first] for before in kinds)
 
 
-def _least_slowest(rows: _Rows) -> float:
+def _least_slowest(rows: _Rows, allowed: _Allowed) -> float:
     """Return the least seconds that the slowest stage can have; a stage is one or more pieces."""
     pieces = len(rows[0][0]) - 1
-    best = [_took(rows[0], 0, end) for end in range(pieces + 1)]
+    best = [_took(rows[0], 0, end) if allowed[0][end] else inf for end in range(pieces + 1)]
     for stages, kinds in enumerate(rows[1:], 2):
         best = [
             min(
-                (max(best[k], _took(kinds, k, end)) for k in range(stages - 1, end)),
+                (
+                    max(best[k], _took(kinds, k, end))
+                    for k in range(stages - 1, end)
+                    if allowed[k][end]
+                ),
                 default=inf,
             )
             for end in range(pieces + 1)
@@ -84,14 +118,17 @@ def _least_slowest(rows: _Rows) -> float:
     return best[pieces]
 
 
-def _fewest_bytes(rows: _Rows, sizes: Sequence[int], slowest: float) -> tuple[int, ...]:
+def _fewest_bytes(
+    rows: _Rows, sizes: Sequence[int], slowest: float, allowed: _Allowed
+) -> tuple[int, ...]:
     """Return the cuts that fewest bytes cross, of those with no stage slower than `slowest`.
 
     sizes[k] cross between pieces k and k + 1.  Of several, the first in dictionary order.
     """
     pieces = len(rows[0][0]) - 1
     best: list[tuple[float, tuple[int, ...]]] = [
-        (0.0, ()) if _took(rows[0], 0, end) <= slowest else (inf, ()) for end in range(pieces + 1)
+        (0.0, ()) if allowed[0][end] and _took(rows[0], 0, end) <= slowest else (inf, ())
+        for end in range(pieces + 1)
     ]
     for stages, kinds in enumerate(rows[1:], 2):
         following: list[tuple[float, tuple[int, ...]]] = []
@@ -99,7 +136,7 @@ def _fewest_bytes(rows: _Rows, sizes: Sequence[int], slowest: float) -> tuple[in
             options = (
                 (best[k][0] + sizes[k - 1], (*best[k][1], k - 1))
                 for k in range(stages - 1, end)
-                if _took(kinds, k, end) <= slowest
+                if allowed[k][end] and _took(kinds, k, end) <= slowest
             )
             following.append(min(options, default=(inf, ())))
         best = following

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from penstock.plan import Plan
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.judge import Judge
-from penstock.search.recompute import as_needed
+from penstock.search.recompute import as_needed, keeps_all
 
 
 class Tally(NamedTuple):
@@ -198,7 +198,7 @@ class Field:
         return 0.0 if self._may_be_rescued(number) else self._bytes(number)
 
     def _may_be_rescued(self, number: int) -> bool:
-        may = self.effort.rescues and not any(self.plans[number].recompute)
+        may = self.effort.rescues and keeps_all(self.judge, self.plans[number])
         return may and not self._fits(number)
 
     def _fits(self, number: int) -> bool:
@@ -216,7 +216,8 @@ class Field:
         if number not in self._made:
             plan = self.plans[number]
             made = self._made[number] = self.judge.candidate(plan)
-            if self.effort.rescues and made.refused and made.peak_bytes and not any(plan.recompute):
+            is_full = bool(made.refused and made.peak_bytes)
+            if self.effort.rescues and is_full and keeps_all(self.judge, plan):
                 fitted = as_needed(self.judge, plan)
                 if fitted is not None:
                     self._rescued[number], self._made[number] = made, self.judge.candidate(fitted)

@@ -28,6 +28,7 @@ from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
 from penstock.program.lower_plan import bits_of, lower_plan, stages_of
 from penstock.program.program import Program
+from penstock.rules.ruled import FREE, Ruled
 from penstock.schedule import Schedule, weight_copies
 from penstock.schedule.recipe import AnySchedule
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
@@ -79,13 +80,20 @@ class Judge:
     profiles:  one for any device, or one for each kind of device.
     suits:     whether a schedule that is built for seconds is built for those of each plan, before
                it is simulated; else for those that the plan says.
+    rules:     a plan that does not keep to them is refused.
     Raises:    ProfileError: a profile of another graph, or none of a device that the cluster has.
     """
 
     def __init__(
-        self, graph: Graph, profiles: Profiles, cluster: Cluster, *, suits: bool = True
+        self,
+        graph: Graph,
+        profiles: Profiles,
+        cluster: Cluster,
+        *,
+        suits: bool = True,
+        rules: Ruled = FREE,
     ) -> None:
-        self.suits = suits
+        self.suits, self.rules = suits, rules
         self.graph, self.cluster, self.profiles = graph, cluster, as_tuple(profiles)
         for profile in self.profiles:
             check_profile(graph, profile)
@@ -158,6 +166,8 @@ class Judge:
 
         as_said:  whether the plan says for which seconds its schedule is built.
         """
+        if broken := self.rules.broken(plan, self.graph):
+            return Candidate(plan, float("inf"), (), 0.0, refused=broken)
         try:
             plan = plan if as_said else self.suited(plan)
             candidate, _ = self.simulated(plan, spans=False)

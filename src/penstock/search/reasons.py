@@ -62,6 +62,7 @@ def reasons(
         *((_copies(best, field, judge),) if plan.offloads else ()),
         *_packed(judge, best, fixed.wire),
         *_validation(judge, plan),
+        *judge.rules.decisions(),
         _rests_on(judge),
     )
 

@@ -20,7 +20,7 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     """Return `plan` with recompute on the stages for which its ranks lack memory.
 
     Of the stages of such a rank those that leave room and take least seconds again, of more than
-    eight the first ones by their seconds.  None where
+    eight the first ones by their seconds.  What rules say of a stage stays.  None where
     no rank lacks memory, or recompute does not help, or all stages need it.
     Ignores:  messages that wait; that a stage which is recomputed for one of its ranks makes room
               on another one.
@@ -29,11 +29,13 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
         return None
     schedule, count = judge.schedule(judge.suited(plan)), plan.num_stages
     orders, ways = schedule.orders, ways_of(schedule)
-    keeps = judge.price(replace(plan, recompute=(False,) * count), ways=ways)
-    again = judge.price(replace(plan, recompute=(True,) * count), ways=ways)
+    said = judge.rules.of_stages("recompute", plan, judge.graph)
+    keeps = judge.price(replace(plan, recompute=tuple(s == "yes" for s in said)), ways=ways)
+    again = judge.price(replace(plan, recompute=tuple(s != "no" for s in said)), ways=ways)
     forward_s = keeps.costs.action_s[F].max(axis=1)
+    free = {stage for stage, value in enumerate(said) if value is None}
     ranks = [orders.stages[a:b] for a, b in itertools.pairwise(orders.offsets.tolist())]
-    ways = [_ways(np.unique(stages).tolist(), forward_s) for stages in ranks]
+    ways = [_ways(sorted(free & {*stages.tolist()}), forward_s) for stages in ranks]
     caps, at = judge.caps(plan), [0] * len(ways)
     while True:
         chosen = {stage for rank, way in enumerate(ways) for stage in way[at[rank]]}
@@ -51,7 +53,19 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
             return None
         for rank in full:
             at[rank] += 1
-    return None if len(chosen) in (0, count) else replace(plan, recompute=tuple(mask.tolist()))
+    if len(chosen) in (0, len(free)):
+        return None
+    row = tuple(stage in chosen or value == "yes" for stage, value in enumerate(said))
+    return replace(plan, recompute=row)
+
+
+def keeps_all(judge: Judge, plan: Plan) -> bool:
+    """Return whether no stage recomputes but where a rule says so."""
+    if not any(plan.recompute):
+        return True
+    said = judge.rules.of_stages("recompute", plan, judge.graph)
+    pairs = zip(plan.recompute, said, strict=True)
+    return all(value == "yes" for again, value in pairs if again)
 
 
 def _ways(stages: Sequence[int], forward_s: NDArray[np.float64]) -> list[tuple[int, ...]]:

@@ -17,8 +17,10 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, Prediction, decide, plan_by_hand
 from penstock.profile import Profiles
 from penstock.program.passes.receive_early import early_on
+from penstock.rules.rewrite import made_to_keep
+from penstock.rules.ruled import ruled
 from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
-from penstock.search.balance import balanced_cuts_on
+from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
@@ -84,7 +86,8 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
               ScheduleError: `fixed` names a schedule that does not exist.
               ProfileError: a profile is of another graph, or none is of some device.
     """
-    judge = Judge(graph, profiles, cluster, suits=not _has_seconds(fixed))
+    suits, rules = not _has_seconds(fixed), ruled(fixed.rules, graph)
+    judge = Judge(graph, profiles, cluster, suits=suits, rules=rules)
     cutter = _Cutter(judge, clip=clip)
     plans = [
         plan
@@ -93,11 +96,10 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     ]
     if not plans:
         raise nothing_fits(graph, cluster, micro_batches, fixed)
-    rescues = fixed.recompute is None and fixed.offload is None
-    effort = Effort(prune, rescues, is_over, progress)
+    may_rescue = fixed.recompute is None and not any(plan.offloads for plan in plans)
+    effort = Effort(prune, may_rescue, is_over, progress)
     field = Field(judge, plans, objective, effort)
-    best, *others = _polished(field)
-    cut_short = field.was_cut_short
+    (best, *others), cut_short = _polished(field), field.was_cut_short
     why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
     chosen = _plainest(field, best, others, fixed, error)
     if chosen is not best:
@@ -181,11 +183,14 @@ class _Cutter:
     def __init__(self, judge: Judge, *, clip: bool) -> None:
         self.judge, self.clip = judge, clip
         self._cuts: dict[
-            tuple[tuple[tuple[int, ...], ...], tuple[float, ...]], tuple[int, ...]
+            tuple[tuple[tuple[int, ...], ...], tuple[float, ...]], tuple[int, ...] | None
         ] = {}
 
     def plans(self, shape: Shape, fixed: Fixed) -> Iterator[Plan]:
-        """Yield the plans of a shape, with recompute and without, with messages packed and not."""
+        """Yield the plans of a shape, with recompute and without, with messages packed and not.
+
+        None where no cuts of so many stages are as rules say.
+        """
         bare = plan_by_hand(
             self.judge.graph,
             range(shape.stages - 1),
@@ -198,16 +203,27 @@ class _Cutter:
             shares=shape.shares,
         )
         bare, cuts = replace(bare, buffers=fixed.buffers), self._cut(bare, shape)
+        if cuts is None:
+            return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
         offload = () if fixed.offload is None else (fixed.offload,) * shape.stages
         bare = replace(bare, hosts=shape.hosts, early=early, offload=offload)
         plan = with_cuts(self.judge.graph, bare, cuts)
-        choices = (False, True) if fixed.recompute is None else (fixed.recompute,)
         wires = [plan.wire, fixed.wire] if shape.num_ranks > 1 else [plan.wire]
-        ways = [False, True] if plan.offloads and self._has_cores(plan) else [False]
-        for recompute, wire, way in itertools.product(choices, dict.fromkeys(wires), ways):
-            again = (recompute,) * shape.stages
-            yield replace(plan, recompute=again, wire=wire, beside=way)
+        for recompute, wire in itertools.product(self._choices(fixed), dict.fromkeys(wires)):
+            again = replace(plan, recompute=(recompute,) * shape.stages, wire=wire)
+            again = made_to_keep(again, self.judge.graph, self.judge.rules)
+            yield again
+            if again.offloads and self._has_cores(again):
+                yield replace(again, beside=True)
+
+    def _choices(self, fixed: Fixed) -> tuple[bool, ...]:
+        """Return what is tried of recompute, where no rule says something."""
+        if fixed.recompute is not None:
+            return (fixed.recompute,)
+        pieces = range(len(self.judge.graph.cut_points) + 1)
+        is_said = all(self.judge.rules.said("recompute", piece) for piece in pieces)
+        return (False,) if is_said else (False, True)
 
     def _has_cores(self, plan: Plan) -> bool:
         """Return whether every rank is known to have a core more than it computes with."""
@@ -227,12 +243,20 @@ class _Cutter:
             for ranks in holders
         )
 
-    def _cut(self, bare: Plan, shape: Shape) -> tuple[int, ...]:
+    def _cut(self, bare: Plan, shape: Shape) -> tuple[int, ...] | None:
+        """Return the cuts; those that rules require too, if there are enough stages for them."""
         devices = self.devices(replace(bare, hosts=shape.hosts))
         portions = self.judge.portions(bare)
         if (devices, portions) not in self._cuts:
-            op_s = [profile.op_s for profile in self.judge.profiles]
-            found = balanced_cuts_on(self.judge.graph, op_s, devices, portions)
+            op_s, rules = [profile.op_s for profile in self.judge.profiles], self.judge.rules
+            required = rules.required if len(rules.required) < shape.stages else frozenset[int]()
+            ends = StageEnds(required, rules.forbidden)
+            try:
+                found = balanced_cuts_on(self.judge.graph, op_s, devices, portions, ends)
+            except PlanError:
+                if ends == ANYWHERE:
+                    raise
+                found = None
             self._cuts[devices, portions] = found
         return self._cuts[devices, portions]
 

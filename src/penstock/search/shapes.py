@@ -10,6 +10,7 @@ from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.job import AS_IT_IS
 from penstock.plan import Buffers, Offloaded
+from penstock.rules import Rule
 from penstock.schedule import SCHEDULES, Schedule
 from penstock.schedule.grid import evenly, unlike
 from penstock.schedule.recipe import (
@@ -41,6 +42,7 @@ class Fixed:
     buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
     in_order:  whether only schedules are wanted in which each stage lives on one rank of its
                replica, and takes its micro-batches in order.
+    rules:     that every plan keeps to.
     """
 
     ranks: int | None = None
@@ -53,6 +55,7 @@ class Fixed:
     in_order: bool = False
     post_validation: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,7 @@ def _asked(fixed: Fixed) -> str:
     if fixed.schedule is not None:
         asked["schedule"] = words_of(any_schedule(fixed.schedule))
     words = [f"{name} {value}" for name, value in asked.items()]
+    words += ["the rules"] if fixed.rules else []
     if fixed.buffers == "one copy":
         words.append("one copy of each stage")
     elif fixed.in_order:

@@ -16,6 +16,7 @@ from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
 from penstock.program.passes.receive_early import early_on
+from penstock.rules import Rule, rewritten
 from penstock.schedule.recipe import Recipe
 from penstock.search import (
     Candidate,
@@ -124,50 +125,62 @@ class Machines(NamedTuple):
     listener: Listener = SILENT
 
 
+class Rewrites(NamedTuple):
+    """What is changed of a plan that is given: units of its stages, and what rules say."""
+
+    units: Units | None = None
+    rules: tuple[Rule, ...] = ()
+
+
 def given(
     job: Job,
     plan: Plan,
     folder: Path,
     captured: "Capture",
     there: Machines,
-    units: Units | None = None,
+    wanted: Rewrites = Rewrites(),  # noqa: B008 - a frozen record
 ) -> Choice:
     """Return `plan`, predicted for the machines that are there, saved in `folder`.
 
     Where it is for hosts that are not, its ranks are on those that are, as these are numbered.
-    units:    into which its stages are cut; None: they stay as they are.
-    Raises:   PlanError: it is for another model, or for another number of micro-batches.
+    Raises:   PlanError: it is for another model, or for another number of micro-batches; a rule
+              that cannot be.
     """
     cluster = there.cluster or machines(None, plan.total_ranks, there.listener)
     plan = on_hosts_of(plan, cluster)
     joined, captured = for_plan(job, plan, captured, there.listener)
     profiles = there.profile(captured, joined, cluster, there.listener)
     plan = _predicted(plan, captured.graph, profiles, cluster)
-    choice = in_units(Choice(joined, captured, plan), units, profiles, cluster)
+    choice = in_units(Choice(joined, captured, plan), wanted.units, profiles, cluster, wanted.rules)
     save(folder, captured, choice.plan, profiles, cluster)
     return choice
 
 
 def in_units(
-    choice: Choice, units: Units | None, profiles: "Sequence[Profile]", cluster: Cluster
+    choice: Choice,
+    units: Units | None,
+    profiles: "Sequence[Profile]",
+    cluster: Cluster,
+    rules: Sequence[Rule] = (),
 ) -> Choice:
-    """Return a choice with its stages in such units, predicted; None: as it is.
+    """Return a choice with its stages in such units (None: as they are) and by rules, predicted.
 
     A schedule that is built for the seconds of the stages is built for those of their units.
 
     Raises:   PlanError: the job's optimizer stays whole.
     """
-    if units is None:
-        return choice
     plan, graph = choice.plan, choice.captured.graph
+    cut = plan if units is None else plan.refined(graph, units)
+    cut = rewritten(cut, graph, rules) if rules else cut
     whole = next((each for each in plan.decisions if each.what == "optimizer"), None)
-    if whole is not None:
+    if whole is not None and cut.num_stages > 1:
         message = f"the optimizer cannot be divided into units: {whole.why}"
-        raise PlanError(message, hint="leave --units out, or fix the optimizer")
-    plan = plan.refined(graph, units)
-    if isinstance(plan.schedule, Recipe) and plan.schedule.seconds is not None:
-        plan = Judge(graph, profiles, cluster).suited(plan)
-    return choice._replace(plan=_predicted(plan, graph, profiles, cluster))
+        raise PlanError(message, hint="leave --units and rules out, or fix the optimizer")
+    if replace(cut, decisions=(), predicted=None) == replace(plan, decisions=(), predicted=None):
+        return choice._replace(plan=replace(cut, predicted=plan.predicted)) if rules else choice
+    if isinstance(cut.schedule, Recipe) and cut.schedule.seconds is not None:
+        cut = Judge(graph, profiles, cluster).suited(cut)
+    return choice._replace(plan=_predicted(cut, graph, profiles, cluster))
 
 
 def found_in_units(
@@ -188,8 +201,8 @@ def found_in_units(
     is_whole = any(each.what == "optimizer" for each in plan.decisions)
     is_asked = units is not None or fixed.schedule is not None or fixed.stages is not None
     if is_asked or is_whole or plan.grid.replicas == 1:
-        return in_units(choice, units, profiles, cluster)
-    cut = in_units(choice, "block", profiles, cluster).plan
+        return in_units(choice, units, profiles, cluster, fixed.rules)
+    cut = in_units(choice, "block", profiles, cluster, fixed.rules).plan
     before, after = (_predicted(each, graph, profiles, cluster).predicted for each in (plan, cut))
     assert before is not None
     assert after is not None

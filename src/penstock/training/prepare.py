@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,28 @@ from typing import TYPE_CHECKING
 from penstock.cluster import Cluster, DeviceKind
 from penstock.errors import ClusterError
 from penstock.graph.graph import Graph
-from penstock.job import Job
+from penstock.job import Job, load_job
+from penstock.rules import Rule
 from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
+
+
+def loaded(text: str, rules: Sequence[Rule], listener: Listener) -> Job:
+    """Return the job that `text` names, with modules replaced where rules say so, and verified.
+
+    Raises:   JobError: there is no such job; a module is replaced by one that computes another.
+    """
+    from penstock.training.replaced import replaced, verify
+
+    author = load_job(text)
+    job = replaced(author, rules)
+    if job is not author:
+        with listener.busy("comparing the modules that are replaced"):
+            verify(author, job, rules)
+    return job
 
 
 def traced(job: Job, listener: Listener) -> "Capture":

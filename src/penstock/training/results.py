@@ -16,6 +16,7 @@ from penstock.job import Job
 from penstock.plan import Plan, Prediction
 from penstock.profile.store import default_folder
 from penstock.report import report_of
+from penstock.rules import Rule
 from penstock.timeline import (
     Bottleneck,
     Breakdown,
@@ -150,14 +151,20 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
     return error
 
 
-def resumption(job: str, folder: Path, num_steps: int | None) -> str:
-    """Return how a run that was stopped goes on; `num_steps` where they are not the job's own."""
+def resumption(job: str, folder: Path, num_steps: int | None, rules: Sequence[Rule] = ()) -> str:
+    """Return how a run that was stopped goes on; `num_steps` where they are not the job's own.
+
+    rules:    those that replace modules: they are said again.
+    """
     from penstock.runtime.checkpoint import latest
 
     if not job:
-        return f"stopped with {latest(folder / 'checkpoints')}; continue with: resume=True"
+        again = "resume=True, rules=..." if rules else "resume=True"
+        return f"stopped with {latest(folder / 'checkpoints')}; continue with: {again}"
     command = ["penstock", "train", job, "--out", str(folder), "--resume"]
     command += [] if num_steps is None else ["--steps", str(num_steps)]
+    for file in dict.fromkeys(rule.file for rule in rules if rule.file):
+        command += ["--with", file]
     return f"stopped with {latest(folder / 'checkpoints')}; continue with: {shlex.join(command)}"
 
 

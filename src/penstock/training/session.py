@@ -13,11 +13,13 @@ from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Units
+from penstock.rules.ruled import ruled
 from penstock.search import Fixed
 from penstock.training import saved, trial
 from penstock.training.choose import (
     Choice,
     Machines,
+    Rewrites,
     best,
     decided,
     for_plan,
@@ -28,6 +30,7 @@ from penstock.training.choose import (
 )
 from penstock.training.listener import Listener, Row
 from penstock.training.prepare import machines, traced
+from penstock.training.replaced import verify
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.settle import (
     Checked,
@@ -65,6 +68,7 @@ FILES = (
 class Session:
     """One run: what was requested, and its phases.
 
+    job:      what is trained: the author's, with modules replaced where rules say so.
     text:     how the job was named, "file.py:name"; "": it was given as a record.
     units:    into which the stages of the plan are cut, whichever it is; None: it stays as it is.
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
@@ -78,6 +82,7 @@ class Session:
     given_plan: Plan | None
     resume: bool
     there: Machines
+    author: Job
     every: CheckpointInterval = EVERY
     care: CheckOptions = CheckOptions()  # noqa: RUF009 - a frozen record
     units: Units | None = None
@@ -116,8 +121,17 @@ class Session:
 
         Raises:   JobError: only the plain loop trains it, and something else was requested.
         """
+        if self.job is not self.author:
+            with self.listener.busy("comparing the modules that are replaced"):
+                verify(self.author, self.job, self.fixed.rules)
         care = self.care._replace(strict=self._is_strict())
-        return examined(self.job, self.text, care, self.listener)
+        return examined(self.job, self._key, care, self.listener)
+
+    @property
+    def _key(self) -> str:
+        """Return what names the job, with the modules that are replaced."""
+        replaces = [str(rule) for rule in self.fixed.rules if rule.verb == "replace"]
+        return "; ".join([self.text, *replaces]) if self.text else ""
 
     def _is_strict(self) -> bool:
         """Return whether a plan is required."""
@@ -129,6 +143,7 @@ class Session:
             self.fixed.post_validation or None,
             self.there.cluster,
             self.units,
+            self.fixed.rules or None,
         )
         return self.care.strict or any(each is not None for each in asked)
 
@@ -146,11 +161,11 @@ class Session:
         """
         from penstock.training.prove import Planned, prove
 
-        planned = Planned(self.job, choice.captured, choice.plan, found.laws)
+        planned = Planned(self.author, choice.captured, choice.plan, found.laws)
         care = self.care._replace(strict=self._is_strict())
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
-        checked = proved(planned, self.text, steps, care, run, self.listener)
+        checked = proved(planned, self._key, steps, care, run, self.listener)
         self.checked = checked.words
         return checked
 
@@ -205,11 +220,11 @@ class Session:
 
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
-        fixed, decisions = bounded(self.job, self.text, captured, found, self.fixed, self.listener)
+        fixed, decisions = bounded(self.job, self._key, captured, found, self.fixed, self.listener)
         choice = self._kept(captured) if checkpoint is not None else None
         if self.given_plan is not None:
             about = self.folder, captured, self.there
-            choice = given(self.job, self.given_plan, *about, self.units)
+            choice = given(self.job, self.given_plan, *about, Rewrites(self.units, fixed.rules))
         elif choice is None:
             choice = self._searched(captured, fixed, decisions, found)
         self.listener.say(str(choice.plan))
@@ -261,6 +276,8 @@ class Session:
             message = f"{self.folder} holds the run of another job: {problem.message}"
             hint = "give the --out of this job's run, or train without --resume"
             raise PlanError(message, hint=hint) from problem
+        if ruled(fixed.rules, captured.graph).broken(plan, captured.graph):
+            return None
         return Choice(job, captured, plan)
 
     def _clear(self, first_step: int, checkpoint: Path | None) -> None:
@@ -317,7 +334,8 @@ class Session:
 
     def _resumption(self) -> str:
         steps = self.num_steps if self.num_steps != self.job.num_steps else None
-        return resumption(self.text, self.folder, steps)
+        replaces = [rule for rule in self.fixed.rules if rule.verb == "replace"]
+        return resumption(self.text, self.folder, steps, replaces)
 
     def _task(
         self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"

@@ -136,7 +136,7 @@ def _prove(
     from penstock.training.prove import Planned, apart_judged, case_of, run_planned
     from penstock.training.settle import proved
 
-    planned = Planned(session.job, choice.captured, choice.plan)
+    planned = Planned(session.author, choice.captured, choice.plan)
     folder = session.folder / ".proof"  # seen by the ranks of all hosts
 
     def run(steps: tuple[int, ...]) -> Case:

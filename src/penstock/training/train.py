@@ -1,6 +1,6 @@
 """Train: the main job from Python, as `penstock train` does it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units
+from penstock.rules import Rule, load
 from penstock.runtime.launch import under_torchrun
 from penstock.schedule.recipe import AnySchedule
 from penstock.search import Fixed
@@ -19,6 +20,7 @@ from penstock.training.choose import Machines
 from penstock.training.listener import SILENT, Listener, Row
 from penstock.training.lock import locked
 from penstock.training.prepare import started_on
+from penstock.training.replaced import replaced
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
 from penstock.training.torchrun import train_under_torchrun
@@ -41,6 +43,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     units: Units | None = None,
     offload: Offloaded | None = None,
     post_validation: bool = False,
+    rules: Sequence[Rule] | Path | str = (),
     num_steps: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
@@ -65,6 +68,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     units:             into which stages are cut: "block", one for each block, or at most that many
                        of a stage; default: into none.
     offload:           what is in far memory while not needed: "state", "activations", "both".
+    rules:             to which every plan keeps, the one given too, or their file (docs/rules.md).
     num_steps:         in all; default: the job's.
     out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
     resume:            continue from the last checkpoint in `out`, if there is one.
@@ -87,19 +91,23 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     def make() -> Session:
         asks = {"--ranks": ranks, "--stages": stages, "--schedule": schedule, "--offload": offload}
         asks["--post-validation"] = post_validation
-        if eager and (plan or schedule or stages or units or offload or post_validation):
+        wished = plan or schedule or stages or units or offload or post_validation
+        if eager and (wished or rules):
             hint = "leave out --plan, --schedule, --stages, --units, --offload, --post-validation"
-            raise PlanError("--eager trains without a plan", hint=hint)
+            raise PlanError("--eager trains without a plan", hint=f"{hint}, --with")
         if plan is not None:
             ask.check_left_out(asks)
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
         folder = _folder_of(job, out)
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-        loaded = load_job(job) if isinstance(job, str) else job
+        author = load_job(job) if isinstance(job, str) else job
+        said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
+        loaded = replaced(author, said)
         ask.check_fits(asked, loaded, post_validation=post_validation)
         return Session(
             job=loaded,
+            author=author,
             text=job if isinstance(job, str) else "",
             folder=folder,
             num_steps=num_steps or loaded.num_steps,
@@ -109,6 +117,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                 stages=stages,
                 offload=offload,
                 post_validation=post_validation,
+                rules=said,
             ),
             given_plan=chosen,
             resume=resume,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PlanError, RunError
 from penstock.plan import Decision, Plan
-from penstock.schedule.recipe import name_of
+from penstock.schedule.recipe import name_of, units_of
 from penstock.search import Fixed
 from penstock.training.choose import Choice, Machines, Searched, best_like
 from penstock.units import format_seconds
@@ -72,14 +72,15 @@ def finalists(found: Searched, fixed: Fixed, there: Machines) -> list[Choice]:
     best = found.choice.plan
     limit = NEAR * best.predicted.step_s if best.predicted else 0.0
     near = [
-        candidate.plan.num_stages
+        _whole_stages(candidate.plan)
         for option in found.options
         for candidate in sorted(option.found.candidates, key=lambda c: c.step_s)
         if not candidate.refused and candidate.step_s <= limit
     ]
     variants: list[Fixed] = []
     if fixed.stages is None:
-        others = [stages for stages in dict.fromkeys(near) if stages not in (best.num_stages, 1)]
+        own = _whole_stages(best), 1
+        others = [stages for stages in dict.fromkeys(near) if stages not in own]
         variants += [replace(fixed, stages=stages) for stages in others[:_MOST_SHAPES]]
         variants += [replace(fixed, stages=1)]
         variants += [replace(fixed, stages=1, ranks=1)] if fixed.ranks is None else []
@@ -92,6 +93,11 @@ def finalists(found: Searched, fixed: Fixed, there: Machines) -> list[Choice]:
         if all(_bare(choice) != _bare(other) for other in choices):
             choices.append(choice)
     return choices
+
+
+def _whole_stages(plan: Plan) -> int:
+    """Return the stages of the schedule itself, their units not counted."""
+    return len(units_of(plan.schedule)) or plan.num_stages
 
 
 def _bare(choice: Choice) -> object:

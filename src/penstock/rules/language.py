@@ -1,0 +1,52 @@
+"""Language: the schedule language, one pure function on plans for each thing that a rule can say.
+
+    plan = cut(plan, graph, "blocks.3")
+    plan = recompute(plan, graph, "blocks.*")
+    plan = offload(plan, graph, "blocks.[0-3]", "state")
+    plan = fuse(plan, graph, "blocks.[0-3]")
+
+A pattern is of module paths (rule.py).  What cannot be is refused; what was decided stands in the
+plan, by the user.
+Source:  Slapo, arXiv:2302.08005: schedule apart from model, by primitives on modules.
+"""
+
+from penstock.graph.graph import Graph
+from penstock.plan import Offloaded, Plan
+from penstock.rules.rewrite import rewritten
+from penstock.rules.rule import Rule
+
+
+def cut(plan: Plan, graph: Graph, pattern: str) -> Plan:
+    """Return `plan` cut behind the modules that `pattern` matches, or at cut points so named.
+
+    A stage that is cut there becomes units on its rank.
+    Raises:   PlanError: no such module, or its end is no cut point.
+    """
+    return rewritten(plan, graph, [Rule("cut", pattern)])
+
+
+def fuse(plan: Plan, graph: Graph, pattern: str) -> Plan:
+    """Return `plan` with the units that are inside these modules joined to one.
+
+    Raises:   PlanError: no such module; it is cut between stages of the schedule itself.
+    """
+    return rewritten(plan, graph, [Rule("fuse", pattern)])
+
+
+def recompute(plan: Plan, graph: Graph, pattern: str, *, on: bool = True) -> Plan:
+    """Return `plan` in which the backward pass of these modules repeats F, or does not.
+
+    Raises:   PlanError: no such module, or one that no cut point divides from others.
+    """
+    return rewritten(plan, graph, [Rule("recompute", pattern, "yes" if on else "no")])
+
+
+def offload(plan: Plan, graph: Graph, pattern: str, what: Offloaded = "both") -> Plan:
+    """Return `plan` with `what` of these modules in far memory while it is not needed.
+
+    Raises:   as `recompute`.
+    """
+    return rewritten(plan, graph, [Rule("offload", pattern, what)])
+
+
+LANGUAGE = (cut, fuse, recompute, offload)

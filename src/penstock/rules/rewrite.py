@@ -1,0 +1,108 @@
+"""Rewrite: a plan made to keep to rules.
+
+A cut that it lacks divides a stage into units on the same rank, and so does the end of what a rule
+is about; units that may not be apart become one.  Ranks, order of work and messages stay.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from penstock.errors import PlanError
+from penstock.graph.graph import Graph
+from penstock.plan import Offloaded, Plan, check_fits, divided
+from penstock.rules.rule import Rule
+from penstock.rules.ruled import ASPECTS, Aspect, Ruled, ruled, stages_in_pieces, value_of
+from penstock.schedule.recipe import Recipe, name_of, units_of
+
+
+def rewritten(plan: Plan, graph: Graph, rules: Sequence[Rule]) -> Plan:
+    """Return `plan` as `rules` say, with a decision of the user for each.
+
+    Raises:   PlanError: the plan is for another graph, a rule is not possible with it, or `ruled`
+              refuses the rules.
+    """
+    found = ruled(rules, graph)
+    made = made_to_keep(plan, graph, found)
+    names = {decision.what for decision in found.decisions()}
+    others = (each for each in made.decisions if each.what not in names)
+    return replace(made, decisions=(*others, *found.decisions()))
+
+
+def made_to_keep(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
+    """Return `plan` as rules that are for this graph say; its decisions stay.
+
+    Raises:   PlanError: what has to be one stage runs on several ranks, or in another order.
+    """
+    check_fits(plan, graph)
+    if not rules.broken(plan, graph):
+        return plan
+    plan = _undivided(plan, graph, rules)
+    plan = divided(plan, graph, {*rules.required, *_ends_inside(plan, graph, rules)})
+    rows = {aspect: _stage_values(plan, graph, rules, aspect) for aspect in ASPECTS}
+    offload = cast("tuple[Offloaded, ...]", rows["offload"])
+    return replace(
+        plan,
+        recompute=tuple(value == "yes" for value in rows["recompute"]),
+        offload=() if set(offload) == {"none"} and not plan.offload else offload,
+        beside=plan.beside and set(offload) != {"none"},
+        predicted=None,
+    )
+
+
+def _stage_values(plan: Plan, graph: Graph, rules: Ruled, aspect: Aspect) -> tuple[str, ...]:
+    said = rules.of_stages(aspect, plan, graph)
+    return tuple(
+        value_of(plan, aspect, stage) if value is None else value
+        for stage, value in enumerate(said)
+    )
+
+
+def _ends_inside(plan: Plan, graph: Graph, rules: Ruled) -> Iterable[int]:
+    """Yield the cut points in the middle of stages at whose sides something else is to be."""
+    for stage, (first, end) in enumerate(stages_in_pieces(plan, graph)):
+        own = {aspect: value_of(plan, aspect, stage) for aspect in ASPECTS}
+        rows = [
+            tuple(rules.said(aspect, piece) or own[aspect] for aspect in ASPECTS)
+            for piece in range(first, end)
+        ]
+        yield from (first + at for at, (a, b) in enumerate(itertools.pairwise(rows)) if a != b)
+
+
+def _undivided(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
+    """Return the plan with units that may not be apart as one.
+
+    Raises:   PlanError: they are whole stages of the schedule, or unlike in the plan.
+    """
+    apart = {cut for cut in plan.cuts if cut in rules.forbidden}
+    if not apart:
+        return plan
+    units = units_of(plan.schedule) or (1,) * plan.num_stages
+    own = [0, *itertools.accumulate(units)]  # where the stages of the schedule itself begin
+    first = [0, *(k + 1 for k, cut in enumerate(plan.cuts) if cut not in apart), plan.num_stages]
+    for stage, cut in enumerate(plan.cuts, 1):
+        if cut in apart and stage in own:
+            name = graph.cut_points[cut].name
+            message = f"{rules.ends[cut].rule}: {name_of(plan.schedule)} cuts {name!r} itself"
+            raise PlanError(message, hint="give another plan, or leave it to the search")
+    for a, b in itertools.pairwise(first):
+        for aspect in ASPECTS:
+            values = {value_of(plan, aspect, stage) for stage in range(a, b)}
+            if len(values) > 1 and rules.of_stages(aspect, plan, graph)[a] is None:
+                rule = rules.ends[plan.cuts[a]].rule
+                unlike = " and ".join(sorted(values))
+                message = f"{rule}: {aspect} of stages {a} to {b - 1} is {unlike}"
+                raise PlanError(message, hint=f"say {aspect} of these modules in another rule")
+    assert isinstance(plan.schedule, Recipe), "only a recipe has units"
+    fewer = tuple(sum(a <= stage < b for stage in first) for a, b in itertools.pairwise(own))
+    kept = [k for k, cut in enumerate(plan.cuts) if cut not in apart]
+    return replace(
+        plan,
+        cuts=tuple(plan.cuts[k] for k in kept),
+        cut_names=tuple(plan.cut_names[k] for k in kept),
+        schedule=replace(plan.schedule, units=() if set(fewer) == {1} else fewer),
+        recompute=tuple(plan.recompute[k] for k in first[:-1]) if plan.recompute else (),
+        offload=tuple(plan.offload[k] for k in first[:-1]) if plan.offload else (),
+        predicted=None,
+    )
