@@ -193,7 +193,7 @@ def _sums(values: Sequence[float]) -> Floats:
 def _least_slowest(costs: ChainCosts, tolerance: float) -> tuple[float, Partition | None]:
     """Return a limit that fails, and the partition whose slowest stage is fastest, or None.
 
-    A limit that fails is below the optimum; stages found under a limit are at or above it.  StageEnds
+    A limit that fails is below the optimum; stages found under a limit are at or above it.  Ends
     where both are within `tolerance`; if that is 0, where the next smaller number fails.
     """
     best = _within(costs, math.inf)
