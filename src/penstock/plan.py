@@ -19,6 +19,7 @@ from penstock.schedule.recipe import (
     Recipe,
     any_schedule,
     built,
+    copied_of,
     has_window,
     name_of,
     refined,
@@ -147,7 +148,7 @@ class Plan:
     @property
     def offloads(self) -> bool:
         """Return whether anything waits in far memory."""
-        return any(word != "none" for word in self.offload)
+        return any(word != "none" for word in self.offload) or bool(copied_of(self.schedule))
 
     @property
     def rounds(self) -> bool:
@@ -257,13 +258,17 @@ def _read(content: dict[str, Json]) -> Plan:
 
 def _check_offload(plan: Plan) -> None:
     """Raise where what is to be offloaded cannot be."""
-    if plan.beside and not plan.offloads:
+    if plan.beside and all(word == "none" for word in plan.offload):
         raise PlanError("copies run beside computes, and there are none", hint="offload something")
     if plan.offload and len(plan.offload) != plan.num_stages:
         raise PlanError(f"offload says {len(plan.offload)} of {plan.num_stages} stages")
     for word in plan.offload:
         if word not in get_args(Offloaded):
             raise PlanError(f"offload says {word!r}, not one of {get_args(Offloaded)}")
+    for stage in copied_of(plan.schedule) if plan.offload else ():
+        if stage < len(plan.offload) and plan.offload[stage] in ("activations", "both"):
+            message = f"{name_of(plan.schedule)} says what of stage {stage} is in far memory"
+            raise PlanError(message, hint="offload nothing else, or the state")
     if plan.clip and plan.post_validation and {"state", "both"} & set(plan.offload):
         hint = "clip before the update, or do not offload the state"
         raise PlanError("an update that may be undone needs the optimizer's state", hint=hint)

@@ -20,7 +20,7 @@ from penstock.program.passes import offload
 from penstock.program.program import BeginOffload, BeginReload, Offload, Program, Reload
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
-from penstock.schedule import Action, gpipe, one_f_one_b, zb_h1
+from penstock.schedule import Action, Schedule, gpipe, one_f_one_b, zb_h1
 from penstock.schedule.orders import KINDS
 from penstock.simulate import critical_path
 from penstock.simulate.costs import Costs, Memory
@@ -178,6 +178,10 @@ def test_plan_that_says_something_else_is_refused():
         replace(plan, offload=("state", "weights"))
     with pytest.raises(PlanError, match="there are none"):
         replace(plan, beside=True)
+    with pytest.raises(PlanError, match="says what of stage 0 is in far memory"):
+        replace(plan, schedule=LISTED, offload=("both", "none"))
+    with pytest.raises(PlanError, match="there are none"):
+        replace(plan, schedule=LISTED, beside=True)
 
 
 def test_a_copy_has_the_computing_thread_and_changes_what_is_held():
@@ -261,6 +265,14 @@ def test_training_is_bit_equal(name, schedule, stages, options, copies, tmp_path
     assert [step.loss for step in stay.steps] == [step.loss for step in moved.steps]
 
 
+# of rank 0 two are away at once; on rank 1 the second backward comes before the first
+LISTED = Schedule.parse(
+    "rank 0  F0.0 F0.1 F0.0>far F0.2 F0.1>far F0.3 F0.0<<far I0.0 F0.1<<far W0.0 I0.1 W0.1"
+    " F0.3>far I0.2 F0.3<<far W0.2 I0.3 W0.3\n"
+    "rank 1  F1.0 F1.1 F1.0>far F1.2 I1.1 W1.1 F1.0<<far I1.0 W1.0 I1.2 W1.2 F1.3 I1.3 W1.3"
+)
+
+
 @pytest.mark.parametrize(
     ("copies", "where", "name"),
     pairwise(
@@ -279,10 +291,29 @@ def test_peak_is_the_predicted_one_and_lower(copies, where, name):
     assert sum(expected) < sum(_predicted(alike, made))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("tied", {}), ("batch_norm", {"offload": ("state", "state"), "beside": True})],
+)
+def test_copies_that_a_schedule_lists_train_the_same_bits_at_the_predicted_peak(
+    name, options, tmp_path
+):
+    made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
+    plan = plan_of(made.graph, replace(LISTED, far=()), 2, 4)
+    away = replace(plan, schedule=LISTED, **options)
+    assert away.offloads
+    stay, moved = (train(Run(p, job, made), tmp_path / p.schedule.name) for p in (plan, away))
+    assert all(torch.equal(value, moved.weights[key]) for key, value in stay.weights.items())
+    assert [step.loss for step in stay.steps] == [step.loss for step in moved.steps]
+    expected = _predicted(away, made)
+    assert _measured(away, made, job) == pytest.approx(expected, rel=CLOSE, abs=600)
+    assert sum(expected) < sum(_predicted(plan, made))
+
+
 def _predicted(plan: Plan, made):
     program, stages = lower_plan(plan, made.graph), stages_of(plan, made.graph)
     name = next(n for n in ("tied", "batch_norm", "frozen") if captured(n, FLOAT) is made)
-    held = held_of(made.graph, stages, profile_of(name), copies=bool(plan.offload))
+    held = held_of(made.graph, stages, profile_of(name), copies=plan.offloads)
     memory = memory_on([held], program, [0] * program.num_ranks)
     return peak_bytes(simulate(program, lambda action: 1.0, memory=memory))
 

@@ -16,6 +16,7 @@ from penstock.cli import face
 from penstock.errors import ScheduleError
 from penstock.files import Json
 from penstock.schedule import Schedule, Seconds, peak_activations
+from penstock.schedule.orders import B, F, I, W
 from penstock.timeline import Timeline, draw
 
 How: TypeAlias = Literal["exact", "anneal"]
@@ -57,6 +58,7 @@ class Shortest:
     is_proved: bool
     known: tuple[tuple[str, float], ...]
     copies: tuple[str, ...] = ()
+    run_s: float | None = None  # with copies, which ranks begin between computes
 
 
 def times_of(text: str, stages: int) -> Times:
@@ -130,13 +132,12 @@ def _exact(aim: Target, within_s: float) -> Shortest:
     sizes, (seconds, copy_s) = (aim.stages, aim.micro_batches), aim.times
     if copy_s is None:
         made = exact(*sizes, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
-        copies: tuple[str, ...] = ()
-    else:
-        both = Copies(copy_s, copy_s)
-        made = exact_offload(*sizes, both, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
-        copies = tuple(map(str, made.copies))
-    known = _known(aim)
-    return Shortest(made.schedule, made.step_s, made.bound_s, made.is_proved, known, copies)
+        return Shortest(made.schedule, made.step_s, made.bound_s, made.is_proved, _known(aim))
+    both = Copies(copy_s, copy_s)
+    made = exact_offload(*sizes, both, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
+    figures = made.step_s, made.bound_s, made.is_proved
+    copies = tuple(map(str, made.copies))
+    return Shortest(made.schedule, *figures, _known(aim), copies, made.run_s)
 
 
 def _check_alike(aim: Target) -> None:
@@ -152,8 +153,9 @@ def _annealed(aim: Target, within_s: float) -> Shortest:
     from penstock.search.shortest import Requirements, anneal, built_in, least_s
 
     seconds, copy_s = aim.times
-    if copy_s is not None:
-        hint = "leave out the fifth number, or take --find exact"
+    if copy_s is not None or (aim.start is not None and aim.start.far):
+        hint = "leave out the fifth number of --seconds, or take --find exact"
+        hint = hint if copy_s is not None else "take --find exact, which starts from no schedule"
         raise ScheduleError("--find anneal makes no copies to the host", hint=hint)
     given = Requirements(aim.stages, aim.micro_batches, aim.ranks, aim.limit, seconds)
     known = built_in(given)
@@ -179,7 +181,7 @@ def _known(aim: Target) -> tuple[tuple[str, float], ...]:
 
 def words(aim: Target, how: How, found: Shortest) -> str:
     """Return what was found beside known schedules, its picture, and its copies."""
-    made, seconds = found.schedule, aim.times.seconds
+    made = found.schedule
     best = found.known[0][1] if found.known else None
     head = (
         f"{aim.stages} stages on {aim.ranks} ranks, {aim.micro_batches} micro-batches, "
@@ -191,10 +193,12 @@ def words(aim: Target, how: How, found: Shortest) -> str:
     where = "" if aim.ranks == aim.stages else " with its stages on these ranks"
     below = f"no schedule{where} is below {found.bound_s:g} s"
     parts.append(f"no schedule{where} is shorter" if found.is_proved else below)
-    if made.num_ranks <= _MOST_DRAWN and not found.copies:
-        parts.append(draw(timeline(made, seconds)))
+    if made.num_ranks <= _MOST_DRAWN:
+        parts.append(draw(timeline(made, aim.times)))
     if found.copies:
-        parts.append("\n".join([str(made.orders), *found.copies]))
+        parts.append("\n".join([str(made), *found.copies]))
+    if found.run_s is not None and found.run_s > found.step_s:
+        parts.append(f"with copies back begun between computes, as ranks do: {found.run_s:g} s")
     return "\n\n".join(parts)
 
 
@@ -223,19 +227,22 @@ def document(aim: Target, found: Shortest) -> dict[str, Json]:
         "is_proved": found.is_proved,
         "built_in": [{"name": name, "step_s": step} for name, step in found.known],
         "copies": list(found.copies),
+        **({} if found.run_s is None else {"run_s": found.run_s}),
     }
 
 
-def timeline(made: Schedule, seconds: Seconds) -> Timeline:
+def timeline(made: Schedule, times: Times) -> Timeline:
     """Return the timeline of a schedule with these seconds; messages share no link."""
     from penstock.cluster import Cluster, DeviceKind, Host, Link
+    from penstock.program.codes import COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
     from penstock.program.lower import lower
-    from penstock.simulate import simulate
+    from penstock.simulate import Costs, simulate
 
-    forward_s, input_s, weights_s = seconds.table(made.num_stages, split=True).tolist()
-    both_s = [i + w for i, w in zip(input_s, weights_s, strict=True)]
-    by_kind = {"F": forward_s, "I": input_s, "W": weights_s, "B": both_s}
+    seconds = times.seconds
+    rows = np.zeros((NUM_COSTS, made.num_stages, 1))
+    rows[[F, I, W], :, 0] = seconds.table(made.num_stages, split=True)
+    rows[B] = rows[I] + rows[W]
+    rows[COST_ROW[[OFFLOAD, RELOAD], F]] = times.copy_s or 0.0
     link = Link(seconds.message_s, float("inf"))
     there = Cluster((DeviceKind("any", 1, (), 1.0),), (Host("any", "any", made.num_ranks),), link)
-    cluster = there if seconds.message_s else None
-    return simulate(lower(made), lambda each: by_kind[each.kind][each.stage], cluster)
+    return simulate(lower(made), Costs(rows), there if seconds.message_s else None)

@@ -117,16 +117,13 @@ def _found(
 ) -> None:
     """Find a schedule, write it into its files, orders and picture, and show it."""
     out, svg = files
-    if aim.times.copy_s is not None and (out is not None or svg is not None):
-        hint = "--json prints them; without the fifth number of --seconds there are none"
-        raise ScheduleError("neither orders nor picture show copies to the host", hint=hint)
     for path in (out, svg):
         if path is not None:
             face.check_place(path)
     with face.busy("searching"):
         found = finding.shortest(aim, how, within_s)
     made = found.schedule
-    _write(made, out, svg, lambda: finding.timeline(made, aim.times.seconds))
+    _write(made, out, svg, lambda: finding.timeline(made, aim.times))
     if as_json:
         face.show_json({**_document(made), **finding.document(aim, found)})
     else:
@@ -225,7 +222,7 @@ def _document(made: Schedule) -> dict[str, Json]:
         "name": made.name,
         "stages": made.num_stages,
         "micro_batches": made.num_micro_batches,
-        "ranks": [list(words.split()) for words in made.orders.words()],
+        "ranks": [list(words.split()) for words in made.words()],
         "bubble_fraction": bubble_fraction(made),
         "steady_bubble_fraction": steady_bubble_fraction(made),
         "steady_s": steady_s(made),

@@ -18,6 +18,7 @@ from penstock.program.issue import (
     run_clock,
     write_code,
 )
+from penstock.program.passes.offload_listed import offload_listed
 from penstock.program.program import Program
 from penstock.program.reductions import (
     Needed,
@@ -59,6 +60,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     one order of everything (issue.py), into the smallest free slot.  Where the schedule lists
     updates, the sums that one needs come right before it.  Else updates are at the end, and each
     sum comes as soon as the last gradient for it is made, on all ranks in one order (`as_made`).
+    Copies to far memory come where the schedule lists them (passes/offload_listed.py).
 
     schedule: several must have the same sizes, except for the micro-batches of a step.
     edges:    default: a chain, F from each stage to the next and B back.
@@ -81,21 +83,21 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
-    return Program(
+    program = Program(
         *(largest.num_stages, largest.num_micro_batches),
         code,
         wires,
         largest.num_steps,
         largest.weight_rule,
         tuple(tied),
-        len(many),
-        clip,
+        *(len(many), clip),
         tuple(stage_bytes),
         grid.shares,
         bits=tuple(bits),
         together=largest.together,
         stages=tuple(stages),
     )
+    return offload_listed(program, many)
 
 
 def _check_wishes(many: Sequence[Schedule], replicas: int, post_validation: bool) -> None:

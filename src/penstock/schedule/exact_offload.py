@@ -35,6 +35,7 @@ import numpy as np
 from penstock.schedule.exact import LESS, exact, is_least
 from penstock.schedule.exact_problem import Problem, solve
 from penstock.schedule.greedy import WEIGHTS, Floats, Seconds, per_stage
+from penstock.schedule.offload_places import CopyPace, placed
 from penstock.schedule.offload_play import OFFLOAD, RELOAD, anneal, play
 from penstock.schedule.offload_problem import OffloadProblem
 from penstock.schedule.orders import Action, IntArray, Kind, Orders
@@ -82,8 +83,9 @@ class Copy(NamedTuple):
 class OffloadOptimum(NamedTuple):
     """The best schedule found, and a bound that no schedule can beat."""
 
-    schedule: Schedule
+    schedule: Schedule  # with the copies, as a rank can run them (offload_places.py)
     step_s: float
+    run_s: float  # of `schedule`, whose ranks begin copies between computes
     bound_s: float
     starts_s: tuple[tuple[float, ...], ...]  # of the actions of each rank, in its order
     copies: tuple[Copy, ...]  # by stage and micro-batch
@@ -232,11 +234,14 @@ def _optimum(case: _OffloadSetting, found: _Played, bound_s: float) -> OffloadOp
         orders.append([Action(_KINDS[kind], stage, m) for kind, m in pairs])
         starts_s.append(tuple(found.start_s[kinds, stage, numbers].tolist()))
     name = exact_offload.__name__
-    schedule = Schedule(num_stages, num_micro_batches, Orders.of(orders), name=name)
+    pace = CopyPace(case.table, float(case.seconds.message_s), case.limit)
+    far, run_s = placed(found.order, found.away, found.start_s, pace)
+    schedule = Schedule(num_stages, num_micro_batches, Orders.of(orders), name=name, far=far)
     copies: list[Copy] = []
     for stage, m in np.argwhere(found.away).tolist():
         out_s, back_s = found.start_s[[OFFLOAD, RELOAD], stage, m].tolist()
         ends_s = out_s + case.table[OFFLOAD, stage], back_s + case.table[RELOAD, stage]
         copies.append(Copy(stage, m, out_s, float(ends_s[0]), back_s, float(ends_s[1])))
     bound_s = min(found.step_s, bound_s)
-    return OffloadOptimum(schedule, found.step_s, bound_s, tuple(starts_s), tuple(copies))
+    steps = found.step_s, max(run_s, found.step_s), bound_s
+    return OffloadOptimum(schedule, *steps, tuple(starts_s), tuple(copies))

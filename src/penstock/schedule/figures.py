@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.schedule.far import with_far
 from penstock.schedule.ledger import Changes, levels, peaks
 from penstock.schedule.orders import B, F, Kind, W
 from penstock.schedule.schedule import Schedule
@@ -51,17 +52,18 @@ def _idle_s(schedule: Schedule, seconds: tuple[float, ...]) -> tuple[tuple[float
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     """Return, for each rank, the most activations that it holds.
 
-    One is held for a (stage, micro-batch) from its F until its B, or its W, is done; none if the
-    schedule has no backward.
+    One is held for a (stage, micro-batch) from its F until its B, or its W, is done, but for
+    while it is in far memory; none if the schedule has no backward.
     """
     orders = schedule.orders
     if not np.isin(orders.kinds, (B, W)).any():
         return (0,) * len(orders)
     change = np.zeros(5, np.int64)
     change[[F, B, W]] = 1, -schedule.together, -schedule.together
-    start, changes = np.zeros(len(orders), np.int64), change[orders.kinds]
-    held = levels(Changes(0 * changes, changes, changes), orders.offsets, start)
-    return tuple(peaks(held, orders.offsets, start).tolist())
+    start = np.zeros(len(orders), np.int64)
+    changes, offsets = with_far(change[orders.kinds], orders, schedule.far)
+    held = levels(Changes(0 * changes, changes, changes), offsets, start)
+    return tuple(peaks(held, offsets, start).tolist())
 
 
 def num_messages(schedule: Schedule) -> int:

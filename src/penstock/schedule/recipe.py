@@ -261,6 +261,11 @@ def shares_ranks(of: AnySchedule) -> bool:
     return isinstance(of, Recipe) and "num_ranks" in _known(of.builder)
 
 
+def copied_of(of: AnySchedule) -> frozenset[int]:
+    """Return the stages of which it lists copies to far memory."""
+    return frozenset() if isinstance(of, Recipe) else frozenset(copy.stage for copy in of.far)
+
+
 def trains(of: AnySchedule) -> bool:
     """Return whether it has a backward pass."""
     if isinstance(of, Recipe):

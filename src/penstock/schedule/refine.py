@@ -8,6 +8,7 @@ Where a rank did a stage it now does its units, one right after another: F in th
 I, and W) back, U of each.  What crosses between two of them stays on the rank and is no message.
 So what a schedule gives is kept - its bubble, its messages, the versions that are read - and
 whatever is decided stage by stage (what is repeated, gathered, summed) can be decided by unit.
+What a stage has in far memory its units have there.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import ScheduleError
+from penstock.schedule.far import moved
 from penstock.schedule.orders import B, I, Orders, W
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.weight_rule import of_units
@@ -34,14 +36,24 @@ def refine(schedule: Schedule, units: Sequence[int]) -> Schedule:
         raise ScheduleError(message, hint="give one number for each stage")
     if set(counts) == {1}:
         return schedule
+    orders, ends = schedule.orders, np.cumsum(counts).tolist()
+    starts = np.concatenate([[0], np.cumsum(np.array(counts)[orders.stages])])
+
+    def place(rank: int, at: int) -> int:
+        first = int(orders.offsets[rank])
+        return int(starts[first + at] - starts[first])
+
     return Schedule(
         sum(counts),
         schedule.num_micro_batches,
-        _in_units(schedule.orders, np.array(counts, np.int64)),
+        _in_units(orders, np.array(counts, np.int64)),
         schedule.num_steps,
         of_units(schedule.weight_rule, counts),
         f"{schedule.name}{words_of_units(counts)}" if schedule.name else "",
         schedule.together,
+        moved(
+            schedule.far, place, [range(end - n, end) for n, end in zip(counts, ends, strict=True)]
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Schedule: for every rank the order of its actions, and so the placement; nothing of time."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from penstock.errors import ScheduleError
 from penstock.files import Json, read_bytes, write_text
 from penstock.schedule import text
 from penstock.schedule.clock import play
+from penstock.schedule.far import FarCopy, check_far, words
 from penstock.schedule.orders import Action, B, F, I, Kind, Orders, Row, U, arrange
 from penstock.schedule.verify import check_complete, check_updates, deadlock, updated_only
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule, versions
@@ -30,9 +31,10 @@ class Schedule:
     `orders` may be given as tuples of actions, one per rank; they are kept as arrays.
     With `together` of 2 or more, what makes gradients of weights - B, or W where I stands apart -
     is one action for so many consecutive micro-batches of a step, named by the first of them.
+    What some forwards keep may be in `far` memory for a while (far.py).
 
     Raises:   ScheduleError: an action is missing, doubled, on another rank than its forward, can
-              never start, or reads a version of the weights that is not there.
+              never start, or reads a version of the weights, or what is kept, that is not there.
     """
 
     num_stages: int
@@ -42,6 +44,7 @@ class Schedule:
     weight_rule: WeightRule = SYNCHRONOUS
     name: str = ""
     together: int = 1
+    far: tuple[FarCopy, ...] = ()
     _ranks: npt.NDArray[np.int32] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +70,7 @@ class Schedule:
             raise deadlock(self.orders, stops, ranks, self.num_micro_batches)
         if self.has_updates:
             versions(self)
+        object.__setattr__(self, "far", check_far(self.orders, self.far, self.together))
 
     def _check_steps(self) -> None:
         """Check that updates are listed, or are the one update at the end of the one step."""
@@ -130,7 +134,12 @@ class Schedule:
         sizes = f"stages {self.num_stages}, micro-batches {self.num_micro_batches}"
         window = f"steps {self.num_steps}, weights {self.weight_rule.name}"
         window += f", together {self.together}" if self.together > 1 else ""
-        return f"{title}: {sizes}, {window}\n{self.orders}"
+        rows = (f"rank {rank}  {row}".rstrip() for rank, row in enumerate(self.words()))
+        return "\n".join([f"{title}: {sizes}, {window}", *rows])
+
+    def words(self) -> Iterator[str]:
+        """Yield actions and copies of each rank as text, with spaces between."""
+        return words(self.orders, self.far) if self.far else self.orders.words()
 
     @classmethod
     def parse(cls, lines: str, *, weight_rules: Sequence[WeightRule] = WEIGHT_RULES) -> "Schedule":
@@ -158,7 +167,7 @@ class Schedule:
             "num_steps": self.num_steps,
             "weight_rule": self.weight_rule.name,
             **({"together": self.together} if self.together > 1 else {}),
-            "orders": list(self.orders.words()),
+            "orders": list(self.words()),
         }
 
     @classmethod

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock.errors import ScheduleError
 from penstock.files import Json, json_object
+from penstock.schedule.far import FarCopy
 from penstock.schedule.orders import Action
 from penstock.schedule.weight_rule import SYNCHRONOUS, WeightRule, rule_named
 from penstock.typed import damage, typed
@@ -37,6 +38,7 @@ class Fields(NamedTuple):
     weight_rule: WeightRule
     name: str
     together: int = 1
+    far: tuple[FarCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def parse(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
     """
     head: re.Match[str] | None = None
     orders: list[list[Action]] = []
+    far: list[FarCopy] = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -91,13 +94,14 @@ def parse(text: str, weight_rules: Sequence[WeightRule]) -> Fields:
         if words[:2] != ["rank", str(len(orders))]:
             message = f"line {number} is {line[:60]!r}, where rank {len(orders)} is due"
             raise ScheduleError(message, hint=f"begin it with: rank {len(orders)}")
-        orders.append(_actions(words[2:], f"line {number}"))
+        orders.append(_actions(words[2:], f"line {number}", (len(orders), far)))
     if head is None:
-        return _one_step(orders)
+        return _one_step(orders)._replace(far=tuple(far))
     sizes = [int(head[key]) for key in _SIZES]
     rule = _rule(head["weight_rule"], weight_rules)
     together = int(head["together"] or 1)
-    return Fields(sizes[0], sizes[1], orders, sizes[2], rule, head["name"] or "", together)
+    named = head["name"] or ""
+    return Fields(sizes[0], sizes[1], orders, sizes[2], rule, named, together, tuple(far))
 
 
 def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -> Fields:
@@ -110,12 +114,15 @@ def from_json(content: Mapping[str, Json], weight_rules: Sequence[WeightRule]) -
     rest = {key: value for key, value in content.items() if key != "penstock"}
     with damage("schedule", ScheduleError, hint="write it with `penstock schedule NAME --out`"):
         written = typed(_ScheduleFile, rest)
+        far: list[FarCopy] = []
         orders = [
-            _actions(line.split(), f"rank {rank}") for rank, line in enumerate(written.orders)
+            _actions(line.split(), f"rank {rank}", (rank, far))
+            for rank, line in enumerate(written.orders)
         ]
     sizes = written.num_stages, written.num_micro_batches
     rule = _rule(written.weight_rule, weight_rules)
-    return Fields(*sizes, orders, written.num_steps, rule, written.name, written.together)
+    more = written.name, written.together, tuple(far)
+    return Fields(*sizes, orders, written.num_steps, rule, *more)
 
 
 def parse_torch_csv(text: str) -> Fields:
@@ -140,11 +147,18 @@ def parse_torch_csv(text: str) -> Fields:
     return _one_step(orders)
 
 
-def _actions(words: Sequence[str], where: str) -> list[Action]:
+def _actions(words: Sequence[str], where: str, rank_far: tuple[int, list[FarCopy]]) -> list[Action]:
+    """Return the actions of a rank, and add its copies to those that are known."""
+    (rank, far), found = rank_far, list[Action]()
     try:
-        return [Action.parse(word) for word in words]
+        for word in words:
+            if (copy := FarCopy.parse(word, rank, len(found))) is not None:
+                far.append(copy)
+            else:
+                found.append(Action.parse(word))
     except ScheduleError as problem:
         raise ScheduleError(f"{where}: {problem.message}", hint=problem.hint) from None
+    return found
 
 
 def _rule(name: str, weight_rules: Sequence[WeightRule]) -> WeightRule:

@@ -42,7 +42,8 @@ def offload(program: Program, what: Sequence[Offloaded], *, beside: bool = False
     """Return `program` with copies to far memory and back; `what` is by stage.
 
     What the next compute of the rank uses again stays.
-    beside:   whether copies are begun early, and run beside a compute or an update.
+    beside:   whether copies are begun early, and run beside a compute or an update; those that
+              the program has already stay where they are.
     Raises:   ProgramError: updates that may be undone need their state.
     """
     state = {stage for stage, word in enumerate(what) if word in ("state", "both")}
@@ -92,10 +93,13 @@ def _begun_early(code: Code) -> Iterator[Instruction]:
     before: defaultdict[int, list[Instruction]] = defaultdict(list)
     behind: defaultdict[int, list[Instruction]] = defaultdict(list)
     later = set[int]()
-    for at, one in enumerate(code):
+    listed = {one.of for one in code if isinstance(one, BeginOffload | BeginReload)}
+    copies = [(at, one) for at, one in enumerate(code) if isinstance(one, Offload | Reload)]
+    copies = [(at, one) for at, one in copies if one.of not in listed]
+    for at, one in copies:
         if isinstance(one, Reload):
             back[_offloaded(one)] = bisect_left(works, at)
-    for at, one in enumerate(code):
+    for at, one in copies:
         done = bisect_left(works, at)
         if isinstance(one, Offload):
             left[one.of] = done
@@ -103,7 +107,7 @@ def _begun_early(code: Code) -> Iterator[Instruction]:
                 before[at].append(BeginOffload(one.of))
                 behind[_sent(code, works[done])].append(one)
                 later.add(at)
-        elif isinstance(one, Reload) and done and done - left.get(_offloaded(one), -2) > 2:
+        elif done and done - left.get(_offloaded(one), -2) > 2:
             before[works[done - 1]].append(BeginReload(one.of))
     for at, one in enumerate(code):
         yield from before[at]
