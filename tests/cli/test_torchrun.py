@@ -29,9 +29,11 @@ from penstock.graph.trace import capture
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.kinds import load_profiles
+from penstock.program.lower_plan import lower_plan
 from penstock.runtime import launch
 from penstock.runtime.worker import RankResult
 from penstock.timeline import breakdown_from_json
+from penstock.training.agree import agree, program_digest
 from penstock.training.choose import Machines, on_hosts_of
 from penstock.training.listener import SILENT
 from penstock.training.notices import Notices
@@ -82,9 +84,11 @@ def torchrun(*options: str) -> tuple[int, str]:
         return code, told.read()
 
 
-def forked(folder: Path, *options: str, places: Sequence[Path] = ()) -> list[tuple[int, str]]:
+def forked(
+    folder: Path, *options: str, places: Sequence[Path] = (), job: str = JOB
+) -> list[tuple[int, str]]:
     """Return code and stderr of two ranks of that command, on a node each."""
-    command = ["train", JOB, *options]
+    command = ["train", job, *options]
     found = as_torchrun(partial(main, command), folder, nodes=2, places=places)
     return [(code, err) for code, _, err in found]
 
@@ -242,6 +246,36 @@ def test_ranks_meet_when_all_have_come() -> None:
     comes(1)
     first.join(30)
     assert sorted(came) == [0, 1]
+
+
+@pytest.mark.parametrize("what", ["steps", "model"])
+def test_ranks_that_are_to_run_different_programs_all_end_with_an_error(
+    what: str, here: Path, tmp_path: Path
+) -> None:
+    """They would wait for each other for ever: one of them has more steps, or a larger model."""
+    job = f"{Path(__file__).parent / 'training.py'}:{what}_of_rank"
+    done = forked(tmp_path, "--out", str(tmp_path / "there"), *WISH, job=job)
+    assert [code for code, _ in done] == [1, 2], done
+    told = {"steps": "steps 6; rank 0 has 5", "model": "graph "}[what]
+    assert f"error: rank 1 has {told}" in done[1][1]
+    assert "hint: start the same command on all hosts" in done[1][1]
+    assert "rank 1 failed: rank 1 has" in done[0][1]
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_ranks_agree_on_a_program_to_the_letter() -> None:
+    chained = chain([4, 4], [4, 4])
+    plan = plan_by_hand(chained, [0], "gpipe", num_micro_batches=2)
+    programs = [lower_plan(plan, chained), lower_plan(replace(plan, schedule="zb_h1"), chained)]
+    programs += [lower_plan(replace(plan, clip=True), chained)]
+    digests = [program_digest(program) for program in programs]
+    assert len(set(digests)) == len(digests)
+    assert program_digest(lower_plan(plan, chained)) == digests[0]
+    own = {"program": digests[0]}
+    store = notices(**{"penstock/agree on it": json.dumps(own), "penstock/all it": ""})
+    agree(store, "it", own)
+    with pytest.raises(PlanError, match=f"program {digests[1]}; rank 0 has {digests[0]}"):
+        agree(store, "it", {"program": digests[1]})
 
 
 def test_what_fails_on_one_host_ends_all_of_them(here: Path, tmp_path: Path) -> None:

@@ -37,6 +37,17 @@ def small() -> ps.Job:
     )
 
 
+def steps_of_rank() -> ps.Job:
+    """A job of which each rank has another number of steps."""
+    return replace(small(), num_steps=5 + int(os.environ["RANK"]))
+
+
+def model_of_rank() -> ps.Job:
+    """A job of which each rank has another model."""
+    more = [nn.Linear(1, 1) for _ in range(int(os.environ["RANK"]))]
+    return replace(small(), model=lambda: nn.Sequential(mlp.model(), *more))
+
+
 def packed() -> ps.Job:
     """A job whose messages may have 8 bits a number."""
     return replace(small(), wire_bits=8)

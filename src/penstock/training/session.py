@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,6 +146,19 @@ class Session:
             self.fixed.rules or None,
         )
         return self.care.strict or any(each is not None for each in asked)
+
+    def asked(self) -> dict[str, object]:
+        """Return what was requested, by name, as far as ranks have to have it alike."""
+        given, rules = self.given_plan, self.fixed.rules
+        return {
+            "steps": self.num_steps,
+            "a checkpoint every": self.every,
+            "--resume": self.resume,
+            "--units": self.units,
+            "--with": [(rule.verb, rule.pattern, rule.how) for rule in rules],
+            "choices": replace(self.fixed, rules=()),
+            "--plan": None if given is None else given.to_json(),
+        }
 
     def prove(
         self,
@@ -342,12 +355,10 @@ class Session:
     ) -> "Task":
         from penstock.program.lower_plan import stages_of
         from penstock.runtime.worker import Task
-        from penstock.training.windows import memory_window, windows_of
+        from penstock.training.windows import memory_window
 
         plan, captured = choice.plan, choice.captured
-        drained = [self.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
-        drained += [self.job.validate_every] if self.job.validate_every else []
-        windows = windows_of(captured.graph, plan, range(first_step, self.num_steps), drained)
+        windows = self.windows(choice, first_step)
         return Task(
             capture=captured,
             stages=stages_of(plan, captured.graph),
@@ -361,6 +372,15 @@ class Session:
             resume=checkpoint,
             memory_window=memory_window(windows),
         )
+
+    def windows(self, choice: Choice, first_step: int) -> "Windows":
+        """Return the windows of all steps that are left."""
+        from penstock.training.windows import windows_of
+
+        plan, graph = choice.plan, choice.captured.graph
+        drained = [self.every.window_steps(plan.predicted.step_s if plan.predicted else None)]
+        drained += [self.job.validate_every] if self.job.validate_every else []
+        return windows_of(graph, plan, range(first_step, self.num_steps), drained)
 
     def _run(
         self,
@@ -454,6 +474,7 @@ class Session:
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
     from penstock.runtime.launch import Work
+    from penstock.runtime.windows import Windows
     from penstock.runtime.worker import RankResult, Task
     from penstock.training.examine import Examined
 

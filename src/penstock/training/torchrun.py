@@ -26,6 +26,7 @@ from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.profile import Profile
+from penstock.training.agree import agree, run_facts, start_facts
 from penstock.training.choose import Choice, Machines, for_plan
 from penstock.training.listener import Listener
 from penstock.training.lock import locked
@@ -77,6 +78,7 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
     session.care = session.care._replace(
         strict=True, trial=False
     )  # what no plan can train is not started so
+    agree(notices, "the start", start_facts(session.job, session.asked()))
     first_step, checkpoint = session.start()
     _check_start(notices, first_step, session.folder)
     found = session.examine() if rank == 0 else None
@@ -84,7 +86,7 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
         _check_ranks(session.given_plan, world)
     captured = _traced(session.job, session.listener)
     session.fixed = replace(session.fixed, ranks=world)
-    notices.meet("traced")
+    agree(notices, "the step", {"graph": captured.graph.digest})
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
         cluster = _surveyed(notices.store, session.listener)
@@ -96,7 +98,7 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
         choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
     plan = choice.plan
     _check_ranks(plan, world)
-    notices.meet("planned")
+    agree(notices, "the program", run_facts(choice, session.windows(choice, first_step)))
     launch = partial(
         _launch,
         notices=notices,
