@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
         "prove.md",
         "wire.md",
         "rules.md",
+        "explain.md",
         "infer.md",
     ],
 )

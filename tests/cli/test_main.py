@@ -21,6 +21,8 @@ COMMANDS = (
     "train",
     "infer",
     "plan",
+    "explain",
+    "diff",
     "simulate",
     "replay",
     "predict",
@@ -52,13 +54,14 @@ def test_help_of_a_command_is_short_and_has_an_example(call: Call, name: str) ->
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_has_at_most_ten_flags(name: str) -> None:
-    """`train` has seven more: how far it is believed, whether there is a plan, its last words.
+    """`train` has eight more: how far it is believed, whether there is a plan, its last words.
 
-    `plan` has two more: units, far memory and post-validation are asked for there too.
+    `plan` has three more: units, far memory, post-validation and rules are asked for there too, and
+    of `check`.
     """
     command = typer.main.get_command(app.app).commands[name]
     flags = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    assert 1 <= len(flags) <= {"train": 17, "plan": 12}.get(name, 10)
+    assert 1 <= len(flags) <= {"train": 18, "plan": 13, "check": 11}.get(name, 10)
     assert "--json" in [opt for flag in flags for opt in flag.opts]
 
 

@@ -11,6 +11,7 @@ from penstock.cli import face
 from penstock.cli.check import check
 from penstock.cli.configure import configure
 from penstock.cli.doctor import doctor
+from penstock.cli.explain import diff, explain
 from penstock.cli.export import export
 from penstock.cli.infer import infer
 from penstock.cli.plan import plan
@@ -22,8 +23,8 @@ from penstock.cli.simulate import simulate
 from penstock.cli.train import train
 
 COMMANDS = (
-    train, infer, plan, simulate, replay, predict, configure, report, export, schedule, check,
-    doctor,
+    train, infer, plan, explain, diff, simulate, replay, predict, configure, report, export,
+    schedule, check, doctor,
 )  # fmt: skip
 
 app = typer.Typer(

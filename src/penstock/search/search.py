@@ -214,7 +214,8 @@ class _Cutter:
             again = replace(plan, recompute=(recompute,) * shape.stages, wire=wire)
             again = made_to_keep(again, self.judge.graph, self.judge.rules)
             yield again
-            if again.offloads and self._has_cores(again):
+            copies = any(word != "none" for word in again.offload)
+            if copies and self._has_cores(again):
                 yield replace(again, beside=True)
 
     def _choices(self, fixed: Fixed) -> tuple[bool, ...]:

@@ -13,7 +13,7 @@ from penstock.schedule.recipe import AnySchedule, Recipe, any_schedule, has_wind
 
 OFFLOAD_HELP = "Keep in far memory what is not needed: state, activations or both."
 HELP = "A name from `penstock schedule`, or a file: its text, JSON, or torch's CSV."
-UNITS_HELP = "Cut stages into units: block (one per block), or at most N per stage."
+UNITS_HELP = "One unit for each block, or N for each stage."
 _MOST_UNITS = 1_000_000
 
 

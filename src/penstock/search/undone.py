@@ -1,0 +1,156 @@
+"""Undone: a plan with one of its decisions taken otherwise, for what that decision gains.
+
+Each is simulated as the plan itself is, with everything else as the plan has it.  Ignores: that a
+search would then decide other things otherwise too; its reasons have the best of those.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.errors import GraphError, PlanError, ScheduleError
+from penstock.graph.graph import Graph
+from penstock.job import AS_IT_IS
+from penstock.plan import Plan, is_asynchronous, plan_by_hand
+from penstock.rules.rewrite import made_to_keep, rewritten
+from penstock.rules.rule import Rule
+from penstock.rules.ruled import Ruled, Said
+from penstock.schedule.grid import evenly
+from penstock.schedule.recipe import Recipe, as_cut, built_on, name_of, trains, units_of
+from penstock.search.balance import balanced_cuts
+from penstock.search.candidate import Candidate
+from penstock.search.judge import Judge
+from penstock.search.polish import with_cuts
+
+_SIMPLE = "gpipe", "one_f_one_b"
+
+
+class Undone(NamedTuple):
+    """One decision taken otherwise: in words, and what the simulation of the plan then says."""
+
+    what: str
+    otherwise: str
+    candidate: Candidate
+
+
+def undone(judge: Judge, plan: Plan) -> Iterator[Undone]:
+    """Yield what `plan` would give with each decision, alone, undone: those that can be."""
+    for what, otherwise, make in _others(judge, plan):
+        try:
+            other = make()
+        except (PlanError, GraphError, ScheduleError):  # there is no such plan
+            continue
+        if other is not None and other != plan:
+            candidate = judge.candidate(replace(other, decisions=(), predicted=None))
+            yield Undone(what, otherwise, candidate)
+
+
+_Other = tuple[str, str, Callable[[], Plan | None]]
+
+
+def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
+    """Yield decisions, what else could have been decided, and how that plan is made."""
+    graph, count = judge.graph, plan.num_stages
+    yield "ranks", "one rank alone", lambda: _as_replicas(graph, plan, 1)
+    if plan.num_ranks > 1:
+        words = f"{plan.total_ranks} replicas of one stage"
+        yield "replicas", words, lambda: _as_replicas(graph, plan, plan.total_ranks)
+    elif plan.replicas > 1:
+        words = f"one pipeline of {plan.total_ranks} stages"
+        yield "replicas", words, lambda: _as_pipeline(judge, plan)
+    yield "cuts", "evenly many pieces in each stage", lambda: _evenly_cut(graph, plan)
+    for name in _SIMPLE:
+        if name not in name_of(plan.schedule).split(" "):
+            yield "schedule", name, lambda name=name: _scheduled(plan, name)
+            break
+    again = not any(plan.recompute)
+    words = "in all stages" if again else "in none"
+    yield "recompute", words, lambda: replace(plan, recompute=(again,) * count)
+    if any(word != "none" for word in plan.offload):
+        yield "offload", "none", lambda: replace(plan, offload=(), beside=False)
+        words = "between computes" if plan.beside else "beside computes"
+        yield "copies", words, lambda: replace(plan, beside=not plan.beside)
+    if plan.rounds:
+        yield "wire", "numbers as they are", lambda: replace(plan, wire=(AS_IT_IS, AS_IT_IS))
+    if plan.clip and plan.num_ranks > 1 and not is_asynchronous(plan):
+        words = "no" if plan.post_validation else "yes"
+        other = not plan.post_validation
+        yield "post-validation", words, lambda: replace(plan, post_validation=other)
+    if plan.early:
+        yield "receives", "when they are needed", lambda: replace(plan, early=0)
+    if units_of(plan.schedule):
+        yield "units", "whole stages", lambda: _whole(graph, plan)
+    yield from _without_rules(graph, plan)
+
+
+def _without_rules(graph: Graph, plan: Plan) -> Iterator[_Other]:
+    for decision in plan.decisions:
+        verb, _, pattern = decision.what.partition(" ")
+        if decision.by != "user" or not pattern:
+            continue
+        if verb == "recompute":
+            how = "no" if decision.value == "yes" else "yes"
+        elif verb == "offload" and decision.value != "none":
+            how = "none"
+        else:
+            continue
+        rule = Rule(verb, pattern, how)
+        yield decision.what, how, lambda rule=rule: _ruled(graph, plan, rule)
+
+
+def _ruled(graph: Graph, plan: Plan, rule: Rule) -> Plan:
+    made = rewritten(plan, graph, [rule])
+    return replace(made, decisions=plan.decisions)
+
+
+def _as_replicas(graph: Graph, plan: Plan, replicas: int) -> Plan | None:
+    """Return so many replicas of the whole model; None where that is the plan, or cannot be."""
+    is_it = plan.num_ranks == plan.num_stages == 1 and plan.replicas == replicas
+    if is_it or plan.step_micro_batches < replicas or not trains(plan.schedule):
+        return None
+    shares = evenly(plan.step_micro_batches, replicas)
+    made = plan_by_hand(
+        graph,
+        [],
+        "one_f_one_b",
+        num_micro_batches=max(shares),
+        replicas=replicas,
+        clip=plan.clip,
+        shares=shares,
+    )
+    hosts = plan.hosts if replicas == plan.total_ranks else ()
+    buffers = "exact" if plan.buffers == "one copy" else plan.buffers
+    return replace(made, joined=plan.joined, buffers=buffers, hosts=hosts, early=0)
+
+
+def _as_pipeline(judge: Judge, plan: Plan) -> Plan:
+    cuts = balanced_cuts(judge.graph, judge.profiles[0].op_s, plan.total_ranks)
+    made = plan_by_hand(
+        judge.graph, cuts, "one_f_one_b", num_micro_batches=plan.step_micro_batches, clip=plan.clip
+    )
+    more = {"joined": plan.joined, "buffers": plan.buffers, "hosts": plan.hosts}
+    return replace(made, **more, early=plan.early)
+
+
+def _evenly_cut(graph: Graph, plan: Plan) -> Plan | None:
+    pieces, count = len(graph.cut_points) + 1, plan.num_stages
+    if count == 1 or units_of(plan.schedule):
+        return None
+    return with_cuts(graph, plan, (k * pieces // count - 1 for k in range(1, count)))
+
+
+def _scheduled(plan: Plan, name: str) -> Plan | None:
+    asked = as_cut(Recipe(name), plan.schedule)
+    shares = {*plan.grid.shares}
+    made = [built_on(asked, plan.num_stages, share, plan.num_ranks) for share in shares]
+    return replace(plan, schedule=asked) if plan.num_ranks > 1 and all(made) else None
+
+
+def _whole(graph: Graph, plan: Plan) -> Plan:
+    own, at = set[int](), 0
+    for units in units_of(plan.schedule):
+        at += units
+        own.add(at)
+    said = Said("may not", Rule("fuse", "units"))
+    inner = {cut: said for stage, cut in enumerate(plan.cuts, 1) if stage not in own}
+    return made_to_keep(plan, graph, Ruled(ends=inner))
