@@ -376,3 +376,11 @@ def test_step_that_a_scheduler_patches_is_left_out_and_warns_of_no_order() -> No
         _compat.without_order_warning(made)
         schedule.step()
     assert made.param_groups[0]["lr"] == 0.05
+
+
+def test_unscale_divides_and_says_whether_all_are_finite() -> None:
+    gradients = [torch.tensor([8.0, -4.0]), torch.tensor([2.0])]
+    assert _compat.unscale(gradients, 4.0)
+    assert [g.tolist() for g in gradients] == [[2.0, -1.0], [0.5]]
+    for odd in (torch.inf, torch.nan):
+        assert not _compat.unscale([torch.tensor([1.0]), torch.tensor([odd, 1.0])], 4.0)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
         "plan.md",
         "search.md",
         "prove.md",
+        "precision.md",
         "wire.md",
         "rules.md",
         "explain.md",

@@ -58,6 +58,7 @@ TORCH_FILES = {
     "graph/codec.py",
     "graph/direct.py",
     "graph/optimizer.py",
+    "graph/precision.py",
     "profile/measure.py",
 }
 

@@ -70,6 +70,7 @@ __all__ = [
     "tracing_backward",
     "tracing_session",
     "unrecorded",
+    "unscale",
     "without_order_warning",
     "without_scheduler",
 ]
@@ -304,6 +305,18 @@ def gradient_norms(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Return the 2-norm of each tensor, by the call of torch.nn.utils.clip_grad_norm_."""
     norms: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
     return list(norms(list(gradients), 2.0)) if gradients else []
+
+
+def unscale(gradients: Sequence[Tensor], scale: float) -> bool:
+    """Divide gradients by `scale`, as torch.amp.GradScaler does; return whether all are finite."""
+    divide: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore
+    finite = True
+    for gradient in gradients:
+        device = gradient.device
+        found = torch.zeros((), device=device)
+        divide([gradient], found, torch.tensor(1.0 / scale, device=device))
+        finite = finite and not bool(found)
+    return finite
 
 
 def groups_by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "Any"  # any pytree of tensors; Any because only the job's own loss looks inside
 Autocast = Literal["bfloat16", "float16"]
+Precision = Literal["bfloat16", "float16"]
 Buffers = Literal["exact", "per replica"]
 
 
@@ -47,6 +48,7 @@ class Parameters(list["nn.Parameter"]):
 WIRE_BITS = (2, 16)  # of a number that is packed: fewest, most
 AS_IT_IS = 32  # in place of them: it is not packed
 ROW = ("step", "loss", "seconds", "samples_per_second", "tokens_per_second")  # of metrics.jsonl
+SCALED = ("loss_scale", "left_out")  # there too, where the loss is scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ class Job:
     facts          figures of the job itself, for summary.json
     seed           of the initial weights and of dropout
     autocast       dtype of torch.autocast; gradients are not scaled, so float16 may underflow
+    precision      dtype in which forward and backward compute, with weights of that dtype too; the
+                   optimizer keeps them in float32.  In float16 the loss is scaled, and a step whose
+                   gradients overflow is left out
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
     wire_bits      fewest bits in which a number may go from rank to rank between stages: one for
@@ -95,6 +100,7 @@ class Job:
     facts: Callable[[], Mapping[str, float]] | None = None
     seed: int = 0
     autocast: Autocast | None = None
+    precision: Precision | None = None
     buffers: Buffers = "exact"
     wire_bits: int | tuple[int, int] | None = None
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
@@ -111,6 +117,7 @@ class Job:
         _check_validate_every(self.validate_every, self.validation)
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
+        _check_precision(self.precision, self.autocast)
         _check_buffers(self.buffers)
         _check_wire_bits(self.wire_bits)
         _check_writers(self.writers)
@@ -118,6 +125,16 @@ class Job:
         if self.learning_rate is not None and self.scheduler is not None:
             message = "Job.learning_rate and Job.scheduler both set the rate of a step"
             raise JobError(message, hint="keep one of them")
+
+    @property
+    def scales_loss(self) -> bool:
+        """Return whether the loss is scaled, and steps that overflow are left out."""
+        return self.precision == "float16"
+
+    @property
+    def awaits_all(self) -> bool:
+        """Return whether an update depends on all gradients of the model: clipped, or left out."""
+        return self.clip_norm is not None or self.scales_loss
 
     @property
     def fewest_bits(self) -> tuple[int, int]:
@@ -176,6 +193,16 @@ def _check_autocast(value: object) -> None:
         names = " or ".join(f'"{name}"' for name in get_args(Autocast))
         message = f"Job.autocast is {_short(value)}, not the name of a dtype of torch.autocast"
         raise JobError(message, hint=f"set {names}, or None for no autocast")
+
+
+def _check_precision(value: object, autocast: object) -> None:
+    names = " or ".join(f'"{name}"' for name in get_args(Precision))
+    if value is not None and value not in get_args(Precision):
+        message = f"Job.precision is {_short(value)}, not a dtype of 16 bits"
+        raise JobError(message, hint=f"set {names}, or None for the dtypes of the model")
+    if value is not None and autocast is not None:
+        message = f"Job.precision is {_short(value)}, and Job.autocast {_short(autocast)}"
+        raise JobError(message, hint="keep Job.precision: it computes under torch.autocast too")
 
 
 def _check_buffers(value: object) -> None:

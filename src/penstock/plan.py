@@ -72,7 +72,8 @@ class Plan:
     offload:            for each stage, what is in far memory while not needed: the state of
                         the optimizer, what F keeps for the backward, or both.
     beside:             whether these are copied there and back while the rank computes.
-    clip:               whether gradients are clipped by their global norm (the job says to what).
+    clip:               whether updates wait for a number of all gradients: to clip by their norm
+                        (the job says to what), or to leave out a step that overflows in float16.
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
     joined:             of the job's micro-batches that make one of the plan's.

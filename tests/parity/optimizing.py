@@ -63,7 +63,7 @@ def run_of(job: Job, stages: int, schedule: str = "one_f_one_b", **options) -> R
     made = net() if job.model is Net else capture(job)
     points = len(made.graph.cut_points)
     cuts = [points * number // stages for number in range(1, stages)]
-    clip = job.clip_norm is not None
+    clip = job.awaits_all
     options = {"num_ranks": stages, "clip": clip, **options}
     per_replica = MICRO_BATCHES // options.get("replicas", 1)
     plan = plan_by_hand(made.graph, cuts, schedule, num_micro_batches=per_replica, **options)

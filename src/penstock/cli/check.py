@@ -162,7 +162,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         replicas=wanted.replicas,
         recompute=(wanted.recompute,) * stages,
         offload=(wanted.offload,) * stages,
-        clip=job.clip_norm is not None,
+        clip=job.awaits_all,
         post_validation=wanted.post_validation,
     )
     return replace(plan, buffers=job.buffers, wire=job.fewest_bits)

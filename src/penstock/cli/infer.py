@@ -156,7 +156,7 @@ def _document(
 
     gave, far, same, second = ran
     samples, rehearsed = asked.captured.graph.samples, gave.loss is None
-    near = _NEAR if asked.job.autocast is None else _NEAR_IN_LOW_PRECISION
+    near = _NEAR if asked.job.precision is asked.job.autocast is None else _NEAR_IN_LOW_PRECISION
     words = "equal to the plain model's" if same else f"{far:.1e} from the plain model's"
     return {
         "ok": None if rehearsed else same or far <= near,

@@ -71,6 +71,7 @@ class Graph:
     loss:       node of the loss.
     gradients:  node of each trainable parameter's gradient; None if the loss ignores it.
     figures:    (name, node) of the numbers that the job's loss gives beside it.
+    masters:    bytes of the parameters that are kept in more bits than the step reads, by name.
     """
 
     key: tuple[str, ...]
@@ -81,6 +82,7 @@ class Graph:
     samples: int
     tokens: int
     figures: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
+    masters: Mapping[str, int] = field(default_factory=dict[str, int], kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss < len(self.nodes):
@@ -148,8 +150,20 @@ class Graph:
 
     @property
     def parameter_bytes(self) -> int:
-        """Return the bytes of all parameters, tied ones counted once."""
-        return sum(node.size_bytes for node in self.nodes if node.kind == "parameter")
+        """Return the bytes of all parameters as they are kept, tied ones counted once."""
+        return sum(
+            self.kept_bytes(at) for at, node in enumerate(self.nodes) if node.kind == "parameter"
+        )
+
+    def kept_bytes(self, parameter: int) -> int:
+        """Return the bytes of a parameter as it is kept, as are its gradient and its update."""
+        node = self.nodes[parameter]
+        return self.masters.get(node.name, node.size_bytes)
+
+    def copy_bytes(self, parameter: int) -> int:
+        """Return the bytes of what a step reads in place of a parameter; 0 if it reads that."""
+        node = self.nodes[parameter]
+        return node.size_bytes if node.name in self.masters else 0
 
     def effects(self) -> tuple[tuple[str, Effect, str], ...]:
         """Return (node name, effect, module) of every op that is not pure."""
@@ -177,6 +191,7 @@ class Graph:
             "samples": self.samples,
             "tokens": self.tokens,
             **({"figures": self.figures} if self.figures else {}),
+            **({"masters": dict(self.masters)} if self.masters else {}),
         }
         return json.loads(json.dumps(content))
 

@@ -9,7 +9,7 @@ A model that needs more (a mixture of experts whose op refuses fake tensors, a l
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -37,8 +37,9 @@ from penstock.graph.functional import (
     where,
 )
 from penstock.graph.graph import Graph, NodeKind, with_cut_points
+from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, rows_of
-from penstock.job import ROW, Job
+from penstock.job import ROW, SCALED, Job
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +87,20 @@ def capture(job: Job) -> Capture:
     model, batch = build(job)
     _refuse_hooks(model)
     refuse_shared(model)
-    step = _TracedStep(job, model, batch)
-    with torch.autograd.set_detect_anomaly(mode=False):  # it looks at values
+    masters = {name: p.numel() * p.element_size() for name, p in narrowed(job, model).items()}
+    with traced_in(job, model), torch.autograd.set_detect_anomaly(mode=False):  # looks at values
+        return _captured(_TracedStep(job, model, batch, masters))
+
+
+def _captured(step: "_TracedStep") -> Capture:
+    try:
+        return step.capture(step.forward)
+    except UntraceableError as first:
+        step.figures = _run_eagerly(step.job)
         try:
-            return step.capture(step.forward)
-        except UntraceableError as first:
-            step.figures = _run_eagerly(job)
-            try:
-                return step.capture(step.by_dynamo(model))
-            except GraphError:
-                raise first from None
+            return step.capture(step.by_dynamo(step.model))
+        except GraphError:
+            raise first from None
 
 
 def _run_eagerly(job: Job) -> tuple[str, ...]:
@@ -167,8 +172,10 @@ class _TracedStep:
     These are parameters, buffers, the batch's tensors, and the factor of the gradients.
     """
 
-    def __init__(self, job: Job, model: nn.Module, batch: object) -> None:
-        self.job, self.model, self.key = job, model, key_of(batch)
+    def __init__(
+        self, job: Job, model: nn.Module, batch: object, masters: Mapping[str, int]
+    ) -> None:
+        self.job, self.model, self.key, self.masters = job, model, key_of(batch), masters
         self.leaves: list[Any] = self.key.leaves_of(batch)
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         self.figures: tuple[str, ...] = ()  # known once the loss has been computed
@@ -267,6 +274,7 @@ class _TracedStep:
             samples=samples,
             tokens=tokens,
             figures=tuple(zip(self.figures, map(index.__getitem__, figures), strict=True)),
+            masters=self.masters,
         )
         inputs = [i for i, node in enumerate(nodes) if node.kind == "input"]
         held = {i: node.target for node, i in index.items() if node.op == "get_attr"}
@@ -291,6 +299,7 @@ class _TracedStep:
             f"other leaves: {others}",
             f"modules in training mode: {training} of {len(modules)}",
             f"autocast: {self.job.autocast}",
+            *([f"precision: {self.job.precision}"] if self.job.precision else []),
             f"torch: {torch.__version__}",
         )
 
@@ -332,7 +341,7 @@ def loss_and_figures(job: Job, model: nn.Module, batch: Any) -> tuple[Tensor, Ma
     Raises:   JobError: it is not a scalar tensor that depends on a trainable parameter; a figure is
               not a number, or has an invalid name.
     """
-    with autocast(job, model):
+    with computed_in(job, model):
         told: Any = job.loss(model, batch)
     pair = cast("tuple[Any, ...]", told if isinstance(told, tuple) else ())
     if len(pair) == 2 and isinstance(pair[1], Mapping):
@@ -358,8 +367,14 @@ def is_output(name: str) -> bool:
 def _figure(name: object, value: Any) -> Tensor:
     if isinstance(value, ModelOutput):
         return value.value
-    if not isinstance(name, str) or not name or name in ROW or name.startswith(("val_", "train_")):
-        known = f"not {', '.join(ROW)}, nor what begins with val_ or train_"
+    taken = (*ROW, *SCALED)
+    if (
+        not isinstance(name, str)
+        or not name
+        or name in taken
+        or name.startswith(("val_", "train_"))
+    ):
+        known = f"not {', '.join(taken)}, nor what begins with val_ or train_"
         raise JobError(f"the loss gives a figure named {name!r}", hint=f"give it a name, {known}")
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.reshape(())
@@ -377,14 +392,6 @@ def _loss(loss: Any) -> Tensor:
         hint = "is every parameter frozen, or the loss detached?"
         raise JobError("the job's loss depends on no trainable parameter", hint=hint)
     return loss.reshape(()) if loss.dim() else loss
-
-
-def autocast(job: Job, model: nn.Module) -> AbstractContextManager[Any]:
-    """Return the context in which the job's loss is computed."""
-    if job.autocast is None:
-        return nullcontext()
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    return torch.autocast(device, dtype=getattr(torch, job.autocast))
 
 
 def _refuse_hooks(model: nn.Module) -> None:

@@ -90,7 +90,8 @@ def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
     for i, node in enumerate(nodes):
         match node.kind:
             case "parameter":
-                values[i] = state[node.name].detach().clone(memory_format=torch.contiguous_format)
+                kept = state[node.name].detach().to(getattr(torch, node.dtype))
+                values[i] = kept.clone(memory_format=torch.contiguous_format)
             case "buffer":
                 values[i] = state[node.name].detach().clone()
             case "input":
@@ -263,13 +264,16 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
     known = {n: p for n, p in capture.model.named_parameters() if p.requires_grad}
     weights = {name: p.detach().clone() for name, p in known.items()}
     gradients = {name: torch.full_like(p, 1e-4) for name, p in known.items()}
+    made = [torch.full_like(p, 1e-4, dtype=_read_in(capture, n)) for n, p in known.items()]
     size = sum(p.numel() * p.element_size() for p in known.values())
     sums: Any = [torch.zeros_like(p) for p in known.values()]
-    accumulate_s = _timed(lambda: _compat.add_in_place(sums, list(gradients.values())))
+    accumulate_s = _timed(lambda: _compat.add_in_place(sums, made))
     whole = whole_optimizer(job, capture.model)
     seconds, workspace = _updated(whole, weights, gradients)
     if job.clip_norm is not None:
         seconds += _timed(partial(_clip, list(gradients.values())))
+    if capture.graph.masters:  # what a step reads is made anew
+        seconds += _timed(lambda: [copy.copy_(p) for copy, p in zip(made, sums, strict=True)])
     state = sum(value.numel() * value.element_size() for value in _state(whole.optimizer))
     flat, other = torch.zeros(2, max(1, size // 4))
     return {
@@ -281,6 +285,12 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
         "far_s_per_byte": _far_s(size),
     }
+
+
+def _read_in(capture: Capture, name: str) -> torch.dtype:
+    """Return the dtype in which a step reads a parameter, and makes its gradient."""
+    nodes = (node for node in capture.graph.nodes if node.kind == "parameter")
+    return getattr(torch, next(node.dtype for node in nodes if node.name == name))
 
 
 def packing_costs(job: Job) -> tuple[PackCost, ...]:

@@ -64,13 +64,13 @@ def lower_plan(
             )
             for e, bits in zip(stages.edges, bits_of(plan, stages), strict=True)
         ],
-        tied=[TiedGroup(nodes[p].name, held, nodes[p].size_bytes) for p, held in stages.tied],
+        tied=[TiedGroup(nodes[p].name, held, graph.kept_bytes(p)) for p, held in stages.tied],
         clip=plan.clip,
         bits=bits_of(plan, stages) if plan.rounds else (),
         post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,
         stage_bytes=[
-            StageBytes(weights=sum(nodes[p].size_bytes for p in stage.parameters))
+            StageBytes(weights=sum(map(graph.kept_bytes, stage.parameters)))
             for stage in stages.stages
         ],
     )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.eager import load_model
@@ -28,7 +29,7 @@ from penstock.runtime.finite import NotFinite, NotFiniteError, all_finite
 _LOWER = "lower the learning rate, warm it up, or set Job.clip_norm"
 _DATA = "leave such samples out, or fix what makes them"
 _LINE = "keep that op in its range (an epsilon, a clamp), or lower the learning rate"
-_HALF = 'use autocast="bfloat16", whose range is that of float32'
+_HALF = 'use "bfloat16", whose range is that of float32'
 _AGAIN = "does the job's data differ from call to call, or its model keep state of its own?"
 _ON_PURPOSE = ("full", "fill", "masked_fill", "where", "scalar_tensor", "lift_fresh", "copy")
 _UNSET = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
@@ -97,7 +98,7 @@ def _cause_in(job: Job, model: nn.Module, index: int) -> tuple[str, str] | None:
 
 
 def _of_forward(job: Job, watch: "_FirstNotFinite", loss: float) -> tuple[str, str]:
-    hint = _HALF if job.autocast == "float16" else _LINE
+    hint = _HALF if "float16" in (job.autocast, job.precision) else _LINE
     lines: list[str] = []
     if watch.infinite is not None:
         lines.append(f"first infinite: {watch.infinite}")
@@ -108,7 +109,7 @@ def _of_forward(job: Job, watch: "_FirstNotFinite", loss: float) -> tuple[str, s
 
 def _of_backward(job: Job, model: nn.Module, batch: Any, index: int) -> tuple[str, str] | None:
     """Return what is not finite in the gradients of one micro-batch."""
-    hint = _HALF if job.autocast == "float16" else _LINE
+    hint = _HALF if "float16" in (job.autocast, job.precision) else _LINE
     model.zero_grad()
     with (
         warnings.catch_warnings(record=True) as told,
@@ -117,7 +118,8 @@ def _of_backward(job: Job, model: nn.Module, batch: Any, index: int) -> tuple[st
     ):
         warnings.simplefilter("always")
         try:
-            loss_of(job, model, batch).backward()  # pyright: ignore[reportUnknownMemberType]
+            with cast_weights(job, model):
+                loss_of(job, model, batch).backward()  # pyright: ignore[reportUnknownMemberType]
         except RuntimeError as problem:
             place = _last_of_user("\n".join(str(each.message) for each in told))
             return f"in the backward pass of {place}: {problem}", hint

@@ -56,18 +56,34 @@ def bind(rank: "Rank", program: Program) -> list[Bound]:
     Raises:   as Rank.bind.
     """
     _check_clipping(rank, program)
+    _check_scaling(rank, program)
     return _Binder(rank, program).calls()
 
 
 def _check_clipping(rank: "Rank", program: Program) -> None:
     limit = rank.job.clip_norm
-    if program.clip == (limit is not None) or not rank.stages.has_gradients:
+    if program.clip == rank.job.awaits_all or not rank.stages.has_gradients:
         return
+    if limit is None and not program.clip:
+        message = "the job leaves out steps that overflow, and the plan does not wait to know"
+        raise RunError(message, hint="make the plan again, or set Job.precision to None")
     if program.clip:
         message = "the plan clips gradients, but the job does not say to which norm"
         raise RunError(message, hint="set Job.clip_norm, or make the plan again")
     message = f"the job clips gradients to norm {limit:g}, and the plan does not"
     raise RunError(message, hint="make the plan again, or set Job.clip_norm to None")
+
+
+def _check_scaling(rank: "Rank", program: Program) -> None:
+    if not rank.job.scales_loss or not rank.stages.has_gradients:
+        return
+    hint = 'set Job.precision="bfloat16", or make the plan '
+    if program.weight_rule != SYNCHRONOUS:
+        message = f"a step that overflows cannot be left out under rule {program.weight_rule.name}"
+        raise RunError(message, hint=f"{hint}with a synchronous schedule")
+    if any(reduce.how == "validate" for reduce in program.code.reductions):
+        message = "an update that is made before it is known whether the step overflows"
+        raise RunError(message, hint=f"{hint}without post_validation")
 
 
 class _Binder:
@@ -88,9 +104,11 @@ class _Binder:
             keeps = rule.kept(stage, *sizes) > 0
             weights.attend(rule, rule.staleness(stage, *sizes), keeps=keeps)
         nodes, loss = rank.capture.graph.nodes, rank.capture.graph.loss
-        share = 1.0 / program.grid.step_micro_batches
+        count = program.grid.step_micro_batches
         dtype = getattr(torch, nodes[loss].dtype)  # of the gradient that the loss is given
-        self.scale = torch.tensor(share, dtype=dtype, device=rank.device)
+        self.scale = torch.tensor(1.0 / count, dtype=dtype, device=rank.device)
+        if rank.loss_scale is not None:
+            self.scale = rank.loss_scale.gradient(count, dtype, rank.device)
         actions = [i.action for i in self.code if isinstance(i, Compute)]
         computes = [piece for action in actions for piece in self._pieces(action)]
         for action, slot in tuple(self.parked.of.items()):

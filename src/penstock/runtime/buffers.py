@@ -25,10 +25,12 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.cut_points import written_buffers
 from penstock.graph.functional import where
 from penstock.graph.graph import Graph
+from penstock.graph.precision import cast_weights
 from penstock.graph.trace import Capture, build_model, loss_and_figures, on_device
 from penstock.job import Job
-from penstock.plan import Decision, Plan
+from penstock.plan import Decision, Plan, is_asynchronous
 from penstock.runtime.flow import Dependencies
+from penstock.schedule.recipe import name_of
 from penstock.search import Fixed
 
 _EXACT = (torch.float32, torch.float64)  # what is coarser cannot be summed from parts
@@ -94,8 +96,14 @@ def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
     """Raise unless plan and job agree on the buffers that forward writes, and on what is rounded.
 
     Raises:   PlanError: in one of them each replica has its own, in the other not; or the plan
-              sends numbers in fewer bits than the job allows.
+              sends numbers in fewer bits than the job allows, or updates before it is known
+              whether the step is to be left out.
     """
+    if job.scales_loss and (is_asynchronous(plan) or (plan.clip and plan.post_validation)):
+        what = name_of(plan.schedule) if is_asynchronous(plan) else "post_validation"
+        message = f"{what} updates before it is known whether the step overflows in float16"
+        hint = 'set Job.precision="bfloat16", or take a synchronous schedule that updates last'
+        raise PlanError(message, hint=hint)
     if any(bits < fewest for bits, fewest in zip(plan.wire, job.fewest_bits, strict=True)):
         own, fewest = (" and ".join(map(str, row)) for row in (plan.wire, job.fewest_bits))
         message = f"the plan sends numbers in {own} bits (there, back); the job allows {fewest}"
@@ -198,7 +206,8 @@ class _BufferProbe:
         """
         self.kept.put(values)
         self.model.zero_grad(set_to_none=True)
-        with SeededRandom(micro_batch_seed(self.job.seed, at)), flow or nullcontext():
+        seeded = SeededRandom(micro_batch_seed(self.job.seed, at))
+        with seeded, flow or nullcontext(), cast_weights(self.job, self.model):
             loss, figures = loss_and_figures(self.job, self.model, self.batches[at])
             if at == 0:
                 loss.backward()  # pyright: ignore[reportUnknownMemberType]

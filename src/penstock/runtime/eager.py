@@ -25,6 +25,7 @@ from penstock.batches import ReadNumbers
 from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
+from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, device_here, loss_and_figures
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
@@ -42,6 +43,7 @@ from penstock.runtime.finite import (
     leaving,
     refuse_norm,
 )
+from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.meter import Meter
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
@@ -160,6 +162,7 @@ class EagerRank:
         if not self.parameters:
             raise JobError("the model has no trainable parameter", hint="unfreeze some")
         self.updates = eager_updates(task.job, self.model)
+        self.loss_scale = LossScale() if task.job.scales_loss else None
         self.share = task.job.micro_batches // transport.num_ranks
         is_plain = len(self.everyone) == 1  # then it is the plain loop, to the batch's memory
         self.reader = Reader(task.job, device_here(), copies=not is_plain)
@@ -199,6 +202,8 @@ class EagerRank:
         """Run one step; return what this rank knows of it."""
         loss = self.step(step)
         figures = {name: sum(values) / len(values) for name, values in self.figures.items()}
+        if self.loss_scale is not None:
+            figures |= self.loss_scale.figures()
         return StepResult(step, loss, self.marks[-1] - self.marks[0], self.share, figures)
 
     def spans(self) -> tuple[Span, ...]:
@@ -243,12 +248,16 @@ class EagerRank:
 
     def _backward(self) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Leave the gradients of a micro-batch in the parameters; return loss and figures."""
-        with SeededRandom(micro_batch_seed(self.job.seed, self.next_index)):
+        seed = micro_batch_seed(self.job.seed, self.next_index)
+        with SeededRandom(seed), cast_weights(self.job, self.model):
             loss, figures = loss_and_figures(self.job, self.model, self.batch)
             if self.is_guarded:
                 place = self.next_index - self.now * self.job.micro_batches
                 check_loss(float(loss.detach()), self.now, place, self.next_index)
-            (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
+            part = loss / self.job.micro_batches
+            if self.loss_scale is not None:
+                part = part * torch.tensor(self.loss_scale.scale, device=loss.device)
+            part.backward()  # pyright: ignore[reportUnknownMemberType]
         return loss, figures
 
     def _reduce(self) -> None:
@@ -266,12 +275,26 @@ class EagerRank:
                 self.transport.all_reduce(parameter.grad, self.everyone)
 
     def _update(self) -> None:
+        if self.loss_scale is not None and self._overflows(self.loss_scale):
+            return
         if self.job.clip_norm is not None:
             norm = float(clip_grad_norm_(self.parameters.values(), self.job.clip_norm))
             if self.is_guarded and not math.isfinite(norm):
                 self._refuse(norm)
         given = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         self.updates.step(self.now, given)
+
+    def _overflows(self, scale: LossScale) -> bool:
+        """Divide the gradients by the scale of the loss; return whether one is not finite.
+
+        The sums are the same on all ranks, and so is what comes of them.
+        """
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        overflowed = not scale.unscale(grads)
+        if overflowed and self.is_guarded and scale.scale <= LEAST:
+            self._refuse(math.nan)
+        scale.end(self.now, overflowed=overflowed)
+        return overflowed
 
     def _refuse(self, norm: float) -> None:
         grads = ((name, parameter.grad) for name, parameter in self.parameters.items())
@@ -323,6 +346,8 @@ class EagerRank:
         tensors = self.held()
         plain: dict[str, object] = {}
         self.updates.put(tensors, plain)
+        if self.loss_scale is not None:
+            self.loss_scale.put(plain)
         return tensors, plain
 
     def held(self) -> dict[str, Tensor]:
@@ -334,3 +359,5 @@ class EagerRank:
         Optimizers(self.job, self.model, self.parameters).may_resume()
         load_model(self.model, state.tensors)
         self.updates.take(state.tensors, state.plain)
+        if self.loss_scale is not None:
+            self.loss_scale.take(state.plain)

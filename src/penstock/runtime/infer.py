@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from penstock.batches import started
 from penstock.errors import JobError, RunError
+from penstock.graph.precision import computed_in
 from penstock.graph.stages import Stages
-from penstock.graph.trace import OUTPUT, Capture, ModelOutput, autocast, is_output, on_device
+from penstock.graph.trace import OUTPUT, Capture, ModelOutput, is_output, on_device
 from penstock.job import Job
 from penstock.profile import Profile
 from penstock.program.program import Program
@@ -175,7 +176,7 @@ def apart(job: Job, folder: Path, count: int) -> tuple[float, bool]:
     model, batches = build_model(job), started(job.data, 0)
     worst, same = 0.0, True
     for number in range(count):
-        with torch.no_grad(), autocast(job, model):
+        with torch.no_grad(), computed_in(job, model):
             _, expected = job.loss(model, on_device(next(batches)))
         found = load_file(file_of(folder, number))
         for name, told in cast("Mapping[str, ModelOutput]", expected).items():

@@ -28,9 +28,11 @@ from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Progress as Progress
 from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
+from penstock.runtime.checkpoint import Checkpoint
 from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
 from penstock.runtime.lane import Lane
+from penstock.runtime.loss_scale import LossScale
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.packing import Packing, packing_of
 from penstock.runtime.reader import Reader, ReadOrder
@@ -55,6 +57,7 @@ class Rank:
     expects_clipping: whether the last gradients were clipped, where updates are validated.
     report:    called with every finished step.
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
+    loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
     """
 
@@ -85,6 +88,7 @@ class Rank:
         self.unsettled: list[Callable[[], bool]] = []
         self.read: dict[int, list[Any]] = {}
         self.expects_clipping = False
+        self.loss_scale = LossScale() if job.scales_loss else None
         self.lane = Lane()  # of its sums
         self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
@@ -123,7 +127,8 @@ class Rank:
     def bind(self, program: Program) -> list[Bound]:
         """Return the calls of one window of `program` on this rank.
 
-        Raises:   RunError: sharded weights; or only one of job and program clips gradients.
+        Raises:   RunError: sharded weights; only one of job and program waits for all gradients;
+                  or a schedule with which the loss cannot be scaled.
                   JobError: the job's optimizer is not one, or cannot be divided as planned.
         """
         self.expect(program)
@@ -185,6 +190,16 @@ class Rank:
                 where = bound.lane, bound.kind, bound.stage, bound.micro_batch
                 spans.append(Span(self.rank, *where, start - origin, end - origin))
         return spans
+
+    def load(self, state: Checkpoint) -> None:
+        """Continue from a checkpoint; everything has to be bound.
+
+        Raises:   CheckpointError: it is of another model or optimizer.
+        """
+        for weights in self.weights.values():
+            weights.load(state.tensors, state.plain)
+        if self.loss_scale is not None:
+            self.loss_scale.take(state.plain)
 
     def held_bytes(self) -> int:
         """Return the bytes held between windows by weights, gradients, versions and state."""

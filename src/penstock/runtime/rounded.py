@@ -59,9 +59,14 @@ class Rounded:
         self.bits = (AS_IT_IS,) * edges if exactly or not program.bits else program.bits
         self.sent = _sent(program)
         self._functions: dict[int, Function] = {}
-        scale = 1.0 / program.grid.step_micro_batches
-        dtype = getattr(torch, capture.graph.nodes[capture.graph.loss].dtype)
-        self.scale = torch.tensor(scale, dtype=dtype, device=device_here())
+        self.count = program.grid.step_micro_batches
+        self.rescale(1.0)
+
+    def rescale(self, scale: float) -> None:
+        """Let gradients be those of the loss times `scale` from now on."""
+        graph, device = self.capture.graph, device_here()
+        dtype = getattr(torch, graph.nodes[graph.loss].dtype)
+        self.scale = torch.tensor(scale, dtype=dtype, device=device) / self.count
 
     def micro_batch(
         self, read: StepInputs, *, backward: bool = True
@@ -77,7 +82,8 @@ class Rounded:
             for stage in reversed(self.stages.stages) if backward else ():
                 found = self._run(stage.index, stage.backward, read.backward, read, frames)
                 for parameter, value in stage.backward.gradients:
-                    name, part = graph.nodes[parameter].name, found[value]
+                    name = graph.nodes[parameter].name
+                    part = found[value].to(read.forward[name].dtype)
                     gradients[name] = gradients[name] + part if name in gradients else part
         return loss, gradients
 
@@ -100,7 +106,7 @@ class Rounded:
             if nodes[node].kind == "scale"
             else self.capture.constants[node]
             if nodes[node].kind == "constant"
-            else known[nodes[node].name]
+            else known[nodes[node].name].to(getattr(torch, nodes[node].dtype))
             for node in function.statics
         ]
         leaves = [read.leaves[self.capture.inputs[node]] for node in function.leaves]

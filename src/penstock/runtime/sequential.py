@@ -19,6 +19,7 @@ from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import Graph
+from penstock.graph.precision import dtype_of, narrowed
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, build, loss_of, on_device
 from penstock.job import Job
@@ -144,15 +145,20 @@ def _gradients(
     """Return the gradient of one micro-batch: (its number in the window, the batch)."""
     number, batch = of
     forward, backward = _reads(parts, program, number)
-    read = {name: value.clone().requires_grad_() for name, value in forward.items()}
-    pack, unpack = _swapping(read, backward)
+    narrow, dtype = narrowed(job, model), dtype_of(job)
+    read = {n: w.to(dtype) if n in narrow else w.clone() for n, w in forward.items()}
+    later = {n: w.to(dtype) if n in narrow else w for n, w in backward.items()}
+    for value in read.values():
+        value.requires_grad_()
+    pack, unpack = _swapping(read, later)
     with (
         _compat.reparametrize(model, dict(read)),
         torch.autograd.graph.saved_tensors_hooks(pack, unpack),
     ):
         loss = loss_of(job, model, batch) / program.grid.step_micro_batches
         found: Any = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
-    return {name: g for name, g in zip(read, found, strict=True) if g is not None}
+    made = zip(forward.items(), found, strict=True)
+    return {name: g.to(w.dtype) for (name, w), g in made if g is not None}
 
 
 def _swapping(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Container, Iterator, Sequence
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock import _compat
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
+from penstock.runtime.loss_scale import LEAST, LossScale
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -96,7 +97,7 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
 
 
 def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
-    """Clip the gradients by their norm over all ranks."""
+    """Clip the gradients by their norm over all ranks, and find out whether they overflow."""
     norm = GlobalNorm(rank, own)
 
     def call() -> None:
@@ -111,6 +112,9 @@ def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
 class GlobalNorm:
     """Scales the gradients of a rank so that the norm over all stages is at most clip_norm.
 
+    Where the loss is scaled, they are divided by its scale before; one number more than norms says
+    on how many ranks they are not finite.
+
     A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
     which it lives.  What comes out is that of torch.nn.utils.clip_grad_norm_ on the whole model,
     to the bit: the norm of each parameter, then of these in the model's order.
@@ -119,14 +123,14 @@ class GlobalNorm:
     """
 
     def __init__(self, rank: "Rank", own: LocalStages) -> None:
-        assert rank.job.clip_norm is not None, "binding has checked it"
-        self.rank, self.limit = rank, rank.job.clip_norm
+        self.rank, self.limit, self.loss_scale = rank, rank.job.clip_norm, rank.loss_scale
         self.parts = [(rank.weights_of(stage), nodes) for stage, nodes in _counted(rank, own)]
         stages, nodes = rank.stages.stages, rank.capture.graph.nodes
         counted = sorted({node for stage in stages for node, _ in stage.backward.gradients})
         place = {node: number for number, node in enumerate(counted)}
         self.names = [nodes[node].name for node in counted]
-        self.dtypes = [getattr(torch, nodes[node].dtype) for node in counted]
+        kept = dict(rank.capture.model.named_parameters())
+        self.dtypes = [kept[name].dtype for name in self.names]
         like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in self.dtypes]
         self.order = [number for group in _compat.groups_by_dtype(like) for number in group]
         self.own_places = [place[node] for _, owned in self.parts for node in owned]
@@ -137,7 +141,13 @@ class GlobalNorm:
 
     def own(self) -> Tensor:
         """Return the norm of each parameter of the model, zero for those of other ranks."""
-        norms = torch.zeros(self.count, dtype=torch.float64, device=self.rank.device)
+        scaled, count = self.loss_scale, self.count
+        norms = torch.zeros(count + bool(scaled), dtype=torch.float64, device=self.rank.device)
+        if scaled is not None:
+            flats = [flat for weights, _ in self.parts for flat in weights.flat_gradients]
+            norms[count] = not scaled.unscale(flats)
+        if self.limit is None:
+            return norms
         found = [norm.double() for weights, owned in self.parts for norm in weights.norms(owned)]
         if found:
             norms[self.own_places] = torch.stack(found)
@@ -148,7 +158,13 @@ class GlobalNorm:
 
         Raises:   NotFiniteError.
         """
-        rank, total = self.rank, _total(norms, self.order, self.dtypes)
+        if self.loss_scale is not None:
+            self._end(self.loss_scale, norms, step)
+            if self.loss_scale.leaves_out(step):
+                return False
+        if self.limit is None:
+            return False
+        rank, total = self.rank, _total(norms[: self.count], self.order, self.dtypes)
         coefficient = self.limit / (total + 1e-6)
         clips = not bool(coefficient >= 1.0)
         if clips and rank.is_guarded and not isfinite(float(total)):
@@ -157,6 +173,13 @@ class GlobalNorm:
             for weights, _ in self.parts:
                 weights.scale_gradients(coefficient)
         return clips
+
+    def _end(self, scale: LossScale, norms: Tensor, step: int) -> None:
+        """Let the scale know how a step has ended; one that is no longer the reason is an error."""
+        overflowed = bool(norms[self.count])
+        if overflowed and self.rank.is_guarded and scale.scale <= LEAST:
+            self.rank.refuse_norm(nan, step, ())
+        scale.end(step, overflowed=overflowed)
 
 
 def _bad(norms: Tensor) -> list[int]:
@@ -208,7 +231,8 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
         number, factor = progress.first_step + step, 1.0
         if weights.staleness is not None and late:
             factor = weights.staleness.rate(number)
-        weights.step(number, factor)
+        if rank.loss_scale is None or not rank.loss_scale.leaves_out(number):
+            weights.step(number, factor)
         if tell is not None:
             tell()
 
@@ -227,6 +251,8 @@ def tell_call(rank: "Rank", step: int, *, has_loss: bool) -> Call:
         rows = progress.figures.pop(step, ())
         means = torch.stack([*rows]).mean(0).unbind() if rows else ()
         figures = dict(zip(names, map(float, means), strict=False))
+        if rank.loss_scale is not None:
+            figures |= rank.loss_scale.figures()
         seconds, progress.last_update_s = now - progress.last_update_s, now
         number = progress.first_step + step
         rank.report(StepResult(number, loss, seconds, len(parts), figures))

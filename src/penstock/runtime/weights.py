@@ -4,6 +4,9 @@ Trainable parameters of one dtype are views into one flat tensor, and so are the
 and every older version, so that a sum over replicas or a copy of a version is one call.
 Version 0 and those after it are the live tensors, which the optimizer changes in place; an
 older version that is still read is a copy in a numbered stash.
+
+Where a step reads weights in fewer bits than they are kept in (graph/precision.py), it reads
+copies, which every update makes anew; older versions are then in those bits too.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +26,7 @@ from penstock.runtime.copies import FarState, far_state
 from penstock.runtime.kept import tensors_in
 from penstock.runtime.optimizer import Optimizers, optimizers_of
 from penstock.runtime.staleness import Staleness
+from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
 
 Copies = list[tuple[list[Tensor], dict[int, Tensor]]]  # flat tensors, and by node views of them
@@ -32,7 +36,10 @@ _ALIGN_BYTES = 64  # a cache line; every parameter starts on one
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """One tensor that holds many: where each starts, and how many elements there are in all."""
+    """One tensor that holds many: where each starts, and how many elements there are in all.
+
+    read:   dtype in which a step reads them.
+    """
 
     nodes: tuple[int, ...]
     starts: tuple[int, ...]
@@ -40,6 +47,7 @@ class Flat:
     dtype: torch.dtype
     device: torch.device
     size: int
+    read: torch.dtype
 
     def new(self) -> Tensor:
         """Return a flat tensor of zeros."""
@@ -76,16 +84,19 @@ class StageWeights:
         trainable = {
             n: parameters[name] for n, name in names.items() if parameters[name].requires_grad
         }
-        self.layouts = _layouts(trainable)
+        read = {node: getattr(torch, capture.graph.nodes[node].dtype) for node in names}
+        self.layouts = _layouts(trainable, read)
         self.flats = [layout.new() for layout in self.layouts]
         summed = self.layouts if has_gradients else []
         self.flat_gradients = [layout.new() for layout in summed]
         self.gradients = _all_views(summed, self.flat_gradients)
-        live = _all_views(self.layouts, self.flats)
-        for node, value in live.items():
-            value.copy_(trainable[node].detach())
-        self.live = {node: nn.Parameter(value) for node, value in live.items()}
-        self.frozen = {n: parameters[m].detach().clone() for n, m in names.items() if n not in live}
+        self.live = _parameters(_all_views(self.layouts, self.flats), trainable)
+        self.frozen = {
+            n: parameters[m].detach().clone() for n, m in names.items() if n not in self.live
+        }
+        pairs = zip(self.layouts, self.flats, strict=True)
+        self.reads = [flat.to(layout.read) for layout, flat in pairs]
+        self.frozen_reads = {n: value.to(read[n]) for n, value in self.frozen.items()}
         self.stash: Copies = []
         self.predicted: Copies = []
         self.parked: Copies = []
@@ -95,10 +106,12 @@ class StageWeights:
         self.with_gradient = {node for node, _ in stage.backward.gradients}
         self.given: dict[str, Tensor] = {}
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
-        others = {names[node]: value for node, value in self.frozen.items()}
+        self.updates = self._updated_by(optimizers or optimizers_of(job, capture))
+
+    def _updated_by(self, optimizers: Optimizers) -> Updates | None:
+        others = {self.names[node]: value for node, value in self.frozen.items()}
         others |= {self.buffer_names[node]: value for node, value in self.buffers.items()}
-        makes = optimizers or optimizers_of(job, capture)
-        self.updates = makes.of({names[n]: p for n, p in self.live.items()}, others)
+        return optimizers.of({self.names[n]: p for n, p in self.live.items()}, others)
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -106,16 +119,25 @@ class StageWeights:
         return None if self.updates is None else self.updates.optimizer
 
     def tensors(self, slot: int) -> Mapping[int, Tensor]:
-        """Return node -> tensor of all parameters: slot 0 is live, slot k the k-th stash."""
-        values: Mapping[int, Tensor] = self.live if slot == 0 else self.stash[slot - 1][1]
-        detached = {node: value.detach() for node, value in values.items()}
-        return {**detached, **self.frozen}
+        """Return node -> what a step reads of all parameters: slot 0 is live, k the k-th stash."""
+        flats = self.reads if slot == 0 else self.stash[slot - 1][0]
+        return {**_all_views(self.layouts, flats), **self.frozen_reads}
+
+    def kept(self) -> Mapping[int, Tensor]:
+        """Return node -> tensor of all parameters as they are kept."""
+        return {**{node: value.detach() for node, value in self.live.items()}, **self.frozen}
+
+    def renew_reads(self) -> None:
+        """Let a step read the weights as they are now, where it reads copies."""
+        for read, flat in zip(self.reads, self.flats, strict=True):
+            if read is not flat:
+                read.copy_(flat)
 
     def reserve(self, num_slots: int, num_predictions: int = 0) -> None:
         """Make stashes up to slot `num_slots` and places for predictions, each as live now."""
         for room, count in ((self.stash, num_slots), (self.predicted, num_predictions)):
             while len(room) < count:
-                flats = [flat.clone() for flat in self.flats]
+                flats = [read.clone() for read in self.reads]
                 room.append((flats, _all_views(self.layouts, flats)))
 
     def park(self, num_slots: int) -> None:
@@ -141,13 +163,17 @@ class StageWeights:
 
     def prediction(self, slot: int) -> Mapping[int, Tensor]:
         """Return node -> tensor of all parameters, as predicted in `slot`."""
-        return {**self.predicted[slot][1], **self.frozen}
+        return {**self.predicted[slot][1], **self.frozen_reads}
 
     def predictions(self, ahead: int) -> Mapping[int, Callable[[], Tensor]]:
         """Return node -> what gives a parameter as predicted for `ahead` updates later."""
         assert self.staleness is not None, "binding has made it"
-        made = {n: partial(self.staleness.one, n, ahead, self.live) for n in self.live}
-        return {**made, **{n: partial(_same, value) for n, value in self.frozen.items()}}
+        made: dict[int, Callable[[], Tensor]] = {}
+        for layout in self.layouts:
+            for node in layout.nodes:
+                one = partial(self.staleness.one, node, ahead, self.live)
+                made[node] = one if layout.read == layout.dtype else _cast(one, layout.read)
+        return {**made, **{n: partial(_same, value) for n, value in self.frozen_reads.items()}}
 
     def predict(self, slot: int, ahead: int) -> None:
         """Predict the weights of `ahead` updates later into `slot`."""
@@ -157,8 +183,8 @@ class StageWeights:
 
     def keep(self, slot: int) -> None:
         """Copy the live weights into stash `slot`."""
-        for kept, flat in zip(self.stash[slot - 1][0], self.flats, strict=True):
-            kept.copy_(flat)
+        for kept, read in zip(self.stash[slot - 1][0], self.reads, strict=True):
+            kept.copy_(read)
 
     def move(self, moved: Mapping[int, int]) -> None:
         """Give each stash the contents of another one: {to: of}."""
@@ -203,6 +229,7 @@ class StageWeights:
         self.updates.step(number, self.given, factor)
         if self.staleness is not None:
             self.staleness.after_update(self.live)
+        self.renew_reads()
         if self.undo is not None and self.undo.is_on:
             self.undo.after()
 
@@ -243,6 +270,10 @@ class StageWeights:
         """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
         held: list[Tensor] = [*self.flats, *self.flat_gradients, *self.frozen.values()]
         held += [*self.buffers.values(), *(flat for flats, _ in self.stash for flat in flats)]
+        held += [
+            read for read, flat in zip(self.reads, self.flats, strict=True) if read is not flat
+        ]
+        held += [v for n, v in self.frozen_reads.items() if v is not self.frozen[n]]
         held += [flat for flats, _ in (*self.predicted, *self.parked) for flat in flats]
         if self.staleness is not None:
             held += [*self.staleness.previous, *self.staleness.average]
@@ -259,14 +290,14 @@ class StageWeights:
         """Return tensors and plain values by key: "weights/NAME", "optimizer/NAME/KEY", ..."""
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
-        for node, value in self.tensors(0).items():
+        for node, value in self.kept().items():
             tensors[f"weights/{self.names[node]}"] = value
         for node, value in self.buffers.items():
             tensors[f"buffers/{self.buffer_names[node]}"] = value
         for slot, (_, views) in enumerate(self.stash, 1):
             for node, value in views.items():
                 tensors[f"version-{slot}/{self.names[node]}"] = value
-        for key, views in self._kept():
+        for key, views in self._remembered():
             tensors |= {f"{key}/{self.names[node]}": value for node, value in views.items()}
         if self.updates is not None:
             self.updates.put(tensors, plain)
@@ -278,8 +309,11 @@ class StageWeights:
         Raises:   CheckpointError: a parameter is missing or has another shape, or it is of another
                   optimizer.
         """
-        for node, value in self.tensors(0).items():
+        for node, value in self.kept().items():
             value.copy_(fitting(tensors, f"weights/{self.names[node]}", value))
+        self.renew_reads()
+        for node, value in self.frozen_reads.items():
+            value.copy_(self.frozen[node])
         for node, value in self.buffers.items():
             value.copy_(fitting(tensors, f"buffers/{self.buffer_names[node]}", value))
         for slot, (_, views) in enumerate(self.stash, 1):
@@ -287,7 +321,7 @@ class StageWeights:
                 older = f"version-{slot}/{self.names[node]}"
                 name = older if older in tensors else f"weights/{self.names[node]}"
                 value.copy_(fitting(tensors, name, value))
-        for key, views in self._kept():
+        for key, views in self._remembered():
             for node, value in views.items():
                 name = f"{key}/{self.names[node]}"
                 if name in tensors:
@@ -297,7 +331,7 @@ class StageWeights:
         if self.updates is not None:
             self.updates.take(tensors, plain)
 
-    def _kept(self) -> list[tuple[str, dict[int, Tensor]]]:
+    def _remembered(self) -> list[tuple[str, dict[int, Tensor]]]:
         """Return what the remedies against staleness remember, by name and node."""
         if self.staleness is None:
             return []
@@ -381,20 +415,20 @@ def _scan(parameter: Tensor) -> list[int]:
     return sorted(range(parameter.dim()), key=lambda dim: -strides[dim])
 
 
-def _layouts(parameters: Mapping[int, Tensor]) -> list[Flat]:
-    """Return one layout for each dtype and device, parameters in node order."""
-    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+def _layouts(parameters: Mapping[int, Tensor], read: Mapping[int, torch.dtype]) -> list[Flat]:
+    """Return one layout for each dtype, kept and read, and device, parameters in node order."""
+    groups: dict[tuple[torch.dtype, torch.device, torch.dtype], list[int]] = {}
     for node, value in parameters.items():
-        groups.setdefault((value.dtype, value.device), []).append(node)
+        groups.setdefault((value.dtype, value.device, read[node]), []).append(node)
     layouts: list[Flat] = []
-    for (dtype, device), nodes in groups.items():
+    for (dtype, device, read_in), nodes in groups.items():
         starts, size = list[int](), 0
         step = _ALIGN_BYTES // dtype.itemsize
         for node in nodes:
             starts.append(size)
             size += -(-parameters[node].numel() // step) * step
         shapes = tuple(tuple(parameters[node].shape) for node in nodes)
-        layouts.append(Flat(tuple(nodes), tuple(starts), shapes, dtype, device, size))
+        layouts.append(Flat(tuple(nodes), tuple(starts), shapes, dtype, device, size, read_in))
     return layouts
 
 
@@ -402,9 +436,22 @@ def _same(value: Tensor) -> Tensor:
     return value
 
 
+def _cast(make: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:
+    return lambda: make().to(dtype)
+
+
 def _all_views(layouts: Sequence[Flat], flats: Sequence[Tensor]) -> dict[int, Tensor]:
     pairs = zip(layouts, flats, strict=True)
     return {node: view for layout, flat in pairs for node, view in layout.views(flat).items()}
+
+
+def _parameters(
+    views: Mapping[int, Tensor], values: Mapping[int, Tensor]
+) -> dict[int, nn.Parameter]:
+    """Return parameters that are these views, with these values."""
+    for node, view in views.items():
+        view.copy_(values[node].detach())
+    return {node: nn.Parameter(view) for node, view in views.items()}
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -134,8 +134,7 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     if task.resume is not None:
         state = checkpoint.load(task.resume)
         rank.optimizers.may_resume()
-        for weights in rank.weights.values():
-            weights.load(state.tensors, state.plain)
+        rank.load(state)
     if task.checkpoints is not None and rank.rank == 0:
         checkpoint.discard(task.checkpoints)
         forget(task.checkpoints)
@@ -269,6 +268,8 @@ def state_of(rank: Rank, step: int) -> State | None:
         more, values = weights.state()
         tensors |= more
         plain |= values
+    if rank.loss_scale is not None:
+        rank.loss_scale.put(plain)
     return tensors, plain
 
 

@@ -44,7 +44,7 @@ def search(
         micro_batches=micro_batches,
         objective=objective,
         error=ERROR,
-        clip=job is not None and job.clip_norm is not None,
+        clip=job is not None and job.awaits_all,
         fixed=fixed if job is None else replace(fixed, wire=job.fewest_bits),
     )
     return found.plan

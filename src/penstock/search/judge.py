@@ -329,6 +329,6 @@ class Judge:
             holders = np.flatnonzero(counts.forward[:, stage.index])
             ranks = [r for own in each for r in np.array(own)[holders].tolist()]
             if len(ranks) > 1:
-                size = sum(self.graph.nodes[p].size_bytes for p in stage.parameters)
+                size = sum(map(self.graph.kept_bytes, stage.parameters))
                 ends_s[counts.last == stage.index] = cluster.all_reduce_s(size, ranks)
         return ends_s

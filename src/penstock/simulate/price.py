@@ -108,7 +108,7 @@ def _stage_s(
         seconds[KINDS.index(kind)] = _segment_s(graph, stage.segment(kind), profile)
     update_s = profile.update_s + updated * profile.update_s_per_byte
     if len(versions) > stage.index and versions[stage.index] > 1:
-        update_s += _trained_bytes(graph, stage) * profile.copy_s_per_byte
+        update_s += _version_bytes(graph, stage) * profile.copy_s_per_byte
     seconds[KINDS.index("U")] = update_s
     return seconds
 
@@ -128,7 +128,7 @@ def _put_joint_s(
 def _segment_s(graph: Graph, segment: Segment, profile: Profile) -> float:
     if not segment.ops:
         return 0.0
-    added = sum(graph.nodes[p].size_bytes for p, _ in segment.gradients)
+    added = sum(graph.kept_bytes(p) for p, _ in segment.gradients)
     computed = segment.times * sum(profile.op_s[op] for op in segment.ops)
     return computed + profile.call_s + added * profile.accumulate_s_per_byte
 
@@ -244,7 +244,7 @@ def held_of(
     start = tuple(
         _held_bytes(graph, stage, profile, versions)
         if stages.has_gradients
-        else sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers))
+        else _read_bytes(graph, stage)
         for stage in stages.stages
     )
     copied = _copied_bytes(graph, stages, profile) if copies else None
@@ -301,7 +301,7 @@ def _trained(graph: Graph, stage: Stage) -> Iterator[int]:
 
 def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
     """Return the bytes of the trainable parameters, or only of those the loss depends on."""
-    names = {graph.nodes[p].name: graph.nodes[p].size_bytes for p in stage.parameters}
+    names = {graph.nodes[p].name: graph.kept_bytes(p) for p in stage.parameters}
     return sum(
         size_bytes
         for name, size_bytes in names.items()
@@ -309,12 +309,22 @@ def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
     )
 
 
+def _version_bytes(graph: Graph, stage: Stage) -> int:
+    """Return the bytes of one version of the trainable parameters, as a step reads it."""
+    return sum(graph.nodes[p].size_bytes for p in _trained(graph, stage))
+
+
+def _read_bytes(graph: Graph, stage: Stage) -> int:
+    """Return the bytes of parameters, what is read in place of them included, and of buffers."""
+    held = sum(graph.kept_bytes(p) + graph.copy_bytes(p) for p in stage.parameters)
+    return held + sum(graph.nodes[b].size_bytes for b in stage.buffers)
+
+
 def _held_bytes(graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int]) -> int:
-    trained = _trained_bytes(graph, stage)
     alive = versions[stage.index] if len(versions) > stage.index else 1
-    others = sum(graph.nodes[k].size_bytes for k in (*stage.parameters, *stage.buffers)) - trained
+    gradients, older = _trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
     state = profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
-    return int(trained * (1 + alive) + state) + others
+    return int(gradients + older + state) + _read_bytes(graph, stage)
 
 
 def _undo_bytes(graph: Graph, stage: Stage, profile: Profile) -> int:

@@ -101,7 +101,7 @@ def _message_s(made: Schedule, setting: Setting) -> float:
 
 def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) -> Seconds:
     """Return `seconds` with those of each link and each sum, where they are unlike or not 0."""
-    cluster, stages, nodes = setting.cluster, setting.stages, setting.graph.nodes
+    cluster, stages = setting.cluster, setting.stages
     assert cluster is not None, "the caller has asked"
     lives = [[plan.grid.column_of(rank) for rank in ranks] for ranks in made.stage_ranks]
     sizes = setting.message_bytes or [edge.size_bytes for edge in stages.edges]
@@ -115,7 +115,7 @@ def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) 
     ranks = [[there for column in own for there in column] for own in lives]
     own_units = plan.schedule.units if isinstance(plan.schedule, Recipe) else ()
     ends = np.cumsum(own_units or (1,) * len(lives))
-    weights = [sum(nodes[p].size_bytes for p in stage.parameters) for stage in stages.stages]
+    weights = [sum(map(setting.graph.kept_bytes, s.parameters)) for s in stages.stages]
     sums = [
         _rounded(cluster.all_reduce_s(size, own)) if len(own) > 1 else 0.0
         for size, own in zip(weights, ranks, strict=True)

@@ -66,6 +66,9 @@ def check_fits(asked: str | AnySchedule | None, job: Job, *, post_validation: bo
 
 def _check_validation(asked: str | AnySchedule | None, job: Job) -> None:
     hint = "leave out --post-validation"
+    if job.scales_loss:
+        message = "--post-validation, and Job.precision is float16, where a step may be left out"
+        raise PlanError(message, hint=f"set it to bfloat16, or {hint}")
     if job.clip_norm is None:
         raise PlanError("--post-validation, and Job.clip_norm is None", hint=f"set it, or {hint}")
     if asked is not None and has_window(schedule := any_schedule(asked)):

@@ -337,7 +337,7 @@ def _option(
             micro_batches=way.job.micro_batches,
             objective=aim.objective,
             error=ERROR,
-            clip=way.job.clip_norm is not None,
+            clip=way.job.awaits_all,
             fixed=replace(fixed, wire=way.job.fewest_bits),
             with_front=aim.with_front,
             is_over=is_over,

@@ -32,6 +32,7 @@ from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten
 from penstock.graph.functional import where
+from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, first_batch, loss_and_figures, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
@@ -226,6 +227,7 @@ class _Loop:
         with (
             SeededRandom(micro_batch_seed(self.job.seed, number)),
             self.flow.recording(leaves) as recorded,
+            cast_weights(self.job, self.model),
             torch.autograd.set_multithreading_enabled(False),
             self.asked.listening(),
         ):

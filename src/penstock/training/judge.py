@@ -79,7 +79,7 @@ def judged(case: Case, folder: Path) -> Proof:
         elif case.by_parts and case.backward:
             rows = list(_steps_by_parts(case, folder, left_out))
         else:
-            rows = list(_steps(case, folder))
+            rows = list(_steps(case, folder, left_out))
     seconds = time.perf_counter() - start
     parts = case.rounded or case.late
     bits = () if parts is None else tuple(sorted({*parts.program.bits} - {AS_IT_IS}))
@@ -102,8 +102,11 @@ class _Untouched:
                 value.grad = None
 
 
-def _steps(case: Case, folder: Path) -> Iterator[Difference]:
-    """Yield the differences of each step of a synchronous run."""
+def _steps(case: Case, folder: Path, left_out: list[str]) -> Iterator[Difference]:
+    """Yield the differences of each step of a synchronous run.
+
+    left_out:  gets the steps that overflow, of which there is little to compare.
+    """
     losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), ReadDigests()
     plain = _plain(case, reads)
     if case.resume is not None:
@@ -113,6 +116,7 @@ def _steps(case: Case, folder: Path) -> Iterator[Difference]:
         found = _found(folder, step)
         made, rows = _made(case, plain, step)
         yield from rows
+        left_out += _overflow(plain, step)
         given, before = _part(found.tensors, "gradients/"), plain.weights()
         if case.backward:
             plain.update(step, given)
@@ -125,6 +129,7 @@ def _steps(case: Case, folder: Path) -> Iterator[Difference]:
         yield compared_gradients(given, made.gradients)
         yield compared_updates(_part(found.tensors, "weights/"), plain.weights(), before)
         yield from _state_differences(plain, found)
+        yield from _scale_differences(plain, found)
         yield from _copy_differences(found)
         plain.load(found.tensors, found.plain)
 
@@ -143,9 +148,11 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
     for step in case.steps:
         if before is not None:
             load_model(plain.model, before.tensors)
+            plain.take_scale(before.plain)
         found = _found(folder, step, checkpoint.unread)
         made, rows = _made(case, plain, step)
         yield from rows
+        left_out += _overflow(plain, step)
         yield _data_difference(found, reads.taken())
         yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
@@ -156,8 +163,16 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
             plain.rate(step)
             for name in plain.parameters:
                 yield from _update_of(name, plain, step, found, before)
+        plain.rescale()
+        yield from _scale_differences(plain, found)
         yield from _copy_differences(found)
         before = found
+
+
+def _overflow(plain: Plain, step: int) -> list[str]:
+    if not plain.leaves_out:
+        return []
+    return [f"gradients of step {step + 1}: they overflow at a loss scale of {plain.loss_scale:g}"]
 
 
 def _plain(case: Case, reads: ReadDigests) -> Plain:
@@ -284,6 +299,15 @@ def _state_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[D
     for key, value in values.items():
         if found.plain.get(key) != value:
             yield Difference("optimizer", key, INFINITY, bitwise=False)
+
+
+def _scale_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[Difference]:
+    """Yield a difference if the run's scale of the loss is not the plain loop's."""
+    if plain.loss_scale is not None and found.plain.get("loss_scale") != [
+        plain.loss_scale,
+        plain.good,
+    ]:
+        yield Difference("optimizer", "loss_scale", INFINITY, bitwise=False)
 
 
 def _copy_differences(found: checkpoint.Checkpoint) -> Iterator[Difference]:

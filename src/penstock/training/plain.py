@@ -20,6 +20,7 @@ from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.optimizer import whole_optimizer
+from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
 from penstock.runtime.eager import load_model
@@ -50,6 +51,8 @@ class Plain:
         self.own = ExtraState(self.optimizer, self.parameters, is_whole=True)
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         self.scheduled = 0  # steps that the scheduler has been told of
+        self.loss_scale, self.good = 2.0**16 if job.precision == "float16" else None, 0
+        self.leaves_out = False  # the step that is under way: its gradients overflow
         self._data: Iterator[Any] = iter(())
         self._next = -1
 
@@ -66,17 +69,32 @@ class Plain:
             else:
                 loss = self._rounded(self.rounded, index, batch, backward=backward)
             losses.append(loss.detach().double().reshape(()))
+        if self.loss_scale is not None and backward:
+            self._unscale(self.loss_scale)
         if backward and self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
         given = {n: p.grad.to_dense() for n, p in self.parameters.items() if p.grad is not None}
         return PlainStep(float(torch.stack(losses).mean()), given)
 
     def _eagerly(self, index: int, batch: Any, *, backward: bool) -> Tensor:
-        with SeededRandom(micro_batch_seed(self.job.seed, index)):
+        with (
+            SeededRandom(micro_batch_seed(self.job.seed, index)),
+            cast_weights(self.job, self.model),
+        ):
             loss = loss_of(self.job, self.model, batch)
             if backward:
-                (loss / self.job.micro_batches).backward()  # pyright: ignore
+                part = loss / self.job.micro_batches
+                if self.loss_scale is not None:
+                    part = part * torch.tensor(self.loss_scale, device=part.device)
+                part.backward()  # pyright: ignore[reportUnknownMemberType]
         return loss
+
+    def _unscale(self, scale: float) -> None:
+        """Divide gradients by the scale; where one is not finite, drop them all."""
+        given = [p for p in self.parameters.values() if p.grad is not None]
+        self.leaves_out = not all(bool(torch.isfinite(p.grad).all()) for p in given)  # pyright: ignore
+        for parameter in given:
+            parameter.grad = None if self.leaves_out else parameter.grad / scale  # pyright: ignore
 
     def _rounded(self, by: Rounded, index: int, batch: Any, *, backward: bool) -> Tensor:
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
@@ -88,6 +106,7 @@ class Plain:
             number=index % self.job.micro_batches,
             seed=micro_batch_seed(self.job.seed, index),
         )
+        by.rescale(self.loss_scale or 1.0)
         loss, gradients = by.micro_batch(read, backward=backward)
         for name, part in gradients.items():
             before = self.parameters[name].grad
@@ -97,7 +116,18 @@ class Plain:
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Let the optimizer make the next weights from `gradients`."""
         self.rate(step)
-        self.apply(step, gradients)
+        if not self.leaves_out:
+            self.apply(step, gradients)
+        self.rescale()
+
+    def rescale(self) -> None:
+        """Halve the scale of the loss after a step that overflowed, double it after many others."""
+        if self.loss_scale is not None:
+            self.good = 0 if self.leaves_out else self.good + 1
+            if self.leaves_out:
+                self.loss_scale /= 2
+            elif self.good == 2000:
+                self.loss_scale, self.good = 2 * self.loss_scale, 0
 
     def rate(self, step: int) -> None:
         """Set the rate of a step."""
@@ -155,6 +185,12 @@ class Plain:
         load_model(self.model, tensors)
         take_state(self.optimizer, self.parameters, tensors, plain)
         self.own.take(tensors, plain)
+        self.take_scale(plain)
+
+    def take_scale(self, plain: Mapping[str, Any]) -> None:
+        """Take over the scale of the loss; a checkpoint of another precision has none."""
+        if self.loss_scale is not None and "loss_scale" in plain:
+            self.loss_scale, self.good = plain["loss_scale"]
 
     def _micro_batches(self, step: int) -> Iterator[tuple[int, Any]]:
         first = step * self.job.micro_batches

@@ -11,7 +11,7 @@ from penstock.job import Job
 from penstock.training.compare import Difference, worst_of
 
 TOLERANCE = 1e-5  # relative, of sums made in another order
-LOW_PRECISION_TOLERANCE = 2e-2  # under autocast: bfloat16 has 8 bits
+LOW_PRECISION_TOLERANCE = 2e-2  # in 16 bits: bfloat16 has 8
 _WINDOW_ROUNDINGS = 8
 _SAME_INPUTS = ("update", "optimizer", "data", "copies")  # nothing was rounded on the way to them
 
@@ -79,7 +79,7 @@ def _tolerance(row: Difference, job: Job, bits: tuple[int, ...]) -> float:
         return math.inf
     if row.what == "weights" and bits:  # of a window: a last bit may round the other way meanwhile
         return _WINDOW_ROUNDINGS * error_bound(min(bits))
-    exact = row.what in _SAME_INPUTS or job.autocast is None
+    exact = row.what in _SAME_INPUTS or job.precision is job.autocast is None
     return TOLERANCE if exact else LOW_PRECISION_TOLERANCE
 
 

@@ -216,14 +216,13 @@ def _work(
     rank.expect(program)
     calls = rank.bind(program)
     if task.resume is not None:
-        state = checkpoint.load(task.resume)
-        for weights in rank.weights.values():
-            weights.load(state.tensors, state.plain)
+        rank.load(checkpoint.load(task.resume))
     given: dict[str, Tensor] = {}
     for weights in rank.weights.values():
         _watch(weights, given)
     transport.barrier()
     for step in steps:
+        given.clear()
         with torch.no_grad():
             rank.run(calls, step)
             rank.settle()
@@ -247,7 +246,7 @@ def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
 
 def _held(rank: Rank) -> dict[str, str]:
     """Return a digest of the weights of each stage on this rank: copies must have the same."""
-    held = ((stage, weights.tensors(0).values()) for stage, weights in rank.weights.items())
+    held = ((stage, weights.kept().values()) for stage, weights in rank.weights.items())
     return {str(stage): digest_of(list(values)) for stage, values in held}
 
 
@@ -271,6 +270,7 @@ def _work_eagerly(
     _compat.call_first(rank.updates.optimizer, keep)
     transport.barrier()
     for step in steps:
+        given.clear()
         report(rank.result(step))
         rank.join_buffers(step + 1)
         state = rank.state() if rank.rank == 0 else None

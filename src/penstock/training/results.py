@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.cluster import Cluster
 from penstock.errors import RunError
 from penstock.files import finite, write_text
-from penstock.job import Job
+from penstock.job import SCALED, Job
 from penstock.plan import Plan, Prediction
 from penstock.profile.store import default_folder
 from penstock.report import report_of
@@ -178,10 +178,18 @@ def _caps(place: Path, choice: Choice | None) -> list[int] | None:
 
 
 def _train_figures(outcome: "Outcome") -> dict[str, float]:
-    """Return the means of the figures beside the loss over the last steps."""
+    """Return the means of the figures beside the loss over the last steps.
+
+    Of its scale the last one, and the number of steps of this start that were left out.
+    """
     last = outcome.steps[-10:]
-    names = last[-1].figures if last else ()
-    return {f"train_{name}": statistics.fmean(s.figures[name] for s in last) for name in names}
+    names = [name for name in (last[-1].figures if last else ()) if name not in SCALED]
+    found = {f"train_{name}": statistics.fmean(s.figures[name] for s in last) for name in names}
+    if last and SCALED[0] in last[-1].figures:
+        scale, left_out = SCALED
+        found |= {scale: last[-1].figures[scale]}
+        found |= {f"{left_out}_steps": sum(s.figures[left_out] for s in outcome.steps)}
+    return found
 
 
 def _best(folder: Path, validations: Sequence[Mapping[str, float]]) -> dict[str, float | int]:
