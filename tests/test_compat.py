@@ -5,14 +5,17 @@ If one of these fails on a new torch, mend `penstock._compat` and nothing else.
 
 import ast
 import gc
+import os
 import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -384,3 +387,39 @@ def test_unscale_divides_and_says_whether_all_are_finite() -> None:
     assert [g.tolist() for g in gradients] == [[2.0, -1.0], [0.5]]
     for odd in (torch.inf, torch.nan):
         assert not _compat.unscale([torch.tensor([1.0]), torch.tensor([odd, 1.0])], 4.0)
+
+
+def test_inductor_compiles_ops_that_take_one_list_and_give_what_was_asked(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code is kept from one run of the tests to the next: the first one takes seconds."""
+    kept = request.config.cache.mkdir("inductor")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    _compat.keep_compiled_code(kept)
+    if why := _compat.why_no_compiler(torch.device("cpu")):
+        pytest.skip(why)
+    module = traced(lambda x, y: [(F.gelu(x) + y).t(), x * y], torch.ones(4, 3), torch.ones(3))
+    layout = partial(_compat.StridedForm, dtype=torch.float32, device=torch.device("cpu"))
+    call = _compat.compiled_by_inductor(
+        module, [layout((4, 3), (3, 1)), layout((3,), (1,))], [(1, 3), (3, 1)]
+    )
+    assert callable(call)
+    assert any(kept.rglob("*.so"))
+    x, y = torch.linspace(-2, 2, 12).view(4, 3), torch.tensor([1.0, 2.0, 3.0])
+    given = [x.clone(), y.clone()]
+    turned, product = call(given)
+    assert given == []
+    assert (turned.stride(), product.stride()) == ((1, 3), (3, 1))
+    torch.testing.assert_close(turned, (0.5 * x * (1 + torch.erf(x / 2**0.5)) + y).t())
+    assert torch.equal(product, x * y)
+
+
+def test_a_shell_that_says_where_compiled_code_is_kept_is_heard(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    _compat.keep_compiled_code(tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+
+
+def test_without_a_compiler_it_says_so() -> None:
+    with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
+        assert _compat.why_no_compiler(torch.device("cpu")) == "no C++ compiler"

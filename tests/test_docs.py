@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
         "wire.md",
         "rules.md",
         "explain.md",
+        "compiled.md",
         "infer.md",
     ],
 )

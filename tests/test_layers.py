@@ -57,8 +57,10 @@ TORCH_FILES = {
     "graph/code.py",
     "graph/codec.py",
     "graph/direct.py",
+    "graph/fuse.py",
     "graph/optimizer.py",
     "graph/precision.py",
+    "profile/fused.py",
     "profile/measure.py",
 }
 

@@ -56,10 +56,18 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
         "beside": True,
     }
     more |= {"shares": (4, 3)}
-    plan = replace(REASONED, **more)
-    assert [each.name for each in fields(Plan) if getattr(plan, each.name) == each.default] == []
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
+    plans = (
+        replace(REASONED, **more),
+        replace(REASONED, compiled=True),
+    )  # not with a wire that rounds
+    assert [
+        each.name
+        for each in fields(Plan)
+        if all(getattr(plan, each.name) == each.default for plan in plans)
+    ] == []
+    for plan in plans:
+        plan.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == plan
 
 
 def test_str_shows_every_decision_and_the_prediction() -> None:

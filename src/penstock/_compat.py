@@ -9,14 +9,17 @@ Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere 
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._dynamo.config
 import torch.utils._foreach_utils
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._meta_registrations import _create_grouped_mm_output_tensor
 from torch._subclasses.fake_impls import op_implementations_dict
@@ -45,6 +48,7 @@ __all__ = [
     "as_fake",
     "below_autograd",
     "call_first",
+    "compiled_by_inductor",
     "draws_random",
     "dynamo_scalars",
     "fake_mode",
@@ -55,6 +59,7 @@ __all__ = [
     "hooks_of",
     "in_backward",
     "is_fake",
+    "keep_compiled_code",
     "make_fx",
     "memory_mark",
     "memory_profile",
@@ -71,6 +76,7 @@ __all__ = [
     "tracing_session",
     "unrecorded",
     "unscale",
+    "why_no_compiler",
     "without_order_warning",
     "without_scheduler",
 ]
@@ -152,6 +158,84 @@ def reparametrize(module: nn.Module, tensors: dict[str, Tensor]) -> AbstractCont
     Put back in the opposite order: a module of several names has one slot, swapped several times.
     """
     return _reparametrize_module(module, tensors, tie_weights=True, stack_weights=True)
+
+
+class StridedForm(NamedTuple):
+    """Shape, strides, dtype and device of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def compiled_by_inductor(
+    module: fx.GraphModule, inputs: Sequence[StridedForm], strides: Sequence[tuple[int, ...]]
+) -> Callable[[list[Tensor]], Sequence[Tensor]] | str:
+    """Return Inductor's code for ops that write into none of their inputs, or why there is none.
+
+    It takes one list, which it empties, runs on one thread, and draws no random numbers of its own;
+    what it was given in other strides than `inputs` it computes wrongly.
+    strides:  of the results.
+    Ignores:  what torch warns of in its own code.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _compiled_by_inductor(module, inputs, strides)
+
+
+def _compiled_by_inductor(
+    module: fx.GraphModule, inputs: Sequence[StridedForm], strides: Sequence[tuple[int, ...]]
+) -> Callable[[list[Tensor]], Sequence[Tensor]] | str:
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
+    from torch._inductor.virtualized import V
+
+    mode = fake_mode()
+    with mode:
+        given = [
+            torch.empty_strided(e.shape, e.stride, dtype=e.dtype, device=e.device) for e in inputs
+        ]
+        graph = make_fx(module, decomposition_table=select_decomp_table())(*given)
+    results = graph.graph.output_node()
+    results.meta["user_visible_output_idxs"] = list(range(len(strides)))
+    results.meta["original_output_strides"] = list(strides)
+    settings = {"compile_threads": 1, "cpp.threads": 1, "fallback_random": True}
+    settings |= {"size_asserts": False, "fx_graph_cache": True}
+    try:
+        with config.patch(settings), V.set_fake_mode(mode), tracing(TracingContext(mode)):
+            made: Any = compile_fx_inner(graph, given, is_inference=True)
+    except (InductorError, CppCompileError, InvalidCxxCompiler) as problem:
+        return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    return made
+
+
+def keep_compiled_code(folder: Path) -> None:
+    """Let Inductor keep its code in `folder`, unless the user's shell says where.
+
+    Torch writes the place that it takes by default into the environment, too.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if os.environ.get(name, default_cache_dir()) == default_cache_dir():
+        os.environ[name] = str(folder)
+
+
+def why_no_compiler(device: torch.device) -> str:
+    """Return why Inductor cannot compile for a device; empty if it can."""
+    if device.type != "cpu":
+        return "" if find_spec("triton") else "no triton"
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "no C++ compiler"
+    return ""
 
 
 def draws_random(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

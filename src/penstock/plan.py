@@ -83,6 +83,7 @@ class Plan:
     early:              computes by which each receive is posted before the one that it is posted
                         for; over gloo a message moves only then.
     shares:             micro-batches of a step, by replica, where they are not alike.
+    compiled:           whether runs of ops are compiled as one (graph/fuse.py): equal to rounding.
     wire:               bits of a number in messages of activations, and of gradients, between ranks
                         (graph/wire.py); 32: as it is.
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
@@ -106,6 +107,7 @@ class Plan:
     early: int = 0
     shares: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
+    compiled: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
@@ -134,6 +136,9 @@ class Plan:
             raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
         if not all(map(is_wire_bits, self.wire)):
             raise PlanError(f"wire is {self.wire} bits; each is 2 to 16, or 32")
+        if self.compiled and self.rounds:
+            hint = "leave the wire as it is, or do not compile"
+            raise PlanError("compiled ops round in the last bit, and so would the wire", hint=hint)
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
         _check_offload(self)

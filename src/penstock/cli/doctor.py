@@ -77,6 +77,7 @@ def examine() -> list[Finding]:
         _versions,
         _torch,
         _machine,
+        _compiler,
         _transports,
         _places,
     )
@@ -135,6 +136,18 @@ def _machine() -> Iterator[Finding]:
     hint = "torch alone takes about 0.3 GiB in each rank" if little else ""
     size = format_bytes(machine.memory_bytes)
     yield Finding("memory", "note" if little else "ok", size, hint)
+
+
+def _compiler() -> Iterator[Finding]:
+    if "torch" not in sys.modules:
+        return
+    from penstock.training.fuse import no_compiler
+
+    if why := no_compiler():
+        hint = "install g++, or set CXX: a long run of small ops would be compiled, if that pays"
+        yield Finding("compiler", "note", f"{why}: ops are run one by one", hint)
+    else:
+        yield Finding("compiler", "ok", "works: long runs are compiled where that pays")
 
 
 def _transports() -> Iterator[Finding]:

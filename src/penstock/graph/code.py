@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -25,7 +25,7 @@ from penstock.graph.trace import Capture
 aten = torch.ops.aten
 
 # Ops that keep what their backward reads only in grad mode, which a run has switched off.
-_IN_GRAD_MODE = (aten.mkldnn_rnn_layer.default,)
+IN_GRAD_MODE = (aten.mkldnn_rnn_layer.default,)
 
 # Ops whose traced form returns a contiguous tensor, whatever the layout of its argument.
 _DRAWN_IN_ORDER = (aten.bernoulli_.float,)
@@ -53,12 +53,29 @@ class Function:
     source: str
 
 
-def function_of(segment: Segment, capture: Capture, *, asks: bool = False) -> Function:
-    """Return the function of one segment; `asks`: for each parameter when it is needed."""
+class Fused(NamedTuple):
+    """Consecutive ops of a segment that one call computes.
+
+    call:  takes the values of `inputs` as one list, which it empties; returns those of `outputs`.
+    """
+
+    ops: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    call: Callable[[list[Any]], Sequence[Any]]
+
+
+def function_of(
+    segment: Segment, capture: Capture, *, asks: bool = False, fused: Sequence[Fused] = ()
+) -> Function:
+    """Return the function of one segment; `asks`: for each parameter when it is needed.
+
+    fused:  runs of its ops that are called as one; they read no parameter that is asked for.
+    """
     nodes = capture.graph.nodes
     computed = set(segment.ops)
     read = {k for i in segment.ops for k in nodes[i].inputs} - computed
-    outputs = _outputs(segment, capture)
+    outputs = outputs_of(segment, capture)
     read |= {v for v in outputs if v not in computed}
     values = (*segment.takes, *(v for v in segment.inputs if v not in set(segment.takes)))
     leaves = tuple(sorted(v for v in read if nodes[v].kind == "input" and v not in values))
@@ -67,13 +84,14 @@ def function_of(segment: Segment, capture: Capture, *, asks: bool = False) -> Fu
     missing = read - set(values) - set(leaves) - set(statics)
     assert not missing, f"segment {segment.kind} reads {sorted(missing)} from nowhere"
     asked = {v for v in statics if asks and nodes[v].kind == "parameter"}
-    lines, names = _Writer(capture, segment, asked).body((*statics, *leaves, *values), outputs)
+    writer = _Writer(capture, segment, asked, fused)
+    lines, names = writer.body((*statics, *leaves, *values), outputs)
     source = "def run(inputs, seed):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
     exec(compile(source, f"<segment {segment.kind}>", "exec"), names)  # our own text
     return Function(names["run"], statics, leaves, values, outputs, source)
 
 
-def _outputs(segment: Segment, capture: Capture) -> tuple[int, ...]:
+def outputs_of(segment: Segment, capture: Capture) -> tuple[int, ...]:
     """Return what the function returns: the values sent, kept, the gradients and the loss."""
     sent = (v for _, values in segment.sends for v in values)
     inputs = set(segment.inputs)
@@ -86,8 +104,15 @@ def _outputs(segment: Segment, capture: Capture) -> tuple[int, ...]:
 class _Writer:
     """Writes the lines of a segment's function, and the names that they use."""
 
-    def __init__(self, capture: Capture, segment: Segment, asked: AbstractSet[int]) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        segment: Segment,
+        asked: AbstractSet[int],
+        fused: Sequence[Fused] = (),
+    ) -> None:
         self.capture, self.segment, self.asked = capture, segment, asked
+        self.fused = {op: run for run in fused for op in run.ops}
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
         self.names: dict[str, Any] = {"_reseed": reseed, "_generator": _compat.GENERATOR}
         rows = enumerate(capture.graph.nodes)
@@ -108,6 +133,9 @@ class _Writer:
         lines += [f"del {', '.join(f'n{i}' for i in unused)}"] if unused else []
         due = set(self.asked)
         for op in self.segment.ops:
+            if (run := self.fused.get(op)) is not None:
+                lines += self._run_lines(run, dead.get(op, [])) if op == run.ops[-1] else []
+                continue
             first = due.intersection(self.capture.graph.nodes[op].inputs)
             lines += [f"n{i} = n{i}()" for i in sorted(first)]
             due -= first
@@ -121,15 +149,31 @@ class _Writer:
         lines.append(f"return ({''.join(f'n{i}, ' for i in outputs)})")
         return lines, self.names
 
+    def _run_lines(self, run: Fused, dead: Sequence[str]) -> list[str]:
+        """Return the lines that call a run; nothing but its arguments holds what dies in it."""
+        given, made = ([f"n{i}" for i in values] for values in (run.inputs, run.outputs))
+        name = self._name(f"run{run.ops[0]}", run.call)
+        dying = [each for each in dead if each in given]
+        return [
+            f"arguments = [{', '.join(given)}]",
+            *([f"del {', '.join(dying)}"] if dying else []),
+            f"{''.join(f'{each}, ' for each in made)}= {name}(arguments)",
+        ]
+
     def _last_uses(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[int, int]:
-        """Return for each value that is not returned the op after which it is dead."""
+        """Return for each value that is not returned the op after which it is dead.
+
+        A run ends with its last op, and what it only has inside was never there.
+        """
         last: dict[int, int] = {}
-        known = set(inputs) | set(self.segment.ops)
+        inside = {op for run in self.fused.values() for op in {*run.ops} - {*run.outputs}}
+        known = (set(inputs) | set(self.segment.ops)) - inside
         for op in self.segment.ops:
-            last[op] = op
-            for source in self.capture.graph.nodes[op].inputs:
+            run = self.fused.get(op)
+            place = op if run is None else run.ops[-1]
+            for source in (op, *self.capture.graph.nodes[op].inputs):
                 if source in known:
-                    last[source] = op
+                    last[source] = place
         return {i: place for i, place in last.items() if i not in set(outputs)}
 
     def _call(self, op: int) -> str:
@@ -165,7 +209,7 @@ def callable_of(target: Any) -> Callable[..., Any]:
     """Return what computes an op of a traced step, given that grad mode is off."""
     if target in DIRECT:
         return DIRECT[target]
-    if target not in _IN_GRAD_MODE:
+    if target not in IN_GRAD_MODE:
         return target
 
     def in_grad_mode(*args: Any, **kwargs: Any) -> Any:

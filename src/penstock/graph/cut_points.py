@@ -43,14 +43,14 @@ def block_ends(graph: Graph) -> tuple[int, ...]:
     """
     ops = [i for i, node in enumerate(graph.nodes) if node.kind == "op" and node.phase == "F"]
     blocks = [
-        _block_of(graph.nodes[ops[bisect.bisect_left(ops, point.at) - 1]].module)
+        block_of(graph.nodes[ops[bisect.bisect_left(ops, point.at) - 1]].module)
         for point in graph.cut_points
     ]
     last = {block: index for index, block in enumerate(blocks)}
     return tuple(index for index, block in enumerate(blocks) if not block or last[block] == index)
 
 
-def _block_of(module: str) -> str:
+def block_of(module: str) -> str:
     """Return the path of the outermost module with a number; empty: there is none."""
     parts = module.split(".")
     numbered = (place for place, part in enumerate(parts) if part.isdecimal())

@@ -3,6 +3,7 @@
 `cut` makes them.  Nothing here computes: a Segment lists ops and values as nodes of the Graph.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -41,6 +42,16 @@ class Segment:
     peak_bytes: int = 0
     change_bytes: int = 0
     times: int = 1
+
+    @property
+    def digest(self) -> str:
+        """Return a short hash of what is computed, and from what: equal in every plan that has it.
+
+        The graph is the same; where messages go does not matter.
+        """
+        sent = tuple(values for _, values in self.sends)
+        what = self.kind, self.ops, self.inputs, self.takes, self.keeps, self.gradients, sent
+        return hashlib.sha256(repr((*what, self.times)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

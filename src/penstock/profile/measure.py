@@ -75,6 +75,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         call_s=call_s,
         kind="",
         packing=packing,
+        fused=(),
         samples=0,
         error=0.0,
         **optimizer,
@@ -97,7 +98,8 @@ def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
             case "input":
                 values[i] = leaves[capture.inputs[i]]
             case "scale":
-                values[i] = torch.tensor(1.0, device=device_here())
+                dtype = getattr(torch, nodes[capture.graph.loss].dtype)  # as in a run
+                values[i] = torch.tensor(1.0, dtype=dtype, device=device_here())
             case "constant" | "op":
                 pass
     return values
@@ -144,7 +146,7 @@ def _step(
     backward = function_of(stage.backward, capture)
     static_f = [inputs[i] for i in (*forward.statics, *forward.leaves)]
     static_b = [inputs[i] for i in (*backward.statics, *backward.leaves)]
-    clock = _clock()
+    clock = clock_here()
 
     def step() -> tuple[float, float, float]:
         start = clock()
@@ -215,7 +217,7 @@ class _Ops:
     ) -> list[float]:
         values = dict(inputs)
         times = [0.0] * len(self.capture.fx_nodes)
-        clock = _clock()
+        clock = clock_here()
         with _compat.below_autograd():
             for i, node in enumerate(self.capture.fx_nodes):
                 if node.op == "call_function":
@@ -379,7 +381,7 @@ def _timed(
     inside: Callable[[Callable[[], object]], object] = lambda timed: timed(),
 ) -> float:
     """Return the median seconds of `call`; `inside` does what must be done around each."""
-    clock, times = _clock(), list[float]()
+    clock, times = clock_here(), list[float]()
 
     def timed() -> None:
         start = clock()
@@ -391,7 +393,7 @@ def _timed(
     return statistics.median(times[2:])
 
 
-def _clock() -> Callable[[], float]:
+def clock_here() -> Callable[[], float]:
     if not torch.cuda.is_available():
         return time.thread_time
 

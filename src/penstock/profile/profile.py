@@ -56,6 +56,23 @@ class PackCost:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedCost:
+    """What a segment takes whose ops are compiled, as far as they can be.
+
+    segment:     its digest.
+    ratio:       of its seconds to those of its ops one by one.
+    peak_bytes:  most bytes held above those before, its messages included.
+    """
+
+    segment: str
+    ratio: float
+    peak_bytes: int
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, ("ratio", "peak_bytes"))
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Seconds of every node of one graph on one kind of device.
 
@@ -72,6 +89,7 @@ class Profile:
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte:           moving something to far memory, or back.
     packing:    what packing costs, by bits; empty where it was not asked for.
+    fused:      of the segments that were compiled; others take as long as their ops, one by one.
     samples, error:   of an estimate that was learned from runs on such devices: of how many
                 segments they told, and twice the relative standard deviation of the seconds of a
                 micro-batch; 0, 0: from the device's peaks alone.
@@ -95,6 +113,7 @@ class Profile:
     far_s_per_byte: float
     kind: str = ""
     packing: tuple[PackCost, ...] = ()
+    fused: tuple[FusedCost, ...] = ()
     samples: int = 0
     error: float = 0.0
 

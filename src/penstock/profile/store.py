@@ -62,6 +62,12 @@ def default_folder() -> Path | None:
     return cache / "penstock" / "profiles"
 
 
+def code_folder() -> Path | None:
+    """Return this user's folder for compiled code, beside that for profiles."""
+    profiles = default_folder()
+    return None if profiles is None else profiles.with_name("compiled")
+
+
 def find(folder: Path, wanted: ProfileKey) -> Profile | None:
     """Return the profile that was kept; None, with a warning if it is stale or damaged."""
     path = wanted.path_in(folder)
@@ -170,6 +176,13 @@ def measured(
     if folder is not None:
         keep(folder, wanted, profile)
     return profile
+
+
+def keep_fused(folder: Path, capture: "Capture", job: "Job", profile: Profile) -> None:
+    """Keep a profile that `measured` gave, with the segments that were compiled since."""
+    made_by = _here()
+    wanted = ProfileKey(profile.graph, optimizer_text(capture, job), profile.beside, *made_by)
+    keep(folder, wanted, replace(profile, kind="", device=made_by[0], versions=made_by[1]))
 
 
 def optimizer_text(capture: "Capture", job: "Job") -> str:

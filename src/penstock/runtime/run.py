@@ -69,9 +69,11 @@ def run(  # noqa: PLR0913 - what a run is made of
     num_steps: int,
     launcher: Launcher = run_threads,
     emulate: Profile | None = None,
+    compiled: bool = False,
 ) -> Outcome:
     """Run `num_steps` steps and return what happened, the final weights included.
 
+    compiled: whether functions are compiled where they can be, as a plan says.
     emulate:  sleep for the seconds of this profile instead of computing (see emulate.py).
 
     Raises:   RunError: a rank failed; the message is that rank's error.
@@ -88,7 +90,8 @@ def run(  # noqa: PLR0913 - what a run is made of
             checkpoints=Path(folder),
             memory_window=None if launcher is run_threads else windows.count(2) - 1,
             function_of=make,
-        )
+            compiled=compiled and emulate is None,
+        ).compile_ahead()
         steps = Steps(program.grid.step_micro_batches)
         results = launcher(partial(work, task), program.num_ranks, steps.add, groups=task.groups)
         newest = checkpoint.latest(Path(folder))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,10 +21,14 @@ from penstock import _compat
 from penstock._compat import MemoryEvent
 from penstock.errors import CheckpointError, RunError
 from penstock.graph.code import Function, function_of
-from penstock.graph.stages import Segment, Stages
+from penstock.graph.fuse import fused_function_of
+from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
+from penstock.profile.store import code_folder
+from penstock.program.codes import COMPUTE
+from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
@@ -38,6 +43,7 @@ from penstock.runtime.transport.shared_memory import host_key
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model
 from penstock.runtime.windows import Windows
+from penstock.schedule.orders import KINDS, Kind
 from penstock.timeline import Held, Span, Spent
 
 Report = Callable[[StepResult], None]
@@ -58,6 +64,7 @@ class Task:
     board:             where ranks agree on that, and are asked to stop after a checkpoint.
     resume:            checkpoint to start from.
     function_of:       makes a segment's function; another one emulates it.
+    compiled:          whether functions are compiled where they can be, as a plan says.
     memory_window:     number of the window that is run under the memory profiler, or None.
     laws:              of the buffers that forward writes; tried out where they are needed and None.
     carries:           buffers that several ranks change; none where functions are emulated.
@@ -78,6 +85,7 @@ class Task:
     resume: Path | None = None
     memory_window: int | None = None
     function_of: Callable[[Segment, Capture], Function] = function_of
+    compiled: bool = False
     laws: Mapping[str, BufferLaw] | None = None
     carries: Carries = field(init=False)
 
@@ -92,12 +100,47 @@ class Task:
         object.__setattr__(self, "carries", carries)
 
     @property
+    def make(self) -> Callable[..., Function]:
+        """Return what makes a segment's function on a rank."""
+        if self.compiled:
+            return partial(fused_function_of, folder=code_folder())
+        return self.function_of
+
+    def compile_ahead(self) -> "Task":
+        """Return the task, all that it runs being compiled here, for ranks that are forked later.
+
+        Nothing where nothing is compiled.
+        """
+        if self.compiled:
+            for program in self.windows.programs:
+                for stage, kind in segments_of(program):
+                    self.make(self.stages.stages[stage].segment(kind), self.capture)
+        return self
+
+    @property
     def groups(self) -> list[tuple[int, ...]]:
         """Return the sets of ranks that sum or gather, in one order on all ranks."""
         programs = self.windows.programs
         sums = {reduce.ranks for program in programs for reduce in program.code.reductions}
         parts = {group for carry in self.carries.values() for group in carry.groups}
         return sorted(sums | parts | {tuple(range(programs[0].num_ranks))})
+
+
+def segments_of(program: Program) -> list[tuple[int, SegmentKind]]:
+    """Return the stages and kinds of the segments that a program runs, in order of the stages.
+
+    A B of several micro-batches is run as I of each and W of all.
+    """
+    code, found = program.code, list[tuple[int, SegmentKind]]()
+    rows = np.stack([code.stage, code.kind])[:, code.op == COMPUTE]
+    pairs: list[tuple[int, int]] = np.unique(rows, axis=1).T.tolist()
+    for stage, number in pairs:
+        kind: Kind = KINDS[number]
+        assert kind != "U", "an update is no compute"
+        is_split = kind == "B" and program.together > 1
+        split: tuple[SegmentKind, ...] = ("I", "W") if is_split else (kind,)
+        found.extend((stage, each) for each in split)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +218,7 @@ def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
         task.stages,
         task.job,
         transport,
-        make=task.function_of,
+        make=task.make,
         carries=task.carries,
         report=report,
     )

@@ -237,6 +237,7 @@ class Judge:
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
+        ways = ways._replace(compiled=plan.compiled)
         key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph

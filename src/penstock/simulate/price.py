@@ -15,6 +15,7 @@ from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.graph.wire import is_packed
 from penstock.profile import Profile, Profiles
 from penstock.profile.kinds import as_tuple
+from penstock.profile.profile import FusedCost
 from penstock.program.codes import NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.program import Program
 from penstock.schedule import Schedule, made_in_passing
@@ -31,12 +32,14 @@ class Ways(NamedTuple):
     together:  micro-batches of a B, or W.
     message:   micro-batches of a message of gradients.
     bits:      of a number in the messages of each edge; empty: none is packed.
+    compiled:  whether runs of ops are compiled as one.
     """
 
     passing: frozenset[tuple[Kind, int]] = frozenset()
     together: int = 1
     message: int = 1
     bits: tuple[int, ...] = ()
+    compiled: bool = False
 
 
 ONE_BY_ONE = Ways()
@@ -65,14 +68,16 @@ def costs_of(
     A single profile applies to every device.
     copies:   whether to include what it takes to move activations and state, there and back.
     ways:     what is done at once is called and added up once, and its operands are copied.
-    Ignores:  reading the data; that one large product may be faster than several small ones.
+    Ignores:  reading the data; that one large product may be faster than several small ones; that
+              compiled ops are faster, in segments of which the profile does not know it.
     """
     row = as_tuple(profiles)
     seconds = np.zeros((NUM_COSTS if copies else len(KINDS), len(stages.stages), len(row)))
     for at, profile in enumerate(row):
         check_profile(graph, profile)
         for stage in stages.stages:
-            seconds[: len(KINDS), stage.index, at] = _stage_s(graph, stage, profile, versions)
+            own = _stage_s(graph, stage, profile, versions, ways)
+            seconds[: len(KINDS), stage.index, at] = own
             if ways.together > 1:
                 _put_joint_s(seconds[:, stage.index, at], graph, stage, profile, ways.together)
         if copies:
@@ -100,12 +105,15 @@ def _packing_s(
 
 
 def _stage_s(
-    graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int]
+    graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int], ways: Ways
 ) -> NDArray[np.float64]:
     seconds = np.zeros(len(KINDS))
     updated = _trained_bytes(graph, stage, reached=True)
     for kind in _SEGMENTS:
-        seconds[KINDS.index(kind)] = _segment_s(graph, stage.segment(kind), profile)
+        segment = stage.segment(kind)
+        known = _fused(segment, profile, ways, stage.index)
+        ratio = 1.0 if known is None else known.ratio
+        seconds[KINDS.index(kind)] = _segment_s(graph, segment, profile, ratio)
     update_s = profile.update_s + updated * profile.update_s_per_byte
     if len(versions) > stage.index and versions[stage.index] > 1:
         update_s += _version_bytes(graph, stage) * profile.copy_s_per_byte
@@ -125,11 +133,19 @@ def _put_joint_s(
     seconds[KINDS.index("B")] = weights_s + together * seconds[KINDS.index("I")]
 
 
-def _segment_s(graph: Graph, segment: Segment, profile: Profile) -> float:
+def _fused(segment: Segment, profile: Profile, ways: Ways, stage: int) -> FusedCost | None:
+    """Return what a segment takes where it is compiled; None: it is not, or it is not known."""
+    if not ways.compiled or (segment.kind, stage) in ways.passing:
+        return None
+    digest = segment.digest
+    return next((row for row in profile.fused if row.segment == digest), None)
+
+
+def _segment_s(graph: Graph, segment: Segment, profile: Profile, ratio: float = 1.0) -> float:
     if not segment.ops:
         return 0.0
     added = sum(graph.kept_bytes(p) for p, _ in segment.gradients)
-    computed = segment.times * sum(profile.op_s[op] for op in segment.ops)
+    computed = ratio * segment.times * sum(profile.op_s[op] for op in segment.ops)
     return computed + profile.call_s + added * profile.accumulate_s_per_byte
 
 
@@ -232,6 +248,8 @@ def held_of(
             transient[at] = peak_with_workspace(
                 graph, stages, stage.index, kind, profile.workspace_bytes, made=made
             )
+            if (known := _fused(stage.segment(kind), profile, ways, stage.index)) is not None:
+                transient[at] = known.peak_bytes
             net[at] = stage.segment(kind).change_bytes
         _add_batch(graph, stage, transient, net)
         if ways.together > 1:

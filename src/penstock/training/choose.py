@@ -30,6 +30,7 @@ from penstock.search import (
 )
 from penstock.search.judge import Judge
 from penstock.search.simplest import ERROR
+from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines, profiled_here, traced
 from penstock.units import format_seconds
@@ -147,11 +148,15 @@ def given(
               that cannot be.
     """
     cluster = there.cluster or machines(None, plan.total_ranks, there.listener)
-    plan = on_hosts_of(plan, cluster)
+    plan = usable(on_hosts_of(plan, cluster))
     joined, captured = for_plan(job, plan, captured, there.listener)
     profiles = there.profile(captured, joined, cluster, there.listener)
-    plan = _predicted(plan, captured.graph, profiles, cluster)
+    plan = predicted(plan, captured.graph, profiles, cluster)
     choice = in_units(Choice(joined, captured, plan), wanted.units, profiles, cluster, wanted.rules)
+    if choice.plan.compiled:
+        profiles = known(joined, captured, choice.plan, profiles)
+        plan = predicted(choice.plan, captured.graph, profiles, cluster)
+        choice = choice._replace(plan=plan)
     save(folder, captured, choice.plan, profiles, cluster)
     return choice
 
@@ -180,7 +185,7 @@ def in_units(
         return choice._replace(plan=replace(cut, predicted=plan.predicted)) if rules else choice
     if isinstance(cut.schedule, Recipe) and cut.schedule.seconds is not None:
         cut = Judge(graph, profiles, cluster).suited(cut)
-    return choice._replace(plan=_predicted(cut, graph, profiles, cluster))
+    return choice._replace(plan=predicted(cut, graph, profiles, cluster))
 
 
 def found_in_units(
@@ -203,7 +208,7 @@ def found_in_units(
     if is_asked or is_whole or plan.grid.replicas == 1:
         return in_units(choice, units, profiles, cluster, fixed.rules)
     cut = in_units(choice, "block", profiles, cluster, fixed.rules).plan
-    before, after = (_predicted(each, graph, profiles, cluster).predicted for each in (plan, cut))
+    before, after = (predicted(each, graph, profiles, cluster).predicted for each in (plan, cut))
     assert before is not None
     assert after is not None
     if cut.num_stages == plan.num_stages or after.step_s > (1.0 - _WORTH) * before.step_s:
@@ -214,7 +219,8 @@ def found_in_units(
     return choice._replace(plan=decide(cut, made, after))
 
 
-def _predicted(plan: Plan, graph: Graph, profiles: "Sequence[Profile]", cluster: Cluster) -> Plan:
+def predicted(plan: Plan, graph: Graph, profiles: "Sequence[Profile]", cluster: Cluster) -> Plan:
+    """Return `plan` with what the simulation says of it."""
     candidate, _ = evaluate(graph, profiles, cluster, plan)
     prediction = Prediction(candidate.step_s, candidate.peak_bytes, candidate.usd)
     return decide(plan, plan.decisions, prediction)

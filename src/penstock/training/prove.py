@@ -189,7 +189,8 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
         repeated(program, range(case.steps[0], case.steps[0] + 1)),
         resume=case.resume,
         laws=planned.laws,
-    )
+        compiled=plan.compiled,
+    ).compile_ahead()
     reads.taken()  # what finding out about buffers has read
     told = Steps(program.grid.step_micro_batches)
     work = partial(_work, task, case.steps, reads, folder)
@@ -211,7 +212,7 @@ def _work(
 ) -> RankResult:
     """Run `steps` by the program of `task`; write gradients, state and what was read after each."""
     own = task.capture, task.stages, task.job, transport
-    rank = Rank(*own, carries=task.carries, report=report)
+    rank = Rank(*own, make=task.make, carries=task.carries, report=report)
     (program,) = task.windows.programs
     rank.expect(program)
     calls = rank.bind(program)

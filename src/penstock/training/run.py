@@ -41,7 +41,15 @@ def run(
     steps = job.num_steps if num_steps is None else num_steps
     if check:
         _check(Planned(job, captured, origin.plan), steps, launcher)
-    return run_stages(program, captured, origin.stages, job, num_steps=steps, launcher=launcher)
+    return run_stages(
+        program,
+        captured,
+        origin.stages,
+        job,
+        num_steps=steps,
+        launcher=launcher,
+        compiled=origin.plan.compiled,
+    )
 
 
 def _check(planned: Planned, num_steps: int, launcher: Launcher) -> None:

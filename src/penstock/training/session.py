@@ -28,6 +28,8 @@ from penstock.training.choose import (
     on_hosts_of,
     save,
 )
+from penstock.training.compiling import compiled
+from penstock.training.fuse import usable
 from penstock.training.listener import Listener, Row
 from penstock.training.prepare import machines, traced
 from penstock.training.replaced import verify
@@ -110,11 +112,24 @@ class Session:
             return self._train_eagerly(first_step, checkpoint, found)
         choice = self.choose(captured, checkpoint, found)
         launch = local_launcher(choice.plan.total_ranks)
-        if self.prove(choice, first_step, checkpoint, launch, found).problem:
+        checked = self.prove(choice, first_step, checkpoint, launch, found)
+        if checked.problem and choice.plan.compiled:
+            choice = self._not_compiled(choice, checked.problem)
+            checked = self.prove(choice, first_step, checkpoint, launch, found)
+        if checked.problem:
             return self._train_eagerly(first_step, checkpoint, found)
         trained = self.train(choice, first_step, checkpoint, launch)
         assert trained is not None
         return trained
+
+    def _not_compiled(self, choice: Choice, problem: str) -> Choice:
+        """Return a choice without what its compiled ops got wrong; nothing is predicted of it."""
+        plan = decided(choice.plan, [Decision("compiled", "no", "only choice", problem)])
+        plan = replace(plan, compiled=False, predicted=None)
+        plan.save(self.folder / "plan.json")
+        (self.folder / "predicted.trace.json").unlink(missing_ok=True)
+        self.listener.say("training by the same plan, its ops not compiled")
+        return choice._replace(plan=plan)
 
     def examine(self) -> "Examined":
         """Return what the job is found to be.
@@ -175,7 +190,7 @@ class Session:
         from penstock.training.prove import Planned, prove
 
         planned = Planned(self.author, choice.captured, choice.plan, found.laws)
-        care = self.care._replace(strict=self._is_strict())
+        care = self.care._replace(strict=self._is_strict() and not choice.plan.compiled)
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
         checked = proved(planned, self._key, steps, care, run, self.listener)
@@ -269,6 +284,9 @@ class Session:
         choice = choice._replace(plan=plan)
         profiles = searched.profiles_of(choice)
         choice = found_in_units(choice, self.units, fixed, profiles=profiles, cluster=cluster)
+        if self.care.trial:
+            run = partial(trial.seconds_of, found.laws)
+            choice, profiles = compiled(choice, profiles, there, self.num_steps, run)
         save(self.folder, choice.captured, choice.plan, profiles, cluster)
         return choice
 
@@ -280,7 +298,7 @@ class Session:
         is_asked = is_asked or fixed.post_validation
         if is_asked or not path.exists():
             return None
-        plan = on_hosts_of(Plan.load(path), self.there.cluster)
+        plan = usable(on_hosts_of(Plan.load(path), self.there.cluster))
         if self.fixed.ranks not in (None, plan.total_ranks):
             return None
         try:
@@ -328,8 +346,11 @@ class Session:
         """
         from penstock.runtime.worker import work
 
+        is_here = board is None
         with stopping(board, tells=leader) as board:
             task = self._task(choice, first_step, checkpoint, board)
+            if is_here:  # elsewhere each rank compiles what is its own
+                task.compile_ahead()
             run, ranks = partial(work, task), choice.plan.total_ranks
             launch = partial(launch, groups=task.groups)
             if not leader:
@@ -371,6 +392,7 @@ class Session:
             board=board,
             resume=checkpoint,
             memory_window=memory_window(windows),
+            compiled=plan.compiled,
         )
 
     def windows(self, choice: Choice, first_step: int) -> "Windows":

@@ -50,12 +50,17 @@ class Finalist:
         """Return the median of the measured seconds; infinite without any."""
         return statistics.median(self.seconds) if self.seconds else float("inf")
 
+    @property
+    def took(self) -> str:
+        """Return what was measured, in words, or why nothing was."""
+        return self.left or f"{format_seconds(self.step_s)} measured"
+
     def __str__(self) -> str:
         plan = self.choice.plan
         what = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
         joined = f", {plan.joined} joined" if plan.joined > 1 else ""
-        took = self.left or f"{format_seconds(self.step_s)} measured"
-        return f"{what}{joined}: {took}, {format_seconds(self.predicted_s)} predicted"
+        joined += ", compiled" if plan.compiled else ""
+        return f"{what}{joined}: {self.took}, {format_seconds(self.predicted_s)} predicted"
 
 
 def is_worth_it(plan: Plan, num_steps: int) -> bool:
@@ -104,12 +109,14 @@ def _bare(choice: Choice) -> object:
     return replace(choice.plan, decisions=(), predicted=None)
 
 
-def tried(choices: Sequence[Choice], time: Timer) -> list[Finalist]:
+def tried(choices: Sequence[Choice], time: Timer, *, trusting: bool = True) -> list[Finalist]:
     """Return the plans after their turns, the fastest first.
 
     One whose prediction, an error taken off, is above what another one has taken has no turn; of
-    two that differ by less than 3 % the one with fewer stages, then fewer ranks, comes first.
-    time:     runs some steps of a plan, and returns the seconds of those after the first.
+    two that differ by less than 3 % the one with fewer stages, then fewer ranks, then what is not
+    compiled, comes first.
+    time:      runs some steps of a plan, and returns the seconds of those after the first.
+    trusting:  whether a prediction is reason enough for that.
     Raises:   RunError: the ranks of every one of them failed.
     """
     found = [Finalist(choice) for choice in choices]
@@ -119,7 +126,7 @@ def tried(choices: Sequence[Choice], time: Timer) -> list[Finalist]:
             fastest = min(one.step_s for one in found)
             if each.left or (turn and each.step_s > NEAR * fastest):
                 continue
-            if each.predicted_s > NEAR * fastest:
+            if trusting and each.predicted_s > NEAR * fastest:
                 each.left = "not tried"
                 continue
             try:
@@ -136,7 +143,7 @@ def tried(choices: Sequence[Choice], time: Timer) -> list[Finalist]:
 def _place(one: Finalist, *, fastest: float) -> tuple[float, ...]:
     plan = one.choice.plan
     is_even = one.step_s <= (1 + _EVEN) * fastest
-    simple = plan.num_stages, plan.total_ranks
+    simple = plan.num_stages, plan.total_ranks, plan.compiled
     return (0.0, *simple, one.step_s) if is_even else (1.0, one.step_s, *simple)
 
 
@@ -171,7 +178,8 @@ def seconds_of(laws: "Laws", choice: Choice, num_steps: int) -> list[float]:
         job=choice.job,
         windows=repeated(program, range(num_steps)),
         laws=laws,
-    )
+        compiled=plan.compiled,
+    ).compile_ahead()
     steps = Steps(choice.job.micro_batches)
     launch = local_launcher(plan.total_ranks)
     launch(partial(work, task), plan.total_ranks, steps.add, groups=task.groups)

@@ -1,0 +1,76 @@
+"""Fuse: compiles what a plan runs and measures it, so that its prediction is of what will run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.graph.graph import Graph
+from penstock.graph.stages import Segment, SegmentKind
+from penstock.job import Job
+from penstock.plan import Decision, Plan
+from penstock.program.lower_plan import lower_plan, stages_of
+
+if TYPE_CHECKING:
+    from penstock.graph.trace import Capture
+    from penstock.profile import Profile
+
+
+def known(
+    job: Job, captured: "Capture", plan: Plan, profiles: "Sequence[Profile]"
+) -> "tuple[Profile, ...]":
+    """Return profiles that know the segments of a compiled plan, which are compiled for it.
+
+    What is measured here is kept.  Estimates of other devices stay as they are.
+    """
+    return tuple(_known(job, captured, plan, profile) for profile in profiles)
+
+
+def _known(job: Job, captured: "Capture", plan: Plan, profile: "Profile") -> "Profile":
+    from penstock.graph.fuse import fused_function_of
+    from penstock.profile.fused import measure_fused
+    from penstock.profile.store import code_folder, default_folder, keep_fused
+
+    pairs, segments = segments_of_plan(plan, captured.graph)
+    digests = {segment.digest for segment in segments}
+    if profile.how != "measured" or digests <= {row.segment for row in profile.fused}:
+        return profile
+    fuse = partial(fused_function_of, folder=code_folder())
+    rows = measure_fused(captured, job, stages_of(plan, captured.graph), pairs, fuse)
+    others = tuple(row for row in profile.fused if row.segment not in digests)
+    profile = replace(profile, fused=(*others, *rows))
+    if (folder := default_folder()) is not None:
+        keep_fused(folder, captured, job, profile)
+    return profile
+
+
+def segments_of_plan(
+    plan: Plan, graph: Graph
+) -> tuple[list[tuple[int, SegmentKind]], list[Segment]]:
+    """Return what a plan runs that has ops: stages and kinds, and the segments."""
+    from penstock.runtime.worker import segments_of
+
+    stages = stages_of(plan, graph).stages
+    pairs: list[tuple[int, SegmentKind]] = [
+        (stage, kind)
+        for stage, kind in segments_of(lower_plan(plan, graph))
+        if stages[stage].segment(kind).ops
+    ]
+    return pairs, [stages[stage].segment(kind) for stage, kind in pairs]
+
+
+def usable(plan: Plan) -> Plan:
+    """Return `plan`; not compiled, and it says why, where nothing can be compiled here."""
+    if not plan.compiled or not (why := no_compiler()):
+        return plan
+    others = (each for each in plan.decisions if each.what != "compiled")
+    said = Decision("compiled", "no", "only choice", why)
+    return replace(plan, compiled=False, decisions=(*others, said))
+
+
+def no_compiler() -> str:
+    """Return why nothing can be compiled for the device here; empty if it can."""
+    from penstock._compat import why_no_compiler
+    from penstock.graph.trace import device_here
+
+    return why_no_compiler(device_here())

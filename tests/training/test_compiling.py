@@ -1,0 +1,120 @@
+"""A plan is compiled where a run is long enough for it, and its ranks then were faster."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.cluster import Cluster
+from penstock.errors import PlanError
+from penstock.graph import fuse as graph_fuse
+from penstock.profile import fused
+from penstock.profile.profile import FusedCost
+from penstock.program.lower_plan import stages_of
+from penstock.training import compiling, fuse
+from penstock.training.choose import Choice, Machines, predicted
+from penstock.training.compiling import compiled
+from penstock.training.prove import Planned, prove
+from tests.graph.test_fuse import StandIn, compiler  # noqa: F401 - a fixture
+from tests.parity.models import captured, job_of, plan_of
+from tests.search.chains import profile_of
+
+FLOAT = torch.float32
+THERE = Machines(Cluster.here(1))
+MADE = captured("tied", FLOAT)
+PROFILE = replace(profile_of(MADE.graph, ()), op_s=(1e-3,) * len(MADE.graph.nodes), how="measured")
+
+
+def choice() -> Choice:
+    plan = plan_of(MADE.graph, "gpipe", 1, 1)
+    plan = predicted(plan, MADE.graph, (PROFILE,), THERE.cluster)
+    return Choice(job_of("tied", FLOAT, micro_batches=1), MADE, plan)
+
+
+def decided(monkeypatch, num_steps: int, *, ratio: float = 0.5, took: float = 0.5):
+    """Return the choice and its reason, of ops that take `ratio`, in a run that takes `took`."""
+
+    def known(job, made, plan, profiles):
+        assert plan.compiled
+        stages = stages_of(plan, made.graph).stages
+        rows = (FusedCost(s.segment(k).digest, ratio, 1) for s in stages for k in "FB")
+        return (replace(profiles[0], fused=tuple(rows)),)
+
+    monkeypatch.setattr(compiling, "known", known)
+    found, profiles = compiled(
+        choice(),
+        (PROFILE,),
+        THERE,
+        num_steps,
+        lambda tried, count: [took if tried.plan.compiled else 1.0] * (count - 1),
+    )
+    (decision,) = (each for each in found.plan.decisions if each.what == "compiled")
+    assert found.plan.compiled == (decision.value == "yes")
+    assert found.plan.predicted is not None
+    return found.plan, decision, profiles[0]
+
+
+def test_a_long_run_is_compiled_and_says_what_it_gained_beside_what_was_predicted(monkeypatch):
+    plan, decision, profile = decided(monkeypatch, 10_000)
+    assert plan.compiled
+    assert plan.predicted.step_s == pytest.approx(0.5 * choice().plan.predicted.step_s, rel=0.02)
+    assert "500 ms measured, not compiled 1.00 s measured" in decision.why
+    assert "predicted in place of" in decision.why
+    assert "10,000 steps take 83.3 min less" in decision.why
+    assert len(profile.fused) == 2
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "options", "says"),
+    [
+        (1, {}, "s of compiling"),  # at most so much of the run
+        (10_000, {"ratio": 0.99}, "predicted in place of"),
+        (10_000, {"took": 0.98}, "980 ms measured"),  # turns do not settle so little
+    ],
+)
+def test_what_does_not_pay_is_not_compiled(monkeypatch, num_steps, options, says):
+    plan, decision, _ = decided(monkeypatch, num_steps, **options)
+    assert not plan.compiled
+    assert decision.by == "search"
+    assert says in decision.why
+    assert plan.predicted == choice().plan.predicted
+
+
+def test_without_a_compiler_a_plan_is_run_op_by_op_and_says_so(monkeypatch):
+    monkeypatch.setattr(fuse, "no_compiler", lambda: "no C++ compiler")
+    monkeypatch.setattr(compiling, "no_compiler", fuse.no_compiler)
+    plan, decision, _ = decided(monkeypatch, 10_000)
+    assert (decision.by, decision.why, plan.compiled) == ("only choice", "no C++ compiler", False)
+    asked = fuse.usable(replace(choice().plan, compiled=True))
+    assert not asked.compiled
+    assert asked.decisions[-1].why == "no C++ compiler"
+
+
+def test_what_is_measured_of_a_compiled_plan_is_kept(monkeypatch, tmp_path, compiler):  # noqa: F811
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fused, "_BUDGET_S", 0.0)
+    plan, job = replace(choice().plan, compiled=True), job_of("tied", FLOAT, micro_batches=1)
+    (profile,) = fuse.known(job, MADE, plan, (PROFILE,))
+    (stage,) = stages_of(plan, MADE.graph).stages
+    assert [r.segment for r in profile.fused] == [stage.forward.digest, stage.backward.digest]
+    assert all(row.ratio > 0 and row.peak_bytes > 0 for row in profile.fused)
+    (kept,) = (tmp_path / "penstock" / "profiles").iterdir()
+    assert stage.forward.digest in kept.read_text()
+    assert fuse.known(job, MADE, plan, (profile,)) == (profile,)
+
+
+def test_ranks_of_a_compiled_plan_run_what_was_compiled(compiler: StandIn) -> None:  # noqa: F811
+    exact = torch.float64
+    graph = captured("dropout", exact).graph
+    plan = replace(plan_of(graph, "zb_h1", 2, 2), compiled=True)
+    job = job_of("dropout", exact, "adamw")
+    proof = prove(Planned(job, captured("dropout", exact), plan))
+    assert proof.problem == ""
+    assert all(row.bitwise for row in proof.differences)
+    assert compiler.calls >= 4 * len(compiler.modules)  # 2 steps of 2 micro-batches
+    assert len(compiler.modules) == len(graph_fuse._made)
+
+
+def test_a_wire_that_rounds_and_ops_that_round_otherwise_are_refused() -> None:
+    with pytest.raises(PlanError, match="round in the last bit"):
+        replace(choice().plan, compiled=True, wire=(8, 8))
