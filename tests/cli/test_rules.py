@@ -46,6 +46,11 @@ def fused(old: nn.Module) -> nn.Module:
     return Fused(old)
 
 
+def fresh(old: nn.Module) -> nn.Module:
+    """Give a layer with weights of its own, which it has to lose."""
+    return nn.Sequential(nn.Linear(*old[0].weight.shape), nn.Tanh())
+
+
 def louder(old: nn.Module) -> nn.Module:
     return Fused(old, scale=1.001)
 
@@ -71,10 +76,11 @@ def rules(folder: Path, by: str = "fused", text: str = RULES) -> Path:
 
 def test_rules_are_kept_by_check_plan_and_train(call: Call, tmp_path: Path) -> None:
     """A plan that is given is rewritten; one that is searched for is found so, and run so."""
-    given = "--with", rules(tmp_path)
-    done = call("check", JOB, *given, "--json")
-    found = json.loads(done.out)
-    assert (done.code, found["ok"], found["bitwise"], found["stages"]) == (0, True, True, 4)
+    for by in ("fresh", "fused"):
+        given = "--with", rules(tmp_path, by)
+        done = call("check", JOB, *given, "--json")
+        found = json.loads(done.out)
+        assert (done.code, found["ok"], found["bitwise"], found["stages"]) == (0, True, True, 4)
     out = tmp_path / "run"
     assert call("train", JOB, *given, "--ranks", 2, "--stages", 2, "--out", out).code == 0
     plan = Plan.load(out / "plan.json")
@@ -87,14 +93,20 @@ def test_rules_are_kept_by_check_plan_and_train(call: Call, tmp_path: Path) -> N
     place = f"{tmp_path / 'rules.toml'}, rule"
     assert said["cut 1"] == ("yes", "user", f"{place} 1")
     assert said["replace 2"] == (f"{__file__}:fused", "user", f"{place} 4")
-    done = call("train", JOB, *given, "--plan", out / "plan.json", "--out", out, "--no-trial")
+    bare = replace(plan, decisions=(), predicted=None)
+    replace(bare, recompute=(), offload=()).save(tmp_path / "other.json")
+    done = call("train", JOB, *given, "--plan", tmp_path / "other.json", "--out", out, "--no-trial")
     assert done.code == 0
     assert "equal to the plain loop at step 1" in done.err
-    same = replace(Plan.load(out / "plan.json"), decisions=(), predicted=None)
-    assert same == replace(plan, decisions=(), predicted=None)
+    assert replace(Plan.load(out / "plan.json"), decisions=(), predicted=None) == bare
     again = call("train", JOB, *given, "--steps", 6, "--resume", "--out", out)
     assert again.code == 0
     assert "resuming after step 4" in again.err
+    more = rules(tmp_path, text=RULES.replace('"[0-1]"', '"[0-2]"'))
+    again = call("train", JOB, "--with", more, "--steps", 8, "--ranks", 2, "--resume", "--out", out)
+    assert again.code == 0
+    kept = Plan.load(out / "plan.json")
+    assert {d.what for d in kept.decisions} >= {"recompute [0-2]"}
 
 
 @pytest.mark.parametrize(

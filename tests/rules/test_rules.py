@@ -3,19 +3,26 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import rules
+from penstock.cluster import Link
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, plan_by_hand, schedule_of
+from penstock.plan import Decision, Plan, plan_by_hand, schedule_of
 from penstock.rules import Rule, load, rewritten
+from penstock.rules.ruled import matched, ruled
 from penstock.schedule.refine import refine
 from penstock.search import Fixed, evaluate, search
 from penstock.search.balance import StageEnds, balanced_cuts
+from penstock.search.field import Effort, Field
+from penstock.search.judge import Judge
+from penstock.search.recompute import as_needed
+from penstock.training.choose import Choice, found_in_units, in_units
 from tests.search.chains import SIX, chain, chains, cluster_of, profile_of
 from tests.search.test_balance import stage_seconds
 
@@ -212,6 +219,47 @@ def test_memory_that_lacks_is_found_where_no_rule_says_to_keep() -> None:
     found = search(GRAPH, profile, tight, micro_batches=2, fixed=replace(fixed, rules=said)).plan
     assert found.recompute[:3] == (False, False, False)
     assert any(found.recompute[3:])
+
+
+def test_recompute_as_needed_stays_off_what_rules_decide() -> None:
+    """Layer 0 has to, 1 to 3 must not; one of the others gives the byte that lacks."""
+    said = [Rule("recompute", "layers.0", "yes"), Rule("recompute", "layers.[1-3]", "no")]
+    profile, keeps = profile_of(GRAPH, [1] * LAYERS), ruled(said, GRAPH)
+    plan = plan_by_hand(
+        GRAPH,
+        range(LAYERS - 1),
+        f"gpipe / units {LAYERS}",
+        num_micro_batches=3,
+        num_ranks=1,
+        recompute=[True] + [False] * (LAYERS - 1),
+    )
+    peak = max(Judge(GRAPH, profile, cluster_of(1)).candidate(plan).peak_bytes)
+    tight = Judge(GRAPH, profile, cluster_of(1, memory_bytes=peak - 1), rules=keeps)
+    made = Field(tight, [plan], "time", Effort()).made(0)
+    assert not made.refused
+    assert made.plan.recompute == as_needed(tight, plan).recompute
+    assert made.plan.recompute[:4] == (True, False, False, False)
+    assert sum(made.plan.recompute[4:]) == 1
+
+
+def test_units_of_a_found_plan_keep_the_rules() -> None:
+    """Where units are asked for, and where they hide the sums of replicas."""
+    graph = layered(chain([1_000_000] * 4, [1] * 4))
+    profile, cluster = profile_of(graph, (0.01,) * 4), cluster_of(2, link=Link(0.0, 1e8))
+    plan = plan_by_hand(graph, [], "gpipe", num_micro_batches=1, replicas=2)
+    plan = Judge(graph, profile, cluster).candidate(plan).plan
+    choice = Choice(None, SimpleNamespace(graph=graph), plan)  # type: ignore[arg-type]
+    fixed = Fixed(rules=(Rule("fuse", "layers.[12]"),))
+    about = {"profiles": (profile,), "cluster": cluster}
+    for units in (None, "block"):
+        assert found_in_units(choice, units, fixed, **about).plan.cuts == (0, 2)
+    whole = replace(plan, decisions=(Decision("optimizer", "whole", "only choice", "all"),))
+    with pytest.raises(PlanError, match="cannot be divided into units: all"):
+        in_units(choice._replace(plan=whole), None, (profile,), cluster, [Rule("cut", "layers.1")])
+
+
+def test_of_nested_modules_the_outermost_count() -> None:
+    assert matched(Rule("cut", "a*"), ["a", "a.b", "ab", "c"]) == ("a", "ab")
 
 
 # -- what is refused -------------------------------------------------------------------------------

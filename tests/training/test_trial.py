@@ -1,6 +1,7 @@
 """The fastest of the finalists is run, whatever was predicted of them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from penstock.cluster import Cluster
 from penstock.errors import RunError
 from penstock.plan import Prediction
-from penstock.search import Fixed
+from penstock.search import Candidate, Fixed
+from penstock.training import trial
 from penstock.training.choose import Choice, Machines, best
 from penstock.training.trial import decision, finalists, is_worth_it, seconds_of, tried
 from tests.parity.models import captured, job_of, plan_of
@@ -98,6 +100,23 @@ def test_finalists_are_the_best_and_the_plain_ones_and_run():
         taken = seconds_of({}, choice, 3)
         assert len(taken) == 2
         assert min(taken) > 0
+
+
+def test_finalists_are_of_other_numbers_of_stages_their_units_not_counted(monkeypatch):
+    choice = choice_of(0.3, 1)
+    other = choice_of(0.3, 2).plan.refined(choice.captured.graph, 2)
+    assert other.num_stages > 2
+    candidates = [Candidate(plan, 0.3, (1,), 0.0) for plan in (choice.plan, other)]
+    option = SimpleNamespace(found=SimpleNamespace(candidates=candidates))
+    asked = []
+
+    def note(found, fixed, there):
+        asked.append(fixed.stages)
+        return choice
+
+    monkeypatch.setattr(trial, "best_like", note)
+    finalists(SimpleNamespace(choice=choice, options=[option]), Fixed(), Machines())
+    assert asked == [2, 1, 1]
 
 
 def test_a_short_run_is_over_before_a_trial_would_pay():

@@ -39,7 +39,7 @@ def modules_of(graph: Graph) -> tuple[str, ...]:
 def ends_of(graph: Graph, module: str) -> tuple[int, ...]:
     """Return the cut points between the last of several `heavy_ops` of a module and one of others.
 
-    There is at most one; lighter ops between the two may stand on either side of it.
+    Lighter ops between the two may stand on either side of it.
     """
     heavy, found = heavy_ops(graph), list[int]()
     for number, point in enumerate(graph.cut_points):
