@@ -59,6 +59,14 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "rules_of_whole_stages",
+        "rules/rewrite.py",
+        "{*rules.required, *_ends_inside(plan, graph, rules)}",
+        "rules.required",
+        ("tests/rules/test_rules.py",),
+        "what is said of a part of a stage becomes of all of it",
+    ),
+    Break(
         "rules_for_the_user_only",
         "search/judge.py",
         "if broken := self.rules.broken(plan, self.graph):",
