@@ -27,6 +27,17 @@ def test_step_is_the_shortest_there_is_and_is_proved(size, data, limit):
     assert max(peak_activations(found.schedule)) <= limit
 
 
+@given(tiny, st.data(), st.integers(1, 2))
+@settings(max_examples=15, deadline=None)
+def test_actions_that_take_no_time_are_solved_too(size, data, limit):
+    """As I of a first stage, whose input has no gradient."""
+    row = st.lists(st.integers(0, 2), min_size=size[0], max_size=size[0]).map(tuple)
+    times = data.draw(st.tuples(row, row, row))
+    found = exact(*size, seconds=Seconds(*times), limit=limit)
+    assert found.is_proved
+    assert found.step_s == shortest(*size, times, limit=limit, split=True)
+
+
 @given(st.integers(2, 4), st.integers(0, 4), st.integers(-3, 3), st.data())
 @settings(max_examples=25, deadline=None)
 def test_greedy_is_near_the_optimum_wherever_that_is_proved(num_stages, more, room, data):

@@ -114,7 +114,8 @@ def exact_offload(
 
     `seconds` and `limit`, on the device, are as for `zb_greedy`, which it is never worse than; nor
     than `exact` in a sixth of the time.  It takes about a third of a second more for each start of
-    its heuristic, of which there are at most M.
+    its heuristic, of which there are at most M.  Without time nothing is solved, and the same is
+    found whatever else the machine does.
 
     Ignores:  that copies and messages may share a link, and memory of the host.
     Raises:   ScheduleError: `limit` is less than 1, or a time is negative.
@@ -132,7 +133,7 @@ def exact_offload(
     bound_s = free.bound_s
     if not is_least(found.step_s, bound_s):
         found = _moved(case, found, bound_s)
-    if not is_least(found.step_s, bound_s):
+    if time_limit_s > 0 and not is_least(found.step_s, bound_s):
         better, least_s = _solved(case, found, 4 * sixth_s)
         found, bound_s = min(found, better, key=_step_s), max(bound_s, least_s)
     return _optimum(case, _with_few_copies(case, found), bound_s)

@@ -33,8 +33,10 @@ class Model(NamedTuple):
 def solve(model: Model, time_limit_s: float) -> tuple[Floats | None, float]:
     """Return the best variables found, None if none were, and a lower bound of the step.
 
-    The bound is infinity where nothing exists.
+    The bound is infinity where nothing exists.  Without time nothing is looked for.
     """
+    if time_limit_s <= 0:
+        return None, float(model.low[model.end])
     bounds = Bounds(model.low, np.maximum(model.high, model.low))  # pyright: ignore  - takes arrays
     solved = milp(  # pyright: ignore
         np.eye(1, len(model.low), model.end).ravel(),
@@ -73,6 +75,7 @@ class Problem:
         self.stage = np.repeat(np.tile(np.arange(num_stages), 3), num_micro_batches)
         self.lag_s = np.full((self.number.size, self.number.size), -np.inf)
         self.edges: list[tuple[int, int]] = []
+        self._fixed = np.zeros(self.lag_s.shape, np.bool_)  # also where the first takes no time
         np.fill_diagonal(self.lag_s, 0.0)
         number, message_s = self.number, float(seconds.message_s)
         self._follow(number[:, :, :-1], number[:, :, 1:])
@@ -116,12 +119,14 @@ class Problem:
                 lag_s = self.lag_s[:, first, None] + self.took_s[first] + self.lag_s[None, then, :]
                 np.maximum(self.lag_s, lag_s, out=self.lag_s)
             self.edges += fixed
+            for pair in fixed:
+                self._fixed[pair] = True
             if (np.diagonal(self.lag_s) > 0).any():
                 return False
 
     def open_pairs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         """Return the pairs of a rank that can come in either order, each once."""
-        known = np.isfinite(self.lag_s) & (self.lag_s > 0)
+        known = self._fixed | (np.isfinite(self.lag_s) & (self.lag_s > 0))
         same = self.stage[:, None] == self.stage[None, :]
         a, b = np.nonzero(np.triu(same & ~known & ~known.T, 1))
         return a, b

@@ -9,7 +9,8 @@ from penstock.graph.wire import error_bound, message_bytes
 from penstock.job import AS_IT_IS
 from penstock.plan import By, Decision, Plan
 from penstock.profile import Profile
-from penstock.schedule.recipe import Recipe, any_schedule, has_window, name_of
+from penstock.schedule import peak_activations
+from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
@@ -59,7 +60,7 @@ def reasons(
         Decision("micro-batches", per, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
-        *((_copies(best, field, judge),) if plan.offloads else ()),
+        *_copies(best, field, judge, asked),
         *_packed(judge, best, fixed.wire),
         *_validation(judge, plan),
         *judge.rules.decisions(),
@@ -75,14 +76,28 @@ def _is_completed(plan: Plan, fixed: Fixed) -> bool:
     return isinstance(asked, Recipe) and asked.arguments != plan.schedule.arguments
 
 
-def _copies(best: Candidate, field: Field, judge: Judge) -> Decision:
-    """Return whether copies to far memory and back run beside computes, and why."""
-    beside = best.plan.beside
-    why = _against(best, field, judge, "way to copy", lambda plan: plan.beside)
-    if all(not plan.beside for plan in field.plans):
-        why = "no rank has a core more than it computes with"
-    by: By = "search" if any(plan.beside for plan in field.plans) else "only choice"
-    return Decision("copies", "beside computes" if beside else "between computes", by, why)
+def _copies(best: Candidate, field: Field, judge: Judge, asked: object) -> Iterator[Decision]:
+    """Yield what is copied to far memory and back as schedule and plan say, how, and why.
+
+    asked:  the schedule, where it is not the search's.
+    """
+    plan, made = best.plan, best.plan.schedule
+    if not isinstance(made, Recipe) and made.far:
+        pairs = made.num_stages * made.num_micro_batches
+        value = f"{len(made.far) // 2} of {pairs} activations wait there"
+        most = max(peak_activations(made))
+        why = f"no rank holds more than {most} at once"
+        if asked is None:
+            how = _against(best, field, judge, "plan", lambda plan: bool(copied_of(plan.schedule)))
+            why = f"{why}; {how}"
+        yield Decision("far memory", value, "user" if asked is not None else "search", why)
+    if any(word != "none" for word in plan.offload):
+        why = _against(best, field, judge, "way to copy", lambda plan: plan.beside)
+        if all(not plan.beside for plan in field.plans):
+            why = "no rank has a core more than it computes with"
+        by: By = "search" if any(plan.beside for plan in field.plans) else "only choice"
+        value = "beside computes" if plan.beside else "between computes"
+        yield Decision("copies", value, by, why)
 
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:

@@ -22,6 +22,7 @@ from penstock.rules.ruled import ruled
 from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
+from penstock.search.copied import with_copies
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.polish import polish, recut, with_cuts
@@ -99,7 +100,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     may_rescue = fixed.recompute is None and not any(plan.offloads for plan in plans)
     effort = Effort(prune, may_rescue, is_over, progress)
     field = Field(judge, plans, objective, effort)
-    (best, *others), cut_short = _polished(field), field.was_cut_short
+    (best, *others), cut_short = _polished(field, cutter), field.was_cut_short
     why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
     chosen = _plainest(field, best, others, fixed, error)
     if chosen is not best:
@@ -137,8 +138,8 @@ def _has_seconds(fixed: Fixed) -> bool:
     return isinstance(asked, Recipe) and asked.seconds is not None
 
 
-def _polished(field: Field) -> list[Candidate]:
-    """Return the best candidates of the field, polished, the best first.
+def _polished(field: Field, cutter: "_Cutter") -> list[Candidate]:
+    """Return the best candidates of the field, polished, and those with copies, the best first.
 
     Raises:   PlanError: none can be used.
     """
@@ -150,7 +151,8 @@ def _polished(field: Field) -> list[Candidate]:
         tried, change = field.best(_POLISHED), polish
     effort = replace(field.effort, is_over=field.is_over)
     moved = [change(judge, each, objective, effort) for each in tried]
-    usable = [candidate for candidate in moved if not candidate.refused]
+    copied = with_copies(field, cutter.has_cores)
+    usable = [candidate for candidate in (*moved, *copied) if not candidate.refused]
     if not usable:
         raise PlanError(_why_none(field.simulated), hint="use more ranks, or a smaller micro-batch")
     return sorted(usable, key=lambda candidate: candidate.score(objective))
@@ -215,7 +217,7 @@ class _Cutter:
             again = made_to_keep(again, self.judge.graph, self.judge.rules)
             yield again
             copies = any(word != "none" for word in again.offload)
-            if copies and self._has_cores(again):
+            if copies and self.has_cores(again):
                 yield replace(again, beside=True)
 
     def _choices(self, fixed: Fixed) -> tuple[bool, ...]:
@@ -226,7 +228,7 @@ class _Cutter:
         is_said = all(self.judge.rules.said("recompute", piece) for piece in pieces)
         return (False,) if is_said else (False, True)
 
-    def _has_cores(self, plan: Plan) -> bool:
+    def has_cores(self, plan: Plan) -> bool:
         """Return whether every rank is known to have a core more than it computes with."""
         cluster = self.judge.cluster_of(plan.hosts)
         used = Counter(cluster.host_number(rank) for rank in range(plan.total_ranks))

@@ -15,7 +15,7 @@ from penstock.graph.wire import wire_choices
 from penstock.job import AS_IT_IS
 from penstock.plan import Decision, Plan
 from penstock.schedule.orders import F
-from penstock.schedule.recipe import name_of
+from penstock.schedule.recipe import copied_of, name_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.judge import Judge
 from penstock.units import format_seconds
@@ -36,7 +36,7 @@ def simplest(
     limit = best.score(objective)[0] * (1 + error)
     close = [each for each in others if not each.refused and each.score(objective)[0] <= limit]
     rows = [
-        (*_size(judge, each.plan), each.plan.beside, each.score(objective), at, each)
+        (*_size(judge, each.plan), _copies(each.plan), each.score(objective), at, each)
         for at, each in enumerate([best, *close])
     ]
     found = min(rows, key=lambda row: row[:5])
@@ -67,12 +67,16 @@ def why_simplest(judge: Judge, chosen: Candidate, best: Candidate) -> Decision:
     """Return the decision for `chosen` instead of `best`, which is predicted to be faster."""
     (own, _), (theirs, stages) = _size(judge, chosen.plan), _size(judge, best.plan)
     other = f"{best.plan.replicas} x {stages} stages, {name_of(best.plan.schedule)}"
-    other += ", copies beside computes" if best.plan.beside > chosen.plan.beside else ""
+    other += ", copies beside computes" if _copies(best.plan) > _copies(chosen.plan) else ""
     why = (
         f"{other}, is predicted at {format_seconds(best.step_s)} with {theirs:,} messages a step; "
     )
     why += f"{chosen.step_s / best.step_s - 1:.1%} is less than the prediction error"
     return Decision("simplest", f"{own:,} messages a step", "search", why)
+
+
+def _copies(plan: Plan) -> bool:
+    return plan.beside or bool(copied_of(plan.schedule))
 
 
 def _size(judge: Judge, plan: Plan) -> tuple[int, int]:
