@@ -221,8 +221,8 @@ BREAKS = (
     Break(
         "mean_of_means",
         "runtime/bind.py",
-        "share = 1.0 / program.grid.step_micro_batches",
-        "share = 1.0 / (program.replicas * program.grid.shares[rank.replica])",
+        "count = program.grid.step_micro_batches",
+        "count = program.replicas * program.grid.shares[rank.replica]",
         ("tests/parity/test_shares.py",),
         "the mean of replicas' means instead of that of all micro-batches",
     ),
