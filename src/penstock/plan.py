@@ -34,6 +34,7 @@ By = Literal["search", "user", "only choice"]
 Buffers = Literal["exact", "one copy", "per replica"]
 Units: TypeAlias = Literal["block"] | int  # of a stage: one per block, or at most that many
 Offloaded = Literal["none", "state", "activations", "both"]
+Sharding = Literal["replicate", "shard", "shard_keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class Plan:
     offload:            for each stage, what is in far memory while not needed: the state of
                         the optimizer, what F keeps for the backward, or both.
     beside:             whether these are copied there and back while the rank computes.
+    shard:              for each stage, whether every replica holds it whole, or a part that is
+                        made whole while it is used, or kept whole for a step ("shard_keep").
+    prefetch:           how many stages before its use the gathering of such a one begins.
     clip:               whether updates wait for a number of all gradients: to clip by their norm
                         (the job says to what), or to leave out a step that overflows in float16.
     post_validation:    whether a rank updates before the norm is known, and takes the update back
@@ -100,6 +104,8 @@ class Plan:
     recompute: tuple[bool, ...] = ()
     offload: tuple[Offloaded, ...] = ()
     beside: bool = False
+    shard: tuple[Sharding, ...] = ()
+    prefetch: int = 0
     clip: bool = False
     post_validation: bool = False
     joined: int = 1
@@ -142,6 +148,7 @@ class Plan:
         if self.recompute and len(self.recompute) != self.num_stages:
             raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
         _check_offload(self)
+        _check_sharding(self)
         _check_shares(self)
         object.__setattr__(self, "shares", unlike(self.shares))
         _check_schedule(self)
@@ -155,6 +162,18 @@ class Plan:
     def offloads(self) -> bool:
         """Return whether anything waits in far memory."""
         return any(word != "none" for word in self.offload) or bool(copied_of(self.schedule))
+
+    @property
+    def shards(self) -> bool:
+        """Return whether any stage is divided among its replicas."""
+        return any(word != "replicate" for word in self.shard)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Return among how many ranks each stage is divided; empty where none is."""
+        if not self.shards:
+            return ()
+        return tuple(1 if word == "replicate" else self.replicas for word in self.shard)
 
     @property
     def rounds(self) -> bool:
@@ -280,6 +299,30 @@ def _check_offload(plan: Plan) -> None:
         raise PlanError("an update that may be undone needs the optimizer's state", hint=hint)
 
 
+def _check_sharding(plan: Plan) -> None:
+    """Raise where what is to be sharded cannot be."""
+    if plan.shard and len(plan.shard) != plan.num_stages:
+        raise PlanError(f"shard says {len(plan.shard)} of {plan.num_stages} stages")
+    for word in plan.shard:
+        if word not in get_args(Sharding):
+            raise PlanError(f"shard says {word!r}, not one of {get_args(Sharding)}")
+    if plan.prefetch < 0 or (plan.prefetch and not plan.shards):
+        message = f"prefetch is {plan.prefetch} stages"
+        hint = "give 0 or more" if plan.prefetch < 0 else "shard something, or give 0"
+        raise PlanError(message, hint=hint)
+    if not plan.shards:
+        return
+    if plan.replicas == 1:
+        message = "shards are divided among replicas, and there is one"
+        raise PlanError(message, hint="give the plan 2 replicas or more")
+    if has_window(plan.schedule):
+        message = f"{name_of(plan.schedule)} reads older weights, of which there are no shards"
+        raise PlanError(message, hint="take a synchronous schedule, or replicate all stages")
+    if plan.clip and plan.post_validation:
+        message = "an update that may be undone cannot be that of a shard"
+        raise PlanError(message, hint="clip before the update, or replicate all stages")
+
+
 def _check_shares(plan: Plan) -> None:
     """Raise where the shares are not those of the replicas."""
     if found := misfit(plan.shares, plan.replicas, plan.num_micro_batches):
@@ -382,6 +425,7 @@ def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:
         return plan
     again = zip(plan.recompute, units, strict=True) if plan.recompute else ()
     away = zip(plan.offload, units, strict=True) if plan.offload else ()
+    parts = zip(plan.shard, units, strict=True) if plan.shard else ()
     return replace(
         plan,
         cuts=cuts,
@@ -389,6 +433,7 @@ def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:
         schedule=refined(plan.schedule, units),
         recompute=tuple(repeats for repeats, count in again for _ in range(count)),
         offload=tuple(word for word, count in away for _ in range(count)),
+        shard=tuple(word for word, count in parts for _ in range(count)),
         predicted=None,
     )
 

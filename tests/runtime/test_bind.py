@@ -150,11 +150,11 @@ def test_clipping_that_only_one_of_job_and_plan_wants_is_refused(clip_norm, clip
     assert "clip_norm" in caught.value.hint
 
 
-def test_sharding_is_refused():
+def test_gathers_of_what_nobody_divides_are_refused():
     graph = captured("frozen", torch.float32).graph
     program = lower_plan(plan_of(graph, "gpipe", 1, 1), graph)
     sharded = program.map_ranks(lambda code: (Unshard(0), *code[:-1], Reshard(0), code[-1]))
-    with pytest.raises(RunError, match="unshard0: sharded weights cannot be run yet"):
+    with pytest.raises(RunError, match="stage 0 is gathered, but no sum leaves shards of it"):
         one_rank(job_of("frozen", torch.float32)).bind(sharded)
 
 

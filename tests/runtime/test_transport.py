@@ -411,6 +411,35 @@ def test_summands_that_differ_are_refused_on_every_rank(run, numel):
         assert str(numel + 1) in error
 
 
+CUTS = [(0, 5, 5, 9), (0, 0, 0, 4), (0, 700_000, 700_001, 3_000_001)]  # large, small, no parts
+
+
+@every_transport
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (0, 2)])
+def test_parts_are_gathered_and_sums_are_left_where_they_belong(run, ranks):
+    def body(end):
+        right = []
+        for cuts in CUTS if end.rank in ranks else []:
+            cuts = cuts if len(ranks) == 3 else (0, *cuts[2:])
+            brought = summands(3, cuts[-1], torch.float32)
+            at = ranks.index(end.rank)
+            mine, own = slice(cuts[at], cuts[at + 1]), brought[end.rank].clone()
+            end.reduce_scatter(own, cuts, ranks)
+            total = added_in_order([brought[rank] for rank in ranks])
+            right.append(torch.equal(own[mine], total[mine]))
+            own[: cuts[at]] = own[cuts[at + 1] :] = torch.nan
+            end.all_gather(own, cuts, ranks)
+            right.append(torch.equal(own, total))
+            with pytest.raises(ValueError, match="cut at"):
+                end.all_gather(own, (0, cuts[-1] + 1), ranks)
+        end.barrier()
+        end.close()
+        return right
+
+    expected = [[True] * 6 if rank in ranks else [] for rank in range(3)]
+    assert values(run(3, body)) == expected
+
+
 # bytes
 
 

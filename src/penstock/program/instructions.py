@@ -4,7 +4,7 @@ F0.3          Compute: forward of stage 0 on micro-batch 3, at weights of versio
 F0.3@-1       the same at version -1 (the one before version 0)
 F0.3>r1e0s2   Send: the value that F0.3 made, to rank 1, over edge 0, into its slot 2
 F0.3<r0e0s2   Receive: the same message at the other end, from rank 0
-tied:wte.0    Reduce: the gradients of bucket "wte", of step 0 (tied | replicas | norm | validate)
+tied:wte.0    Reduce: the gradients of bucket "wte", of step 0; how: see `Reduce`
 U0.0          Update: the optimizer's step 0 on stage 0; it makes version 1
 unshard0      Unshard: gather the weights of stage 0;  reshard0 drops them again
 F0.3>far      Offload: what F0.3 keeps for the backward, to far memory;  F0.3<far brings it back
@@ -25,10 +25,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from penstock.errors import ProgramError, ScheduleError
 from penstock.schedule.orders import KINDS, Action
 
-How = Literal["tied", "replicas", "norm", "validate"]
+How = Literal["tied", "replicas", "shards", "norm", "validate"]
 HOWS: tuple[How, ...] = (
     "tied",
     "replicas",
+    "shards",
     "norm",
     "validate",
 )  # also the order in which they come; the last one after the updates
@@ -79,7 +80,9 @@ class Reduce(Printed):
     """Begin to sum a step's gradients over `ranks`, and go on; the next Update waits for it.
 
     tied: of a parameter that lives in several stages (a sum on the spot if they share a rank).
-    replicas: of a stage that lives on several ranks.  norm: the squares, for clipping.
+    replicas: of a stage that lives on several ranks.  shards: likewise, of which each rank keeps
+    its own shard; it waits for the one before it on its rank, whose whole gradients are freed then.
+    norm: the squares, for clipping.
     validate: the same after the update, which is undone and redone where necessary; it is begun
     here, and awaited before the first backward of the next step.
     """

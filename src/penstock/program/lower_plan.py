@@ -12,6 +12,7 @@ from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
 from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
+from penstock.program.passes.shard import shard
 from penstock.program.program import Program
 from penstock.schedule import Schedule
 from penstock.schedule.orders import B
@@ -74,6 +75,8 @@ def lower_plan(
             for stage in stages.stages
         ],
     )
+    if plan.shards:
+        program = shard(program, plan.shard, prefetch=plan.prefetch)
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.beside)
     return receive_early(program, distance=plan.early) if plan.early else program

@@ -158,6 +158,12 @@ class Program:
         stages = self.code.stage[part][computes if computes.any() else updates]
         return tuple(np.unique(stages).tolist())
 
+    @property
+    def sharded(self) -> frozenset[int]:
+        """Return the stages of which each rank keeps a shard."""
+        sums = (one for one in self.code.reductions if one.how == "shards")
+        return frozenset(int(one.bucket.removeprefix("stage")) for one in sums)
+
     def slots(self, rank: int) -> dict[int, int]:
         """Return how many slots `rank` needs for each edge that it receives over."""
         part = self.code.slice_of(rank)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -43,12 +44,15 @@ def needed(
     stage_bytes: Sequence[StageBytes] = (),
     *,
     post_validation: bool = False,
+    sharded: AbstractSet[int] = frozenset(),
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
     Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
     norm over each replica: with `post_validation` after the updates.  A stage on one rank needs no
     sum over replicas.
+
+    sharded:  stages of which each rank keeps a shard; with any, a norm is over all replicas.
     """
     found: list[Needed] = []
     for group in tied:
@@ -62,12 +66,12 @@ def needed(
         ranks = _union(replica[stage] for replica in holders)
         size_bytes = stage_bytes[stage].weights if stage_bytes else 0
         if len(ranks) > 1:
-            found.append(
-                Needed(Reduce(f"stage{stage}", "replicas", ranks, 0, size_bytes), (stage,))
-            )
+            how: How = "shards" if stage in sharded else "replicas"
+            found.append(Needed(Reduce(f"stage{stage}", how, ranks, 0, size_bytes), (stage,)))
     if clip:
-        how: How = "validate" if post_validation else "norm"
-        for stages in holders:
+        how = "validate" if post_validation else "norm"
+        everywhere = [[ranks for stages in holders for ranks in stages]]
+        for stages in everywhere if sharded else holders:
             reduce = Reduce("all", how, _union(stages), 0, 8)
             found.append(Needed(reduce, tuple(range(num_stages))))
     return tuple(found)
@@ -101,7 +105,7 @@ def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed,
         at = max((last[pair] for pair in pairs if pair in last), default=0)
         for stage in one.stages if one.reduce.how == "tied" else ():
             tied[stage] = max(tied[stage], at)
-        at = max(at, tied[one.stages[0]]) if one.reduce.how == "replicas" else at
+        at = max(at, tied[one.stages[0]]) if one.reduce.how in ("replicas", "shards") else at
         made.append(inf if one.reduce.how in ("norm", "validate") else at)
     return tuple(sums[number] for number in sorted(range(len(sums)), key=made.__getitem__))
 
@@ -149,7 +153,8 @@ def as_arrays(reductions: Sequence[Needed], num_stages: int, replicas: int) -> N
         minlength=len(HOWS) * num_stages,
     )
     for how in ("tied", "norm", "validate"):  # stand there once per replica
-        needs[HOWS.index(how) :: len(HOWS)] //= replicas
+        own = needs[HOWS.index(how) :: len(HOWS)]
+        own[:] = -(-own // replicas)  # or once for all
     return NeededSums(hows, stages, stage_offsets, ranks, rank_offsets, needs)
 
 

@@ -81,7 +81,7 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_FIRST,
     IS_COPIED,
 ) = range(42)
-NUM_HOWS, VALIDATE = 4, 3  # of instructions.HOWS
+NUM_HOWS, VALIDATE = 5, 4  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
     int, int, int

@@ -70,7 +70,8 @@ def facts_of(program: "Program") -> Facts:
     backward = int(places.done[0]) > rules.FORWARD_ONLY
     late = any(one.how == "validate" for one in program.code.reductions)
     sums = holders, program.tied, program.clip, program.stage_bytes
-    reductions = needed(*sums, post_validation=late) if backward else ()
+    sharded = program.sharded
+    reductions = needed(*sums, post_validation=late, sharded=sharded) if backward else ()
     number_of = {one.reduce: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)
     return Facts(

@@ -167,6 +167,7 @@ class _Binder:
                 yield from self._take(action)
                 read = self.slots.of(action, version, place)
                 yield from self._predict(action, read)
+                yield from self.sums.gathered(action.stage)
                 if action.kind in "BW":
                     yield from self.sums.before(action.stage)
                 together = len(self.program.group_of(action)) > 1
@@ -187,9 +188,11 @@ class _Binder:
                     yield Bound(unpark, "versions", "U", stage, step)
             case Offload() | Reload() | BeginOffload() | BeginReload():
                 yield self.copies.bind(instruction)
-            case Unshard() | Reshard():
-                hint = "use a plan without sharding"
-                raise RunError(f"{instruction}: sharded weights cannot be run yet", hint=hint)
+            case Unshard(stage):
+                yield from self.sums.gather(stage)
+            case Reshard(stage):
+                drop = self.rank.shard_of(stage).drop
+                yield Bound(drop, "versions", "unshard", stage, -1)
             case _:
                 assert_never(instruction)
 
@@ -474,10 +477,12 @@ class _Binder:
         pick = _picker([place[value] for value in parts.values()])
         more = [(sums[p], place[v]) for p, v in segment.gradients if parts.get(p) != v]
         is_first = self.first_gradient[action.stage, action.micro_batch // self.per_step] == action
+        begin = weights.shard.begin if is_first and weights.shard is not None else _nothing
         combine: Callable[[list[Tensor], list[Tensor]], object]
         combine = torch._foreach_copy_ if is_first else torch._foreach_add_  # pyright: ignore
 
         def add(results: Results) -> None:
+            begin()
             combine(targets, pick(results))
             for target, at in more:
                 target.add_(results[at])

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.files import read_json, write_text
+from penstock.runtime.parts import key_in, whole
 from penstock.typed import Endless, damage, typed
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -207,12 +209,16 @@ class _Unread(Mapping[str, Tensor]):
     """Tensors of files, each read on request, and not kept."""
 
     def __init__(self, parts: Sequence[Path]) -> None:
-        self.places: dict[str, Path] = {}
+        self.places: defaultdict[str, dict[str, Path]] = defaultdict(dict)
         for part in parts:
-            self.places |= dict.fromkeys(_opened(part).keys(), part)
+            for name in _opened(part).keys():  # noqa: SIM118 - it is no dict
+                self.places[key_in(name)][name] = part
 
     def __getitem__(self, key: str) -> Tensor:
-        return _opened(self.places[key]).get_tensor(key)
+        if key not in self.places:
+            raise KeyError(key)
+        rows = self.places[key].items()
+        return whole({name: _opened(part).get_tensor(name) for name, part in rows})[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -249,7 +255,7 @@ def load(folder: Path) -> Checkpoint:
         except (SafetensorError, OSError, ValueError) as problem:
             message = f"checkpoint file {part} is missing or damaged: {problem}"
             raise CheckpointError(message, hint=_to_older(folder)) from problem
-    return Checkpoint(state.step, tensors, state.plain)
+    return Checkpoint(state.step, whole(tensors), state.plain)
 
 
 def _state(folder: Path) -> _StateFile:

@@ -21,12 +21,16 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from penstock.program.instructions import How
 from penstock.program.program import Program, Reduce, Update
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.child import join
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
+
+
+_BESIDE = "tied", "replicas", "shards"  # sums that may run beside computes
 
 
 @final
@@ -95,20 +99,42 @@ class Awaited:
     def __init__(self, rank: "Rank", program: Program) -> None:
         self.rank, self.program, self.code = rank, program, program.code[rank.rank]
         self.under_way: list[tuple[Reduce, Begun]] = []
+        self.gathers: dict[int, Begun] = {}  # by stage
 
     def bind(self, place: int, call: Call) -> Iterator[Bound]:
         """Yield the calls of the Reduce at `place` of the code, of which `call` is the sum."""
         reduce = self.code[place]
         assert isinstance(reduce, Reduce)
         where = "reduce", -1, reduce.step
+        if reduce.how == "shards":  # one at a time: the gradients before take memory
+            yield from self.waits("shards")
         if self._has_company(place, reduce):
             begun, lane = Begun(call), self.rank.lane
             self.under_way.append((reduce, begun))
             yield Bound(lambda: lane.begin(begun), "begin", *where)
             return
-        if len(reduce.ranks) > 1 or reduce.how not in ("tied", "replicas"):
+        if len(reduce.ranks) > 1 or reduce.how not in _BESIDE:
             yield from self.waits()
         yield Bound(call, "collective", *where, ranks=reduce.ranks)
+        yield from self._ended(reduce)
+
+    def gather(self, stage: int) -> Iterator[Bound]:
+        """Yield the calls of an Unshard: room is made by the thread, the rest beside it."""
+        shard = self.rank.shard_of(stage)
+        yield Bound(shard.make_room, "versions", "unshard", stage, -1)
+        if self.rank.device.type != "cpu":
+            yield Bound(shard.gather, "collective", "unshard", stage, -1, shard.sharers.ranks)
+            return
+        begun, lane = Begun(shard.gather), self.rank.lane
+        self.gathers[stage] = begun
+        yield Bound(lambda: lane.begin(begun), "begin", "unshard", stage, -1)
+
+    def gathered(self, stage: int) -> Iterator[Bound]:
+        """Yield the call that waits for the weights of a stage, if they are on their way."""
+        begun = self.gathers.pop(stage, None)
+        if begun is not None:
+            ranks, lane = self.rank.shard_of(stage).sharers.ranks, "collective"
+            yield Bound(begun.wait, lane, "unshard", stage, -1, ranks=ranks, begun=begun)
 
     def before(self, stage: int) -> Iterator[Bound]:
         """Yield the calls that wait for sums of gradients that a backward of `stage` adds to."""
@@ -120,16 +146,24 @@ class Awaited:
             return next(g.stages for g in self.program.tied if g.name == reduce.bucket)
         return (int(reduce.bucket.removeprefix("stage")),)
 
-    def waits(self) -> Iterator[Bound]:
-        """Yield the calls that wait for all sums under way."""
-        for reduce, begun in self.under_way:
+    def waits(self, how: How | None = None) -> Iterator[Bound]:
+        """Yield the calls that wait for all sums under way, or for those of one kind."""
+        wanted = [each for each in self.under_way if how in (None, each[0].how)]
+        self.under_way = [each for each in self.under_way if each not in wanted]
+        for reduce, begun in wanted:
             where = "reduce", -1, reduce.step
             yield Bound(begun.wait, "collective", *where, ranks=reduce.ranks, begun=begun)
-        self.under_way = []
+            yield from self._ended(reduce)
+
+    def _ended(self, reduce: Reduce) -> Iterator[Bound]:
+        """Yield the call that frees what only the sum needed."""
+        if reduce.how == "shards":
+            stage = int(reduce.bucket.removeprefix("stage"))
+            yield Bound(self.rank.shard_of(stage).end, "versions", "reduce", stage, reduce.step)
 
     def _has_company(self, place: int, reduce: Reduce) -> bool:
         """Return whether anything is done before somebody needs the sum, over several ranks."""
-        if len(reduce.ranks) == 1 or reduce.how not in ("tied", "replicas"):
+        if len(reduce.ranks) == 1 or reduce.how not in _BESIDE:
             return False
         following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduce))
         return self.rank.device.type == "cpu" and not isinstance(next(following), Update)

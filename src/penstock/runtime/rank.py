@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.batches import ReadNumbers
+from penstock.errors import RunError
 from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.joint import Joint, joint_of
 from penstock.graph.memory import moved
@@ -36,6 +37,7 @@ from penstock.runtime.loss_scale import LossScale
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.packing import Packing, packing_of
 from penstock.runtime.reader import Reader, ReadOrder
+from penstock.runtime.shards import Sharers, StageShard
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.transport import Post, Send, Wait
 from penstock.runtime.weights import StageWeights
@@ -54,6 +56,7 @@ class Rank:
     batches:   leaves of micro-batches that a later call reads; empty between windows.
     unsettled: what is left to do about the last update; see `settle`.
     read:      leaves of the micro-batches that were read since then.
+    is_guarded: whether a loss or norm that is not finite ends the run.
     expects_clipping: whether the last gradients were clipped, where updates are validated.
     report:    called with every finished step.
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
@@ -84,15 +87,15 @@ class Rank:
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
-        self.is_guarded = False  # whether a loss or norm that is not finite ends the run
+        self.is_guarded = self.expects_clipping = False
         self.unsettled: list[Callable[[], bool]] = []
         self.read: dict[int, list[Any]] = {}
-        self.expects_clipping = False
         self.loss_scale = LossScale() if job.scales_loss else None
         self.lane = Lane()  # of its sums
         self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self.copy_lanes = Lane(), Lane()  # to far memory, and back
+        self.sharded: frozenset[int] = frozenset()  # stages that are divided among replicas
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._group = 1  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
@@ -127,12 +130,16 @@ class Rank:
     def bind(self, program: Program) -> list[Bound]:
         """Return the calls of one window of `program` on this rank.
 
-        Raises:   RunError: sharded weights; only one of job and program waits for all gradients;
-                  or a schedule with which the loss cannot be scaled.
+        Raises:   RunError: only one of job and program waits for all gradients; windows shard
+                  differently; or a schedule with which the loss cannot be scaled.
                   JobError: the job's optimizer is not one, or cannot be divided as planned.
         """
         self.expect(program)
         self.grid, self._bits = program.grid, program.bits
+        if self.weights and self.sharded != program.sharded:
+            message = "the programs of a run divide other stages among their replicas"
+            raise RunError(message, hint="let all windows of a run shard the same stages")
+        self.sharded = program.sharded
         bound = bind.bind(self, program)
         self.optimizers.release()
         return bound
@@ -152,9 +159,9 @@ class Rank:
         return marks
 
     def live(self) -> dict[str, Tensor]:
-        """Return the weights that are trained here, by name."""
+        """Return the weights that are trained here, or the parts that are here, by name."""
         held = self.weights.values()
-        return {w.names[node]: value for w in held for node, value in w.live.items()}
+        return {w.names[node]: value for w in held for node, value in w.updated.items()}
 
     def settle(self) -> bool:
         """Validate the last update, where it was made before the norm of the gradient was known.
@@ -217,12 +224,30 @@ class Rank:
                 self.job,
                 has_gradients=self.stages.has_gradients,
                 optimizers=self.optimizers,
+                sharers=self._sharers(stage),
             )
             tied = [p for p, holders in self.stages.tied if stage in holders]
             self.weights[stage].use_gradients(tied)
             if stage in self.carries:
                 self.carried[stage] = self._carried(stage)
         return self.weights[stage]
+
+    def _sharers(self, stage: int) -> Sharers | None:
+        """Return the ranks that divide a stage that lives here; None where each has it whole."""
+        if stage not in self.sharded:
+            return None
+        return Sharers(self.transport, tuple(self.grid.column_of(self.rank)))
+
+    def shard_of(self, stage: int) -> StageShard:
+        """Return what this rank keeps of a stage that is divided.
+
+        Raises:   RunError: it is not: the program gathers what every rank has.
+        """
+        shard = self.weights_of(stage).shard
+        if shard is None:
+            message = f"stage {stage} is gathered, but no sum leaves shards of it"
+            raise RunError(message, hint="shard it by a plan")
+        return shard
 
     def _carried(self, stage: int) -> Carried:
         """Return what carries the buffers of a stage that lives here."""

@@ -37,6 +37,8 @@ def sum_call(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
             return _tied(rank, reduce, own)
         case "replicas":
             return _replicas(rank, reduce, own)
+        case "shards":
+            return _shards(rank, reduce, own)
         case "norm":
             return _norm(rank, reduce, own)
         case "validate":
@@ -50,6 +52,7 @@ def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         (node, holders) for node, holders in rank.stages.tied if nodes[node].name == reduce.bucket
     )
     here = [(stage, rank.weights_of(stage)) for stage in holders if stage in own.stages]
+    shards = [weights.shard for _, weights in here if weights.shard is not None]
     targets = [weights.gradients[node] for _, weights in here if node in weights.gradients]
     silent = [
         weights.gradients[node]
@@ -60,6 +63,8 @@ def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     def call() -> None:
         if not targets:  # a frozen one
             return
+        for shard in shards:
+            shard.begin()
         first, *others = targets
         for target in silent:  # it still holds the sum of the step before
             target.zero_()
@@ -96,6 +101,20 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     return call
 
 
+def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
+    """Sum all gradients of a stage over its replicas; each keeps those of its part.
+
+    Where this rank adds none to a step, they are zeros.
+    """
+    shard = rank.shard_of(int(reduce.bucket.removeprefix("stage")))
+
+    def call() -> None:
+        shard.begin()
+        shard.scatter()
+
+    return call
+
+
 def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     """Clip the gradients by their norm over all ranks, and find out whether they overflow."""
     norm = GlobalNorm(rank, own)
@@ -104,7 +123,7 @@ def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         norms = norm.own()
         if len(reduce.ranks) > 1:
             rank.transport.all_reduce(norms, reduce.ranks)
-        norm.clip(norms, rank.progress.first_step + reduce.step)
+        norm.clip(norm.whole(norms), rank.progress.first_step + reduce.step)
 
     return call
 
@@ -117,7 +136,8 @@ class GlobalNorm:
 
     A tied parameter counts once, in the first stage that holds it; a stage on the first rank on
     which it lives.  What comes out is that of torch.nn.utils.clip_grad_norm_ on the whole model,
-    to the bit: the norm of each parameter, then of these in the model's order.
+    to the bit: the norm of each parameter, then of these in the model's order.  Where stages are
+    divided among replicas, the squares of parts are summed instead: equal to rounding.
 
     count:  of the model's parameters that have a gradient.
     """
@@ -133,7 +153,14 @@ class GlobalNorm:
         self.dtypes = [kept[name].dtype for name in self.names]
         like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in self.dtypes]
         self.order = [number for group in _compat.groups_by_dtype(like) for number in group]
-        self.own_places = [place[node] for _, owned in self.parts for node in owned]
+        self.sums_squares = bool(rank.sharded)
+        if self.sums_squares:  # of a parameter that all replicas have whole, the first one tells
+            self.told = [
+                (w, w.here(owned, tells_whole=rank.replica == 0)) for w, owned in self.parts
+            ]
+        else:
+            self.told = self.parts
+        self.own_places = [place[node] for _, owned in self.told for node in owned]
 
     @property
     def count(self) -> int:
@@ -144,14 +171,18 @@ class GlobalNorm:
         scaled, count = self.loss_scale, self.count
         norms = torch.zeros(count + bool(scaled), dtype=torch.float64, device=self.rank.device)
         if scaled is not None:
-            flats = [flat for weights, _ in self.parts for flat in weights.flat_gradients]
+            flats = [flat for weights, _ in self.parts for flat in weights.summed()]
             norms[count] = not scaled.unscale(flats)
         if self.limit is None:
             return norms
-        found = [norm.double() for weights, owned in self.parts for norm in weights.norms(owned)]
+        found = [norm.double() for weights, owned in self.told for norm in weights.norms(owned)]
         if found:
             norms[self.own_places] = torch.stack(found)
-        return norms
+        return norms.square_() if self.sums_squares else norms
+
+    def whole(self, norms: Tensor) -> Tensor:
+        """Return the norm of each parameter, where `norms` is the sum of what all ranks told."""
+        return norms.sqrt_() if self.sums_squares else norms
 
     def clip(self, norms: Tensor, step: int) -> bool:
         """Clip the gradients of a step of the run; return whether that changed anything.

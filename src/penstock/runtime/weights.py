@@ -10,7 +10,6 @@ copies, which every update makes anew; older versions are then in those bits too
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,48 +22,26 @@ from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.runtime.copies import FarState, far_state
+from penstock.runtime.flat import all_views, layouts_of
 from penstock.runtime.kept import tensors_in
 from penstock.runtime.optimizer import Optimizers, optimizers_of
+from penstock.runtime.parts import part_key
+from penstock.runtime.shards import Sharers, StageShard, check_optimizer
 from penstock.runtime.staleness import Staleness
 from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
 
 Copies = list[tuple[list[Tensor], dict[int, Tensor]]]  # flat tensors, and by node views of them
 
-_ALIGN_BYTES = 64  # a cache line; every parameter starts on one
-
-
-@dataclass(frozen=True, slots=True)
-class Flat:
-    """One tensor that holds many: where each starts, and how many elements there are in all.
-
-    read:   dtype in which a step reads them.
-    """
-
-    nodes: tuple[int, ...]
-    starts: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
-    device: torch.device
-    size: int
-    read: torch.dtype
-
-    def new(self) -> Tensor:
-        """Return a flat tensor of zeros."""
-        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
-
-    def views(self, flat: Tensor) -> dict[int, Tensor]:
-        """Return for each node its part of `flat`."""
-        rows = zip(self.nodes, self.starts, self.shapes, strict=True)
-        return {
-            node: flat[start : start + _count(shape)].view(shape) for node, start, shape in rows
-        }
-
 
 class StageWeights:
     """The state of one stage on one rank; without gradients where no stage makes any.
 
     optimizers:  gives the stage its optimizer; default: one of its own.
+    sharers:     the ranks that divide it; None: it is here whole.
+
+    updated:     by node, what the optimizer changes: parameters, or their parts that are here.
+    Raises:      JobError: the optimizer is not one, or cannot be divided as planned.
     """
 
     def __init__(
@@ -75,27 +52,26 @@ class StageWeights:
         *,
         has_gradients: bool = True,
         optimizers: Optimizers | None = None,
+        sharers: Sharers | None = None,
     ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
         parameters = dict(capture.model.named_parameters())
         buffers, self.names = dict(capture.model.named_buffers()), names
         self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
         self.buffers = {n: buffers[name].detach().clone() for n, name in self.buffer_names.items()}
-        trainable = {
-            n: parameters[name] for n, name in names.items() if parameters[name].requires_grad
-        }
+        trainable = {n: p for n, m in names.items() if (p := parameters[m]).requires_grad}
         read = {node: getattr(torch, capture.graph.nodes[node].dtype) for node in names}
-        self.layouts = _layouts(trainable, read)
+        self.layouts = layouts_of(trainable, read)
         self.flats = [layout.new() for layout in self.layouts]
-        summed = self.layouts if has_gradients else []
-        self.flat_gradients = [layout.new() for layout in summed]
-        self.gradients = _all_views(summed, self.flat_gradients)
-        self.live = _parameters(_all_views(self.layouts, self.flats), trainable)
+        self.live = _parameters(all_views(self.layouts, self.flats), trainable)
         self.frozen = {
             n: parameters[m].detach().clone() for n, m in names.items() if n not in self.live
         }
         pairs = zip(self.layouts, self.flats, strict=True)
         self.reads = [flat.to(layout.read) for layout, flat in pairs]
+        own = self.layouts, self.flats, self.reads
+        self.shard = None if sharers is None else StageShard(*own, sharers)
+        self._make_gradients(has_gradients)
         self.frozen_reads = {n: value.to(read[n]) for n, value in self.frozen.items()}
         self.stash: Copies = []
         self.predicted: Copies = []
@@ -108,10 +84,25 @@ class StageWeights:
         self.scans = {n: _scan(p) for n, p in trainable.items() if not p.is_contiguous()}
         self.updates = self._updated_by(optimizers or optimizers_of(job, capture))
 
+    def _make_gradients(self, has_gradients: bool) -> None:
+        summed = self.layouts if has_gradients and self.shard is None else []
+        self.flat_gradients = [layout.new() for layout in summed]
+        self.gradients = all_views(summed, self.flat_gradients)
+        self.updated = self.live
+        if self.shard is not None:
+            self.gradients, self.updated = self.shard.views, self.shard.parameters
+
     def _updated_by(self, optimizers: Optimizers) -> Updates | None:
+        """Return what updates the parameters, or their parts.
+
+        Raises:   JobError: it may not be the optimizer of a part.
+        """
         others = {self.names[node]: value for node, value in self.frozen.items()}
         others |= {self.buffer_names[node]: value for node, value in self.buffers.items()}
-        return optimizers.of({self.names[n]: p for n, p in self.live.items()}, others)
+        made = optimizers.of({self.names[n]: p for n, p in self.updated.items()}, others)
+        if self.shard is not None and made is not None:
+            check_optimizer(made.optimizer, is_plain=made.is_plain)
+        return made
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -119,16 +110,23 @@ class StageWeights:
         return None if self.updates is None else self.updates.optimizer
 
     def tensors(self, slot: int) -> Mapping[int, Tensor]:
-        """Return node -> what a step reads of all parameters: slot 0 is live, k the k-th stash."""
+        """Return node -> what a step reads of all parameters: slot 0 is live, k the k-th stash.
+
+        Those of a stage that is divided have memory only while it is whole.
+        """
+        if self.shard is not None:
+            return {**self.shard.reads, **self.frozen_reads}
         flats = self.reads if slot == 0 else self.stash[slot - 1][0]
-        return {**_all_views(self.layouts, flats), **self.frozen_reads}
+        return {**all_views(self.layouts, flats), **self.frozen_reads}
 
     def kept(self) -> Mapping[int, Tensor]:
-        """Return node -> tensor of all parameters as they are kept."""
-        return {**{node: value.detach() for node, value in self.live.items()}, **self.frozen}
+        """Return node -> tensor of all parameters as they are kept, or of the parts kept here."""
+        return {**{node: value.detach() for node, value in self.updated.items()}, **self.frozen}
 
     def renew_reads(self) -> None:
         """Let a step read the weights as they are now, where it reads copies."""
+        if self.shard is not None:  # that is when they are gathered
+            return
         for read, flat in zip(self.reads, self.flats, strict=True):
             if read is not flat:
                 read.copy_(flat)
@@ -138,13 +136,13 @@ class StageWeights:
         for room, count in ((self.stash, num_slots), (self.predicted, num_predictions)):
             while len(room) < count:
                 flats = [read.clone() for read in self.reads]
-                room.append((flats, _all_views(self.layouts, flats)))
+                room.append((flats, all_views(self.layouts, flats)))
 
     def park(self, num_slots: int) -> None:
         """Make places for gradients of so many later steps than the one that is updated next."""
         while len(self.parked) < num_slots:
             flats = [torch.zeros_like(flat) for flat in self.flat_gradients]
-            self.parked.append((flats, _all_views(self.layouts, flats)))
+            self.parked.append((flats, all_views(self.layouts, flats)))
 
     def unpark(self, slot: int) -> None:
         """Let the gradients in `slot` be those that are summed and updated with next."""
@@ -158,7 +156,7 @@ class StageWeights:
         """
         minds = rule.predictor is not None or rule.compensate or rule.rescale_steps > 0
         if minds and (self.staleness is None or self.staleness.rule != rule):
-            by_node = partial(_all_views, self.layouts) if keeps else None
+            by_node = partial(all_views, self.layouts) if keeps else None
             self.staleness = Staleness(rule, delay, self.flats, self.optimizer, keeps=by_node)
 
     def prediction(self, slot: int) -> Mapping[int, Tensor]:
@@ -196,23 +194,36 @@ class StageWeights:
     def use_gradients(self, tied: Iterable[int]) -> None:
         """Point each parameter at its gradient; None where the loss does not reach it."""
         reached = (self.with_gradient | set(tied)) & self.gradients.keys()
-        self.given = {
-            self.names[node]: self.gradients[node] for node in self.live if node in reached
-        }
-        for node, parameter in self.live.items():
+        sums = self.gradients if self.shard is None else self.shard.gradients
+        self.given = {self.names[node]: sums[node] for node in self.updated if node in reached}
+        for node, parameter in self.updated.items():
             parameter.grad = self.given.get(self.names[node])
 
     def norms(self, nodes: Sequence[int]) -> list[Tensor]:
         """Return the norms of the gradients of `nodes`, each as torch's clipping computes it."""
-        found = [self.gradients[node] for node in nodes]
+        sums = self.gradients if self.shard is None else self.shard.gradients
+        found = [sums[node] for node in nodes]
         rows = zip(nodes, found, strict=True)
         return _compat.gradient_norms(
-            [g.permute(self.scans[n]).contiguous() if n in self.scans else g for n, g in rows]
+            [
+                g.permute(self.scans[n]).contiguous() if n in self.scans and g.dim() > 1 else g
+                for n, g in rows
+            ]
         )
+
+    def here(self, nodes: Sequence[int], *, tells_whole: bool) -> list[int]:
+        """Return those of `nodes` of which this rank has a part, or if it `tells_whole` all."""
+        if self.shard is None:
+            return list(nodes) if tells_whole else []
+        return [node for node in nodes if node in self.shard.gradients]
+
+    def summed(self) -> Sequence[Tensor]:
+        """Return what is here of the gradients, once they are summed over replicas: flat ones."""
+        return self.flat_gradients if self.shard is None else self.shard.kept_sums
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply every gradient by `factor`."""
-        for flat in self.flat_gradients:
+        for flat in self.summed():
             flat.mul_(factor)
 
     def step(self, number: int, factor: float = 1.0) -> None:
@@ -269,6 +280,7 @@ class StageWeights:
     def size_bytes(self) -> int:
         """Return the bytes of all that is held: weights, gradients, versions, state, buffers."""
         held: list[Tensor] = [*self.flats, *self.flat_gradients, *self.frozen.values()]
+        held += [] if self.shard is None else self.shard.held()
         held += [*self.buffers.values(), *(flat for flats, _ in self.stash for flat in flats)]
         held += [
             read for read, flat in zip(self.reads, self.flats, strict=True) if read is not flat
@@ -291,7 +303,7 @@ class StageWeights:
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
         for node, value in self.kept().items():
-            tensors[f"weights/{self.names[node]}"] = value
+            tensors[self.key_of(f"weights/{self.names[node]}", node)] = value
         for node, value in self.buffers.items():
             tensors[f"buffers/{self.buffer_names[node]}"] = value
         for slot, (_, views) in enumerate(self.stash, 1):
@@ -300,8 +312,23 @@ class StageWeights:
         for key, views in self._remembered():
             tensors |= {f"{key}/{self.names[node]}": value for node, value in views.items()}
         if self.updates is not None:
-            self.updates.put(tensors, plain)
+            own: dict[str, Tensor] = {}
+            self.updates.put(own, plain)
+            tensors |= {self._state_key(key, value): value for key, value in own.items()}
         return tensors, plain
+
+    def key_of(self, key: str, node: int) -> str:
+        """Return under which key what is kept of a parameter here, or of the like, is saved."""
+        if self.shard is None or node not in self.shard.slices:
+            return key
+        return part_key(key, *self.shard.slices[node])
+
+    def _state_key(self, key: str, value: Tensor) -> str:
+        """Return under which key a tensor of the optimizer is saved; numbers are not divided."""
+        if self.shard is None or not value.dim():
+            return key
+        name = key.partition("/")[2].rpartition("/")[0]
+        return next(self.key_of(key, n) for n in self.updated if self.names[n] == name)
 
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
         """Take over what `state` returned, for the parameters of this stage.
@@ -309,6 +336,8 @@ class StageWeights:
         Raises:   CheckpointError: a parameter is missing or has another shape, or it is of another
                   optimizer.
         """
+        if self.shard is not None:
+            tensors = self._parts(self.shard, tensors)
         for node, value in self.kept().items():
             value.copy_(fitting(tensors, f"weights/{self.names[node]}", value))
         self.renew_reads()
@@ -331,12 +360,24 @@ class StageWeights:
         if self.updates is not None:
             self.updates.take(tensors, plain)
 
+    def _parts(self, shard: StageShard, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return `tensors` with only the parts of this rank's parameters, and of their state."""
+        nodes = {self.names[node]: node for node in shard.slices}
+        found = dict[str, Tensor]()
+        for key, value in tensors.items():
+            place, _, rest = key.partition("/")
+            name = rest if place == "weights" else rest.rpartition("/")[0]
+            node = nodes.get(name) if place == "weights" or place.startswith("optimizer") else None
+            is_whole = node is not None and tuple(value.shape) == shard.slices[node].shape
+            found[key] = shard.part_of(node, value) if is_whole and node is not None else value
+        return found
+
     def _remembered(self) -> list[tuple[str, dict[int, Tensor]]]:
         """Return what the remedies against staleness remember, by name and node."""
         if self.staleness is None:
             return []
         kept = (("previous", self.staleness.previous), ("average", self.staleness.average))
-        return [(name, _all_views(self.layouts, flats)) for name, flats in kept if flats]
+        return [(name, all_views(self.layouts, flats)) for name, flats in kept if flats]
 
 
 class _Undo:
@@ -415,34 +456,12 @@ def _scan(parameter: Tensor) -> list[int]:
     return sorted(range(parameter.dim()), key=lambda dim: -strides[dim])
 
 
-def _layouts(parameters: Mapping[int, Tensor], read: Mapping[int, torch.dtype]) -> list[Flat]:
-    """Return one layout for each dtype, kept and read, and device, parameters in node order."""
-    groups: dict[tuple[torch.dtype, torch.device, torch.dtype], list[int]] = {}
-    for node, value in parameters.items():
-        groups.setdefault((value.dtype, value.device, read[node]), []).append(node)
-    layouts: list[Flat] = []
-    for (dtype, device, read_in), nodes in groups.items():
-        starts, size = list[int](), 0
-        step = _ALIGN_BYTES // dtype.itemsize
-        for node in nodes:
-            starts.append(size)
-            size += -(-parameters[node].numel() // step) * step
-        shapes = tuple(tuple(parameters[node].shape) for node in nodes)
-        layouts.append(Flat(tuple(nodes), tuple(starts), shapes, dtype, device, size, read_in))
-    return layouts
-
-
 def _same(value: Tensor) -> Tensor:
     return value
 
 
 def _cast(make: Callable[[], Tensor], dtype: torch.dtype) -> Callable[[], Tensor]:
     return lambda: make().to(dtype)
-
-
-def _all_views(layouts: Sequence[Flat], flats: Sequence[Tensor]) -> dict[int, Tensor]:
-    pairs = zip(layouts, flats, strict=True)
-    return {node: view for layout, flat in pairs for node, view in layout.views(flat).items()}
 
 
 def _parameters(
@@ -452,13 +471,6 @@ def _parameters(
     for node, view in views.items():
         view.copy_(values[node].detach())
     return {node: nn.Parameter(view) for node, view in views.items()}
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

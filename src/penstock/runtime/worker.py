@@ -298,16 +298,17 @@ def is_due(step: int, every: int) -> bool:
 
 
 def state_of(rank: Rank, step: int) -> State | None:
-    """Return this rank's part of a checkpoint after `step` steps; None: another replica has it.
+    """Return this rank's part of a checkpoint after `step` steps; None: another replica has all.
 
     Every rank calls it at the same time.
     """
     rank.join_buffers(step)
-    if rank.replica != 0:
+    told = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
+    if not told:
         return None
     tensors: dict[str, Tensor] = {}
     plain: dict[str, object] = {}
-    for weights in rank.weights.values():
+    for weights in told:
         more, values = weights.state()
         tensors |= more
         plain |= values

@@ -238,10 +238,11 @@ class Judge:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
         ways = ways._replace(compiled=plan.compiled)
-        key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire
+        key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire, plan.parts
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
-            own = ways._replace(bits=tuple(bits_of(plan, stages)) if plan.rounds else ())
+            bits = tuple(bits_of(plan, stages)) if plan.rounds else ()
+            own = ways._replace(bits=bits, sharded=plan.parts)
             costs = costs_of(graph, stages, self.profiles, alive, copies=copies, ways=own)
             held = tuple(
                 held_of(graph, stages, p, alive, copies=copies, ways=own) for p in self.profiles
@@ -283,7 +284,7 @@ class Judge:
             _, places = parts[0]
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
         work = self._pieces.chained(costs.action_s)
-        ends_s = None if plan.shares else self._ends_s(plan, stages)
+        ends_s = None if plan.shares or plan.shards else self._ends_s(plan, stages)
         waits = plan.clip and not plan.post_validation
         seconds = max(longest_s(*part, work, ends_s, waits=waits) for part in parts)
         return _ROUNDING * self._score(plan, objective, seconds)

@@ -69,6 +69,8 @@ class Memory:
     unsharded_bytes  [stage]: held additionally from Unshard to Reshard; empty: nothing
     message_bytes    [edge]: held from a Receive to the first use; empty: nothing, as where messages
                      arrive only when they are used
+    summed_bytes     [stage]: of one whose sum leaves shards, its whole gradients: held from the
+                     first backward of a step to the next such sum of the rank; empty: nothing
 
     Raises:   ValueError: arrays of other shapes.
     """
@@ -78,17 +80,19 @@ class Memory:
     net_bytes: NDArray[np.int64]
     unsharded_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     message_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    summed_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        names = "start_bytes", "transient_bytes", "net_bytes", "unsharded_bytes", "message_bytes"
-        _freeze(self, np.int64, *names)
+        names = "start_bytes", "transient_bytes", "net_bytes", "message_bytes"
+        _freeze(self, np.int64, *names, "unsharded_bytes", "summed_bytes")
         start, transient, net = self.start_bytes, self.transient_bytes, self.net_bytes
-        unsharded = self.unsharded_bytes
         num_stages = net.shape[1] if net.ndim == 2 else 0
         _check_shape("start_bytes", start, (len(start),))
         for name, sizes in (("transient_bytes", transient), ("net_bytes", net)):
             _check_rows(name, sizes, (num_stages,))
-        _check_shape("unsharded_bytes", unsharded, (num_stages if len(unsharded) else 0,))
+        for name in ("unsharded_bytes", "summed_bytes"):
+            sizes = getattr(self, name)
+            _check_shape(name, sizes, (num_stages if len(sizes) else 0,))
         _check_shape("message_bytes", self.message_bytes, (self.message_bytes.size,))
 
 

@@ -136,6 +136,7 @@ class Queues(NamedTuple):
     group: Ints  # by item of a queue
     taken_s: Floats  # by item: how long it takes
     gathers: Ints  # by item: rank * stages + stage of an Unshard; -1: Reduce
+    after: Ints  # by item: that of its queue that is over before it is issued, or -1
     issued_s: Floats  # by item
     begun_s: Floats  # by item
     over_s: Floats  # by item
@@ -321,6 +322,12 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                         posted_s[message] = clock_s[rank]
                         _wake(int(peers[row]), POST, message, agenda)
                 elif JOINS[op]:
+                    before = int(queues.after[queues.offsets[rank] + issued[rank]])
+                    if before >= 0:
+                        if before >= queues.offsets[rank] + over[rank]:
+                            _wait(rank, COLLECTIVE, 0, agenda)
+                            break
+                        clock_s[rank] = max(clock_s[rank], queues.over_s[before])
                     _issue(rank, clock_s[rank], queues, agenda)
                 elif op == BEGIN_OFFLOAD or op == BEGIN_RELOAD:  # noqa: SIM109
                     begun_s[_copied(rank, row, code, sizes)] = clock_s[rank]

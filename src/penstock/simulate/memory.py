@@ -3,6 +3,8 @@
     action             transient bytes while it runs, net bytes from then on
     message            from its Receive to the first use, where `Memory` has bytes for messages
     weights            from Unshard to Reshard
+    whole gradients    of a stage in shards: from its first backward of a step until the next sum
+                       in shards is begun, or until an update
 
 The table of instructions says which of these one is (`Row.bytes`), `Memory` how many bytes that
 are.  What the simulator, the search and a report know about held bytes comes from here.
@@ -19,7 +21,9 @@ from penstock.program.codes import (
     COST_ROW,
     JOINS,
     NUM_COSTS,
+    REDUCE,
     RELOAD,
+    UPDATE,
     WORKS,
     Numbers,
     begun,
@@ -27,7 +31,7 @@ from penstock.program.codes import (
 from penstock.program.instructions import TABLE, Bytes
 from penstock.program.program import Program
 from penstock.schedule.ledger import Changes, Levels, levels, peaks
-from penstock.schedule.orders import F, IntArray, Orders, W
+from penstock.schedule.orders import B, F, IntArray, Orders, W
 from penstock.simulate.costs import Memory, with_copies
 from penstock.simulate.price import DeviceMemory
 from penstock.timeline import MemoryCurve
@@ -64,16 +68,25 @@ def account(program: Program, memory: Memory) -> Account:
     if len(memory.unsharded_bytes):
         gathered = memory.unsharded_bytes
     holds = _HOLDS if len(memory.message_bytes) else np.where(_HOLDS == _MESSAGE, 0, _HOLDS)
-    rows = np.flatnonzero(holds[codes.op])
+    shards = _shards(program) if len(memory.summed_bytes) else np.zeros(0, np.int64)
+    acts = holds[codes.op].astype(np.bool_)
+    acts[shards] = True
+    rows = np.flatnonzero(acts)
     offsets, start = np.searchsorted(rows, codes.offsets), memory.start_bytes
     op, kind, stage = codes.op[rows], codes.kind[rows], codes.stage[rows]
     dropped = NUM_COSTS + (holds == _DROP)
+    freed = holds[op] == 0  # sums in shards: what they do is in _whole_gradients
     at = np.where((holds == _ACTION)[:, None], COST_ROW, dropped[:, None])[op, kind], stage
     during = np.stack([*with_copies(memory.transient_bytes), gathered, -gathered])[at]
     after = np.stack([*with_copies(memory.net_bytes), gathered, -gathered])[at]
     early = begun(codes)[rows] & (op == RELOAD)  # room was made where it was begun
-    during[early] = after[early] = 0
+    during[early | freed] = after[early | freed] = 0
     before = np.zeros(len(rows), np.int64)
+    if len(shards):
+        more, less = _whole_gradients(program, memory, rows)
+        during = np.maximum(during, np.where(more > 0, after + 2 * more, during))  # with its own
+        after += more
+        before -= less
     if len(memory.message_bytes):
         posted, uses = holds[op] == _MESSAGE, (op == COMPUTE) & (kind != W)
         edge, number = codes.edge[rows[posted]], codes.micro_batch[rows]
@@ -81,8 +94,39 @@ def account(program: Program, memory: Memory) -> Account:
         replica = np.repeat(program.grid.places()[0], np.diff(offsets))
         taken = _taken(program, memory, (replica[posted], edge, number[posted]))
         side = (kind[uses] != F).astype(np.int64)
-        before[uses] = -taken[replica[uses], stage[uses], side, number[uses]]
+        before[uses] -= taken[replica[uses], stage[uses], side, number[uses]]
     return Account(rows, offsets, start, levels(Changes(before, during, after), offsets, start))
+
+
+def _shards(program: Program) -> IntArray:
+    """Return the rows of all sums that leave shards."""
+    codes = program.code
+    names = np.array([one.how == "shards" for one in codes.reductions], np.bool_)
+    sums = np.flatnonzero(codes.op == REDUCE)
+    return sums[names[codes.edge[sums]]] if len(names) else sums[:0]
+
+
+def _whole_gradients(program: Program, memory: Memory, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return what each of `rows` takes for whole gradients, and what it frees as it begins."""
+    codes, sharded = program.code, program.sharded
+    more, less = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    sizes = {stage: int(memory.summed_bytes[stage]) for stage in sharded}
+    ops, kinds, stages = codes.op[rows].tolist(), codes.kind[rows].tolist(), codes.stage[rows]
+    owners = np.searchsorted(codes.offsets, rows, side="right").tolist()
+    held, due, rank = dict[int, int](), 0, 0  # by stage; what is under way or summed
+    for at, (op, kind, stage) in enumerate(zip(ops, kinds, stages.tolist(), strict=True)):
+        if owners[at] != rank:
+            held, due, rank = {}, 0, owners[at]
+        if op == COMPUTE and kind in (B, W) and stage in sharded and stage not in held:
+            held[stage] = more[at] = sizes[stage]
+        elif op in (REDUCE, UPDATE):
+            less[at], due = due, 0
+            if op == REDUCE:
+                bucket = codes.reductions[int(codes.edge[rows[at]])].bucket
+                summed = int(bucket.removeprefix("stage"))
+                more[at] = 0 if summed in held else sizes[summed]
+                due = held.pop(summed, sizes[summed])
+    return more, less
 
 
 def _check(program: Program, memory: Memory) -> None:

@@ -48,7 +48,7 @@ def simulate(
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     schedule = schedule_of(plan, num_steps=program.num_steps)
     alive, ways = weight_copies(schedule), ways_of(schedule)
-    ways = ways._replace(bits=program.bits, compiled=plan.compiled)
+    ways = ways._replace(bits=program.bits, compiled=plan.compiled, sharded=plan.parts)
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
     if memory is None:
         held = [

@@ -20,7 +20,7 @@ from penstock.program.codes import (
     UPDATE,
     WORKS,
 )
-from penstock.program.program import Program
+from penstock.program.program import Program, Reduce
 from penstock.program.wiring import wire
 from penstock.schedule.orders import KINDS, Action
 from penstock.schedule.weight_rule import SYNCHRONOUS
@@ -216,8 +216,7 @@ def _queues(
         gathers = zip(places[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
         taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
     group[reduces] = codes.edge[rows[reduces]]
-    sums = ((each.size_bytes, each.ranks) for each in codes.reductions)
-    reduce_s = [cluster.all_reduce_s(*each) if cluster else 0.0 for each in sums]
+    reduce_s = [_sum_s(each, cluster) for each in codes.reductions]
     taken_s[reduces] = np.array(reduce_s)[group[reduces]]
     if isinstance(seconds, Recorded):
         taken_s = seconds.sum_s.copy()
@@ -227,6 +226,7 @@ def _queues(
         group=group,
         taken_s=taken_s,
         gathers=np.where(reduces, -1, owners * program.num_stages + stages),
+        after=_after(program, rows, owners),
         issued_s=np.zeros(len(rows)),
         begun_s=np.zeros(len(rows)),
         over_s=np.zeros(len(rows)),
@@ -239,6 +239,29 @@ def _queues(
         gathered_s=np.full(num_ranks * program.num_stages if sharded else 0, kernel.ABSENT),
         stack=np.zeros(num_ranks + 1, np.int64),
     )
+
+
+def _sum_s(reduce: Reduce, cluster: Cluster | None) -> float:
+    """Return the seconds of a sum; of one in shards each rank gets only its own."""
+    if cluster is None:
+        return 0.0
+    if reduce.how == "shards":
+        return cluster.collective_s("reduce_scatter", reduce.size_bytes, reduce.ranks)
+    return cluster.all_reduce_s(reduce.size_bytes, reduce.ranks)
+
+
+def _after(program: Program, rows: Ints, owners: Ints) -> Ints:
+    """Return for each collective the one before it that its thread awaits first, or -1.
+
+    rows:     of the collectives.  owners: their ranks.
+    """
+    codes, after = program.code, np.full(len(rows), -1, np.int64)
+    names = np.array([one.how == "shards" for one in codes.reductions], np.bool_)
+    sums = np.flatnonzero(codes.op[rows] == REDUCE)
+    sums = sums[names[codes.edge[rows[sums]]]] if len(names) else sums
+    alike = owners[sums[1:]] == owners[sums[:-1]]
+    after[sums[1:][alike]] = sums[:-1][alike]
+    return after
 
 
 def _copies(program: Program, sizes: kernel.Extents) -> kernel.CopyLanes:

@@ -33,6 +33,7 @@ class Ways(NamedTuple):
     message:   micro-batches of a message of gradients.
     bits:      of a number in the messages of each edge; empty: none is packed.
     compiled:  whether runs of ops are compiled as one.
+    sharded:   of each stage, among how many ranks it is divided, 1 where it is not; empty: none is.
     """
 
     passing: frozenset[tuple[Kind, int]] = frozenset()
@@ -40,6 +41,11 @@ class Ways(NamedTuple):
     message: int = 1
     bits: tuple[int, ...] = ()
     compiled: bool = False
+    sharded: tuple[int, ...] = ()
+
+    def parts(self, stage: int) -> int:
+        """Return among how many ranks a stage is divided."""
+        return self.sharded[stage] if self.sharded else 1
 
 
 ONE_BY_ONE = Ways()
@@ -81,13 +87,14 @@ def costs_of(
             if ways.together > 1:
                 _put_joint_s(seconds[:, stage.index, at], graph, stage, profile, ways.together)
         if copies:
-            sizes = np.tile(_copied_bytes(graph, stages, profile), (2, 1))
+            sizes = np.tile(_copied_bytes(graph, stages, profile, ways), (2, 1))
             seconds[len(KINDS) : NUM_COSTS, :, at] = sizes * profile.far_s_per_byte
     bits = ways.bits
     packing_s = [[_packing_s(graph, stages, profile, ways)] for profile in row] if bits else []
     return Costs(
         seconds,
         tuple(p.kind for p in row) if len(row) > 1 else ("",),
+        unshard_bytes=np.array(_sharded_bytes(graph, stages, ways), np.int64),
         packing_s=np.concatenate(packing_s).transpose(2, 1, 0) if bits else np.empty((2, 0, 0)),
     )
 
@@ -104,11 +111,17 @@ def _packing_s(
     return rows
 
 
+def _sharded_bytes(graph: Graph, stages: Stages, ways: Ways) -> list[int]:
+    """Return the bytes that are gathered of each stage; nothing where none is divided."""
+    rows = stages.stages if ways.sharded else ()
+    return [_version_bytes(graph, s) if ways.parts(s.index) > 1 else 0 for s in rows]
+
+
 def _stage_s(
     graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int], ways: Ways
 ) -> NDArray[np.float64]:
     seconds = np.zeros(len(KINDS))
-    updated = _trained_bytes(graph, stage, reached=True)
+    updated = _trained_bytes(graph, stage, reached=True) / ways.parts(stage.index)
     for kind in _SEGMENTS:
         segment = stage.segment(kind)
         known = _fused(segment, profile, ways, stage.index)
@@ -149,10 +162,10 @@ def _segment_s(graph: Graph, segment: Segment, profile: Profile, ratio: float = 
     return computed + profile.call_s + added * profile.accumulate_s_per_byte
 
 
-def _copied_bytes(graph: Graph, stages: Stages, profile: Profile) -> NDArray[np.int64]:
+def _copied_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -> NDArray[np.int64]:
     """Return [2, stage]: the bytes of what F keeps and can be moved, and of the state."""
     state = [
-        int(profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True))
+        int(_state_bytes(graph, stage, profile) / ways.parts(stage.index))
         for stage in stages.stages
     ]
     kept = [moved_bytes(graph, stages, stage.index) for stage in stages.stages]
@@ -165,9 +178,11 @@ class DeviceMemory:
 
     transient, net  [kind, stage], as in Memory; undo: also held where updates are validated
     start           [stage]: weights, buffers; with a backward also gradients, optimizer state and
-                    older versions
+                    older versions; of a stage in shards, one of them
     copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
                     where nothing is
+    whole           [2, stage]: of one that is divided, the weights while it is gathered, and the
+                    gradients while they are summed; empty: none is
     """
 
     transient: NDArray[np.int64]
@@ -175,6 +190,7 @@ class DeviceMemory:
     undo: tuple[int, ...]
     start: tuple[int, ...]
     copied: NDArray[np.int64] | None = None
+    whole: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 def memory_on(
@@ -204,8 +220,10 @@ def memory_on(
         for rank, place in enumerate(places)
     ]
     sizes = [edge.size_bytes for edge in program.edges] if posted else []
+    read, summed = np.array(used[0].whole, np.int64).reshape(2, -1)
     message = np.array(sizes, np.int64)
-    return Memory(np.array(start, np.int64), transient, net, message_bytes=message)
+    more = {"unsharded_bytes": read, "summed_bytes": summed, "message_bytes": message}
+    return Memory(np.array(start, np.int64), transient, net, **more)
 
 
 def _state(held: DeviceMemory) -> Sequence[int]:
@@ -255,18 +273,21 @@ def held_of(
         if ways.together > 1:
             own = (transient[:, stage.index], net[:, stage.index])
             _put_joint_bytes(graph, stages, stage, (profile, ways.together), own)
-        updated = _trained_bytes(graph, stage, reached=True)
+        updated = _trained_bytes(graph, stage, reached=True) / ways.parts(stage.index)
         at_update = int(updated * profile.update_workspace_per_byte)
         transient[KINDS.index("U"), stage.index] = at_update
     undo = tuple(_undo_bytes(graph, stage, profile) for stage in stages.stages)
     start = tuple(
-        _held_bytes(graph, stage, profile, versions)
+        _held_bytes(graph, stage, profile, versions, ways.parts(stage.index))
         if stages.has_gradients
         else _read_bytes(graph, stage)
         for stage in stages.stages
     )
-    copied = _copied_bytes(graph, stages, profile) if copies else None
-    return DeviceMemory(transient, net, undo, start, copied)
+    copied = _copied_bytes(graph, stages, profile, ways) if copies else None
+    read = tuple(_sharded_bytes(graph, stages, ways))
+    summed = (_trained_bytes(graph, stage) for stage in stages.stages)
+    whole = read, tuple(size if own else 0 for size, own in zip(summed, read, strict=False))
+    return DeviceMemory(transient, net, undo, start, copied, whole)
 
 
 def _put_joint_bytes(
@@ -338,17 +359,25 @@ def _read_bytes(graph: Graph, stage: Stage) -> int:
     return held + sum(graph.nodes[b].size_bytes for b in stage.buffers)
 
 
-def _held_bytes(graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int]) -> int:
+def _held_bytes(
+    graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int], parts: int
+) -> int:
     alive = versions[stage.index] if len(versions) > stage.index else 1
     gradients, older = _trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
-    state = profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
-    return int(gradients + older + state) + _read_bytes(graph, stage)
+    copies = sum(graph.copy_bytes(p) for p in _trained(graph, stage))
+    away = gradients - gradients // parts + (copies if parts > 1 else 0)  # where it is divided
+    divided = (gradients + _state_bytes(graph, stage, profile)) / parts
+    return int(divided + older) + _read_bytes(graph, stage) - away
+
+
+def _state_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
+    """Return the bytes of the state of a stage's optimizer."""
+    return profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
 
 
 def _undo_bytes(graph: Graph, stage: Stage, profile: Profile) -> int:
     """Return the bytes of weights and optimizer state that are kept so as to undo an update."""
-    state = profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
-    return int(_trained_bytes(graph, stage) + state)
+    return int(_trained_bytes(graph, stage) + _state_bytes(graph, stage, profile))
 
 
 def check_profile(graph: Graph, profile: Profile) -> None:

@@ -237,17 +237,22 @@ def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
     """Keep in `given` what the optimizer of a stage is given at each step."""
 
     def keep(*_: object) -> None:
-        for node, parameter in weights.live.items():
+        for node, parameter in weights.updated.items():
             if parameter.grad is not None:
-                given[f"gradients/{weights.names[node]}"] = parameter.grad.clone()
+                key = weights.key_of(f"gradients/{weights.names[node]}", node)
+                given[key] = parameter.grad.clone()
 
     if weights.optimizer is not None:
         _compat.call_first(weights.optimizer, keep)
 
 
 def _held(rank: Rank) -> dict[str, str]:
-    """Return a digest of the weights of each stage on this rank: copies must have the same."""
-    held = ((stage, weights.kept().values()) for stage, weights in rank.weights.items())
+    """Return a digest of the weights of each stage on this rank: copies must have the same.
+
+    Of a stage that its replicas divide there are no copies.
+    """
+    whole = ((stage, weights) for stage, weights in rank.weights.items() if weights.shard is None)
+    held = ((stage, weights.kept().values()) for stage, weights in whole)
     return {str(stage): digest_of(list(values)) for stage, values in held}
 
 

@@ -8,12 +8,17 @@ An all-reduce goes chunk by chunk; part i of a chunk belongs to member i:
 
     copy the parts of others into my region | meet | add my part of all regions, in the
     order of the ranks, into my region and my tensor | meet | copy their parts from theirs
+
+Where each member keeps its own part only, of which it may have more or less than others, that ends
+before the second meeting.  A gather is the rest: my part into my region | meet | copy the others'.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -155,6 +160,45 @@ class Meeting:
                 flat[part].copy_(regions[member][part])
         self._turn ^= 1
 
+    def gather_parts(self, whole: Tensor, cuts: Sequence[int]) -> None:
+        """Fill in the parts of all members, each of which brings its own."""
+        step = _REGION_BYTES // whole.itemsize
+        for at in range(0, _longest(cuts), step):
+            parts = [slice(min(a + at, b), min(a + at + step, b)) for a, b in pairwise(cuts)]
+            regions = self._regions_of(whole.dtype)
+            mine = whole[parts[self._me]]
+            regions[self._me][: len(mine)].copy_(mine)
+            self._meet_about(None if at else whole)
+            for member, part in enumerate(parts):
+                if member != self._me:
+                    whole[part].copy_(regions[member][: part.stop - part.start])
+            self._turn ^= 1
+
+    def scatter_sums(self, whole: Tensor, cuts: Sequence[int]) -> None:
+        """Replace the part of this member by its sum over all, in the order of the ranks."""
+        num, me = len(self._ranks), self._me
+        step = _REGION_BYTES // whole.itemsize // num
+        for at in range(0, _longest(cuts), step):
+            parts = [slice(min(a + at, b), min(a + at + step, b)) for a, b in pairwise(cuts)]
+            regions = self._regions_of(whole.dtype)
+            for member, part in enumerate(parts):
+                if member != me:
+                    first = member * step
+                    regions[me][first : first + part.stop - part.start].copy_(whole[part])
+            self._meet_about(None if at else whole)
+            mine = whole[parts[me]]
+            first, end = me * step, me * step + len(mine)
+            operands = [mine if k == me else regions[k][first:end] for k in range(num)]
+            if me == 0:
+                for operand in operands[1:]:
+                    mine += operand
+            else:
+                total = torch.add(operands[0], operands[1])
+                for operand in operands[2:]:
+                    total += operand
+                mine.copy_(total)
+            self._turn ^= 1
+
     def _meet_about(self, whole: Tensor | None) -> None:
         """Meet, and see that all members sum as many numbers as this one, of as many bytes."""
         if whole is None:
@@ -178,3 +222,8 @@ class Meeting:
                 for starts in self._starts
             ]
         return self._regions[dtype][self._turn]
+
+
+def _longest(cuts: Sequence[int]) -> int:
+    """Return the numbers of the longest part."""
+    return max(end - start for start, end in pairwise(cuts))

@@ -40,6 +40,7 @@ from penstock.runtime.transport.transport import (
     TensorSpec,
     Wait,
     Waited,
+    check_cuts,
     check_members,
     check_message,
     check_peer,
@@ -131,6 +132,14 @@ class SharedMemoryTransport:
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum in the order of `ranks`."""
         self._meeting(ranks).all_reduce(tensor)
+
+    def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        check_cuts(whole, cuts, ranks)
+        self._meeting(ranks).gather_parts(whole, cuts)
+
+    def reduce_scatter(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        check_cuts(whole, cuts, ranks)
+        self._meeting(ranks).scatter_sums(whole, cuts)
 
     def all_gather_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
         return self._meeting(ranks).all_gather(payload)

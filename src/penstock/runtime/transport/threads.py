@@ -18,6 +18,7 @@ from penstock.runtime.transport.transport import (
     TransportError,
     Wait,
     Waited,
+    check_cuts,
     check_members,
     check_message,
     check_peer,
@@ -142,6 +143,43 @@ class ThreadTransport:
         meeting.tensors[at] = torch.empty(0)  # holds nothing longer than needed
         if not tensor.is_contiguous():
             tensor.detach().copy_(own.view(tensor.shape))
+
+    def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        tensors, at = self._brought(whole, cuts, ranks), ranks.index(self._rank)
+        for place, other in enumerate(tensors):
+            if place != at:
+                part = slice(cuts[place], cuts[place + 1])
+                whole[part].copy_(other[part])
+        self._part(ranks)
+
+    def reduce_scatter(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        tensors, at = self._brought(whole, cuts, ranks), ranks.index(self._rank)
+        mine = slice(cuts[at], cuts[at + 1])
+        total = tensors[0][mine].clone()
+        for other in tensors[1:]:
+            total += other[mine]
+        whole[mine].copy_(total)
+        self._part(ranks)
+
+    def _brought(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> list[Tensor]:
+        """Return what every member brings, once all have."""
+        check_members(self._rank, self.num_ranks, ranks)
+        check_cuts(whole, cuts, ranks)
+        meeting, at = self._job.meeting(ranks), ranks.index(self._rank)
+        meeting.tensors[at] = whole.detach()
+        meeting.meet(at)
+        tensors = list(meeting.tensors)
+        for rank, other in zip(ranks, tensors, strict=True):
+            if (other.shape, other.dtype) != (tensors[0].shape, tensors[0].dtype):
+                specs = [TensorSpec(tuple(t.shape), t.dtype) for t in (other, tensors[0])]
+                raise TransportError(rank, f"shares {specs[0]}, rank {ranks[0]} shares {specs[1]}")
+        return tensors
+
+    def _part(self, ranks: tuple[int, ...]) -> None:
+        """Return once nobody reads what was brought any more."""
+        meeting, at = self._job.meeting(ranks), ranks.index(self._rank)
+        meeting.meet(at)
+        meeting.tensors[at] = torch.empty(0)
 
     def all_gather_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
         check_members(self._rank, self.num_ranks, ranks)

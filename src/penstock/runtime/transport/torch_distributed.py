@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import final
 
 import torch
@@ -39,6 +39,7 @@ from penstock.runtime.transport.transport import (
     TransportError,
     Wait,
     Waited,
+    check_cuts,
     check_members,
     check_message,
     check_peer,
@@ -49,7 +50,7 @@ from penstock.runtime.transport.transport import (
 _LOOK_S = 0.1  # how often the store is asked whether somebody has aborted
 _PATIENCE = 10  # looks at a wait for one who has left, during which what is under way may come
 _GRACE_S = 1.0  # how long a broken connection waits for an abort that explains it
-_BREAK_TAG = 2**30  # no edge
+_BREAK_TAG, _PARTS_TAG = 2**30, 2**29  # no edges
 _FAILURE = "failure"
 _LEAVES, _SENT_ALL = "rank {} leaves", "rank {} leaves and has sent all"  # keys of the store
 _ANYBODY_LEAVES = "a rank leaves"
@@ -191,6 +192,60 @@ class TorchDistributedTransport:
         self._collect(ranks, lambda group: group.allreduce([flat], how))
         if flat.data_ptr() != own.data_ptr():
             own.copy_((flat.view(torch.bool) if own.dtype == torch.bool else flat).view(own.shape))
+
+    def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        """Send the own part to each other member; no byte goes a longer way."""
+        parts, own = self._parts(whole, cuts, ranks)
+        if self._device.type == "cuda":
+            given = [parts[ranks.index(rank)] for rank in sorted(ranks)]
+            self._collect(ranks, lambda group: group.allgather([given], [parts[own].clone()]))
+        else:
+            self._exchange(ranks, [parts[own]] * len(ranks), parts)
+
+    def reduce_scatter(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        """Send each other member its part, and add up those of the own one."""
+        parts, own = self._parts(whole, cuts, ranks)
+        mine = parts[own]
+        if self._device.type == "cuda":
+            given, total = [parts[ranks.index(rank)] for rank in sorted(ranks)], mine.clone()
+            self._collect(ranks, lambda group: group.reduce_scatter([total], [given]))
+            mine.copy_(total)
+            return
+        came = [mine if place == own else torch.empty_like(mine) for place in range(len(ranks))]
+        self._exchange(ranks, parts, came)
+        total = came[0] if own == 0 else came[0].add_(came[1])
+        for other in came[1 if own == 0 else 2 :]:
+            total.add_(other)
+        if own != 0:
+            mine.copy_(total)
+
+    def _parts(
+        self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]
+    ) -> tuple[list[Tensor], int]:
+        """Return the part of each member, and the place of this rank among them."""
+        check_members(self._rank, self._num_ranks, ranks)
+        check_cuts(whole, cuts, ranks)
+        flat = whole.detach()
+        return [flat[a:b] for a, b in pairwise(cuts)], ranks.index(self._rank)
+
+    def _exchange(
+        self, ranks: tuple[int, ...], gives: Sequence[Tensor], takes: Sequence[Tensor]
+    ) -> None:
+        """Give each other member one tensor and take one, where it has any numbers."""
+        self._fail_if_failed()
+        group, members = self._group(ranks), sorted(ranks)
+        others = [place for place, rank in enumerate(ranks) if rank != self._rank]
+        works: list[tuple[dist.Work | None, int]] = []
+        try:
+            for start, tensors in ((group.recv, takes), (group.send, gives)):
+                for place in others:
+                    if tensors[place].numel():
+                        peer = members.index(ranks[place])
+                        works.append((start([tensors[place]], peer, _PARTS_TAG), ranks[place]))
+        except RuntimeError as error:
+            raise self._explained(error, ranks) from error
+        for work, rank in works:
+            self._finish(work, (rank,))
 
     def all_gather_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> list[bytes]:
         check_members(self._rank, self._num_ranks, ranks)

@@ -80,7 +80,7 @@ Wait = Callable[[], list[Tensor]]
 class Transport(Protocol):
     """One rank's end.  It is used by one thread at a time, `abort` by any.
 
-    But while one thread is in `all_reduce`, another may send and receive.
+    But while one thread sums or gathers, another may send and receive.
     """
 
     @property
@@ -125,6 +125,20 @@ class Transport(Protocol):
         """Replace `tensor` on all `ranks` by its sum over them, bitwise the same on all.
 
         Over gloo and NCCL `ranks` are all of them, or a set that every rank was told beforehand.
+        """
+        ...
+
+    def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        """Fill in the parts of all `ranks`; each brings its own: whole[cuts[i] : cuts[i + 1]].
+
+        `whole` is contiguous, with one dimension.
+        """
+        ...
+
+    def reduce_scatter(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        """Replace this rank's part of `whole` by its sum over `ranks`, in their order.
+
+        The parts are those of `all_gather`; what the other ones hold afterwards is not said.
         """
         ...
 
@@ -173,6 +187,14 @@ def check_members(rank: int, num_ranks: int, ranks: tuple[int, ...]) -> None:
         raise ValueError(
             f"rank {rank} of {num_ranks} calls for the ranks {ranks}: not distinct, or without it"
         )
+
+
+def check_cuts(whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
+    """Raise ValueError when `cuts` do not divide `whole` among `ranks`."""
+    is_flat = whole.dim() == 1 and whole.is_contiguous()
+    ends = [0, *sorted(cuts[1:-1]), whole.numel()]
+    if not is_flat or len(cuts) != len(ranks) + 1 or list(cuts) != ends:
+        raise ValueError(f"{list(whole.shape)} numbers cut at {cuts} for the ranks {ranks}")
 
 
 def check_peer(rank: int, num_ranks: int, peer: int, edge: int) -> None:

@@ -1,0 +1,111 @@
+"""Shard: each replica keeps a part of a stage, and gathers the whole while it is used.
+
+    before   F0.0 F1.0 B1.0 replicas:stage1.0 B0.0 replicas:stage0.0 U0.0 U1.0
+    after    unshard0 unshard1 F0.0 reshard0 F1.0 unshard0 B1.0 reshard1 shards:stage1.0
+             B0.0 reshard0 shards:stage0.0 U0.0 U1.0
+
+Weights are gathered for each run of computes of one stage, and dropped behind it; `shard_keep`
+gathers once a step.  A gather begins `prefetch` runs before its own, beside their computes.  A sum
+leaves each rank the gradients of its shard, which alone it updates.
+
+Keeps:   every action, message and update, and their order; the gradients.
+Gains:   of weights, gradients and optimizer state of a stage on n replicas, all but an n-th, less
+         what is gathered at once: `prefetch` + 1 runs, and the whole gradients of two stages.
+Costs:   two gathers and half a sum a step (`shard_keep`: one gather) where there was one sum; more
+         where the computes of a stage do not follow each other.
+When:    a plan says so (`Plan.shard`).
+Source:  ZeRO, arXiv:1910.02054 (stage 3); breadth-first gathers, 001#18, arXiv:2211.05953;
+         prefetching under a schedule, DeepCompile, arXiv:2504.09983.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.errors import ProgramError
+from penstock.plan import Sharding
+from penstock.program.program import Code, Compute, Instruction, Program, Reduce, Reshard, Unshard
+from penstock.schedule.weight_rule import SYNCHRONOUS
+
+
+class _WholeSpan(NamedTuple):
+    """Computes of one stage that follow each other on a rank, by their places in its code.
+
+    begin:   the place before which the weights begin to be gathered.
+    """
+
+    stage: int
+    begin: int
+    last: int
+
+
+def shard(program: Program, what: Sequence[Sharding], *, prefetch: int = 0) -> Program:
+    """Return `program` with sharded stages; `what` is by stage.
+
+    prefetch: how many runs of computes before its own a gather begins.
+    Raises:   ProgramError: nobody to share with; copies inside a replica; older weights are read.
+    """
+    kept = {stage: word == "shard_keep" for stage, word in enumerate(what) if word != "replicate"}
+    _check(program, kept)
+    everybody = tuple(range(program.num_ranks))
+    names = {f"stage{stage}" for stage in kept}
+
+    def rewritten(code: Code) -> Iterator[Instruction]:
+        runs = _runs(code, kept, prefetch)
+        begin = {run: run.begin for run in runs}
+        for place, instruction in enumerate(code):
+            yield from (Unshard(run.stage) for run in runs if begin[run] == place)
+            if isinstance(instruction, Reduce):
+                if instruction.how == "replicas" and instruction.bucket in names:
+                    yield replace(instruction, how="shards")
+                elif instruction.how == "norm":
+                    yield replace(instruction, ranks=everybody)
+                else:
+                    yield instruction
+            else:
+                yield instruction
+            yield from (Reshard(run.stage) for run in runs if run.last == place)
+
+    return program.map_ranks(rewritten) if kept else program
+
+
+def _check(program: Program, kept: Mapping[int, bool]) -> None:
+    """Raise unless the stages can be sharded."""
+    if not kept:
+        return
+    if program.weight_rule != SYNCHRONOUS or program.num_steps > 1:
+        message = f"weights of {program.weight_rule.name} cannot be sharded: older ones are read"
+        raise ProgramError(message, hint="take a synchronous schedule, or replicate its stages")
+    if any(one.how == "validate" for one in program.code.reductions):
+        message = "an update that may be taken back cannot be that of a shard"
+        raise ProgramError(message, hint="clip before the update, or replicate all stages")
+    if program.replicas == 1:
+        message = f"stage {min(kept)} has one copy: there is nobody to share it with"
+        raise ProgramError(message, hint="give the plan 2 replicas or more")
+    sums = {one.bucket: one.ranks for one in program.code.reductions if one.how == "replicas"}
+    for stage in kept:
+        if len(ranks := sums.get(f"stage{stage}", ())) != program.replicas:
+            message = f"stage {stage} lives on {len(ranks)} ranks of {program.replicas} replicas"
+            hint = "shard stages that live on one rank of each replica"
+            raise ProgramError(message, hint=hint)
+
+
+def _runs(code: Code, kept: Mapping[int, bool], prefetch: int) -> tuple[_WholeSpan, ...]:
+    """Return when each sharded stage of a rank is whole, in the order in which it is gathered."""
+    computes = [(at, each.action) for at, each in enumerate(code) if isinstance(each, Compute)]
+    firsts: list[int] = []  # of all runs, of sharded stages or not
+    runs: list[_WholeSpan] = []
+    latest: dict[int, int] = {}  # by stage, the place of its last run in `runs`
+    before, was_forward = -1, True
+    for place, (kind, stage, _) in computes:
+        if stage != before or was_forward != (kind == "F"):
+            firsts.append(place)
+        begin = firsts[max(0, len(firsts) - 1 - prefetch)]
+        known = latest.get(stage)
+        if known is not None and (kept[stage] or stage == before or runs[known].last >= begin):
+            runs[known] = runs[known]._replace(last=place)
+        elif stage in kept:
+            latest[stage] = len(runs)
+            runs.append(_WholeSpan(stage, begin, place))
+        before, was_forward = stage, kind == "F"
+    return tuple(runs)

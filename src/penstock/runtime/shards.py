@@ -1,0 +1,179 @@
+"""Shards: what one rank keeps of a stage that its replicas divide, and how it is made whole.
+
+The whole weights, and the whole gradients, of a stage lie in flat tensors of which every parameter
+is a view.  Here these have memory only while they are needed:
+
+    weights     from `make_room` to `drop`; `gather` fills them in, beside the thread
+    gradients   from `begin` to `end`; `scatter` leaves their sum over all replicas in the shard
+
+What stays is one part of each, and the optimizer's state of it.  Parts are cut at cache lines, not
+at parameters, so that all have the same size; a parameter may lie in several.
+
+Source: ZeRO, arXiv:1910.02054, stage 3; flat parameters: FSDP, arXiv:2304.11277.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.errors import JobError
+from penstock.runtime.flat import Flat, all_views, count_of
+from penstock.runtime.transport import Transport
+
+_ALIGN_BYTES = 64  # a cache line
+_BY_ELEMENT = {
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
+    "Rprop", "SGD",
+}  # of torch's optimizers, those that update every number of a parameter by itself  # fmt: skip
+
+
+class Sharers(NamedTuple):
+    """The ranks that divide a stage, this one among them, and how they reach each other."""
+
+    transport: Transport
+    ranks: tuple[int, ...]
+
+    @property
+    def place(self) -> int:
+        """Return the place of this rank."""
+        return self.ranks.index(self.transport.rank)
+
+
+class Slice(NamedTuple):
+    """Where the part of a parameter that lies in this rank's shard begins, and its shape whole."""
+
+    start: int
+    shape: tuple[int, ...]
+
+
+class StageShard:
+    """This rank's part of the trainable parameters of one stage.
+
+    parameters:  by node, the numbers of each that lie here, of one dimension.
+    gradients:   theirs, likewise.
+    reads:       by node, the whole parameters as a step reads them, while they have memory.
+    views:       by node, the whole gradients, likewise.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[Flat],
+        flats: Sequence[Tensor],
+        whole: Sequence[Tensor],
+        sharers: Sharers,
+    ) -> None:
+        """Keep a part of `flats`, which have no memory from now on; `whole` is what is read."""
+        self.sharers, self.whole, self.is_open = sharers, whole, False
+        self.sums = [layout.new() for layout in layouts]  # whole gradients
+        self.cuts = [cuts_of(layout, len(sharers.ranks)) for layout in layouts]
+        at = sharers.place
+        self.mine = [slice(cuts[at], cuts[at + 1]) for cuts in self.cuts]
+        self.kept = [flat[mine].clone() for flat, mine in zip(flats, self.mine, strict=True)]
+        self.kept_sums = [torch.zeros_like(kept) for kept in self.kept]
+        self.slices: dict[int, Slice] = {}
+        self.parameters: dict[int, nn.Parameter] = {}
+        self.gradients: dict[int, Tensor] = {}
+        for rows in zip(layouts, self.mine, self.kept, self.kept_sums, strict=True):
+            self._add_slices(*rows)
+        # none can be made later, of what has no memory
+        self.reads, self.views = all_views(layouts, whole), all_views(layouts, self.sums)
+        for flat in (*flats, *whole, *self.sums):
+            _free(flat)
+
+    def _add_slices(self, layout: Flat, mine: slice, kept: Tensor, summed: Tensor) -> None:
+        """Note which parameters of a layout lie, in part or whole, in the part of this rank."""
+        for node, start, shape in zip(layout.nodes, layout.starts, layout.shapes, strict=True):
+            low, high = max(start, mine.start), min(start + count_of(shape), mine.stop)
+            if low < high:
+                own = slice(low - mine.start, high - mine.start)
+                self.slices[node] = Slice(low - start, shape)
+                self.parameters[node] = nn.Parameter(kept[own])
+                self.gradients[node] = summed[own]
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Give the whole weights memory."""
+        for flat in self.whole:
+            _fill(flat)
+
+    def gather(self) -> None:
+        """Make the weights whole."""
+        transport, ranks = self.sharers
+        rows = zip(self.whole, self.mine, self.kept, self.cuts, strict=True)
+        for flat, mine, kept, cuts in rows:
+            flat[mine].copy_(kept)
+            transport.all_gather(flat, cuts, ranks)
+
+    def drop(self) -> None:
+        """Free all weights but the own part."""
+        for flat in self.whole:
+            _free(flat)
+
+    # -- gradients -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Give the whole gradients of a step memory, all zeros; nothing where they have it."""
+        if not self.is_open:
+            for flat in self.sums:
+                _fill(flat)
+                flat.zero_()
+        self.is_open = True
+
+    def scatter(self) -> None:
+        """Sum the gradients over all replicas, each the part that it keeps."""
+        transport, ranks = self.sharers
+        rows = zip(self.sums, self.mine, self.kept_sums, self.cuts, strict=True)
+        for flat, mine, kept, cuts in rows:
+            transport.reduce_scatter(flat, cuts, ranks)
+            kept.copy_(flat[mine])
+
+    def end(self) -> None:
+        """Free all gradients but those of the own part."""
+        for flat in self.sums:
+            _free(flat)
+        self.is_open = False
+
+    def part_of(self, node: int, whole: Tensor) -> Tensor:
+        """Return the numbers of a whole parameter, or of its state, that lie here."""
+        start = self.slices[node].start
+        return whole.reshape(-1)[start : start + self.parameters[node].numel()]
+
+    def held(self) -> list[Tensor]:
+        """Return all tensors that are kept, those that have no memory now included."""
+        return [*self.kept, *self.kept_sums, *self.sums]
+
+
+def check_optimizer(optimizer: Optimizer, *, is_plain: bool) -> None:
+    """Raise where an update of a part of a parameter is not known to be a part of the update.
+
+    Raises:   JobError.
+    """
+    name = type(optimizer).__name__
+    is_known = name in _BY_ELEMENT or getattr(type(optimizer), "penstock_plain", False)
+    if not (is_plain and is_known):
+        message = f"the job's optimizer, {name}, is not known to update each number by itself"
+        hint = "make the plan without shards, or use one such as AdamW"
+        raise JobError(message, hint=hint)
+
+
+def cuts_of(layout: Flat, parts: int) -> tuple[int, ...]:
+    """Return where the parts of a flat tensor begin, and where the last one ends.
+
+    All parts have as many numbers, a multiple of those of a cache line; the last ones may have
+    fewer, or none.
+    """
+    step = _ALIGN_BYTES // layout.dtype.itemsize
+    size = -(-layout.size // (parts * step)) * step
+    return tuple(min(part * size, layout.size) for part in range(parts + 1))
+
+
+def _free(flat: Tensor) -> None:
+    flat.untyped_storage().resize_(0)
+
+
+def _fill(flat: Tensor) -> None:
+    flat.untyped_storage().resize_(flat.numel() * flat.itemsize)

@@ -1,0 +1,128 @@
+"""Shard: where gathers and sums in parts stand, what they save, and that nothing else changes."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from penstock.errors import ProgramError
+from penstock.plan import Plan
+from penstock.program.lower import lower, lower_schedule
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.of_plan import lower as lowered
+from penstock.program.passes import shard
+from penstock.runtime.launch import run_processes
+from penstock.runtime.worker import Task, work
+from penstock.schedule import breadth_first, chimera, double_buffered, one_f_one_b
+from penstock.simulate.of_program import simulate
+from penstock.timeline import peak_bytes
+from tests.parity.models import captured, job_of, plan_of
+from tests.parity.training import Run, listed, train
+from tests.runtime.test_memory import CLOSE, profile_of
+
+FLOAT = torch.float32
+BREADTH = lower_schedule(breadth_first(3, 2, num_ranks=1), replicas=2)
+
+
+def test_weights_are_gathered_once_for_all_forwards_and_once_for_all_backwards():
+    made = shard(BREADTH, ["shard"] * 3)
+    words = (
+        "unshard0 F0.0 F0.1 reshard0 unshard1 F1.0 F1.1 reshard1 unshard2 F2.0 F2.1 B2.0 B2.1 "
+        "reshard2 shards:stage2.0 unshard1 B1.0 B1.1 reshard1 shards:stage1.0 unshard0 B0.0 B0.1 "
+        "reshard0 shards:stage0.0 U0.0 U1.0 U2.0"
+    )
+    assert [" ".join(map(str, code)) for code in made.code] == [words] * 2
+    ahead = shard(BREADTH, ["shard"] * 3, prefetch=1)
+    words = (
+        "unshard0 unshard1 F0.0 F0.1 reshard0 unshard2 F1.0 F1.1 reshard1 F2.0 F2.1 unshard1 B2.0 "
+        "B2.1 reshard2 shards:stage2.0 unshard0 B1.0 B1.1 reshard1 shards:stage1.0 B0.0 B0.1 "
+        "reshard0 shards:stage0.0 U0.0 U1.0 U2.0"
+    )
+    assert " ".join(map(str, ahead.code[0])) == words
+    keep = shard(BREADTH, ["shard_keep", "replicate", "shard"])
+    words = (
+        "unshard0 F0.0 F0.1 F1.0 F1.1 unshard2 F2.0 F2.1 B2.0 B2.1 reshard2 shards:stage2.0 "
+        "B1.0 B1.1 replicas:stage1.0 B0.0 B0.1 reshard0 shards:stage0.0 U0.0 U1.0 U2.0"
+    )
+    assert " ".join(map(str, keep.code[0])) == words
+
+
+def test_what_cannot_be_sharded_is_refused():
+    for program, message in (
+        (lower(one_f_one_b(2, 2)), "stage 0 has one copy"),
+        (lower_schedule(chimera(2, 2), replicas=2), "stage 0 lives on 4 ranks of 2 replicas"),
+        (lower_schedule(double_buffered(2, 2), replicas=2), "older ones are read"),
+        (
+            lower_schedule(one_f_one_b(2, 2), replicas=2, clip=True, post_validation=True),
+            "may be taken back",
+        ),
+    ):
+        with pytest.raises(ProgramError, match=message):
+            shard(program, ["shard"] * 2)
+
+
+GRID = [
+    ("gpt", "breadth_first", 4, {"num_ranks": 1, "shard": ("shard",) * 4}),
+    ("tied", "breadth_first", 4, {"num_ranks": 2, "shard": ("shard", "shard_keep") * 2}),
+    ("frozen", "one_f_one_b", 2, {"shard": ("shard", "replicate"), "clip": True}),
+    ("batch_norm", "gpipe", 2, {"shard": ("shard_keep",) * 2}),
+    ("tied", "zb_h1", 2, {"shard": ("shard", "shard")}),
+    ("dropout", "interleaved", 4, {"num_ranks": 2, "shard": ("shard",) * 4, "recompute": True}),
+]
+
+
+def planned(name: str, schedule: str, stages: int, options: dict) -> tuple[Plan, Plan]:
+    """Return a plan of two replicas without shards, and with them."""
+    rest = {k: v for k, v in options.items() if k not in ("shard", "recompute")}
+    if options.get("recompute"):
+        rest["recompute"] = (True,) * stages
+    plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, replicas=2, **rest)
+    return plan, replace(plan, shard=options["shard"], prefetch=1)
+
+
+@pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
+def test_training_is_that_of_whole_replicas(name, schedule, stages, options, tmp_path):
+    clip = {"clip_norm": 0.1} if options.get("clip") else {}
+    job, made = job_of(name, FLOAT, "adamw", **clip), captured(name, FLOAT)
+    plans = planned(name, schedule, stages, options)
+    whole, parts = (train(Run(p, job, made), tmp_path / str(p.prefetch)) for p in plans)
+    assert whole.weights.keys() == parts.weights.keys()
+    assert any(key.startswith("optimizer/") for key in whole.weights)
+    for key, value in whole.weights.items():
+        if clip:
+            torch.testing.assert_close(value, parts.weights[key], rtol=1e-5, atol=1e-7)
+        else:
+            assert torch.equal(value, parts.weights[key]), key
+    assert [s.loss for s in whole.steps] == pytest.approx([s.loss for s in parts.steps], rel=1e-6)
+
+
+MEMORY = [
+    ("tied", "breadth_first", 4, {"num_ranks": 1, "shard": ("shard",) * 4}),
+    ("frozen", "one_f_one_b", 2, {"shard": ("shard", "shard_keep")}),
+    ("batch_norm", "breadth_first", 4, {"num_ranks": 2, "shard": ("shard",) * 4}),
+]
+
+
+@pytest.mark.parametrize(("name", "schedule", "stages", "options"), MEMORY)
+def test_peak_is_the_predicted_one_and_lower(name, schedule, stages, options):
+    made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
+    whole, parts = planned(name, schedule, stages, options)
+    expected = _predicted(parts, made, name)
+    cut = 1300  # parts are cut at cache lines, and weigh here
+    assert _measured(parts, made, job) == pytest.approx(expected, rel=CLOSE / 2, abs=cut)
+    if "shard_keep" not in options["shard"]:
+        assert sum(expected) < sum(_predicted(whole, made, name))
+
+
+def _predicted(plan: Plan, made, name: str) -> tuple[int, ...]:
+    return peak_bytes(simulate(lowered(plan, made.graph), profile_of(name)))
+
+
+def _measured(plan: Plan, made, job) -> list[int]:
+    program = lower_plan(plan, made.graph)
+    windows = tuple((program, number) for number in range(3))
+    task = Task(made, stages_of(plan, made.graph), job, listed(windows), memory_window=1)
+    run = partial(work, task)
+    results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
+    return [result.peak_bytes for result in results]
