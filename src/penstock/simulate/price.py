@@ -284,10 +284,14 @@ def held_of(
         for stage in stages.stages
     )
     copied = _copied_bytes(graph, stages, profile, ways) if copies else None
+    return DeviceMemory(transient, net, undo, start, copied, _whole(graph, stages, ways))
+
+
+def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the bytes of weights, and of gradients, of stages that are divided, while whole."""
     read = tuple(_sharded_bytes(graph, stages, ways))
     summed = (_trained_bytes(graph, stage) for stage in stages.stages)
-    whole = read, tuple(size if own else 0 for size, own in zip(summed, read, strict=False))
-    return DeviceMemory(transient, net, undo, start, copied, whole)
+    return read, tuple(size if own else 0 for size, own in zip(summed, read, strict=False))
 
 
 def _put_joint_bytes(
