@@ -30,10 +30,16 @@ LAYERS = 6
 
 
 def layered(graph: Graph) -> Graph:
-    """Return a chain whose loss belongs to its last layer."""
+    """Return a chain whose loss belongs to its last layer, and weights to theirs."""
     last = f"layers.{len(graph.cut_points)}"
-    named = (replace(n, module=last) if n.name.endswith("loss") else n for n in graph.nodes)
-    return replace(graph, nodes=tuple(named))
+    named = [replace(n, module=last) if n.name.endswith("loss") else n for n in graph.nodes]
+    named = [replace(n, name=owned(n.name)) if n.kind == "parameter" else n for n in named]
+    gradients = {owned(name): at for name, at in graph.gradients.items()}
+    return replace(graph, nodes=tuple(named), gradients=gradients)
+
+
+def owned(name: str) -> str:
+    return f"layers.{name[1:]}.weight"
 
 
 GRAPH = layered(chain([1] * LAYERS, [10] * LAYERS))
@@ -48,13 +54,14 @@ def stage_of(plan: Plan) -> list[int]:
     return [sum(cut < layer for cut in plan.cuts) for layer in range(LAYERS)]
 
 
+Said = tuple[dict[int, str], ...]
 some = st.sets(st.integers(0, LAYERS - 1), min_size=1).map(sorted)
 runs = st.tuples(st.integers(0, LAYERS - 1), st.integers(0, LAYERS - 1)).map(sorted)
 
 
 @st.composite
-def sayings(draw: st.DrawFn) -> tuple[list[Rule], list[int], dict[int, str], dict[int, str]]:
-    """Return rules, and what they say: cuts, and of each layer recompute and offload."""
+def sayings(draw: st.DrawFn, sharding: bool = True) -> tuple[list[Rule], list[int], Said]:
+    """Return rules, and what they say: cuts, and of each layer recompute, offload and shard."""
     said: list[Rule] = []
     cuts = draw(st.sets(st.integers(0, LAYERS - 2)))
     said += [Rule("cut", f"layers.{cut}") for cut in cuts]
@@ -62,7 +69,12 @@ def sayings(draw: st.DrawFn) -> tuple[list[Rule], list[int], dict[int, str], dic
     how = draw(st.sampled_from(["yes", "no"]))
     what = draw(st.sampled_from(["none", "state", "activations", "both"]))
     said += [Rule("recompute", layers(again), how), Rule("offload", layers(away), what)]
-    return said, sorted(cuts), dict.fromkeys(again, how), dict.fromkeys(away, what)
+    parts = draw(some) if sharding and draw(st.booleans()) else []
+    verb = draw(st.sampled_from(["shard", "keep", "replicate"]))
+    said += [Rule(verb, layers(parts))] if parts else []
+    word = {"keep": "shard_keep"}.get(verb, verb)
+    rows = dict.fromkeys(again, how), dict.fromkeys(away, what), dict.fromkeys(parts, word)
+    return said, sorted(cuts), rows
 
 
 @st.composite
@@ -74,6 +86,7 @@ def plans(draw: st.DrawFn) -> Plan:
         cuts,
         draw(st.sampled_from(["gpipe", "one_f_one_b", "zb_h1"])),
         num_micro_batches=3,
+        replicas=2,
         recompute=draw(st.lists(st.booleans(), min_size=count, max_size=count)),
         offload=draw(st.lists(st.sampled_from(["none", "state"]), min_size=count, max_size=count)),
     )
@@ -82,17 +95,19 @@ def plans(draw: st.DrawFn) -> Plan:
 @given(plans(), sayings())
 def test_each_layer_gets_what_is_said_of_it_and_else_keeps_what_it_had(plan, saying) -> None:
     """The order of work is that of the plan, its stages in units; nothing is cut without need."""
-    said, cuts, again, away = saying
+    said, cuts, (again, away, parts) = saying
     made = rewritten(plan, GRAPH, said)
     was, now = stage_of(plan), stage_of(made)
     wanted = [
         (
             {"yes": True, "no": False}.get(again.get(layer, ""), plan.recompute[was[layer]]),
             away.get(layer, plan.offload[was[layer]]),
+            parts.get(layer, "replicate"),
         )
         for layer in range(LAYERS)
     ]
-    held = [(made.recompute[now[k]], made.offload[now[k]]) for k in range(LAYERS)]
+    shard = made.shard or ("replicate",) * made.num_stages
+    held = [(made.recompute[now[k]], made.offload[now[k]], shard[now[k]]) for k in range(LAYERS)]
     assert held == wanted
     borders = {k for k, (a, b) in enumerate(itertools.pairwise(wanted)) if a != b}
     assert set(made.cuts) == {*plan.cuts, *cuts, *borders}
@@ -122,13 +137,16 @@ def test_fused_layers_are_one_stage_where_units_are_all_that_divides_them(plan, 
 
 
 def test_functions_of_the_language_are_rules_of_one_line() -> None:
-    plan = plan_by_hand(GRAPH, [2], "gpipe", num_micro_batches=2)
+    plan = plan_by_hand(GRAPH, [2], "gpipe", num_micro_batches=2, replicas=2)
     for made, verb, how in (
         (rules.cut(plan, GRAPH, "layers.1"), "cut", ""),
         (rules.recompute(plan, GRAPH, "layers.1"), "recompute", "yes"),
         (rules.recompute(plan, GRAPH, "layers.1", on=False), "recompute", "no"),
         (rules.offload(plan, GRAPH, "layers.1", "state"), "offload", "state"),
         (rules.offload(plan, GRAPH, "layers.1"), "offload", "both"),
+        (rules.shard(plan, GRAPH, "layers.1"), "shard", ""),
+        (rules.keep(plan, GRAPH, "layers.1"), "keep", ""),
+        (rules.replicate(plan, GRAPH, "layers.1"), "replicate", ""),
         (rules.fuse(plan, GRAPH, "layers.[12]"), "fuse", ""),
     ):
         assert made == rewritten(plan, GRAPH, [Rule(verb, "layers.1", how)]) or verb == "fuse"
@@ -192,15 +210,18 @@ def test_search_finds_the_best_of_all_cuts_that_keep_the_rules(said, keeps) -> N
 @given(sayings(), st.sampled_from([10**9, 110, 60]))
 def test_search_looks_at_no_plan_that_breaks_a_rule(saying, memory: int) -> None:
     """Also of those that recompute because memory is short, and those whose cuts are moved."""
-    said, cuts, again, away = saying
+    said, cuts, (again, away, parts) = saying
     profile = profile_of(GRAPH, [1] * LAYERS)
-    fixed = Fixed(ranks=2, schedule="one_f_one_b", rules=tuple(said))
+    is_divided = bool({*parts.values()} - {"replicate"})  # among replicas
+    asked = {"stages": 1} if is_divided else {"schedule": "one_f_one_b"}
+    fixed = Fixed(ranks=2, **asked, rules=tuple(said))
     cluster = cluster_of(2, memory_bytes=memory)
     try:
         found = search(GRAPH, profile, cluster, micro_batches=4, fixed=fixed)
     except PlanError as problem:
         assert "rank" in problem.message  # noqa: PT017 - it is memory that lacks, no rule
         return
+    assert found.plan.replicas == (2 if is_divided else 1)
     for plan in (each.plan for each in found.candidates if not each.refused):
         now = stage_of(plan)
         assert set(cuts) <= set(plan.cuts)
@@ -208,6 +229,8 @@ def test_search_looks_at_no_plan_that_breaks_a_rule(saying, memory: int) -> None
             assert plan.recompute[now[layer]] == (how == "yes")
         for layer, what in away.items():
             assert (plan.offload[now[layer]] if plan.offload else "none") == what
+        for layer, word in parts.items():
+            assert (plan.shard[now[layer]] if plan.shard else "replicate") == word
 
 
 def test_memory_that_lacks_is_found_where_no_rule_says_to_keep() -> None:
@@ -305,6 +328,13 @@ def test_of_nested_modules_the_outermost_count() -> None:
         ),
         ("[[rule]]\nfuse = 'layers.[02]'", "between its modules there is layers.1", "each run"),
         ("[[rule]]\nrecompute = 'layers.2.up'", "layers.2.up cannot be divided from", "name both"),
+        ("[[rule]]\nshard = 'light'", "shard = 'light' matches no module", "nearest"),
+        (
+            "[[rule]]\nshard = 'layers.1'\n[[rule]]\nkeep = 'layers.*'",
+            "rule 2: keep = 'layers.*' contradicts FILE, rule 1: shard = 'layers.1', of piece 1",
+            "narrow",
+        ),
+        ("[[rule]]\nshard = 'layers.1'", "shards are divided among replicas", "2 replicas"),
         ("[[rule]]\noffload = 'light'", "light has no matrix product of its own", "behind it"),
     ],
 )

@@ -24,6 +24,7 @@ RULED = replace(
     by_hand([1, 3], "one_f_one_b / units 1 2", num_ranks=2, recompute=(False, True, False)),
     decisions=(Decision("recompute layers.[23]", "yes", "user", "asked for"),),
 )
+SHARD = Decision("shard layers.0*", "yes", "user", "asked for")
 REPLICAS = by_hand([], count=2, replicas=2)
 
 
@@ -62,6 +63,16 @@ REPLICAS = by_hand([], count=2, replicas=2)
                 "recompute": replace(RULED, recompute=(False,) * 3),
                 "recompute layers.[23]": replace(RULED, recompute=(False,) * 3),
                 "units": None,  # of which one recomputes and the other does not
+            },
+        ),
+        (
+            replace(REPLICAS, shard=("shard",), decisions=(SHARD,)),
+            {
+                "ranks": by_hand([]),
+                "replicas": by_hand([3]),
+                "recompute": replace(REPLICAS, shard=("shard",), recompute=(True,)),
+                "shard": REPLICAS,
+                "shard layers.0*": None,  # the chain's weights have no modules
             },
         ),
         (

@@ -7,7 +7,7 @@ its ops if it has none of these: lighter ones, like norms and sums, go where the
 import bisect
 import itertools
 
-from penstock.graph.cut_points import heavy_ops
+from penstock.graph.cut_points import free_ops, heavy_ops
 from penstock.graph.graph import Graph
 
 
@@ -23,6 +23,21 @@ def modules_by_piece(graph: Graph) -> tuple[frozenset[str], ...]:
     return tuple(found)
 
 
+def owners_by_piece(graph: Graph) -> tuple[frozenset[str], ...]:
+    """Return for each piece the paths of the modules whose parameters its forward ops read."""
+    places, free = [point.at for point in graph.cut_points], free_ops(graph)
+    held: list[set[str]] = [set() for _ in range(len(places) + 1)]
+    reads: list[frozenset[str]] = []  # of each node, the owners of what it is a view of
+    for at, node in enumerate(graph.nodes):
+        given = frozenset(owner for source in node.inputs for owner in reads[source])
+        if node.kind == "parameter":
+            given = frozenset([node.name.rpartition(".")[0]])
+        elif node.kind == "op" and node.phase == "F" and not free[at]:
+            held[bisect.bisect_right(places, at)] |= given
+        reads.append(given if node.kind == "parameter" or free[at] else frozenset())
+    return tuple(map(frozenset, held))
+
+
 def modules_of(graph: Graph) -> tuple[str, ...]:
     """Return the paths of all modules in which an op of the forward pass is computed, outer first.
 
@@ -31,9 +46,14 @@ def modules_of(graph: Graph) -> tuple[str, ...]:
     paths: dict[str, None] = {}
     for node in graph.nodes:
         if node.kind == "op" and node.phase == "F" and node.module:
-            parts = node.module.split(".")
-            paths |= dict.fromkeys(".".join(parts[: k + 1]) for k in range(len(parts)))
+            paths |= dict.fromkeys(outer(node.module))
     return tuple(paths)
+
+
+def outer(path: str) -> tuple[str, ...]:
+    """Return the paths of the modules that hold one, the outermost first, and its own last."""
+    parts = path.split(".") if path else []
+    return tuple(".".join(parts[: k + 1]) for k in range(len(parts)))
 
 
 def ends_of(graph: Graph, module: str) -> tuple[int, ...]:

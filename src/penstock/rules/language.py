@@ -3,6 +3,7 @@
     plan = cut(plan, graph, "blocks.3")
     plan = recompute(plan, graph, "blocks.*")
     plan = offload(plan, graph, "blocks.[0-3]", "state")
+    plan = shard(plan, graph, "embedding")
     plan = fuse(plan, graph, "blocks.[0-3]")
 
 A pattern is of module paths (rule.py).  What cannot be is refused; what was decided stands in the
@@ -49,4 +50,29 @@ def offload(plan: Plan, graph: Graph, pattern: str, what: Offloaded = "both") ->
     return rewritten(plan, graph, [Rule("offload", pattern, what)])
 
 
-LANGUAGE = (cut, fuse, recompute, offload)
+def shard(plan: Plan, graph: Graph, pattern: str) -> Plan:
+    """Return `plan` with the weights of these modules divided among replicas, whole while used.
+
+    Raises:   PlanError: no such module with weights; a plan of one replica, or that reads older
+              weights.
+    """
+    return rewritten(plan, graph, [Rule("shard", pattern)])
+
+
+def keep(plan: Plan, graph: Graph, pattern: str) -> Plan:
+    """Return `plan` with these weights divided, and whole from their first use to their last.
+
+    Raises:   as `shard`.
+    """
+    return rewritten(plan, graph, [Rule("keep", pattern)])
+
+
+def replicate(plan: Plan, graph: Graph, pattern: str) -> Plan:
+    """Return `plan` with these weights whole on every replica.
+
+    Raises:   PlanError: no such module with weights.
+    """
+    return rewritten(plan, graph, [Rule("replicate", pattern)])
+
+
+LANGUAGE = (cut, fuse, recompute, offload, shard, keep, replicate)

@@ -11,7 +11,7 @@ from typing import cast
 
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Offloaded, Plan, check_fits, divided
+from penstock.plan import Offloaded, Plan, Sharding, check_fits, divided
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ASPECTS, Aspect, Ruled, ruled, stages_in_pieces, value_of
 from penstock.schedule.recipe import Recipe, name_of, units_of
@@ -40,15 +40,36 @@ def made_to_keep(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
         return plan
     plan = _undivided(plan, graph, rules)
     plan = divided(plan, graph, {*rules.required, *_ends_inside(plan, graph, rules)})
-    rows = {aspect: _stage_values(plan, graph, rules, aspect) for aspect in ASPECTS}
-    offload = cast("tuple[Offloaded, ...]", rows["offload"])
-    return replace(
-        plan,
-        recompute=tuple(value == "yes" for value in rows["recompute"]),
-        offload=() if set(offload) == {"none"} and not plan.offload else offload,
-        beside=plan.beside and set(offload) != {"none"},
-        predicted=None,
-    )
+    for aspect in ASPECTS:
+        values = _stage_values(plan, graph, rules, aspect)
+        try:
+            plan = _with_values(plan, aspect, values)
+        except PlanError as problem:
+            rule = next(iter(rules.values[aspect].values())).rule
+            raise PlanError(f"{rule}: {problem.message}", hint=problem.hint) from problem
+    return plan
+
+
+def _with_values(plan: Plan, aspect: Aspect, values: tuple[str, ...]) -> Plan:
+    """Return the plan with what `values` say of its stages.
+
+    Raises:   PlanError: something else of the plan does not go with it.
+    """
+    match aspect:
+        case "recompute":
+            again = tuple(value == "yes" for value in values)
+            return replace(plan, recompute=again, predicted=None)
+        case "offload":
+            away = cast("tuple[Offloaded, ...]", values)
+            some = any(word != "none" for word in away)
+            away = away if plan.offload or some else ()
+            return replace(plan, offload=away, beside=plan.beside and some, predicted=None)
+        case "shard":
+            parts = cast("tuple[Sharding, ...]", values)
+            some = any(word != "replicate" for word in parts)
+            parts = parts if plan.shard or some else ()
+            ahead = plan.prefetch if some else 0
+            return replace(plan, shard=parts, prefetch=ahead, predicted=None)
 
 
 def _stage_values(plan: Plan, graph: Graph, rules: Ruled, aspect: Aspect) -> tuple[str, ...]:
@@ -104,5 +125,6 @@ def _undivided(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
         schedule=replace(plan.schedule, units=() if set(fewer) == {1} else fewer),
         recompute=tuple(plan.recompute[k] for k in first[:-1]) if plan.recompute else (),
         offload=tuple(plan.offload[k] for k in first[:-1]) if plan.offload else (),
+        shard=tuple(plan.shard[k] for k in first[:-1]) if plan.shard else (),
         predicted=None,
     )

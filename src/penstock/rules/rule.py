@@ -17,7 +17,7 @@ from penstock.errors import PlanError
 from penstock.files import read_bytes
 from penstock.plan import Offloaded
 
-Verb = Literal["cut", "fuse", "recompute", "offload", "replace"]
+Verb = Literal["cut", "fuse", "recompute", "offload", "shard", "replicate", "keep", "replace"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _MORE: dict[str, str] = {"recompute": "on", "offload": "what", "replace": "by"}
 _DOCS = "docs/rules.md shows what rules look like"

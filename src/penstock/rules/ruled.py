@@ -13,13 +13,21 @@ from typing import Literal, NamedTuple
 
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.graph.pieces import ends_of, is_inside, modules_by_piece, modules_of
+from penstock.graph.pieces import (
+    ends_of,
+    is_inside,
+    modules_by_piece,
+    modules_of,
+    outer,
+    owners_by_piece,
+)
 from penstock.plan import Decision, Plan
 from penstock.rules.rule import Rule
 
-Aspect = Literal["recompute", "offload"]
+Aspect = Literal["recompute", "offload", "shard"]
 ASKED = "asked for"
-ASPECTS: tuple[Aspect, ...] = ("recompute", "offload")
+ASPECTS: tuple[Aspect, ...] = ("recompute", "offload", "shard")
+_SHARDING = {"shard": "shard", "replicate": "replicate", "keep": "shard_keep"}
 
 
 class Said(NamedTuple):
@@ -103,6 +111,8 @@ def value_of(plan: Plan, aspect: Aspect, stage: int) -> str:
             return "yes" if plan.recompute and plan.recompute[stage] else "no"
         case "offload":
             return plan.offload[stage] if plan.offload else "none"
+        case "shard":
+            return plan.shard[stage] if plan.shard else "replicate"
 
 
 def ruled(rules: Sequence[Rule], graph: Graph) -> Ruled:
@@ -129,6 +139,10 @@ def ruled(rules: Sequence[Rule], graph: Graph) -> Ruled:
                 row = values.setdefault(aspect, {})
                 for at in _pieces(rule, graph, modules, pieces):
                     _say(row, at, Said(rule.how, rule), f"piece {at} ({_names(pieces[at])})")
+            case "shard" | "replicate" | "keep":
+                row, value = values.setdefault("shard", {}), _SHARDING[rule.verb]
+                for at in _holding(rule, graph):
+                    _say(row, at, Said(value, rule), f"piece {at} ({_names(pieces[at])})")
             case "replace":
                 pass
     _check_fused(ends, values)
@@ -204,6 +218,23 @@ def _pieces(
         message = f"{rule}: {', '.join(own[:3])} has no matrix product of its own"
         raise PlanError(message, hint="it goes with the module behind it: name that one")
     return found
+
+
+def _holding(rule: Rule, graph: Graph) -> list[int]:
+    """Return the pieces that read a parameter of the modules of a rule.
+
+    Raises:   PlanError: no such module has any.
+    """
+    holders = owners_by_piece(graph)
+    paths = dict.fromkeys(
+        name for piece in holders for owner in sorted(piece) for name in outer(owner)
+    )
+    own = matched(rule, sorted(paths))
+    return [
+        at
+        for at, owners in enumerate(holders)
+        if any(is_inside(o, name) for o in owners for name in own)
+    ]
 
 
 def _around(graph: Graph, piece: int) -> str:

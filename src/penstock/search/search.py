@@ -96,7 +96,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
         for plan in cutter.plans(shape, fixed)
     ]
     if not plans:
-        raise nothing_fits(graph, cluster, micro_batches, fixed)
+        raise cutter.problem or nothing_fits(graph, cluster, micro_batches, fixed)
     may_rescue = fixed.recompute is None and not any(plan.offloads for plan in plans)
     effort = Effort(prune, may_rescue, is_over, progress)
     field = Field(judge, plans, objective, effort)
@@ -184,6 +184,7 @@ class _Cutter:
 
     def __init__(self, judge: Judge, *, clip: bool) -> None:
         self.judge, self.clip = judge, clip
+        self.problem: PlanError | None = None  # why no plan of some shape keeps the rules
         self._cuts: dict[
             tuple[tuple[tuple[int, ...], ...], tuple[float, ...]], tuple[int, ...] | None
         ] = {}
@@ -214,7 +215,11 @@ class _Cutter:
         wires = [plan.wire, fixed.wire] if shape.num_ranks > 1 else [plan.wire]
         for recompute, wire in itertools.product(self._choices(fixed), dict.fromkeys(wires)):
             again = replace(plan, recompute=(recompute,) * shape.stages, wire=wire)
-            again = made_to_keep(again, self.judge.graph, self.judge.rules)
+            try:
+                again = made_to_keep(again, self.judge.graph, self.judge.rules)
+            except PlanError as problem:  # not with this schedule, or these replicas
+                self.problem = self.problem or problem
+                continue
             yield again
             copies = any(word != "none" for word in again.offload)
             if copies and self.has_cores(again):

@@ -70,6 +70,8 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
         yield "offload", "none", lambda: replace(plan, offload=(), beside=False)
         words = "between computes" if plan.beside else "beside computes"
         yield "copies", words, lambda: replace(plan, beside=not plan.beside)
+    if plan.shards:
+        yield "shard", "replicated", lambda: replace(plan, shard=(), prefetch=0)
     if plan.rounds:
         yield "wire", "numbers as they are", lambda: replace(plan, wire=(AS_IT_IS, AS_IT_IS))
     if plan.clip and plan.num_ranks > 1 and not is_asynchronous(plan):
@@ -92,10 +94,12 @@ def _without_rules(graph: Graph, plan: Plan) -> Iterator[_Other]:
             how = "no" if decision.value == "yes" else "yes"
         elif verb == "offload" and decision.value != "none":
             how = "none"
+        elif verb in ("shard", "keep"):
+            verb, how = "replicate", ""
         else:
             continue
         rule = Rule(verb, pattern, how)
-        yield decision.what, how, lambda rule=rule: _ruled(graph, plan, rule)
+        yield decision.what, how or verb, lambda rule=rule: _ruled(graph, plan, rule)
 
 
 def _ruled(graph: Graph, plan: Plan, rule: Rule) -> Plan:

@@ -37,6 +37,7 @@ _PARTS: dict[str, tuple[Part, ...]] = {  # of a step, that a decision is about
     "post-validation": ("meeting",),
     "receives": ("messages", "waiting"),
     "units": ("collectives", "meeting"),
+    "shard": ("collectives", "meeting"),
 }
 _NOT_UNDONE = "not simulated: nothing to undo, or it needs another search, graph or profile"
 
