@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.errors import GraphError, PlanError, ScheduleError
+from penstock.errors import GraphError, PlanError, ProfileError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.job import AS_IT_IS
 from penstock.plan import Plan, is_asynchronous, plan_by_hand
@@ -38,11 +38,12 @@ def undone(judge: Judge, plan: Plan) -> Iterator[Undone]:
     for what, otherwise, make in _others(judge, plan):
         try:
             other = make()
-        except (PlanError, GraphError, ScheduleError):  # there is no such plan
-            continue
-        if other is not None and other != plan:
+            if other is None or other == plan:
+                continue
             candidate = judge.candidate(replace(other, decisions=(), predicted=None))
-            yield Undone(what, otherwise, candidate)
+        except (PlanError, GraphError, ScheduleError, ProfileError):  # no such plan, or no price
+            continue
+        yield Undone(what, otherwise, candidate)
 
 
 _Other = tuple[str, str, Callable[[], Plan | None]]
@@ -70,6 +71,8 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
         yield "offload", "none", lambda: replace(plan, offload=(), beside=False)
         words = "between computes" if plan.beside else "beside computes"
         yield "copies", words, lambda: replace(plan, beside=not plan.beside)
+    if plan.compiled:
+        yield "compiled", "op by op", lambda: replace(plan, compiled=False)
     if plan.shards:
         yield "shard", "replicated", lambda: replace(plan, shard=(), prefetch=0)
     if plan.rounds:

@@ -38,6 +38,7 @@ _PARTS: dict[str, tuple[Part, ...]] = {  # of a step, that a decision is about
     "receives": ("messages", "waiting"),
     "units": ("collectives", "meeting"),
     "shard": ("collectives", "meeting"),
+    "compiled": ("F", "B", "I", "W"),
 }
 _NOT_UNDONE = "not simulated: nothing to undo, or it needs another search, graph or profile"
 
