@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ import torch
 from bench.measure import busy_s
 from penstock import _compat
 from penstock.cli import face
+from penstock.graph.code import function_of
+from penstock.graph.fuse import fused_function_of
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
@@ -98,7 +101,8 @@ class _Side:
         program = lower_plan(plan, traced.captured.graph)
         stages = stages_of(plan, traced.captured.graph)
         self.end, self.step, self.ahead = end, 0, rounds.ahead
-        self.rank = Rank(traced.captured, stages, traced.job, end)
+        make = partial(fused_function_of, folder=None) if plan.compiled else function_of
+        self.rank = Rank(traced.captured, stages, traced.job, end, make=make)
         self.rank.expect(program)
         self.calls = self.rank.bind(program)
         end.barrier()

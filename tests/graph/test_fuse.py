@@ -1,5 +1,6 @@
 """Runs of ops that are compiled as one: which they are, and that the step stays what it was."""
 
+import weakref
 from functools import partial
 
 import pytest
@@ -22,6 +23,8 @@ class StandIn:
 
     def __init__(self) -> None:
         self.modules, self.refusal, self.calls = list[fx.GraphModule](), "", 0
+        self.used = set[fx.GraphModule]()
+        self.error, self.died = 0.0, 0  # of what it computes; arguments that nobody else held
 
     def __call__(self, module: fx.GraphModule, inputs, strides):
         self.modules.append(module)
@@ -29,12 +32,14 @@ class StandIn:
 
         def call(arguments: list[Tensor]) -> tuple[Tensor, ...]:
             self.calls += 1
+            self.used.add(module)
             assert [(tuple(t.shape), t.stride(), t.dtype) for t in arguments] == expected
-            given = arguments.copy()
-            arguments.clear()
-            results = module(*given)
+            results = module(*arguments)
             assert [each.stride() for each in results] == list(strides)
-            return results
+            held = [weakref.ref(each) for each in arguments]
+            arguments.clear()
+            self.died += sum(each() is None for each in held)
+            return [each * (1 + self.error) for each in results] if self.error else results
 
         return self.refusal or call
 
@@ -67,14 +72,15 @@ def test_a_step_in_runs_equals_eager_and_what_is_random_or_writes_is_in_none(
     assert len(outside) > 1 or name not in ("attention_dropout", "batch_norm", "average")
 
 
-def test_of_equal_blocks_one_is_compiled(compiler: StandIn) -> None:
-    """Four blocks of norm, linear, gelu, linear, sum; then the square and mean of the loss."""
-    (stage,) = cut(captured("blocks").graph).stages
-    for segment, unlike in ((stage.forward, 2), (stage.backward, 3)):  # backward, the first block
-        runs = runs_of(segment, captured("blocks"))
-        assert len(runs) == 5
+@pytest.mark.parametrize(("name", "blocks"), [("blocks", 4), ("transformer", 3)])
+def test_of_equal_blocks_one_is_compiled(name: str, blocks: int, compiler: StandIn) -> None:
+    """Before or behind the blocks is the loss; the first one gives no gradient to another."""
+    (stage,) = cut(captured(name).graph).stages
+    for segment, unlike in ((stage.forward, 2), (stage.backward, 3)):
+        runs = runs_of(segment, captured(name))
+        assert len(runs) == blocks + 1
         assert len({run.text for run in runs}) == unlike
-        fused_function_of(segment, captured("blocks"), folder=None)
+        fused_function_of(segment, captured(name), folder=None)
     assert len(compiler.modules) == 2 + 3
 
 
@@ -102,6 +108,18 @@ def test_what_the_compiler_refuses_is_run_op_by_op_and_said(compiler: StandIn, c
     assert_equal(found, eager(name), set())
     assert compiler.modules
     assert "ops are run one by one: no such instruction" in caplog.text
+
+
+def test_what_dies_in_a_run_is_held_by_its_arguments_alone(compiler: StandIn) -> None:
+    """In a backward pass that is all that the forward pass kept, and the gradient that came."""
+    made = captured("blocks")
+    stages = cut(made.graph)
+    executor.run_cut(JOBS["blocks"], made, stages, split=False, micro_batches=1)
+    (stage,) = stages.stages
+    runs = runs_of(stage.backward, made)
+    inside = {value for run in runs for value in run.inputs} - set(stage.backward.inputs)
+    kept = set(stage.backward.takes) & {value for run in runs for value in run.inputs}
+    assert compiler.died >= len(kept) > len(inside) > 0
 
 
 def test_functions_that_ask_for_parameters_are_not_fused(compiler: StandIn) -> None:

@@ -1,20 +1,25 @@
 """A plan is compiled where a run is long enough for it, and its ranks then were faster."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import penstock as ps
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph import fuse as graph_fuse
+from penstock.plan import plan_by_hand
 from penstock.profile import fused
 from penstock.profile.profile import FusedCost
 from penstock.program.lower_plan import stages_of
 from penstock.training import compiling, fuse
 from penstock.training.choose import Choice, Machines, predicted
 from penstock.training.compiling import compiled
+from penstock.training.listener import Listener
 from penstock.training.prove import Planned, prove
+from tests.cli.training import small
 from tests.graph.test_fuse import StandIn, compiler  # noqa: F401 - a fixture
 from tests.parity.models import captured, job_of, plan_of
 from tests.search.chains import profile_of
@@ -112,7 +117,27 @@ def test_ranks_of_a_compiled_plan_run_what_was_compiled(compiler: StandIn) -> No
     assert proof.problem == ""
     assert all(row.bitwise for row in proof.differences)
     assert compiler.calls >= 4 * len(compiler.modules)  # 2 steps of 2 micro-batches
-    assert len(compiler.modules) == len(graph_fuse._made)
+    assert len(compiler.modules) == len(graph_fuse._made) == len(compiler.used)
+
+
+def test_a_plan_whose_compiled_ops_are_wrong_is_trained_op_by_op(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiler: StandIn,  # noqa: F811
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fused, "_BUDGET_S", 0.0)
+    job, said, out = small(), list[str](), tmp_path / "run"
+    count = job.micro_batches
+    plan = plan_by_hand(ps.trace(job), [], "gpipe", num_micro_batches=count, clip=True)
+    compiler.error = 1e-3
+    monkeypatch.setattr(Listener, "say", lambda self, words: said.append(words))
+    found = ps.train(job, num_steps=1, plan=replace(plan, compiled=True), out=out)
+    assert compiler.modules
+    assert "training by the same plan, its ops not compiled" in said
+    assert said[-1].startswith("equal to the plain loop")
+    assert not found.plan.compiled
+    assert ps.Plan.load(out / "plan.json") == found.plan
 
 
 def test_a_wire_that_rounds_and_ops_that_round_otherwise_are_refused() -> None:

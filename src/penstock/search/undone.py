@@ -81,6 +81,8 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
         words = "no" if plan.post_validation else "yes"
         other = not plan.post_validation
         yield "post-validation", words, lambda: replace(plan, post_validation=other)
+    if plan.compiled:
+        yield "compiled", "op by op", lambda: replace(plan, compiled=False)
     if plan.early:
         yield "receives", "when they are needed", lambda: replace(plan, early=0)
     if units_of(plan.schedule):
