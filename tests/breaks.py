@@ -835,6 +835,32 @@ BREAKS = (
         "the rate of late gradients not lowered where a scheduler sets it",
     ),
     Break(
+        "masters_read_once",
+        "runtime/weights.py",
+        "        self.renew_reads()\n        if self.undo",
+        "        if self.undo",
+        ("tests/parity/test_precision.py::test_weights_are_those_of_the_plain_loop",),
+        "copies of the weights in 16 bits that no update makes anew",
+    ),
+    Break(
+        "overflow_learned_from",
+        "runtime/sums.py",
+        "if rank.loss_scale is None or not rank.loss_scale.leaves_out(number):",
+        "if rank.loss_scale is None or number >= 0:",
+        ("tests/parity/test_precision.py::test_steps_that_overflow_are_left_out",),
+        "a step whose gradients overflow in float16 that is updated with all the same",
+    ),
+    Break(
+        "summed_in_16_bits",
+        "runtime/narrow_sums.py",
+        "        total = came[0].float()\n",
+        "        total = came[0].clone()\n",
+        (
+            "tests/runtime/test_transport.py::test_a_sum_in_16_bits_rounds_each_rank_and_the_sum_of_all",
+        ),
+        "gradients that travel in 16 bits added up in 16 bits, not in 32",
+    ),
+    Break(
         "tied_norm_twice",
         "runtime/sums.py",
         "if n in reached and owner.get(n, stage) == stage]",

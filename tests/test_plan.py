@@ -55,7 +55,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
         "wire": (8, 16),
         "beside": True,
     }
-    more |= {"shares": (4, 3)}
+    more |= {"shares": (4, 3), "sums": "bfloat16"}
     plans = (
         replace(REASONED, **more),
         replace(REASONED, compiled=True),

@@ -75,6 +75,8 @@ class Job:
     precision      dtype in which forward and backward compute, with weights of that dtype too; the
                    optimizer keeps them in float32.  In float16 the loss is scaled, and a step whose
                    gradients overflow is left out
+    sums           dtype in which gradients travel where they are summed over copies of a stage; the
+                   sums are in float32, and rounded to it; None: as they are
     buffers        "exact": what forward writes (running statistics) is what the plain loop has;
                    "per replica": each replica follows its own micro-batches, the first is saved
     wire_bits      fewest bits in which a number may go from rank to rank between stages: one for
@@ -101,6 +103,7 @@ class Job:
     seed: int = 0
     autocast: Autocast | None = None
     precision: Precision | None = None
+    sums: Precision | None = None
     buffers: Buffers = "exact"
     wire_bits: int | tuple[int, int] | None = None
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
@@ -118,6 +121,7 @@ class Job:
         _check_clip_norm(self.clip_norm)
         _check_autocast(self.autocast)
         _check_precision(self.precision, self.autocast)
+        _check_half("sums", self.sums, "None for sums as they are")
         _check_buffers(self.buffers)
         _check_wire_bits(self.wire_bits)
         _check_writers(self.writers)
@@ -195,11 +199,15 @@ def _check_autocast(value: object) -> None:
         raise JobError(message, hint=f"set {names}, or None for no autocast")
 
 
-def _check_precision(value: object, autocast: object) -> None:
-    names = " or ".join(f'"{name}"' for name in get_args(Precision))
+def _check_half(field: str, value: object, otherwise: str) -> None:
     if value is not None and value not in get_args(Precision):
-        message = f"Job.precision is {_short(value)}, not a dtype of 16 bits"
-        raise JobError(message, hint=f"set {names}, or None for the dtypes of the model")
+        names = " or ".join(f'"{name}"' for name in get_args(Precision))
+        message = f"Job.{field} is {_short(value)}, not a dtype of 16 bits"
+        raise JobError(message, hint=f"set {names}, or {otherwise}")
+
+
+def _check_precision(value: object, autocast: object) -> None:
+    _check_half("precision", value, "None for the dtypes of the model")
     if value is not None and autocast is not None:
         message = f"Job.precision is {_short(value)}, and Job.autocast {_short(autocast)}"
         raise JobError(message, hint="keep Job.precision: it computes under torch.autocast too")

@@ -11,7 +11,7 @@ from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
-from penstock.job import AS_IT_IS, is_wire_bits
+from penstock.job import AS_IT_IS, Precision, is_wire_bits
 from penstock.schedule import Schedule, recipe
 from penstock.schedule.grid import Grid, misfit, unlike, written
 from penstock.schedule.recipe import (
@@ -90,6 +90,8 @@ class Plan:
     compiled:           whether runs of ops are compiled as one (graph/fuse.py): equal to rounding.
     wire:               bits of a number in messages of activations, and of gradients, between ranks
                         (graph/wire.py); 32: as it is.
+    sums:               dtype in which gradients travel that copies of a stage sum; None: as they
+                        are (docs/precision.md).
     hosts:              names of the cluster's hosts on which ranks are numbered, in that order;
                         empty: as they stand in the cluster.
     """
@@ -115,6 +117,7 @@ class Plan:
     hosts: tuple[str, ...] = ()
     compiled: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
+    sums: Precision | None = None
     decisions: tuple[Decision, ...] = ()
     predicted: Prediction | None = None
 
@@ -140,6 +143,8 @@ class Plan:
         if self.buffers == "one copy" and self.replicas > 1:
             message = f"buffers need one copy of each stage, the plan has {self.replicas}"
             raise PlanError(f"{message} replicas", hint="make the plan with 1 replica")
+        if self.sums not in (None, *get_args(Precision)):
+            raise PlanError(f"sums are in {self.sums!r}, not one of {get_args(Precision)}")
         if not all(map(is_wire_bits, self.wire)):
             raise PlanError(f"wire is {self.wire} bits; each is 2 to 16, or 32")
         if self.compiled and self.rounds:

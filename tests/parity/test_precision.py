@@ -14,6 +14,7 @@ from penstock.errors import PlanError
 from penstock.profile.estimate import estimated
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint
+from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.loss_scale import LossScale
 from penstock.simulate.price import held_of
 from penstock.training.prove import Planned, prove, prove_eager
@@ -184,3 +185,74 @@ def test_half_the_bytes_are_sent_and_masters_are_counted():
     assert [2 * size for size in sizes[1]] == sizes[0]
     weights = 4 * (WIDTH + 1) * WIDTH
     assert held == [16 * weights, 18 * weights]  # weights, gradients, two moments; copies
+
+
+def summed_loop(job, owners, dtype):
+    """Train as a script does that sums what so many ranks computed; each sends 16 bits."""
+    torch.manual_seed(job.seed)
+    model = job.model()
+    optimizer, batches = job.optimizer(model.parameters()), job.data(0)
+    for _ in range(STEPS):
+        parts = [{} for _ in set(owners)]
+        for rank in owners:
+            model.zero_grad()
+            (job.loss(model, next(batches)) / len(owners)).backward()
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    before = parts[rank].get(name)
+                    own = parameter.grad
+                    parts[rank][name] = own if before is None else before + own
+        for name, parameter in model.named_parameters():
+            if name in parts[0]:
+                total = sum(part[name].to(dtype).float() for part in parts[1:])
+                total = parts[0][name].to(dtype).float() + total
+                parameter.grad = total.to(dtype).float()
+        optimizer.step()
+    return {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("launcher", [run_threads, run_processes])
+@pytest.mark.parametrize(("sums", "replicas"), [("bfloat16", 2), ("float16", 2)])
+def test_gradients_travel_in_16_bits_and_are_summed_in_32(sums, replicas, launcher, tmp_path):
+    job = job_of(adamw, half_net, sums=sums)
+    run = run_of(job, 2, replicas=replicas)
+    run = run._replace(plan=replace(run.plan, sums=sums))
+    found = train(run, tmp_path, (1,) * STEPS, launcher).weights
+    expected = summed_loop(job, list(range(replicas)), getattr(torch, sums))
+    assert differing(found, expected) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "options"),
+    [
+        ("one_f_one_b", 2, {"replicas": 2, "precision": "bfloat16"}),
+        ("zb_h1", 2, {"replicas": 2, "precision": "float16"}),
+        ("chimera", 2, {"num_ranks": 2}),
+        ("pipedream", 2, {"replicas": 2}),
+        (
+            "one_f_one_b",
+            2,
+            {"replicas": 2, "shard": ("shard", "replicate"), "precision": "float16"},
+        ),
+        ("one_f_one_b", 2, {"replicas": 2, "wire_bits": 8}),
+    ],
+)
+def test_the_proof_rounds_what_ranks_sum(schedule, stages, options):
+    given = {k: options[k] for k in ("precision", "wire_bits") if k in options}
+    job = job_of(adamw, half_net, sums="bfloat16", **given)
+    rest = {k: v for k, v in options.items() if k not in (*given, "shard")}
+    run = run_of(job, stages, schedule, **rest)
+    own = {"sums": "bfloat16", "wire": job.fewest_bits, "shard": options.get("shard", ())}
+    planned = Planned(run.job, run.captured, replace(run.plan, **own))
+    proof = prove(planned)
+    assert proof.problem == ""
+    assert all(d.bitwise for d in proof.differences if d.what != "rounding")
+    assert "rounds what ranks sum to bfloat16" in str(proof)
+    with pytest.raises(PlanError, match="gradients"):
+        prove(Planned(replace(job, sums=None), run.captured, planned.plan))
+
+
+def test_eager_replicas_sum_in_16_bits():
+    proof = prove_eager(job_of(adamw, half_net, sums="float16"), 2, (0, 3))
+    assert proof.problem == ""
+    assert all(d.bitwise for d in proof.differences)

@@ -112,8 +112,8 @@ EXPECTED = """\
   ["wte", [0, 1], 8]
  ],
  "stage_bytes": [
-  [100, 200, 0, 0],
-  [50, 0, 0, 0]
+  [100, 200, 0, 0, 0],
+  [50, 0, 0, 0, 0]
  ],
  "shares": [],
  "reductions": [
@@ -152,7 +152,7 @@ def _break(field, value):
         (_break("num_stages", 0), "num_stages is 0"),
         (_break("num_stages", 10**30), "not a whole number below 2 ** 63"),
         (
-            _break("stage_bytes", [[2**63, 0, 0, 0]]),
+            _break("stage_bytes", [[2**63, 0, 0, 0, 0]]),
             "stage_bytes[0][0] is 9223372036854775808, not",
         ),
         (_break("num_stages", 10**9), "18 instructions for 2000000000 forwards"),
@@ -164,8 +164,8 @@ def _break(field, value):
         (_break("code", ["F0.0", "F1.x"]), "'F1.x' is not an instruction"),
         (_break("code", ["F0.0 tied:w.0", "F1.0"]), "'tied:w.0' is not an instruction"),
         (_break("code", ["F0.0 F0.1", "F1.0 F1.1"]), "F1.0: it uses the value of edge F 0->1"),
-        (_break("stage_bytes", [[1]]), "stage_bytes[0] is [1], not a list of 4"),
-        (_break("stage_bytes", [[1, 0, 0, 0]]), "1 stage_bytes for 2 stages"),
+        (_break("stage_bytes", [[1]]), "stage_bytes[0] is [1], not a list of 5"),
+        (_break("stage_bytes", [[1, 0, 0, 0, 0]]), "1 stage_bytes for 2 stages"),
         (_break("tied", [["w", [0, "1"], 0]]), "tied[0][1][1] is '1', not a whole number"),
     ],
 )

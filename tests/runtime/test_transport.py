@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.transport import TensorSpec, TransportError
 from tests.runtime.transport_ranks import RUNNERS, errors, run_shared_memory, run_threads, values
 
@@ -685,3 +686,33 @@ def test_waiting_for_room_is_told(run, room):
     assert sender > 0.05
     assert receiver == 0.0
     assert values(run_threads(2, crowded)) == [0.0, 0.0]  # there is always room
+
+
+class Summing:
+    sums = "bfloat16"
+
+
+@every_transport
+def test_a_sum_in_16_bits_rounds_each_rank_and_the_sum_of_all(run):
+    """For any number of numbers, none and more than a block included, in any order of ranks."""
+    sizes = (0, 1, 5, 2**20 + 7)
+
+    def body(end):
+        right = []
+        for ranks in ((2, 0, 1), (0, 1, 2)):
+            for numel in sizes:
+                brought = [
+                    torch.randn(numel, generator=torch.Generator().manual_seed(rank))
+                    for rank in range(3)
+                ]
+                own = brought[end.rank].clone()
+                sum_over(end, own, ranks, Summing())
+                first, *others = (brought[rank].bfloat16().float() for rank in ranks)
+                for other in others:
+                    first = first + other
+                right.append(torch.equal(own, first.bfloat16().float()))
+        end.barrier()
+        end.close()
+        return right
+
+    assert values(run(3, body)) == [[True] * 2 * len(sizes)] * 3

@@ -165,7 +165,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         clip=job.awaits_all,
         post_validation=wanted.post_validation,
     )
-    return replace(plan, buffers=job.buffers, wire=job.fewest_bits)
+    return replace(plan, buffers=job.buffers, wire=job.fewest_bits, sums=job.sums)
 
 
 def _untraced(stages: int, cuts: _Cuts, problem: GraphError) -> dict[str, Json]:

@@ -74,6 +74,21 @@ def _sent_bytes(graph: Graph, value: int, bits: int) -> int:
     return packed_bytes(node.shape, node.dtype, bits)
 
 
+def summed_bytes(graph: Graph, parameters: Iterable[int], sums: str | None) -> int:
+    """Return the bytes of what is summed over copies of these parameters: their gradients.
+
+    sums:     dtype in which those of float32 travel; None: as they are.
+    """
+    return sum(
+        graph.kept_bytes(p) // (2 if sums and _is_float32(graph, p) else 1) for p in parameters
+    )
+
+
+def _is_float32(graph: Graph, parameter: int) -> bool:
+    node = graph.nodes[parameter]
+    return node.name in graph.masters or node.dtype == "float32"
+
+
 def error_bound(bits: int) -> float:
     """Return the most by which a number may change, as a part of the greatest of its row."""
     return 0.5 / (2 ** (bits - 1) - 1)

@@ -40,6 +40,7 @@ class StageBytes(NamedTuple):
     optimizer: int = 0  # the optimizer's state
     activations: int = 0  # from F to B (or I), per micro-batch, received values not counted
     deferred: int = 0  # from I to W, per micro-batch
+    summed: int = 0  # of gradients, in the dtype in which they travel; 0: as large as the weights
 
 
 def check_edges(edges: Iterable[Edge], num_stages: int) -> None:

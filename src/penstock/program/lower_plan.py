@@ -5,8 +5,8 @@ The result is what is simulated and what runs, to the letter.
 
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
-from penstock.graph.stages import StageEdge, Stages
-from penstock.graph.wire import message_bytes
+from penstock.graph.stages import Stage, StageEdge, Stages
+from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan import Plan, check_fits, schedule_of
 from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.lower import lower_schedule
@@ -70,16 +70,19 @@ def lower_plan(
         bits=bits_of(plan, stages) if plan.rounds else (),
         post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,
-        stage_bytes=[
-            StageBytes(weights=sum(map(graph.kept_bytes, stage.parameters)))
-            for stage in stages.stages
-        ],
+        stage_bytes=[_bytes_of(stage, plan, graph) for stage in stages.stages],
     )
     if plan.shards:
         program = shard(program, plan.shard, prefetch=plan.prefetch)
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.beside)
     return receive_early(program, distance=plan.early) if plan.early else program
+
+
+def _bytes_of(stage: Stage, plan: Plan, graph: Graph) -> StageBytes:
+    own = stage.parameters
+    summed = summed_bytes(graph, own, plan.sums) if plan.sums else 0
+    return StageBytes(weights=sum(map(graph.kept_bytes, own)), summed=summed)
 
 
 def _held_in(edge: StageEdge, schedule: Schedule) -> int:

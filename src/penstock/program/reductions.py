@@ -64,7 +64,8 @@ def needed(
     num_stages = len(holders[0])
     for stage in range(num_stages):
         ranks = _union(replica[stage] for replica in holders)
-        size_bytes = stage_bytes[stage].weights if stage_bytes else 0
+        held = stage_bytes[stage] if stage_bytes else StageBytes()
+        size_bytes = held.summed or held.weights
         if len(ranks) > 1:
             how: How = "shards" if stage in sharded else "replicas"
             found.append(Needed(Reduce(f"stage{stage}", how, ranks, 0, size_bytes), (stage,)))

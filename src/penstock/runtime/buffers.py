@@ -108,6 +108,10 @@ def check_chosen(plan: Plan, job: Job, graph: Graph) -> None:
         own, fewest = (" and ".join(map(str, row)) for row in (plan.wire, job.fewest_bits))
         message = f"the plan sends numbers in {own} bits (there, back); the job allows {fewest}"
         raise PlanError(message, hint=f"make a new plan, or set Job.wire_bits={plan.wire}")
+    if plan.sums != job.sums and plan.total_ranks > 1:
+        own, asked = plan.sums or "as they are", job.sums or "as they are"
+        message = f"the plan sums gradients over ranks that travel {own}; Job.sums says {asked}"
+        raise PlanError(message, hint=f"make a new plan, or set Job.sums={plan.sums!r}")
     replicas = "per replica"
     if (plan.buffers == replicas) == (job.buffers == replicas) or not written_buffers(graph):
         return

@@ -45,6 +45,7 @@ from penstock.runtime.finite import (
 )
 from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.meter import Meter
+from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.transport import Transport
@@ -272,7 +273,7 @@ class EagerRank:
                     parameter.grad = torch.zeros_like(parameter)
                 elif parameter.grad.layout != torch.strided:  # the same sum, row by row
                     parameter.grad = parameter.grad.to_dense()
-                self.transport.all_reduce(parameter.grad, self.everyone)
+                sum_over(self.transport, parameter.grad, self.everyone, self.job)
 
     def _update(self) -> None:
         if self.loss_scale is not None and self._overflows(self.loss_scale):

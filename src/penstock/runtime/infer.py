@@ -45,7 +45,9 @@ def inference_job(job: Job, load: Callable[[nn.Module], object] = lambda model: 
         load(made)
         return made.eval()
 
-    return replace(job, model=model, loss=partial(_told, job), clip_norm=None, wire_bits=None)
+    return replace(
+        job, model=model, loss=partial(_told, job), clip_norm=None, wire_bits=None, sums=None
+    )
 
 
 def _told(job: Job, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Any]]:

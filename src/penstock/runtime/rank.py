@@ -236,7 +236,7 @@ class Rank:
         """Return the ranks that divide a stage that lives here; None where each has it whole."""
         if stage not in self.sharded:
             return None
-        return Sharers(self.transport, tuple(self.grid.column_of(self.rank)))
+        return Sharers(self.transport, tuple(self.grid.column_of(self.rank)), self.job)
 
     def shard_of(self, stage: int) -> StageShard:
         """Return what this rank keeps of a stage that is divided.

@@ -26,6 +26,7 @@ from penstock.job import Job
 from penstock.program.program import Program
 from penstock.runtime.optimizer import Optimizers
 from penstock.runtime.rounded import Rounded, StepInputs
+from penstock.runtime.rounded_sums import RoundedSums, owners_of
 from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
 
@@ -65,6 +66,9 @@ def sequential(
     model, _ = build(job)
     rounded = Rounded(capture, stages, program) if program.bits else None
     parts = _stages(job, model, program, stages, capture.graph)
+    narrow = RoundedSums(
+        owners_of(program, stages, capture.graph) if job.sums else {}, job.sums or "float32"
+    )
     data, count = started(job.data, 0), program.grid.step_micro_batches
     for step in range(steps):
         sums: Weights = {}
@@ -83,7 +87,9 @@ def sequential(
                 with SeededRandom(seed):
                     found = _gradients(job, model, parts, program, (local, batch))
             for name, gradient in found.items():
-                sums[name] = sums[name] + gradient if name in sums else gradient
+                if not narrow.add(name, number, gradient):
+                    sums[name] = sums[name] + gradient if name in sums else gradient
+        sums |= narrow.take()
         for part in parts:
             for name, parameter in part.parameters.items():
                 parameter.grad = sums.get(name)

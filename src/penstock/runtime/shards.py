@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.errors import JobError
+from penstock.job import Job
 from penstock.runtime.flat import Flat, all_views, count_of
+from penstock.runtime.narrow_sums import scatter_over
 from penstock.runtime.transport import Transport
 
 _ALIGN_BYTES = 64  # a cache line
@@ -31,10 +33,14 @@ _BY_ELEMENT = {
 
 
 class Sharers(NamedTuple):
-    """The ranks that divide a stage, this one among them, and how they reach each other."""
+    """The ranks that divide a stage, this one among them, and how they reach each other.
+
+    job:   says in which dtype their gradients travel.
+    """
 
     transport: Transport
     ranks: tuple[int, ...]
+    job: Job
 
     @property
     def place(self) -> int:
@@ -102,7 +108,7 @@ class StageShard:
 
     def gather(self) -> None:
         """Make the weights whole."""
-        transport, ranks = self.sharers
+        transport, ranks, _ = self.sharers
         rows = zip(self.whole, self.mine, self.kept, self.cuts, strict=True)
         for flat, mine, kept, cuts in rows:
             flat[mine].copy_(kept)
@@ -125,10 +131,10 @@ class StageShard:
 
     def scatter(self) -> None:
         """Sum the gradients over all replicas, each the part that it keeps."""
-        transport, ranks = self.sharers
+        transport, ranks, job = self.sharers
         rows = zip(self.sums, self.mine, self.kept_sums, self.cuts, strict=True)
         for flat, mine, kept, cuts in rows:
-            transport.reduce_scatter(flat, cuts, ranks)
+            scatter_over(transport, flat, cuts, ranks, job)
             kept.copy_(flat[mine])
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ from penstock import _compat
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
 from penstock.runtime.loss_scale import LEAST, LossScale
+from penstock.runtime.narrow_sums import sum_over
 
 if TYPE_CHECKING:
     from penstock.runtime.rank import Rank
@@ -96,7 +97,7 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
         for gradient in cleared:
             gradient.zero_()
         for flat in weights.flat_gradients:
-            rank.transport.all_reduce(flat, reduce.ranks)
+            sum_over(rank.transport, flat, reduce.ranks, rank.job)
 
     return call
 

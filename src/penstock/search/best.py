@@ -45,6 +45,6 @@ def search(
         objective=objective,
         error=ERROR,
         clip=job is not None and job.awaits_all,
-        fixed=fixed if job is None else replace(fixed, wire=job.fewest_bits),
+        fixed=fixed if job is None else replace(fixed, wire=job.fewest_bits, sums=job.sums),
     )
     return found.plan

@@ -22,7 +22,7 @@ from penstock.cluster.order import placed
 from penstock.errors import GraphError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
-from penstock.graph.wire import message_bytes
+from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.profile import Profiles
 from penstock.profile.kinds import as_tuple, places_of
@@ -331,6 +331,6 @@ class Judge:
             holders = np.flatnonzero(counts.forward[:, stage.index])
             ranks = [r for own in each for r in np.array(own)[holders].tolist()]
             if len(ranks) > 1:
-                size = sum(map(self.graph.kept_bytes, stage.parameters))
+                size = summed_bytes(self.graph, stage.parameters, plan.sums)
                 ends_s[counts.last == stage.index] = cluster.all_reduce_s(size, ranks)
         return ends_s

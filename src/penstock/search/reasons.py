@@ -1,11 +1,13 @@
 """Reasons: why a plan is the best, decision by decision, with the best alternative."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.cluster import Host
-from penstock.graph.wire import error_bound, message_bytes
+from penstock.graph.graph import Graph
+from penstock.graph.memory import moved
+from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.job import AS_IT_IS
 from penstock.plan import By, Decision, Plan
 from penstock.profile import Profile
@@ -61,7 +63,7 @@ def reasons(
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
         *_copies(best, field, judge, asked),
-        *_packed(judge, best, fixed.wire),
+        *_fewer_bits(judge, best, fixed.wire),
         *_validation(judge, plan),
         *judge.rules.decisions(),
         _rests_on(judge),
@@ -104,6 +106,8 @@ def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
     """Yield what waiting for the norm costs, where an update may come before it, and gains."""
     if not plan.clip or plan.num_ranks == 1 or has_window(plan.schedule):
         return
+    if _read_in(judge.graph) == "float16":  # a step that overflows is left out
+        return
     ways = (replace(plan, clip=clip, post_validation=False) for clip in (True, False))
     waits, free = (judge.simulated(way, spans=False)[0].step_s for way in ways)
     gain = f"{format_seconds(free)} in place of {format_seconds(waits)} per step of a long run"
@@ -113,6 +117,76 @@ def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
     elif free < _WORTH * waits:
         why = f"an update before the norm is known would take {gain}: --post-validation"
         yield Decision("post-validation", "no", "search", why)
+
+
+def _fewer_bits(judge: Judge, best: Candidate, fewest: tuple[int, int]) -> Iterator[Decision]:
+    """Yield in how few bits numbers are computed, summed and sent, where the job says something."""
+    yield from _halved(judge, best.plan)
+    yield from _summed(judge, best)
+    yield from _packed(judge, best, fewest)
+
+
+def _halved(judge: Judge, plan: Plan) -> Iterator[Decision]:
+    """Yield in which precision a step computes, where weights are kept in another one."""
+    graph, stages = judge.graph, judge.price(plan).stages
+    own = [
+        at for at, n in enumerate(graph.nodes) if n.kind == "parameter" and n.name in graph.masters
+    ]
+    if not own:
+        return
+    dtype = _read_in(graph)
+    sent = [value for edge in stages.edges for value in edge.values]
+    kept = [
+        v
+        for stage in stages.stages
+        for group in moved(graph, stages, stage.index)
+        for v in group[:1]
+    ]
+    parts = [
+        f"{now} in place of {wide} {what}"
+        for what, values in (("between stages", sent), ("from F to backward", kept))
+        for now, wide in [_widths(graph, values, dtype)]
+        if values
+    ]
+    copies = format_bytes(sum(map(graph.copy_bytes, own)))
+    why = (
+        f"asked for: {', '.join(parts)} a micro-batch; copies of the weights take {copies} besides"
+    )
+    yield Decision("precision", dtype, "user", why)
+
+
+def _read_in(graph: Graph) -> str:
+    """Return the dtype of copies of weights that a step reads; empty: there are none."""
+    nodes = (n for n in graph.nodes if n.kind == "parameter" and n.name in graph.masters)
+    return next((node.dtype for node in nodes), "")
+
+
+def _widths(graph: Graph, values: Iterable[int], dtype: str) -> tuple[str, str]:
+    """Return the bytes of values, and what they would be if those of `dtype` had 32 bits."""
+    nodes = [graph.nodes[value] for value in values]
+    now = sum(node.size_bytes for node in nodes)
+    return format_bytes(now), format_bytes(
+        now + sum(n.size_bytes for n in nodes if n.dtype == dtype)
+    )
+
+
+def _summed(judge: Judge, chosen: Candidate) -> Iterator[Decision]:
+    """Yield in which dtype gradients travel that copies of a stage sum, where that is another."""
+    plan, stages = chosen.plan, judge.price(chosen.plan).stages
+    made = judge.schedule(plan)
+    several = [s for s in stages.stages if plan.replicas * len(made.stage_ranks[s.index]) > 1]
+    if plan.sums is None or not several:
+        return
+    other = judge.candidate(replace(plan, sums=None))
+    now, wide = (
+        format_bytes(sum(summed_bytes(judge.graph, s.parameters, sums) for s in several))
+        for sums in (plan.sums, None)
+    )
+    why = (
+        f"asked for: sums of {now} in place of {wide}, {format_seconds(chosen.step_s)} in place of "
+    )
+    why += f"{format_seconds(other.step_s)} a step; rounded once on each rank, and once summed"
+    yield Decision("sums", plan.sums, "user", why)
 
 
 def _packed(judge: Judge, chosen: Candidate, fewest: tuple[int, int]) -> Iterator[Decision]:

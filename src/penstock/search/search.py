@@ -205,7 +205,7 @@ class _Cutter:
             post_validation=self.clip and fixed.post_validation,
             shares=shape.shares,
         )
-        bare, cuts = replace(bare, buffers=fixed.buffers), self._cut(bare, shape)
+        bare, cuts = replace(bare, buffers=fixed.buffers, sums=fixed.sums), self._cut(bare, shape)
         if cuts is None:
             return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)

@@ -8,7 +8,7 @@ from penstock.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
 from penstock.errors import PlanError, ScheduleError
 from penstock.graph.graph import Graph
-from penstock.job import AS_IT_IS
+from penstock.job import AS_IT_IS, Precision
 from penstock.plan import Buffers, Offloaded
 from penstock.rules import Rule
 from penstock.schedule import SCHEDULES, Schedule
@@ -39,6 +39,7 @@ class Fixed:
     offload:   what every stage has in far memory while it is not needed; None: nothing.
     post_validation: as in a plan, where gradients are clipped.
     wire:      fewest bits of a number in messages there and back, as in a plan.
+    sums:      as in a plan.
     buffers:   as in a plan; "one copy" leaves 1 replica, and what `in_order` leaves.
     in_order:  whether only schedules are wanted in which each stage lives on one rank of its
                replica, and takes its micro-batches in order.
@@ -55,6 +56,7 @@ class Fixed:
     in_order: bool = False
     post_validation: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
+    sums: Precision | None = None
     rules: tuple[Rule, ...] = ()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from penstock.cluster import Cluster
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
+from penstock.graph.wire import summed_bytes
 from penstock.plan import Plan, schedule_of
 from penstock.schedule import KINDS, Schedule, Seconds
 from penstock.schedule.orders import B, F, I, W
@@ -115,7 +116,7 @@ def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) 
     ranks = [[there for column in own for there in column] for own in lives]
     own_units = plan.schedule.units if isinstance(plan.schedule, Recipe) else ()
     ends = np.cumsum(own_units or (1,) * len(lives))
-    weights = [sum(map(setting.graph.kept_bytes, s.parameters)) for s in stages.stages]
+    weights = [summed_bytes(setting.graph, s.parameters, plan.sums) for s in stages.stages]
     sums = [
         _rounded(cluster.all_reduce_s(size, own)) if len(own) > 1 else 0.0
         for size, own in zip(weights, ranks, strict=True)

@@ -344,7 +344,7 @@ def _option(
             objective=aim.objective,
             error=ERROR,
             clip=way.job.awaits_all,
-            fixed=replace(fixed, wire=way.job.fewest_bits),
+            fixed=replace(fixed, wire=way.job.fewest_bits, sums=way.job.sums),
             with_front=aim.with_front,
             is_over=is_over,
             progress=update,

@@ -5,8 +5,8 @@ the gradients of one step are compared, and an update from the very same gradien
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from penstock.job import AS_IT_IS, Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.rounded import Rounded
+from penstock.runtime.rounded_sums import RoundedSums
 from penstock.runtime.sequential import sequential
 from penstock.runtime.weights import load_model
 from penstock.training.compare import Difference, compared, compared_gradients, compared_updates
@@ -51,6 +52,8 @@ class Case:
     backward:  whether there is any.
     late:      of an asynchronous run; None: every gradient is of the newest weights.
     rounded:   of a run that rounds what goes from rank to rank; None: nothing is rounded.
+    owners:    of gradients that are summed over ranks, as `RoundedSums` needs them, by micro-batch
+               of the plan, of which each is `joined` of the job's.
     by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
     """
@@ -61,6 +64,8 @@ class Case:
     backward: bool = True
     late: SequentialParts | None = None
     rounded: SequentialParts | None = None
+    owners: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    joined: int = 1
     by_parts: bool = False
     model: nn.Module | None = None
 
@@ -178,10 +183,16 @@ def _overflow(plain: Plain, step: int) -> list[str]:
 def _plain(case: Case, reads: ReadDigests) -> Plain:
     """Return the plain loop; where something is rounded, it takes the plan's micro-batches."""
     job = replace(case.job, data=recorded(case.job.data, reads))
+    joined = 1 if case.rounded else case.joined
+    owners = {
+        name: [rank for rank in row for _ in range(joined)] for name, row in case.owners.items()
+    }
+    sums = RoundedSums(owners, job.sums) if job.sums else None
     if case.rounded is None:
-        return Plain(job)
+        return Plain(job, sums=sums)
     parts = case.rounded
-    return Plain(merged(job, parts.joined), Rounded(parts.capture, parts.stages, parts.program))
+    rounded = Rounded(parts.capture, parts.stages, parts.program)
+    return Plain(merged(job, parts.joined), rounded, sums)
 
 
 def _made(case: Case, plain: Plain, step: int) -> tuple[PlainStep, list[Difference]]:

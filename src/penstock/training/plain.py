@@ -4,7 +4,7 @@ Every run is compared with it, so it calls nothing that a run is made of: the un
 eager autograd, torch's own clipping, the job's optimizer on the whole model.  Only the seeds of
 random ops are Penstock's (`graph/code.py`): they belong to micro-batches, not to a process.
 But where numbers are rounded between ranks, there is no such loop: then gradients are those of
-`runtime/rounded.py`, of the traced step.
+`runtime/rounded.py`, of the traced step; and sums over ranks in 16 bits those of `rounded_sums.py`.
 """
 
 import itertools
@@ -26,6 +26,7 @@ from penstock.job import Job
 from penstock.runtime.eager import load_model
 from penstock.runtime.kept import ExtraState, put_state, take_state
 from penstock.runtime.rounded import Rounded, StepInputs
+from penstock.runtime.rounded_sums import RoundedSums
 from penstock.runtime.updates import SEED
 
 State = tuple[dict[str, Tensor], dict[str, object]]  # tensors and plain values by key
@@ -41,8 +42,10 @@ class PlainStep(NamedTuple):
 class Plain:
     """The whole model, its optimizer, and the micro-batches in order."""
 
-    def __init__(self, job: Job, rounded: Rounded | None = None) -> None:
-        self.job, self.rounded = job, rounded
+    def __init__(
+        self, job: Job, rounded: Rounded | None = None, sums: RoundedSums | None = None
+    ) -> None:
+        self.job, self.rounded, self.sums = job, rounded, sums
         self.model = build_model(job)
         self.parameters = dict(self.model.named_parameters())
         whole = whole_optimizer(job, self.model, is_new=True)
@@ -69,6 +72,10 @@ class Plain:
             else:
                 loss = self._rounded(self.rounded, index, batch, backward=backward)
             losses.append(loss.detach().double().reshape(()))
+            if self.sums is not None:
+                self._add(self.sums, index % self.job.micro_batches)
+        for name, gradient in (self.sums.take() if self.sums else {}).items():
+            self.parameters[name].grad = gradient
         if self.loss_scale is not None and backward:
             self._unscale(self.loss_scale)
         if backward and self.job.clip_norm is not None:
@@ -88,6 +95,13 @@ class Plain:
                     part = part * torch.tensor(self.loss_scale, device=part.device)
                 part.backward()  # pyright: ignore[reportUnknownMemberType]
         return loss
+
+    def _add(self, sums: RoundedSums, place: int) -> None:
+        """Move the gradients of a micro-batch to where those of its rank are added up."""
+        for name, parameter in self.parameters.items():
+            given = parameter.grad
+            if given is not None and sums.add(name, place, given.to_dense()):
+                parameter.grad = None
 
     def _unscale(self, scale: float) -> None:
         """Divide gradients by the scale; where one is not finite, drop them all."""

@@ -26,6 +26,7 @@ class Proof:
     left_out:     what was not compared, and why.
     seconds:      that it took.
     bits:         of numbers that go rounded from rank to rank; empty: none does.
+    sums:         dtype in which gradients travel that ranks sum; empty: as they are.
     """
 
     steps: tuple[int, ...]
@@ -34,6 +35,7 @@ class Proof:
     left_out: tuple[str, ...]
     seconds: float
     bits: tuple[int, ...] = ()
+    sums: str = ""
 
     def __str__(self) -> str:
         if self.problem:
@@ -45,6 +47,8 @@ class Proof:
         if self.bits:
             bits = " or ".join(map(str, self.bits))
             loop += f" that rounds to {bits} bits what goes from rank to rank"
+        if self.sums:
+            loop += f"{' and' if self.bits else ' that'} rounds what ranks sum to {self.sums}"
         return f"equal to {loop} at step {steps}: {groups}{rest}"
 
     def to_json(self) -> dict[str, Json]:
@@ -71,7 +75,8 @@ def proof_of(
     groups = dict.fromkeys(row.what for row in rows)
     worst = tuple(worst_of(row for row in rows if row.what == group) for group in groups)
     too_far = [row for row in worst if not row.value <= _tolerance(row, job, bits)]
-    return Proof(steps, worst, "; ".join(map(_words, too_far)), left_out, seconds, bits)
+    problem = "; ".join(map(_words, too_far))
+    return Proof(steps, worst, problem, left_out, seconds, bits, job.sums or "")
 
 
 def _tolerance(row: Difference, job: Job, bits: tuple[int, ...]) -> float:
@@ -79,7 +84,7 @@ def _tolerance(row: Difference, job: Job, bits: tuple[int, ...]) -> float:
         return math.inf
     if row.what == "weights" and bits:  # of a window: a last bit may round the other way meanwhile
         return _WINDOW_ROUNDINGS * error_bound(min(bits))
-    exact = row.what in _SAME_INPUTS or job.precision is job.autocast is None
+    exact = row.what in _SAME_INPUTS or job.precision is job.autocast is job.sums is None
     return TOLERANCE if exact else LOW_PRECISION_TOLERANCE
 
 

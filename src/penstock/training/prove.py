@@ -23,7 +23,7 @@ from penstock.cluster.machine import free_bytes
 from penstock.files import write_text
 from penstock.graph.cut import cut
 from penstock.graph.merge import merged
-from penstock.graph.trace import Capture, device_here
+from penstock.graph.trace import Capture, build_model, device_here
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -33,6 +33,7 @@ from penstock.runtime.child import apart
 from penstock.runtime.eager import EagerRank, EagerTask
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import Rank
+from penstock.runtime.rounded_sums import owners_of
 from penstock.runtime.run import Steps
 from penstock.runtime.transport import Transport
 from penstock.runtime.weights import StageWeights
@@ -113,7 +114,11 @@ def prove_eager(
         told = Steps(job.micro_batches)
         launcher(partial(_work_eagerly, task, steps, reads, folder), ranks, told.add)
         _write_losses(folder, told)
-        return apart_judged(Case(job, steps, resume), folder)
+        owners = dict[str, list[int]]()
+        if job.sums and ranks > 1:
+            each = [number * ranks // job.micro_batches for number in range(job.micro_batches)]
+            owners = {name: each for name, _ in build_model(job).named_parameters()}
+        return apart_judged(Case(job, steps, resume, owners=owners), folder)
 
 
 def apart_judged(case: Case, folder: Path) -> Proof:
@@ -164,13 +169,20 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
             rounded = SequentialParts(
                 program, stages_of(plan, captured.graph), captured, plan.joined
             )
-        own = captured.model
-        return Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts, model=own)
+        case = Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts)
+        if job.sums:
+            case = replace(case, owners=_owners(plan, captured), joined=plan.joined)
+        return replace(case, model=captured.model)
     job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)
     late = SequentialParts(program, stages, captured, plan.joined)
     return Case(job, (0,), late=late, model=captured.model)
+
+
+def _owners(plan: Plan, captured: Capture) -> Mapping[str, Sequence[int]]:
+    stages = stages_of(plan, captured.graph)
+    return owners_of(lower_plan(plan, captured.graph), stages, captured.graph)
 
 
 def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) -> None:

@@ -111,7 +111,7 @@ def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 def _differences(author: Job, job: Job, rules: Sequence[Rule]) -> list[str]:
     """Return what differs between one step of both jobs, in words, where it begins first."""
-    limit = TOLERANCE if author.autocast is None else LOW_PRECISION_TOLERANCE
+    limit = TOLERANCE if author.precision is author.autocast is None else LOW_PRECISION_TOLERANCE
     loops = Plain(author), Plain(job)
     names = [
         (rule, name) for rule in rules if _replaces(rule) for name in _matched(rule, loops[0].model)

@@ -199,6 +199,23 @@ class Meeting:
                 mine.copy_(total)
             self._turn ^= 1
 
+    def swap(self, gives: Sequence[Tensor], takes: Sequence[Tensor]) -> None:
+        """Give each other member a tensor and take one from each, piece by piece."""
+        given, taken = ([tensor.view(torch.uint8) for tensor in row] for row in (gives, takes))
+        size = _REGION_BYTES // len(self._ranks)
+        places = [slice(size * member, size * (member + 1)) for member in range(len(self._ranks))]
+        others = [member for member in range(len(self._ranks)) if member != self._me]
+        for at in range(0, max(map(len, (*given, *taken))), size):
+            regions = self._regions_of(torch.uint8)
+            for member in others:
+                piece = given[member][at : at + size]
+                regions[self._me][places[member]][: len(piece)].copy_(piece)
+            self.meet()
+            for member in others:
+                piece = taken[member][at : at + size]
+                piece.copy_(regions[member][places[self._me]][: len(piece)])
+            self._turn ^= 1
+
     def _meet_about(self, whole: Tensor | None) -> None:
         """Meet, and see that all members sum as many numbers as this one, of as many bytes."""
         if whole is None:

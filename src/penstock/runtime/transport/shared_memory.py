@@ -147,6 +147,11 @@ class SharedMemoryTransport:
     def broadcast_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> bytes:
         return self.all_gather_bytes(payload if self._rank == ranks[0] else b"", ranks)[0]
 
+    def swap(
+        self, gives: Sequence[Tensor], takes: Sequence[Tensor], ranks: tuple[int, ...]
+    ) -> None:
+        self._meeting(ranks).swap(gives, takes)
+
     def barrier(self) -> None:
         self._meeting(tuple(range(self.num_ranks))).meet()
 

@@ -193,6 +193,19 @@ class ThreadTransport:
     def broadcast_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> bytes:
         return self.all_gather_bytes(payload, ranks)[0]
 
+    def swap(
+        self, gives: Sequence[Tensor], takes: Sequence[Tensor], ranks: tuple[int, ...]
+    ) -> None:
+        check_members(self._rank, self.num_ranks, ranks)
+        meeting, at = self._job.meeting(ranks), ranks.index(self._rank)
+        meeting.given[at] = gives
+        meeting.meet(at)
+        for place, given in enumerate(list(meeting.given)):
+            if place != at:
+                takes[place].copy_(given[at])
+        meeting.meet(at)
+        meeting.given[at] = ()
+
     def barrier(self) -> None:
         self._job.meeting(tuple(range(self.num_ranks))).meet(self._rank)
 
@@ -299,6 +312,7 @@ class _ThreadMeeting:
         self._changed = threading.Condition()
         self.tensors = [torch.empty(0) for _ in ranks]
         self.payloads = [b"" for _ in ranks]
+        self.given: list[Sequence[Tensor]] = [() for _ in ranks]
 
     def meet(self, at: int) -> None:
         """Return once every member has arrived as often as the member at `at`."""

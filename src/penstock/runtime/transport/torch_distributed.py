@@ -267,6 +267,19 @@ class TorchDistributedTransport:
     def broadcast_bytes(self, payload: bytes, ranks: tuple[int, ...]) -> bytes:
         return self.all_gather_bytes(payload if self._rank == ranks[0] else b"", ranks)[0]
 
+    def swap(
+        self, gives: Sequence[Tensor], takes: Sequence[Tensor], ranks: tuple[int, ...]
+    ) -> None:
+        check_members(self._rank, self._num_ranks, ranks)
+        if self._device.type != "cuda":
+            self._exchange(ranks, gives, takes)
+            return
+        order = [ranks.index(rank) for rank in sorted(ranks)]  # that of torch's groups
+        given, taken = ([row[place] for place in order] for row in (gives, takes))
+        own = sorted(ranks).index(self._rank)
+        taken[own] = torch.empty_like(given[own])
+        self._collect(ranks, lambda group: group.alltoall(taken, given))
+
     def barrier(self) -> None:
         if not self._is_open:
             self._open_channels()

@@ -150,6 +150,16 @@ class Transport(Protocol):
         """Return the payload of `ranks[0]`; what the others bring is ignored."""
         ...
 
+    def swap(
+        self, gives: Sequence[Tensor], takes: Sequence[Tensor], ranks: tuple[int, ...]
+    ) -> None:
+        """Give each other member of `ranks` one tensor, and take one from each, in their order.
+
+        All are contiguous, of one dtype and one dimension; what is given here is as long as what is
+        taken there.  Own places are left alone.
+        """
+        ...
+
     def barrier(self) -> None:
         """Return once every rank has called it; the first one opens what was bound."""
         ...
