@@ -13,7 +13,7 @@ from penstock import _compat
 from penstock.graph.code import Function, function_of
 from penstock.graph.memory import MemoryOwner
 from penstock.graph.stages import Segment, SegmentKind, Stages
-from penstock.graph.trace import Capture
+from penstock.graph.trace import Capture, device_here
 from penstock.job import Job
 from penstock.profile.measure import clock_here, inputs_of
 from penstock.profile.profile import FusedCost
@@ -100,21 +100,35 @@ def _peak(
 
     lasting:  the memory of weights, batch and constants.
     """
-    with _compat.memory_profile() as memory:  # it knows only what was allocated under it
+
+    def run(begins: Callable[[], object]) -> None:
         own = _apart([frame[v] for v in function.values], lasting)
         arguments = [*given, *own]
         kept = [each for v, each in zip(function.values, own, strict=True) if v not in takes]
         own.clear()
-        _compat.memory_mark(0)
+        begins()
         results = function.run(arguments, 1)
         del results, kept
-    now = peak = before = 0
+
+    if device_here().type != "cpu":
+        before: list[int] = []
+        torch.cuda.synchronize()
+        run(
+            lambda: (
+                torch.cuda.reset_peak_memory_stats(),
+                before.append(torch.cuda.memory_allocated()),
+            )
+        )
+        return torch.cuda.max_memory_allocated() - before[0]
+    with _compat.memory_profile() as memory:  # it knows only what was allocated under it
+        run(lambda: _compat.memory_mark(0))
+    now = peak = start = 0
     for event in memory():
         now += event.size_bytes
         if event.is_mark:
-            peak = before = now
+            peak = start = now
         peak = max(peak, now)
-    return peak - before
+    return peak - start
 
 
 def _apart(values: Sequence[Any], theirs: AbstractSet[int]) -> list[Any]:

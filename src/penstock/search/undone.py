@@ -71,8 +71,6 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
         yield "offload", "none", lambda: replace(plan, offload=(), beside=False)
         words = "between computes" if plan.beside else "beside computes"
         yield "copies", words, lambda: replace(plan, beside=not plan.beside)
-    if plan.compiled:
-        yield "compiled", "op by op", lambda: replace(plan, compiled=False)
     if plan.shards:
         yield "shard", "replicated", lambda: replace(plan, shard=(), prefetch=0)
     if plan.rounds:

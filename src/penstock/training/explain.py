@@ -36,7 +36,6 @@ _PARTS: dict[str, tuple[Part, ...]] = {  # of a step, that a decision is about
     "wire": ("messages", "waiting"),
     "post-validation": ("meeting",),
     "receives": ("messages", "waiting"),
-    "compiled": ("F", "B", "I", "W"),
     "units": ("collectives", "meeting"),
     "shard": ("collectives", "meeting"),
     "compiled": ("F", "B", "I", "W"),
