@@ -21,8 +21,14 @@ def known(
 ) -> "tuple[Profile, ...]":
     """Return profiles that know the segments of a compiled plan, which are compiled for it.
 
+    Compiled here, by the process whose children the ranks are, or before others look on disk.
     What is measured here is kept.  Estimates of other devices stay as they are.
     """
+    from penstock.graph.fuse import fused_function_of
+    from penstock.profile.store import code_folder
+
+    for segment in segments_of_plan(plan, captured.graph)[1]:
+        fused_function_of(segment, captured, folder=code_folder())
     return tuple(_known(job, captured, plan, profile) for profile in profiles)
 
 
