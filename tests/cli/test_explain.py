@@ -68,6 +68,7 @@ def test_each_decision_is_told_with_its_gain_and_what_was_measured(run: Path, ca
     assert first["measured"]["measured_s"] == pytest.approx(2 * first["measured"]["predicted_s"])
     assert rows["offload layers.[01]"]["without"]["step_s"] == given(replace(PLAN, offload=()))[0]
     assert "offload" not in rows  # a rule says it
+    assert len(rows) == len(found["decisions"])
     assert rows["schedule"]["why"] == "no reason is given"
     text = call("explain", run)
     assert "otherwise  in none:" in text.out

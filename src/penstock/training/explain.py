@@ -140,7 +140,8 @@ def explained(found: SeenPlan) -> list[ExplainedDecision]:
         ExplainedDecision(each, _gain(found, others.get(each.what)), _measured(found, each.what))
         for each in found.plan.decisions
     ]
-    named = {each.what.partition(" ")[0] for each in found.plan.decisions}  # rules have a pattern
+    named = {each.what for each in found.plan.decisions}
+    named |= {name.partition(" ")[0] for name in named}  # rules have a pattern
     for what, other in others.items():
         if what not in named:
             decision = Decision(what, "as the plan says", "user", "no reason is given")
