@@ -173,3 +173,15 @@ def test_damaged_file_is_refused_by_name(call: Call, run: Path, name: str) -> No
     (run / name).write_bytes(b"{")
     error, _ = call("replay", run).refusal(2)
     assert name in error
+
+
+def test_a_schedule_is_found_for_the_seconds_of_a_run(call: Call, run: Path) -> None:
+    asked = ("schedule", "--find", "exact", "--seconds", run, "--within", 1)
+    document = json.loads(call(*asked, "--json").out)
+    assert (document["stages"], document["micro_batches"], document["limit"]) == (2, 4, 2)
+    assert document["step_s"] <= step_s(MEASURED)
+    assert document["run_s"] >= document["step_s"]
+    done = call(*asked, "--stages", 3)
+    assert (done.code, "is a run of 2 stages, not of 3" in done.err) == (2, True)
+    done = call("schedule", "--find", "anneal", "--seconds", run)
+    assert (done.code, "something that is not a number" in done.err) == (2, True)

@@ -8,6 +8,7 @@ lower bound; with the seconds of a copy it also decides which activations wait o
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock.cli import face
 from penstock.errors import ScheduleError
 from penstock.files import Json
 from penstock.schedule import Schedule, Seconds, peak_activations
+from penstock.schedule.exact_offload import Copies
 from penstock.schedule.orders import B, F, I, W
 from penstock.timeline import Timeline, draw
 
@@ -23,6 +25,7 @@ How: TypeAlias = Literal["exact", "anneal"]
 _MOST = {"exact": 600, "anneal": 100_000}  # forwards
 _STARTS, _SHOWN = 3, 5  # built-in schedules: annealed, and listed
 _MOST_DRAWN = 64  # ranks
+_WIDEST = 240  # columns with copies, whose seconds rarely have a common part
 _HINT = "write F,I,W as in 10,11,8, then optionally a message and a copy; by stage as in 10:12:9"
 
 
@@ -30,7 +33,7 @@ class Times(NamedTuple):
     """What actions and messages take, and a copy of an activation to the host or back."""
 
     seconds: Seconds
-    copy_s: float | None = None
+    copies: Copies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,28 @@ def times_of(text: str, stages: int) -> Times:
         raise ScheduleError(f"--seconds {text} has a negative or infinite number", hint=_HINT)
     seconds = Seconds(forward, backward, weights, more[0] if more else 0.0)
     seconds.table(stages, split=True)  # raises where there is not one for each stage
-    return Times(seconds, more[1] if len(more) > 1 else None)
+    return Times(seconds, Copies(more[1], more[1]) if len(more) > 1 else None)
+
+
+def aim_of_run(folder: Path, sizes: tuple[int | None, int | None], limit: int | None) -> Target:
+    """Return what to find for the seconds of a run, in its sizes, with the room that it had.
+
+    sizes:    stages and micro-batches, where they are asked for.
+    Raises:   ScheduleError: they are asked for, and others.  PlanError: no such run, or not of one
+              stage on each rank.
+    """
+    from penstock.cli.replay import load
+    from penstock.simulate.again import measured
+
+    run = load(folder)
+    own = run.plan.num_stages, run.plan.num_micro_batches
+    for what, asked, has in zip(("stages", "micro-batches"), sizes, own, strict=True):
+        if asked not in (None, has):
+            message = f"{folder} is a run of {has} {what}, not of {asked}"
+            raise ScheduleError(message, hint=f"leave out --{what}")
+    seconds, copies, held = measured(run)
+    most = held if limit is None else limit
+    return Target(*own, own[0], most, Times(seconds, copies))
 
 
 def aim_of(
@@ -116,7 +140,7 @@ def shortest(aim: Target, how: How, within_s: float) -> Shortest:
 
 def _exact(aim: Target, within_s: float) -> Shortest:
     from penstock.schedule.exact import exact
-    from penstock.schedule.exact_offload import Copies, exact_offload
+    from penstock.schedule.exact_offload import exact_offload
     from penstock.schedule.exact_waves import exact_waves
 
     if aim.start is not None:
@@ -129,21 +153,20 @@ def _exact(aim: Target, within_s: float) -> Shortest:
         second = aim.times.seconds.table(aim.stages, split=True)[0, 0]
         steps = made.step_s * second, made.bound_s * second
         return Shortest(made.schedule, *steps, made.is_proved, _known(aim))
-    sizes, (seconds, copy_s) = (aim.stages, aim.micro_batches), aim.times
-    if copy_s is None:
+    sizes, (seconds, copies) = (aim.stages, aim.micro_batches), aim.times
+    if copies is None:
         made = exact(*sizes, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
         return Shortest(made.schedule, made.step_s, made.bound_s, made.is_proved, _known(aim))
-    both = Copies(copy_s, copy_s)
-    made = exact_offload(*sizes, both, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
+    made = exact_offload(*sizes, copies, seconds=seconds, limit=aim.limit, time_limit_s=within_s)
     figures = made.step_s, made.bound_s, made.is_proved
-    copies = tuple(map(str, made.copies))
-    return Shortest(made.schedule, *figures, _known(aim), copies, made.run_s)
+    listed = tuple(map(str, made.copies))
+    return Shortest(made.schedule, *figures, _known(aim), listed, made.run_s)
 
 
 def _check_alike(aim: Target) -> None:
     """Check that F, I and W take the same everywhere, and messages nothing."""
-    seconds, copy_s = aim.times
-    if copy_s is not None or seconds.message_s or np.ptp(seconds.table(aim.stages, split=True)):
+    seconds, copies = aim.times
+    if copies is not None or seconds.message_s or np.ptp(seconds.table(aim.stages, split=True)):
         message = f"--find exact puts one stage on each rank, not {aim.stages} on {aim.ranks}"
         hint = "leave out --ranks, give F, I and W the same seconds and no more, or --find anneal"
         raise ScheduleError(message, hint=hint)
@@ -152,10 +175,10 @@ def _check_alike(aim: Target) -> None:
 def _annealed(aim: Target, within_s: float) -> Shortest:
     from penstock.search.shortest import Requirements, anneal, built_in, least_s
 
-    seconds, copy_s = aim.times
-    if copy_s is not None or (aim.start is not None and aim.start.far):
+    seconds, copies = aim.times
+    if copies is not None or (aim.start is not None and aim.start.far):
         hint = "leave out the fifth number of --seconds, or take --find exact"
-        hint = hint if copy_s is not None else "take --find exact, which starts from no schedule"
+        hint = hint if copies is not None else "take --find exact, which starts from no schedule"
         raise ScheduleError("--find anneal makes no copies to the host", hint=hint)
     given = Requirements(aim.stages, aim.micro_batches, aim.ranks, aim.limit, seconds)
     known = built_in(given)
@@ -193,8 +216,9 @@ def words(aim: Target, how: How, found: Shortest) -> str:
     where = "" if aim.ranks == aim.stages else " with its stages on these ranks"
     below = f"no schedule{where} is below {found.bound_s:g} s"
     parts.append(f"no schedule{where} is shorter" if found.is_proved else below)
-    if made.num_ranks <= _MOST_DRAWN:
-        parts.append(draw(timeline(made, aim.times)))
+    drawn = draw(timeline(made, aim.times)) if made.num_ranks <= _MOST_DRAWN else ""
+    if drawn and not (found.copies and drawn.index("\n") > _WIDEST):
+        parts.append(drawn)
     if found.copies:
         parts.append("\n".join([str(made), *found.copies]))
     if found.run_s is not None and found.run_s > found.step_s:
@@ -213,8 +237,9 @@ def _said(times: Times) -> str:
     for name, value in zip(("F", "I", "W", "a message"), times.seconds[:4], strict=True):
         each = value if isinstance(value, Sequence) else (value,)
         shown.append(f"{name} {' '.join(f'{one:g}' for one in each)} s")
-    if times.copy_s is not None:
-        shown.append(f"a copy to the host or back {times.copy_s:g} s")
+    for name, value in zip(("to the host", "back"), times.copies or (), strict=False):
+        each = value if isinstance(value, Sequence) else (value,)
+        shown.append(f"a copy {name} {' '.join(f'{one:g}' for one in each)} s")
     return ", ".join(shown)
 
 
@@ -242,7 +267,8 @@ def timeline(made: Schedule, times: Times) -> Timeline:
     rows = np.zeros((NUM_COSTS, made.num_stages, 1))
     rows[[F, I, W], :, 0] = seconds.table(made.num_stages, split=True)
     rows[B] = rows[I] + rows[W]
-    rows[COST_ROW[[OFFLOAD, RELOAD], F]] = times.copy_s or 0.0
+    if times.copies is not None:
+        rows[COST_ROW[[RELOAD, OFFLOAD], F], :, 0] = times.copies.table(made.num_stages)
     link = Link(seconds.message_s, float("inf"))
     there = Cluster((DeviceKind("any", 1, (), 1.0),), (Host("any", "any", made.num_ranks),), link)
     return simulate(lower(made), Costs(rows), there if seconds.message_s else None)

@@ -175,10 +175,11 @@ def _answered(
 
 def _usual(run: "Run", tell: Callable[[int, int], None]) -> list[_Answered]:
     """Return the answers to the usual questions, best first; then what is impossible."""
+    from penstock.simulate.again import copies_again
     from penstock.simulate.what_if import usual_changes, what_if
 
     found: list[_Answered] = []
-    questions = list(usual_changes(run))
+    questions = [*usual_changes(run), *copies_again(run)]
     for words, change in questions:
         refused = "" if change.schedule is None else _too_large(run, change)
         try:

@@ -34,11 +34,11 @@ UNIT_S = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "U": 0.0}
 UNITS = "F, I and W take 1 s, B takes 2 s, updates and links nothing; equal stages"
 _MOST_FORWARDS = 50_000_000  # arrays of about 2 GiB
 _MOST_DRAWN = 64  # ranks
-_STAGES = 4
+_STAGES, _MICRO_BATCHES = 4, 8
 
 _SECONDS = typer.Option(
-    metavar="F,I,W[,MESSAGE[,COPY]]",
-    help="To find one for; 2:3:2,2,1 has F by stage. Default: 1,1,1.",
+    metavar="F,I,W[,MESSAGE[,COPY]]|DIR",
+    help="To find one for; 2:3:2,2,1 has F by stage; or a run's. Default: 1,1,1.",
 )
 _LIMIT = typer.Option(min=1, help="Activations that a rank may hold, of one stage each.")
 _WITHIN = typer.Option(min=0, help="Seconds to search. Default: 20.")
@@ -49,7 +49,9 @@ def schedule(  # noqa: PLR0913 - the flags
         str | None, typer.Argument(help="A name, or a file; default: list all.")
     ] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Default: 4, or its units.")] = None,
-    micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches per step.")] = 8,
+    micro_batches: Annotated[
+        int | None, typer.Option(min=1, help="Micro-batches per step. Default: 8.")
+    ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Ranks, where stages share them.")
     ] = None,
@@ -71,11 +73,9 @@ def schedule(  # noqa: PLR0913 - the flags
     """
     if how is None:
         _check_no_search({"--seconds": seconds, "--limit": limit, "--within": within})
-    made = None if name is None else _named(name, stages, micro_batches, ranks)
-    stages = stages or _STAGES
+    made = None if name is None else _named(name, stages, micro_batches or _MICRO_BATCHES, ranks)
     if how is not None:
-        times = finding.times_of(seconds or "1,1,1", made.num_stages if made else stages)
-        aim = finding.aim_of(made, (stages, micro_batches, ranks), limit, times)
+        aim = _aim(made, how, (stages, micro_batches, ranks), limit, seconds)
         _found(aim, how, 20.0 if within is None else within, (out, svg), as_json=as_json)
     elif made is not None:
         _write(made, out, svg, lambda: simulated(made))
@@ -88,7 +88,24 @@ def schedule(  # noqa: PLR0913 - the flags
     elif as_json:
         face.show_json({"schedules": [builder.__name__ for builder in SCHEDULES]})
     else:
-        _all(stages, micro_batches)
+        _all(stages or _STAGES, micro_batches or _MICRO_BATCHES)
+
+
+def _aim(
+    made: Schedule | None,
+    how: finding.How,
+    sizes: tuple[int | None, int | None, int | None],
+    limit: int | None,
+    seconds: str | None,
+) -> finding.Target:
+    """Return what to find; `sizes` are stages, micro-batches and ranks, where asked for."""
+    stages, micro_batches, ranks = sizes
+    if how == "exact" and made is None and ranks is None and seconds and Path(seconds).is_dir():
+        with face.busy("reading"):
+            return finding.aim_of_run(Path(seconds), (stages, micro_batches), limit)
+    own = stages or _STAGES
+    times = finding.times_of(seconds or "1,1,1", made.num_stages if made else own)
+    return finding.aim_of(made, (own, micro_batches or _MICRO_BATCHES, ranks), limit, times)
 
 
 def _named(name: str, stages: int | None, micro_batches: int, ranks: int | None) -> Schedule:

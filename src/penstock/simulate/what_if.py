@@ -169,7 +169,7 @@ def what_if(run: Run, change: Change) -> Answer:
               ProfileError: a backward has to be divided, and the run has no profile.
               ClusterError: links of machines between which there are none.
     """
-    program, recorded, notes = _lowered(run, change)
+    program, recorded, notes = lowered(run, change)
     _check(program, change)
     recorded = scaled(program, recorded, change)
     timeline = simulate(program, recorded, change.cluster)
@@ -203,8 +203,8 @@ def changed(run: Run, change: Change) -> Plan:
     return suited(plan, Setting(run.graph, stages, costs, places, run.cluster))
 
 
-def _lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:
-    """Return the program of the change and its seconds, before they are scaled."""
+def lowered(run: Run, change: Change) -> tuple[Program, Recorded, tuple[str, ...]]:
+    """Return the program of the change, its seconds before they are scaled, what they rest on."""
     plan = changed(run, change)
     if plan == run.plan:
         return run.program, run.recorded, ()
