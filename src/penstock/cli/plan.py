@@ -49,6 +49,7 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
     schedule: Annotated[str | None, typer.Option(help=ask.HELP)] = None,
     units: Annotated[str | None, typer.Option(metavar="block|N", help=ask.UNITS_HELP)] = None,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
+    memory: Annotated[str | None, typer.Option(help=ask.MEMORY_HELP)] = None,
     post_validation: face.PostValidation = False,
     rules: face.WithRules = None,
     limit: Annotated[
@@ -65,6 +66,7 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
     """
     aim, cut, far = _objective(objective), ask.units_asked(units), ask.offload_asked(offload)
     asked = None if schedule is None else ask.schedule_asked(schedule)
+    room = ask.memory_asked(memory)
     if out is not None:
         face.check_place(out)
     said = () if rules is None else load(rules)
@@ -75,7 +77,7 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
         ask.check_fits(asked, loaded, post_validation=post_validation)
         captured, fixed, decisions = _examined(loaded, job, fixed)
         _check_stages(captured.graph, stages)
-        there = prepare.machines(cluster, ranks, view.TERMINAL)
+        there = prepare.machines(cluster, ranks, view.TERMINAL).within(room)
         machines = Machines(there, prepare.profiled, view.TERMINAL)
         found = best(loaded, fixed, captured, machines, SearchAim(aim, limit, with_front=True))
         choice = found.choice._replace(plan=decided(found.choice.plan, decisions))

@@ -29,6 +29,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     ] = False,
     checkpoint_every: Annotated[str, typer.Option(help="500 (steps), 30s, 10m or 2h.")] = "100",
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
+    memory: Annotated[str | None, typer.Option(help=ask.MEMORY_HELP)] = None,
     post_validation: face.PostValidation = False,
     rules: face.WithRules = None,
     eager: Annotated[
@@ -61,6 +62,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             schedule=schedule,
             units=ask.units_asked(units),
             offload=ask.offload_asked(offload),
+            memory=ask.memory_asked(memory),
             post_validation=post_validation,
             rules=rules or (),
             num_steps=steps,

@@ -6,7 +6,7 @@ Ranks are numbered host by host, one per device.  All times on links are answere
 import math
 from bisect import bisect_right
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -297,6 +297,15 @@ class Cluster:
         """
         among = USUAL[what] if algorithm is None else (algorithm,)
         return best(self, what, size_bytes, ranks=ranks, among=among).seconds
+
+    def within(self, memory_bytes: int | None) -> "Cluster":
+        """Return the cluster of which no device has more memory than this; None: as it is."""
+        if memory_bytes is None:
+            return self
+        least = (min(memory_bytes, kind.memory_bytes) for kind in self.devices)
+        pairs = zip(self.devices, least, strict=True)
+        kinds = tuple(replace(kind, memory_bytes=size) for kind, size in pairs)
+        return replace(self, devices=kinds)
 
     def lanes(self, a: int, b: int) -> tuple[int, ...]:
         """Return the numbers of the lanes that messages from `a` to `b` share with other pairs.

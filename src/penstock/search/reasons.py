@@ -1,6 +1,7 @@
 """Reasons: why a plan is the best, decision by decision, with the best alternative."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.job import AS_IT_IS
-from penstock.plan import By, Decision, Plan
+from penstock.plan import By, Decision, Plan, Sharding
 from penstock.profile import Profile
 from penstock.schedule import peak_activations
 from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of
@@ -63,6 +64,7 @@ def reasons(
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
         *_copies(best, field, judge, asked),
+        *_shards(judge, best),
         *_fewer_bits(judge, best, fixed.wire),
         *_validation(judge, plan),
         *judge.rules.decisions(),
@@ -100,6 +102,26 @@ def _copies(best: Candidate, field: Field, judge: Judge, asked: object) -> Itera
         by: By = "search" if any(plan.beside for plan in field.plans) else "only choice"
         value = "beside computes" if plan.beside else "between computes"
         yield Decision("copies", value, by, why)
+
+
+def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
+    """Yield which stages are divided among replicas, and what that saves and costs."""
+    plan = best.plan
+    if not plan.shards:
+        return
+    counts = Counter(plan.shard)
+    words: dict[Sharding, str] = {
+        "shard": "divided",
+        "shard_keep": "divided, whole for a step",
+        "replicate": "whole",
+    }
+    value = ", ".join(f"{counts[each]} {words[each]}" for each in words if counts[each])
+    ahead = f", gathered {plan.prefetch} ahead" if plan.prefetch else ", gathered at their use"
+    whole = judge.candidate(replace(plan, shard=(), prefetch=0))
+    held = f"{format_bytes(max(best.peak_bytes))} a rank in place of"
+    why = f"{held} {format_bytes(max(whole.peak_bytes))}, {format_seconds(best.step_s)} in place of"
+    why = f"{why} {format_seconds(whole.step_s)}"
+    yield Decision("stages of replicas", value + ahead, "search", why)
 
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:

@@ -28,6 +28,7 @@ from penstock.search.judge import Judge
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
+from penstock.search.sharded import with_shards
 from penstock.search.simplest import exactest, simplest, why_simplest
 from penstock.timeline import Timeline
 
@@ -152,9 +153,10 @@ def _polished(field: Field, cutter: "_Cutter") -> list[Candidate]:
     effort = replace(field.effort, is_over=field.is_over)
     moved = [change(judge, each, objective, effort) for each in tried]
     copied = with_copies(field, cutter.has_cores)
-    usable = [candidate for candidate in (*moved, *copied) if not candidate.refused]
+    others = (*moved, *copied, *with_shards(field))
+    usable = [candidate for candidate in others if not candidate.refused]
     if not usable:
-        raise PlanError(_why_none(field.simulated), hint="use more ranks, or a smaller micro-batch")
+        raise _none_fits((*field.simulated, *others))
     return sorted(usable, key=lambda candidate: candidate.score(objective))
 
 
@@ -269,6 +271,13 @@ class _Cutter:
         return self._cuts[devices, portions]
 
 
-def _why_none(found: Sequence[Candidate]) -> str:
-    reasons = sorted({c.refused for c in found})
-    return "no plan is possible: " + "; ".join(reasons[:3])
+def _none_fits(found: Sequence[Candidate]) -> PlanError:
+    """Return what to raise where no candidate can be used: how much the smallest lacks."""
+    hint = "use more ranks, or a smaller micro-batch"
+    full = [candidate for candidate in found if candidate.peak_bytes]
+    if not full:
+        reasons = sorted({candidate.refused for candidate in found})
+        return PlanError("no plan is possible: " + "; ".join(reasons[:3]), hint=hint)
+    least = min(full, key=lambda candidate: max(candidate.peak_bytes))
+    message = f"no plan is possible: {least.refused}, the least of {len(full)} that were tried"
+    return PlanError(message, hint=hint)

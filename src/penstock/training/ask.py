@@ -1,5 +1,6 @@
-"""Ask: the schedule that a flag names: a builder's name, with arguments, or a file."""
+"""Ask: what the text of a flag says: a schedule, units, a size."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ from penstock.job import Job
 from penstock.plan import Offloaded, Units
 from penstock.schedule import Schedule
 from penstock.schedule.recipe import AnySchedule, Recipe, any_schedule, has_window, name_of
+from penstock.units import GB, KB, MB, TB, GiB, KiB, MiB, TiB
 
 OFFLOAD_HELP = "Keep in far memory what is not needed: state, activations or both."
 HELP = "A name from `penstock schedule`, or a file: its text, JSON, or torch's CSV."
 UNITS_HELP = "One unit for each block, or N for each stage."
+MEMORY_HELP = "The most that a rank may hold, as in 60MiB; default: what its device has."
 _MOST_UNITS = 1_000_000
+_SIZE = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?) ?(?P<unit>[a-zA-Z]*)", re.ASCII)
 
 
 def schedule_asked(text: str) -> AnySchedule:
@@ -87,6 +91,24 @@ def check_left_out(asks: Mapping[str, object]) -> None:
         raise PlanError(
             f"a plan is given, and it already decides what {flags[0]} asks for", hint=hint
         )
+
+
+def memory_asked(text: str | int | None) -> int | None:
+    """Return the bytes that a rank may hold: a number of bytes, or with a unit as in "1.5 GiB".
+
+    Raises:   PlanError: something else, or less than one byte.
+    """
+    if text is None or isinstance(text, int):
+        found = text
+    else:
+        units = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
+        units |= {"KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
+        parts = _SIZE.fullmatch(text.strip())
+        unit = units.get(parts["unit"].upper()) if parts else None
+        found = 0 if parts is None or unit is None else int(float(parts["number"]) * unit)
+    if found is not None and found < 1:
+        raise PlanError(f"--memory is {text!r}", hint='give a size such as "60MiB" or "1.5GB"')
+    return found
 
 
 def offload_asked(text: str | None) -> Offloaded | None:

@@ -270,6 +270,7 @@ class Session:
         Raises:   PlanError: nothing fits what is fixed, or the memory.
         """
         cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
+        cluster = cluster.within(fixed.memory)
         there = self.there._replace(cluster=cluster)
         searched = best(self.job, fixed, captured, there)
         choice, trials = searched.choice, tuple[Decision, ...]()
@@ -295,7 +296,7 @@ class Session:
         path = self.folder / "plan.json"
         fixed = self.fixed
         is_asked = fixed.schedule or fixed.stages or fixed.offload or self.units
-        is_asked = is_asked or fixed.post_validation
+        is_asked = is_asked or fixed.post_validation or fixed.memory
         if is_asked or not path.exists():
             return None
         plan = usable(on_hosts_of(Plan.load(path), self.there.cluster))

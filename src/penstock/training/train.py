@@ -42,6 +42,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     schedule: AnySchedule | str | None = None,
     units: Units | None = None,
     offload: Offloaded | None = None,
+    memory: str | int | None = None,
     post_validation: bool = False,
     rules: Sequence[Rule] | Path | str = (),
     num_steps: int | None = None,
@@ -68,6 +69,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     units:             into which stages are cut: "block", one for each block, or at most that many
                        of a stage; default: into none.
     offload:           what is in far memory while not needed: "state", "activations", "both".
+    memory:            the most bytes that a rank may hold, or a size such as "60MiB"; default:
+                       what its device has.
     rules:             to which every plan keeps, the one given too, or their file (docs/rules.md).
     num_steps:         in all; default: the job's.
     out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
@@ -90,11 +93,12 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
 
     def make() -> Session:
         asks = {"--ranks": ranks, "--stages": stages, "--schedule": schedule, "--offload": offload}
-        asks["--post-validation"] = post_validation
-        wished = plan or schedule or stages or units or offload or post_validation
+        asks |= {"--post-validation": post_validation, "--memory": memory}
+        wished = plan or schedule or stages or units or offload or memory or post_validation
         if eager and (wished or rules):
-            hint = "leave out --plan, --schedule, --stages, --units, --offload, --post-validation"
-            raise PlanError("--eager trains without a plan", hint=f"{hint}, --with")
+            hint = "leave out --plan, --schedule, --stages, --units, --offload, --memory"
+            hint = f"{hint}, --post-validation, --with"
+            raise PlanError("--eager trains without a plan", hint=hint)
         if plan is not None:
             ask.check_left_out(asks)
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
@@ -116,6 +120,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                 schedule=asked,
                 stages=stages,
                 offload=offload,
+                memory=ask.memory_asked(memory),
                 post_validation=post_validation,
                 rules=said,
             ),
