@@ -7,6 +7,7 @@ Parameters, buffers, the batch and constants are not counted here.
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Segment, SegmentKind, Stages
@@ -27,7 +28,17 @@ def peak_with_workspace(
     """
     segment = stages.stages[stage].segment(kind)
     received = {v for e in stages.edges if e.target == stage for v in e.values}
-    return segment_memory(graph, segment, received, workspace_bytes, made=made)[0]
+    return segment_memory(graph, segment, received, workspace_bytes, made=made).peak
+
+
+class SegmentMemory(NamedTuple):
+    """Bytes of a segment against those held before it: at its peak, when its last op has ended, and
+    when what it hands over is gone.
+    """
+
+    peak: int
+    end: int
+    change: int
 
 
 def segment_memory(
@@ -37,8 +48,8 @@ def segment_memory(
     workspace_bytes: Sequence[int] = (),
     *,
     made: AbstractSet[int] = frozenset(),
-) -> tuple[int, int]:
-    """Return (peak, change) of the bytes held while `segment` runs, against those before.
+) -> SegmentMemory:
+    """Return the bytes held while `segment` runs, against those before.
 
     What arrives counts from the start.  Values in `takes` die at their last use, others of
     `inputs` stay; `keeps` outlive the segment; what is sent, a gradient, the loss or a figure
@@ -66,7 +77,7 @@ def segment_memory(
         dead = dies.get(op, set[int]()) & held
         held -= dead
         now -= sum(map(owner.size_bytes, dead))
-    return peak, now - sum(map(owner.size_bytes, held - owner.of_all(stay)))
+    return SegmentMemory(peak, now, now - sum(map(owner.size_bytes, held - owner.of_all(stay))))
 
 
 def moved(graph: Graph, stages: Stages, stage: int) -> tuple[tuple[int, ...], ...]:

@@ -110,7 +110,7 @@ class _Maker:
     def measured(self, segment: Segment) -> Segment:
         """Return `segment` with its FLOP and bytes."""
         received = self.asked.received | self.asked.late
-        peak, change = segment_memory(self.owners.graph, segment, received)
+        peak, _, change = segment_memory(self.owners.graph, segment, received)
         flop = sum(self.nodes[i].flop for i in segment.ops)
         return replace(segment, flop=flop, peak_bytes=peak, change_bytes=change)
 

@@ -69,8 +69,9 @@ class Memory:
     unsharded_bytes  [stage]: held additionally from Unshard to Reshard; empty: nothing
     message_bytes    [edge]: held from a Receive to the first use; empty: nothing, as where messages
                      arrive only when they are used
-    summed_bytes     [stage]: of one whose sum leaves shards, its whole gradients: held from the
-                     first backward of a step to the next such sum of the rank; empty: nothing
+    summed_bytes     [2, stage]: of one whose sum leaves shards, its whole gradients: held from the
+                     end of the first backward of a step to the next such sum of the rank; and what
+                     is held besides at that end, with its results; empty: nothing
 
     Raises:   ValueError: arrays of other shapes.
     """
@@ -80,7 +81,7 @@ class Memory:
     net_bytes: NDArray[np.int64]
     unsharded_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     message_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    summed_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    summed_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty((2, 0), np.int64))
 
     def __post_init__(self) -> None:
         names = "start_bytes", "transient_bytes", "net_bytes", "message_bytes"
@@ -90,9 +91,10 @@ class Memory:
         _check_shape("start_bytes", start, (len(start),))
         for name, sizes in (("transient_bytes", transient), ("net_bytes", net)):
             _check_rows(name, sizes, (num_stages,))
-        for name in ("unsharded_bytes", "summed_bytes"):
-            sizes = getattr(self, name)
-            _check_shape(name, sizes, (num_stages if len(sizes) else 0,))
+        sizes = self.unsharded_bytes
+        _check_shape("unsharded_bytes", sizes, (num_stages if len(sizes) else 0,))
+        shape = 2, num_stages if self.summed_bytes.size else 0
+        _check_shape("summed_bytes", self.summed_bytes, shape)
         _check_shape("message_bytes", self.message_bytes, (self.message_bytes.size,))
 
 

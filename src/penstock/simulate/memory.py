@@ -68,7 +68,7 @@ def account(program: Program, memory: Memory) -> Account:
     if len(memory.unsharded_bytes):
         gathered = memory.unsharded_bytes
     holds = _HOLDS if len(memory.message_bytes) else np.where(_HOLDS == _MESSAGE, 0, _HOLDS)
-    shards = _shards(program) if len(memory.summed_bytes) else np.zeros(0, np.int64)
+    shards = _shards(program) if memory.summed_bytes.size else np.zeros(0, np.int64)
     acts = holds[codes.op].astype(np.bool_)
     acts[shards] = True
     rows = np.flatnonzero(acts)
@@ -84,7 +84,8 @@ def account(program: Program, memory: Memory) -> Account:
     before = np.zeros(len(rows), np.int64)
     if len(shards):
         more, less = _whole_gradients(program, memory, rows)
-        during = np.maximum(during, np.where(more > 0, after + 2 * more, during))  # with its own
+        ended = np.where(op == COMPUTE, memory.summed_bytes[1][stage], 0)
+        during = np.maximum(during, np.where(more > 0, ended + more, during))
         after += more
         before -= less
     if len(memory.message_bytes):
@@ -110,7 +111,7 @@ def _whole_gradients(program: Program, memory: Memory, rows: IntArray) -> tuple[
     """Return what each of `rows` takes for whole gradients, and what it frees as it begins."""
     codes, sharded = program.code, program.sharded
     more, less = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    sizes = {stage: int(memory.summed_bytes[stage]) for stage in sharded}
+    sizes = {stage: int(memory.summed_bytes[0][stage]) for stage in sharded}
     ops, kinds, stages = codes.op[rows].tolist(), codes.kind[rows].tolist(), codes.stage[rows]
     owners = np.searchsorted(codes.offsets, rows, side="right").tolist()
     held, due, rank = dict[int, int](), 0, 0  # by stage; what is under way or summed

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.joint import joint_memory, joint_of
-from penstock.graph.memory import moved_bytes, peak_with_workspace
+from penstock.graph.memory import moved_bytes, peak_with_workspace, segment_memory
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.graph.wire import is_packed
 from penstock.profile import Profile, Profiles
@@ -181,8 +181,9 @@ class DeviceMemory:
                     older versions; of a stage in shards, one of them
     copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
                     where nothing is
-    whole           [2, stage]: of one that is divided, the weights while it is gathered, and the
-                    gradients while they are summed; empty: none is
+    whole           [3, stage]: of one that is divided, the weights while it is gathered, the
+                    gradients while they are summed, and what the backward that made the first of
+                    them holds at its end; empty: none is
     """
 
     transient: NDArray[np.int64]
@@ -190,7 +191,7 @@ class DeviceMemory:
     undo: tuple[int, ...]
     start: tuple[int, ...]
     copied: NDArray[np.int64] | None = None
-    whole: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    whole: tuple[tuple[int, ...], ...] = ((), (), ())
 
 
 def memory_on(
@@ -220,9 +221,9 @@ def memory_on(
         for rank, place in enumerate(places)
     ]
     sizes = [edge.size_bytes for edge in program.edges] if posted else []
-    read, summed = np.array(used[0].whole, np.int64).reshape(2, -1)
+    read, *summed = np.array(used[0].whole, np.int64).reshape(3, -1)
     message = np.array(sizes, np.int64)
-    more = {"unsharded_bytes": read, "summed_bytes": summed, "message_bytes": message}
+    more = {"unsharded_bytes": read, "summed_bytes": np.array(summed), "message_bytes": message}
     return Memory(np.array(start, np.int64), transient, net, **more)
 
 
@@ -287,11 +288,32 @@ def held_of(
     return DeviceMemory(transient, net, undo, start, copied, _whole(graph, stages, ways))
 
 
-def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the bytes of weights, and of gradients, of stages that are divided, while whole."""
+def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes of weights and gradients of stages that are divided, while whole, and the
+    bytes that a backward holds when its last op has ended.
+    """
     read = tuple(_sharded_bytes(graph, stages, ways))
-    summed = (_trained_bytes(graph, stage) for stage in stages.stages)
-    return read, tuple(size if own else 0 for size, own in zip(summed, read, strict=False))
+    if not read:
+        return (), (), ()
+    summed = tuple(
+        _trained_bytes(graph, stage) if own else 0
+        for stage, own in zip(stages.stages, read, strict=True)
+    )
+    ended = tuple(
+        _end_bytes(graph, stages, stage) if own else 0
+        for stage, own in zip(stages.stages, read, strict=True)
+    )
+    return read, summed, ended
+
+
+def _end_bytes(graph: Graph, stages: Stages, stage: Stage) -> int:
+    """Return what B or W of a stage holds when its last op has ended, more than before it."""
+    received = {v for e in stages.edges if e.target == stage.index for v in e.values}
+    ends = (
+        segment_memory(graph, each, received).end
+        for each in (stage.backward, stage.weight_gradient)
+    )
+    return max(ends)
 
 
 def _put_joint_bytes(
