@@ -44,11 +44,6 @@ def with_shards(field: Field) -> Iterator[Candidate]:
             yield best if best.refused else _kept_whole(field, best)
 
 
-def whole_plan(plan: Plan) -> Plan:
-    """Return the plan with every stage whole on each replica."""
-    return replace(plan, shard=(), prefetch=0)
-
-
 def _may_share(judge: Judge, candidate: Candidate) -> bool:
     """Return whether replicas of a plan can divide its stages among them."""
     plan = candidate.plan
