@@ -48,7 +48,6 @@ def reasons(
     asked = None if _is_completed(plan, fixed) else fixed.schedule
     schedule = against("schedule", asked, lambda p: name_of(p.schedule))
     again = against("recompute", fixed.recompute, _how_much)
-    per = plan.share_words
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (
         Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
@@ -60,7 +59,7 @@ def reasons(
         ),
         Decision("cuts", cuts, "search", _balance(judge, plan, devices)),
         Decision("schedule", _made_for(plan), by(asked), schedule),
-        Decision("micro-batches", per, *_sharing(plan)),
+        Decision("micro-batches", plan.share_words, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
         *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
         *_copies(best, field, judge, asked),
@@ -121,7 +120,7 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
     held = f"{format_bytes(max(best.peak_bytes))} a rank in place of"
     why = f"{held} {format_bytes(max(whole.peak_bytes))}, {format_seconds(best.step_s)} in place of"
     why = f"{why} {format_seconds(whole.step_s)}"
-    yield Decision("stages of replicas", value + ahead, "search", why)
+    yield Decision("shard", value + ahead, "search", why)
 
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:

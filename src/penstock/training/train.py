@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
     from penstock.training.results import Trained
 
+_OF_PLANS = (
+    "leave out --plan, --schedule, --stages, --units, --offload, --memory, --post-validation, "
+    "--with"
+)
+
 
 def train(  # long: one for each flag of the command  # noqa: PLR0913
     job: Job | str,
@@ -96,9 +101,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         asks |= {"--post-validation": post_validation, "--memory": memory}
         wished = plan or schedule or stages or units or offload or memory or post_validation
         if eager and (wished or rules):
-            hint = "leave out --plan, --schedule, --stages, --units, --offload, --memory"
-            hint = f"{hint}, --post-validation, --with"
-            raise PlanError("--eager trains without a plan", hint=hint)
+            raise PlanError("--eager trains without a plan", hint=_OF_PLANS)
         if plan is not None:
             ask.check_left_out(asks)
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
