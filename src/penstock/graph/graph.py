@@ -160,6 +160,12 @@ class Graph:
         node = self.nodes[parameter]
         return self.masters.get(node.name, node.size_bytes)
 
+    @property
+    def copy_dtype(self) -> str:
+        """Return the dtype in which a step reads weights that are kept in more bits; or ""."""
+        kept = (n for n in self.nodes if n.kind == "parameter" and n.name in self.masters)
+        return next((node.dtype for node in kept), "")
+
     def copy_bytes(self, parameter: int) -> int:
         """Return the bytes of what a step reads in place of a parameter; 0 if it reads that."""
         node = self.nodes[parameter]

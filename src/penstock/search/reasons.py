@@ -127,7 +127,7 @@ def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:
     """Yield what waiting for the norm costs, where an update may come before it, and gains."""
     if not plan.clip or plan.num_ranks == 1 or has_window(plan.schedule):
         return
-    if _read_in(judge.graph) == "float16":  # a step that overflows is left out
+    if judge.graph.copy_dtype == "float16":  # a step that overflows is left out
         return
     ways = (replace(plan, clip=clip, post_validation=False) for clip in (True, False))
     waits, free = (judge.simulated(way, spans=False)[0].step_s for way in ways)
@@ -155,7 +155,7 @@ def _halved(judge: Judge, plan: Plan) -> Iterator[Decision]:
     ]
     if not own:
         return
-    dtype = _read_in(graph)
+    dtype = graph.copy_dtype
     sent = [value for edge in stages.edges for value in edge.values]
     kept = [
         v
@@ -174,12 +174,6 @@ def _halved(judge: Judge, plan: Plan) -> Iterator[Decision]:
         f"asked for: {', '.join(parts)} a micro-batch; copies of the weights take {copies} besides"
     )
     yield Decision("precision", dtype, "user", why)
-
-
-def _read_in(graph: Graph) -> str:
-    """Return the dtype of copies of weights that a step reads; empty: there are none."""
-    nodes = (n for n in graph.nodes if n.kind == "parameter" and n.name in graph.masters)
-    return next((node.dtype for node in nodes), "")
 
 
 def _widths(graph: Graph, values: Iterable[int], dtype: str) -> tuple[str, str]:

@@ -73,9 +73,12 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
         yield "copies", words, lambda: replace(plan, beside=not plan.beside)
     if plan.shards:
         yield "shard", "replicated", lambda: replace(plan, shard=(), prefetch=0)
+    if plan.sums is not None:
+        yield "sums", "gradients as they are", lambda: replace(plan, sums=None)
     if plan.rounds:
         yield "wire", "numbers as they are", lambda: replace(plan, wire=(AS_IT_IS, AS_IT_IS))
-    if plan.clip and plan.num_ranks > 1 and not is_asynchronous(plan):
+    waits = plan.clip and graph.copy_dtype != "float16"  # there a step may be left out
+    if waits and plan.num_ranks > 1 and not is_asynchronous(plan):
         words = "no" if plan.post_validation else "yes"
         other = not plan.post_validation
         yield "post-validation", words, lambda: replace(plan, post_validation=other)

@@ -128,7 +128,7 @@ def _losses(
         **{name: value for name, value in final.items() if name != "val_seconds"},
         **_best(folder, validations),
         "train_loss": last,
-        **_train_figures(outcome),
+        **train_figures(outcome),
     }
 
 
@@ -177,7 +177,7 @@ def _caps(place: Path, choice: Choice | None) -> list[int] | None:
     return [cluster.device_of(rank).memory_bytes for rank in ranks]
 
 
-def _train_figures(outcome: "Outcome") -> dict[str, float]:
+def train_figures(outcome: "Outcome") -> dict[str, float]:
     """Return the means of the figures beside the loss over the last steps.
 
     Of its scale the last one, and the number of steps of this start that were left out.
