@@ -55,6 +55,15 @@ def test_activations_wait_in_far_memory_where_that_beats_recompute(tmp_path):
     assert found(profile, with_cores(CAP)).plan == plan, "no clock decides"
 
 
+def test_a_gain_below_the_prediction_error_is_not_worth_copies():
+    profile = profile_of(GRAPH, [1.0] * 8, far_s_per_byte=1 / 400)
+    asked = {"micro_batches": 8, "fixed": FIXED, "error": 0.05}
+    plan = search(GRAPH, profile, with_cores(CAP), **asked).plan
+    assert not plan.offloads
+    (why,) = [each.why for each in plan.decisions if each.what == "simplest"]
+    assert why.startswith("1 x 2 stages, exact_offload, copies beside computes, is predicted at")
+
+
 def test_other_seconds_give_another_order_and_slow_copies_none():
     rows = [1.0] * 8, [*[1.0] * 4, *[2.0] * 4]
     profiles = [profile_of(GRAPH, row, far_s_per_byte=1 / 400) for row in rows]
