@@ -2,24 +2,30 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 
+from penstock.cluster import Link
 from penstock.errors import ProgramError
 from penstock.plan import Plan
 from penstock.program.lower import lower, lower_schedule
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.of_plan import lower as lowered
 from penstock.program.passes import shard
+from penstock.runtime.checkpoint import latest
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.schedule import breadth_first, chimera, double_buffered, one_f_one_b
+from penstock.simulate import critical_path
 from penstock.simulate.of_program import simulate
+from penstock.simulate.what_if import measured_run
 from penstock.timeline import peak_bytes
 from tests.parity.models import captured, job_of, plan_of
-from tests.parity.training import Run, listed, train
+from tests.parity.training import Run, listed, train, windows
 from tests.runtime.test_memory import CLOSE, profile_of
+from tests.simulate.strategies import one_host
 
 FLOAT = torch.float32
 BREADTH = lower_schedule(breadth_first(3, 2, num_ranks=1), replicas=2)
@@ -121,8 +127,37 @@ def _predicted(plan: Plan, made, name: str) -> tuple[int, ...]:
 
 def _measured(plan: Plan, made, job) -> list[int]:
     program = lower_plan(plan, made.graph)
-    windows = tuple((program, number) for number in range(3))
-    task = Task(made, stages_of(plan, made.graph), job, listed(windows), memory_window=1)
+    three = tuple((program, number) for number in range(3))
+    task = Task(made, stages_of(plan, made.graph), job, listed(three), memory_window=1)
     run = partial(work, task)
     results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
     return [result.peak_bytes for result in results]
+
+
+def test_a_run_is_replayed_and_its_longest_path_is_whole(tmp_path):
+    name, schedule, stages, options = GRID[1]
+    made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
+    _, plan = planned(name, schedule, stages, options)
+    timeline = train(Run(plan, job, made), tmp_path).timeline
+    again = measured_run(plan, made.graph, timeline, profile_of(name))
+    assert again.replayed_s == pytest.approx(timeline.totals.step_s, rel=1e-9)
+    slow, program = one_host(4, Link(1e-4, 1e7)), lowered(plan, made.graph)
+    for clock in (timeline, simulate(program, profile_of(name), slow)):
+        hops = critical_path(program, clock).hops
+        assert hops[-1].end_s == pytest.approx(clock.totals.step_s)
+        assert all(a.end_s == pytest.approx(b.start_s) for a, b in pairwise(hops))
+
+
+def test_a_checkpoint_in_parts_is_read_by_whole_replicas_and_the_other_way(tmp_path):
+    name, schedule, stages, options = GRID[0]
+    made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
+    whole, parts = planned(name, schedule, stages, options)
+    ends = []
+    for first, second in ((whole, whole), (parts, whole), (whole, parts)):
+        folder = tmp_path / f"{len(ends)}"
+        before, after = (Run(plan, job, made) for plan in (first, second))
+        train(before, folder / "first", windows=windows(before, (2,)))
+        rest, at = windows(after, (3,))[2:], latest(folder / "first")
+        ends.append(train(after, folder / "second", windows=rest, resume=at).weights)
+    for end in ends[1:]:
+        assert all(torch.equal(value, end[key]) for key, value in ends[0].items())

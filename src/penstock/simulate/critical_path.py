@@ -17,7 +17,6 @@ In a measured timeline the arrival of a message is known as replay.py says; in a
 the end of its receive.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -31,7 +30,6 @@ from penstock.program.codes import (
     JOINS,
     OFFLOAD,
     RECEIVE,
-    REDUCE,
     RELOAD,
     RESHARD,
     SEND,
@@ -43,7 +41,7 @@ from penstock.program.codes import (
     begun,
 )
 from penstock.program.program import Program
-from penstock.simulate.matched import Bools, Floats, Matched, match, sends_read
+from penstock.simulate.matched import Bools, Floats, Matched, match, members, sends_read
 from penstock.simulate.replay import arrivals
 from penstock.timeline import SPAN_KINDS, SpanKind, Timeline
 
@@ -142,7 +140,7 @@ class _Trail:
         self.collectives = _before(program, JOINS[code.op])
         self.sends = _before(program, code.op == SEND)
         self.copies = [_before(program, begun(code) & (code.op == op)) for op in (OFFLOAD, RELOAD)]
-        self.gathers, self.members = _gathers(program), _members(program)
+        self.gathers, self.members = _gathers(program), members(program)
         self.hops = list[Hop]()
 
     def _hand_over(self) -> None:
@@ -363,21 +361,6 @@ def _gathers(program: Program) -> dict[int, int]:
             elif op == COMPUTE and stage in gathered:
                 found[row] = gathered[stage]
     return found
-
-
-def _members(program: Program) -> dict[int, list[int]]:
-    """Return for each collective's row those of all its members."""
-    code = program.code
-    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    counts: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for row in np.flatnonzero(JOINS[code.op]).tolist():
-        if code.op[row] == REDUCE:
-            groups[0, int(code.edge[row]), int(code.micro_batch[row])].append(row)
-        else:
-            rank, stage = code.rank_at(row), int(code.stage[row])
-            counts[rank, stage] += 1
-            groups[1, program.grid.column_of(rank)[0], stage, counts[rank, stage]].append(row)
-    return {row: rows for rows in groups.values() for row in rows}
 
 
 def _joined(hops: Sequence[Hop]) -> tuple[Hop, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TimelineError
-from penstock.program.codes import COMPUTE, SEND, SHOWN, SPAN_OF, WORKS, begun
+from penstock.program.codes import COMPUTE, JOINS, REDUCE, SEND, SHOWN, SPAN_OF, WORKS, begun
 from penstock.program.instructions import TABLE
 from penstock.program.program import Program
 from penstock.program.wiring import wire
@@ -123,4 +123,32 @@ def sends_read(program: Program) -> dict[int, tuple[int, ...]]:
         keys = ((replicas[row], edge, int(code.micro_batch[row])) for edge in edges)
         if own := tuple(sends[key] for key in keys if key in sends):
             found[row] = own
+    return found
+
+
+def members(program: Program) -> dict[int, list[int]]:
+    """Return for each collective's row those of all its members."""
+    code = program.code
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    counts: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for row in np.flatnonzero(JOINS[code.op]).tolist():
+        if code.op[row] == REDUCE:
+            groups[0, int(code.edge[row]), int(code.micro_batch[row])].append(row)
+        else:
+            rank, stage = code.rank_at(row), int(code.stage[row])
+            counts[rank, stage] += 1
+            groups[1, program.grid.column_of(rank)[0], stage, counts[rank, stage]].append(row)
+    return {row: rows for rows in groups.values() for row in rows}
+
+
+def awaited_first(program: Program) -> dict[int, int]:
+    """Return for each sum in shards the one before it of its rank, which its thread awaits."""
+    code, found = program.code, dict[int, int]()
+    names = np.array([one.how == "shards" for one in code.reductions], np.bool_)
+    rows = np.flatnonzero(code.op == REDUCE)
+    rows = rows[names[code.edge[rows]]] if len(names) else rows
+    owners = np.searchsorted(code.offsets, rows, side="right")
+    for before, row, alike in zip(rows, rows[1:], owners[1:] == owners[:-1], strict=False):
+        if alike:
+            found[int(row)] = int(before)
     return found

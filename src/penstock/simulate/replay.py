@@ -14,7 +14,7 @@ gaps: a thread that reaches a compute waits for its messages and copies them out
     under way         known for the message that was waited for.  For others, the median between the
                       same ranks, but no longer than until their reader found them there
     a begun copy      from when its thread began it, and the copy before was over, until its end
-    Reduce            from when the last of its members reached it, and was through with the sums
+    Reduce, Unshard   from when the last of its members reached it, and was through with the sums
                       before, until each was through: beside the thread, up to the next update
 
 Replayed unchanged, every action begins and ends when it was measured, as far as the clocks of the
@@ -31,13 +31,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.errors import ProgramError, TimelineError
+from penstock.errors import TimelineError
 from penstock.program.codes import (
     BEGIN_OFFLOAD,
     BEGIN_RELOAD,
+    COMPUTE,
+    JOINS,
     OFFLOAD,
     RECEIVE,
-    REDUCE,
     RELOAD,
     SEND,
     SHOWN,
@@ -47,7 +48,14 @@ from penstock.program.codes import (
     begun,
 )
 from penstock.program.program import Program
-from penstock.simulate.matched import Floats, Matched, match, sends_read
+from penstock.simulate.matched import (
+    Floats,
+    Matched,
+    awaited_first,
+    match,
+    members,
+    sends_read,
+)
 from penstock.simulate.recorded import READING, SENDING, UNDER_WAY, Recorded
 from penstock.timeline import Timeline
 
@@ -56,15 +64,12 @@ def record(program: Program, timeline: Timeline) -> Recorded:
     """Return the seconds of every instruction of `program` in its measured `timeline`.
 
     Raises:   TimelineError: not a timeline of this program, or one that is not measured.
-              ProgramError: weights are gathered, which no run does.
     """
     matched = match(program, timeline)
     op = program.code.op
     if not matched.is_measured:
         hint = "give the measured.trace.json of a run"
         raise TimelineError("the timeline was not measured by a run", hint=hint)
-    if bool((op == UNSHARD).any()):
-        raise ProgramError("the program gathers weights", hint="no run does, so none is replayed")
     reads = sends_read(program)
     came = arrivals(program, matched, reads)
     begins_s = came.before_s.copy()
@@ -77,7 +82,7 @@ def record(program: Program, timeline: Timeline) -> Recorded:
     message_s[:, READING] = came.reading_s
     return Recorded(
         np.maximum(matched.ends_s - begins_s, 0.0)[WORKS[op]],
-        _sums_s(program, matched, came)[op == REDUCE],
+        _sums_s(program, matched, came)[JOINS[op]],
         np.maximum(message_s[op == SEND], 0.0),
         came.start_s,
     )
@@ -153,22 +158,28 @@ def _walk(
     op, offsets = program.code.op, program.code.offsets.tolist()
     starts_s, before_s = np.zeros(program.num_ranks), np.zeros(len(op))
     begins = np.isin(op, (BEGIN_OFFLOAD, BEGIN_RELOAD))
-    shown = (SHOWN[op] | begins) & (op != RECEIVE)
+    shown, after = (SHOWN[op] | begins) & (op != RECEIVE), awaited_first(program)
     for rank in range(program.num_ranks):
         rows = np.flatnonzero(shown[offsets[rank] : offsets[rank + 1]]) + offsets[rank]
         first = next(row for row in rows.tolist() if not begins[row])
         now_s = 0.0 if first in reads else float(matched.starts_s[first])
         starts_s[rank] = now_s
         summed_s = now_s
+        whole_s = dict[int, float]()  # by stage: when its weights are there
         for row in rows.tolist():
             if WAITS_FOR_SUMS[op[row]]:
                 now_s = max(now_s, summed_s)
+            if op[row] == COMPUTE:
+                now_s = max(now_s, whole_s.pop(int(program.code.stage[row]), now_s))
+            if row in after:
+                now_s = max(now_s, float(matched.ends_s[after[row]]))
             before_s[row] = now_s
             if begins[row]:
                 continue
-            if op[row] == REDUCE:  # it is begun, and the thread goes on
+            if JOINS[op[row]]:  # it is begun, and the thread goes on
                 before_s[row] = max(now_s, summed_s)
                 summed_s = float(matched.ends_s[row])
+                whole_s |= {int(program.code.stage[row]): summed_s} if op[row] == UNSHARD else {}
             else:
                 now_s = max(now_s, float(matched.ends_s[row]))
     return starts_s, before_s
@@ -195,15 +206,9 @@ def _copies_begin_s(program: Program, matched: Matched, came: Arrivals) -> dict[
 
 
 def _sums_s(program: Program, matched: Matched, came: Arrivals) -> Floats:
-    """Return by row of a Reduce the seconds from when its last member came."""
-    code = program.code
-    rows = np.flatnonzero(code.op == REDUCE).tolist()
-    last_s: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for row in rows:
-        key = int(code.edge[row]), int(code.micro_batch[row])
-        last_s[key] = max(last_s[key], float(came.before_s[row]))
-    sums_s = np.zeros(len(code.op))
-    for row in rows:
-        key = int(code.edge[row]), int(code.micro_batch[row])
-        sums_s[row] = max(0.0, float(matched.ends_s[row]) - last_s[key])
+    """Return by row of a Reduce or Unshard the seconds from when its last member came."""
+    sums_s = np.zeros(len(program.code.op))
+    for row, group in members(program).items():
+        last_s = max(float(came.before_s[member]) for member in group)
+        sums_s[row] = max(0.0, float(matched.ends_s[row]) - last_s)
     return sums_s
