@@ -107,6 +107,11 @@ class Reference:
                 case Reduce():
                     size_bytes, members = instruction.size_bytes, instruction.ranks
                     takes = self.cluster.all_reduce_s(size_bytes, members) if self.cluster else 0.0
+                    if instruction.how == "shards":
+                        yield lambda: all(item[0][1:] != ("shards",) for item in self.sums(rank))
+                        if self.cluster:
+                            how = "reduce_scatter", size_bytes, members
+                            takes = self.cluster.collective_s(*how)
                     span = Span(rank, "collective", "reduce", -1, instruction.step, 0, 0)
                     self.issue(rank, (instruction.bucket, instruction.how), members, takes, span)
                 case Unshard(stage):
@@ -121,6 +126,10 @@ class Reference:
                 case Reshard(stage):
                     self.gathers.discard((rank, stage))
                     self.gathered.discard((rank, stage))
+
+    def sums(self, rank: int) -> list[tuple]:
+        """Return the Reduces of a rank that are not over."""
+        return [item for item in self.queues[rank] if isinstance(item[0], tuple)]
 
     def compute(self, rank: int, action: Action) -> Iterator[float | Wake]:
         kind, stage, micro_batch = action

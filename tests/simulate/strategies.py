@@ -10,6 +10,7 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ProgramError
 from penstock.program.edges import Edge, TiedGroup
 from penstock.program.lower import chain, lower_schedule
+from penstock.program.passes.shard import shard
 from penstock.program.program import Code, Compute, Instruction, Program, Reshard, Unshard
 from penstock.schedule import SCHEDULES, Action
 
@@ -38,6 +39,11 @@ def programs(draw: st.DrawFn) -> Program:
     if not schedule.has_updates and draw(st.booleans()):
         with suppress(ProgramError):  # a gather behind a sum that waits for what is behind it
             return program.map_ranks(sharded)
+    words = st.sampled_from(("replicate", "shard", "shard_keep"))
+    if draw(st.booleans()):
+        what = draw(st.lists(words, min_size=num_stages, max_size=num_stages))
+        with suppress(ProgramError):  # it cannot be divided
+            return shard(program, what, prefetch=draw(st.integers(0, 3)))
     return program
 
 

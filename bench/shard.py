@@ -1,0 +1,364 @@
+"""Shards beside FSDP2 and DDP: stages divided among replicas, by turns in the same processes.
+
+    python -m bench.shard [--json] [--quick] [--rounds N]
+
+AdamW, one micro-batch a rank and step; two and four ranks that torchrun starts.  Models: the GPT of
+bench/models.py; the same with a vocabulary of 16,384, which is one huge embedding and one huge
+head; the same with four experts in place of each two-layer network, mixed by a gate.  Ours is one
+stage in units, a block each.  All train the same samples and have to come to the same weights.
+Free: all ranks on this host, where ours goes through shared memory.  Else the ranks are in two
+places (bench/network.py) with a real line between them, over which all use gloo.
+
+way         ours: "shard", gathered one unit ahead; "shard_keep", whole until the backward is over
+peer        fsdp2: fully_shard of each block and of the whole, freed after forward; fsdp2_keep: kept
+            for the backward; ddp: DistributedDataParallel
+ours_s, peer_s    seconds of a step on the slowest rank, median over the rounds
+ratio             ours_s / peer_s: the median of the rounds' ratios
+*_peak_bytes      tensors held at most by rank 0 in a step, under torch's profiler
+*_sent_bytes      what leaves rank 0's end of the line in a step; 0 where links are free
+predicted_s, predicted_bytes   of ours, by the simulator, from ops measured here
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.line import at_both_ends
+from bench.machine import machine
+from bench.models import GPT, Block, Pieces, Size, loss, micro_batches
+from bench.network import can_throttle, line
+from bench.replicas import DELAY_S, RATES, adamw, cluster_of
+from penstock import _compat
+from penstock.graph.trace import Capture, build_model, capture
+from penstock.heap import keep_freed_memory
+from penstock.job import Job
+from penstock.plan import Plan, Sharding, plan_by_hand
+from penstock.profile import Profile
+from penstock.profile.measure import measure
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.of_plan import lower
+from penstock.runtime.launch import join_torchrun, torchrun_store
+from penstock.runtime.rank import Rank
+from penstock.runtime.transport import Transport
+from penstock.simulate.of_program import simulate
+from penstock.timeline import peak_bytes, step_s
+
+RANKS = (2, 4)
+STEPS, ROUNDS, EXPERTS = 3, 5, 4
+CLOSE = 2e-3  # what weights may differ by: sums are rounded in another order
+WAYS: tuple[Sharding, ...] = ("shard", "shard_keep")
+PEERS = ("fsdp2", "fsdp2_keep", "ddp")
+MODELS = ("gpt", "embedding", "experts")
+Row = dict[str, float | int | str | None]
+
+
+class Experts(nn.Module):
+    """A two-layer network in four copies, whose outputs a gate mixes for each token."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, EXPERTS)
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(EXPERTS))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(EXPERTS))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        shares_BTE = self.gate(x_BTD).softmax(-1)
+        pairs = zip(self.up, self.down, strict=True)
+        made = [down(F.gelu(up(x_BTD))) for up, down in pairs]
+        return sum(
+            (
+                share[..., None] * one
+                for share, one in zip(shares_BTE.unbind(-1), made, strict=True)
+            ),
+            torch.zeros_like(x_BTD),
+        )
+
+
+def model_of(name: str) -> tuple[Size, Callable[[], nn.Module]]:
+    size = replace(GPT, vocabulary=16_384) if name == "embedding" else GPT
+
+    def make() -> nn.Module:
+        model = Pieces(size, range(size.blocks + 2))
+        for block in model.modules():
+            if name == "experts" and isinstance(block, Block):
+                block.up, block.down = Experts(size.width), nn.Identity()
+        return model
+
+    return size, make
+
+
+def job_of(name: str) -> Job:
+    size, make = model_of(name)
+    return Job(model=make, loss=loss, data=size.data, optimizer=adamw)
+
+
+def plan_of(captured: Capture, ranks: int, way: Sharding) -> Plan:
+    """Return replicas in units of a block, all of them divided."""
+    whole = plan_by_hand(captured.graph, (), "gpipe", num_micro_batches=1, replicas=ranks)
+    units = whole.refined(captured.graph)
+    return replace(units, shard=(way,) * units.num_stages, prefetch=1)
+
+
+class Side(NamedTuple):
+    """One of those that take turns: a step, what it holds before one, and its weights."""
+
+    step: Callable[[], object]
+    held_bytes: Callable[[], int]
+    weights: Callable[[], dict[str, Tensor]]
+
+
+def ours(name: str, way: Sharding, end: Transport) -> Side:
+    job, captured = job_of(name), capture(job_of(name))
+    plan = plan_of(captured, end.num_ranks, way)
+    program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
+    rank, steps = Rank(captured, stages, job, end), itertools.count()
+    calls = rank.bind(program)
+
+    def step() -> None:
+        with torch.no_grad():
+            rank.run(calls, next(steps))
+
+    def weights() -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for held in rank.weights.values():
+            assert held.shard is not None, "all stages are divided"
+            held.shard.make_room()
+            held.shard.gather()
+            found |= {held.names[node]: v.clone() for node, v in held.shard.reads.items()}
+            held.shard.drop()
+        return found
+
+    return Side(step, rank.held_bytes, weights)
+
+
+def peer(name: str, kind: str, end: Transport) -> Side:
+    model, size = build_model(job_of(name)), model_of(name)[0]
+    wrapped: Any = model
+    if kind == "ddp":
+        wrapped = DistributedDataParallel(model)
+    else:
+        frees = kind == "fsdp2"
+        mesh = dist.device_mesh.init_device_mesh("cpu", (end.num_ranks,))
+        for block in model.pieces.values():  # pyright: ignore
+            fully_shard(block, mesh=mesh, reshard_after_forward=frees)
+        fully_shard(model, mesh=mesh, reshard_after_forward=frees)
+    batches, numbers = micro_batches(size), itertools.count(end.rank, end.num_ranks)
+    optimizer = adamw(wrapped.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(wrapped, batches[next(numbers) % len(batches)]).backward()
+        optimizer.step()
+
+    def held_bytes() -> int:
+        local = [_local(p) for p in model.parameters()]
+        local += [_local(p.grad) for p in model.parameters() if p.grad is not None]
+        rows = (value for state in optimizer.state.values() for value in state.values())
+        local += [_local(value) for value in rows if isinstance(value, Tensor)]
+        return sum(tensor.untyped_storage().nbytes() for tensor in local)
+
+    def weights() -> dict[str, Tensor]:
+        named = wrapped.module if kind == "ddp" else wrapped
+        return {n: getattr(p, "full_tensor", lambda p=p: p)() for n, p in named.named_parameters()}
+
+    return Side(step, held_bytes, weights)
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def peak_of(side: Side) -> int:
+    """Return the most bytes held in a step."""
+    with _compat.memory_profile() as events:
+        side.step()
+    now = peak = 0
+    changes = [event.size_bytes for event in events()]
+    before = side.held_bytes() - sum(changes)
+    for change in changes:
+        now += change
+        peak = max(peak, now)
+    return before + peak
+
+
+def _sent_bytes() -> int:
+    """Return what left this place over lines so far."""
+    rows = (row.split() for row in Path("/proc/net/dev").read_text().splitlines()[2:])
+    return sum(int(row[9]) for row in rows if row[0] != "lo:")
+
+
+class Told(NamedTuple):
+    """What one side showed: seconds by round on the slowest rank, and bytes on rank 0."""
+
+    times_s: list[float]
+    peak: int
+    sent: float
+
+
+def by_turns(end: Transport, name: str, rounds: int) -> dict[str, Told]:
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    sides = {way: ours(name, way, end) for way in WAYS}
+    sides |= {kind: peer(name, kind, end) for kind in PEERS}
+    times = {side: list[float]() for side in sides}
+    sent = dict.fromkeys(sides, 0.0)
+    end.barrier()
+    everyone = tuple(range(end.num_ranks))
+    for number in range(-1, rounds):  # the first one is not counted
+        order = sorted(sides)
+        random.Random(number).shuffle(order)
+        for side in order:
+            end.barrier()
+            began, before = time.perf_counter(), _sent_bytes()
+            for _ in range(STEPS):
+                sides[side].step()
+            taken_s = (time.perf_counter() - began) / STEPS
+            told = end.all_gather_bytes(json.dumps(taken_s).encode(), everyone)
+            times[side] += [max(map(json.loads, told))] if number >= 0 else []
+            sent[side] = (_sent_bytes() - before) / STEPS
+    held = {side: sides[side].weights() for side in sides}
+    with torch.no_grad():
+        for side, theirs in held.items():
+            apart = max(float((theirs[n] - held["ddp"][n]).abs().max()) for n in theirs)
+            if apart > CLOSE:
+                raise ValueError(f"weights of {side} differ by {apart} after the same steps")
+    peaks: dict[str, int] = {}
+    for side in sides:
+        end.barrier()
+        peaks[side] = peak_of(sides[side])
+    return {side: Told(times[side], peaks[side], sent[side]) for side in sides}
+
+
+def hold(folder: Path) -> None:
+    """Be one rank that torchrun has started."""
+    name, rounds = json.loads((folder / "what.json").read_text())
+    ranks = int(os.environ["WORLD_SIZE"])
+
+    def work(end: Transport) -> dict[str, Told]:
+        if not dist.is_initialized():  # ours goes through shared memory, peers need gloo
+            store = dist.FileStore(str(folder / "gloo"), ranks)
+            dist.init_process_group("gloo", store=store, rank=end.rank, world_size=ranks)
+        return by_turns(end, name, rounds)
+
+    found = join_torchrun(work, torchrun_store(), groups=[tuple(range(ranks))])
+    if os.environ["RANK"] == "0":
+        (folder / "told.json").write_text(json.dumps(found))
+
+
+def played(name: str, ranks: int, rate: float, rounds: int) -> dict[str, Told]:
+    """Start the ranks, and return what `by_turns` gave."""
+    with tempfile.TemporaryDirectory() as given:
+        folder = Path(given)
+        (folder / "what.json").write_text(json.dumps([name, rounds]))
+        own = ["bench.shard", "--rank", given]
+        if rate == float("inf"):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command = [*torchrun, f"--nproc-per-node={ranks}", "-m", *own]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+        else:
+            with line(rate, DELAY_S) as places:
+                at_both_ends(places, own, ranks=ranks // 2)
+        told = json.loads((folder / "told.json").read_text())
+        return {side: Told(*row) for side, row in told.items()}
+
+
+def rows(
+    models: Sequence[str], sizes: Sequence[int], rates: Sequence[float], rounds: int
+) -> Iterator[Row]:
+    for name in models:
+        captured = capture(job_of(name))
+        profile = measure(captured, job_of(name), beside=1)
+        for ranks, rate in itertools.product(sizes, rates):
+            told = played(name, ranks, rate, rounds)
+            for way, kind in itertools.product(WAYS, PEERS):
+                yield (
+                    _row(told[way], told[kind])
+                    | {
+                        "model": name,
+                        "ranks": ranks,
+                        "link": "free" if rate == float("inf") else f"{rate / 1e6:g} MB/s",
+                        "way": way,
+                        "cap_bytes": None,
+                        "peer": kind,
+                    }
+                    | predicted(captured, profile, way, (ranks, rate))
+                )
+
+
+def _row(own: Told, other: Told) -> Row:
+    ratios = [a / b for a, b in zip(own.times_s, other.times_s, strict=True)]
+    return {
+        "ours_s": statistics.median(own.times_s),
+        "peer_s": statistics.median(other.times_s),
+        "ratio": statistics.median(ratios),
+        "ours_peak_bytes": own.peak,
+        "peer_peak_bytes": other.peak,
+        "ours_sent_bytes": own.sent,
+        "peer_sent_bytes": other.sent,
+    }
+
+
+def predicted(captured: Capture, profile: Profile, way: Sharding, where: tuple[int, float]) -> Row:
+    program = lower(plan_of(captured, where[0], way), captured.graph)
+    timeline = simulate(program, profile, cluster_of(*where), spans=False)
+    return {"predicted_s": step_s(timeline), "predicted_bytes": peak_bytes(timeline)[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="the GPT on two ranks, three rounds")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank is not None:
+        hold(given.rank)
+        return
+    can, why = can_throttle()
+    if not can:
+        print(f"only free links: {why}", file=sys.stderr)
+    sizes, rounds = (RANKS[:1], 3) if given.quick else (RANKS, given.rounds)
+    found = rows(MODELS[: 1 if given.quick else None], sizes, RATES if can else RATES[:1], rounds)
+    if given.json:
+        print(json.dumps({"machine": machine(), "rows": list(found)}))
+        return
+    show = partial(print, flush=True)
+    head = f"{'model':<10}{'ranks':>5}{'link':>10}{'way':>12}{'peer':>13}{'ours':>9}{'peer':>9}"
+    show(f"{head}{'ratio':>7}{'predicted':>11}{'ours, peer, predicted MiB':>27}{'sent MB':>15}")
+    for row in found:
+        sizes_mib = ", ".join(
+            f"{float(row[k] or 0) / 2**20:.1f}"
+            for k in ("ours_peak_bytes", "peer_peak_bytes", "predicted_bytes")
+        )
+        sent = ", ".join(
+            f"{float(row[k] or 0) / 1e6:.1f}" for k in ("ours_sent_bytes", "peer_sent_bytes")
+        )
+        show(f"{row['model']:<10}{row['ranks']:>5}{row['link']:>10}{row['way']:>12}{row['peer']:>13}"
+             f"{row['ours_s']:>7.3f} s{row['peer_s']:>7.3f} s{row['ratio']:>7.3f}"
+             f"{row['predicted_s']:>9.3f} s{sizes_mib:>27}{sent:>15}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
