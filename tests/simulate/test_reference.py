@@ -9,12 +9,20 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Link
 from penstock.program.lower import chain, lower_schedule
+from penstock.program.passes import shard
 from penstock.program.program import Program
-from penstock.schedule import KINDS, Action, gpipe
+from penstock.schedule import KINDS, Action, breadth_first, gpipe
 from penstock.simulate import Costs, simulate
 from penstock.timeline import Span, Timeline, step_s
 from tests.simulate.reference import Reference
-from tests.simulate.strategies import capacities, clusters, hosts_of, programs, random_seconds
+from tests.simulate.strategies import (
+    capacities,
+    clusters,
+    hosts_of,
+    one_host,
+    programs,
+    random_seconds,
+)
 
 
 def in_order(spans: Iterable[Span]) -> list[Span]:
@@ -70,6 +78,15 @@ def test_simulation_by_a_table_equals_the_reference(
     timeline = simulate(program, costs, cluster)
     unshard = list(zip(costs.unshard_s.tolist(), costs.unshard_bytes.tolist(), strict=True))
     check(timeline, Reference(program, seconds, cluster, None, unshard))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_sums_in_shards_one_after_the_other_equal_the_reference(prefetch: int):
+    program = lower_schedule(breadth_first(4, 2, num_ranks=1), replicas=2)
+    program = shard(program, ["shard", "shard_keep", "shard", "shard"], prefetch=prefetch)
+    cluster, seconds = one_host(2, Link(3.0, 1.0)), random_seconds(prefetch)
+    timeline = simulate(program, seconds, cluster)
+    check(timeline, Reference(program, seconds, cluster, None))
 
 
 def test_messages_that_wait_for_a_shared_lane_may_be_more_than_the_heap_had_room_for():
