@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
-from penstock.errors import PlanError, ProfileError, ProgramError, ScheduleError, TimelineError
+from penstock.errors import PlanError, ProfileError, ScheduleError, TimelineError
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.program.lower import chain, lower, lower_schedule
@@ -293,17 +293,6 @@ def test_recorded_seconds_leave_messages_to_a_cluster():
     computes = simulate(program, lambda action: 1.0, cluster)
     assert step_s(updates) == step_s(computes) + 1.0
     assert not same_times(updates, simulate(program, recorded))
-
-
-def test_program_that_gathers_weights_is_not_replayed():
-    from penstock.program.program import Reshard, Unshard
-
-    program = lower(gpipe(1, 1))
-    gathered = program.map_ranks(lambda code: (Unshard(0), *code[:-1], Reshard(0), code[-1]))
-    timeline = simulate(gathered, lambda action: 1.0)
-    measured = Timeline.of(1, timeline.spans, meta=(("clock", "measured"),))
-    with pytest.raises(ProgramError, match="gathers weights"):
-        record(gathered, measured)
 
 
 @given(seeds)

@@ -116,7 +116,11 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
     }
     value = ", ".join(f"{counts[each]} {words[each]}" for each in words if counts[each])
     ahead = f", gathered {plan.prefetch} ahead" if plan.prefetch else ", gathered at their use"
-    whole = judge.candidate(replace(plan, shard=(), prefetch=0))
+    undivided = replace(plan, shard=(), prefetch=0)
+    if judge.rules.broken(undivided, judge.graph):
+        yield Decision("shard", value + ahead, "user", "asked for by a rule")
+        return
+    whole = judge.candidate(undivided)
     held = f"{format_bytes(max(best.peak_bytes))} a rank in place of"
     why = f"{held} {format_bytes(max(whole.peak_bytes))}, {format_seconds(best.step_s)} in place of"
     why = f"{why} {format_seconds(whole.step_s)}"
