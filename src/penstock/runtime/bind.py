@@ -183,6 +183,8 @@ class _Binder:
             case Update(stage, step):
                 yield from self.sums.waits()
                 yield Bound(self._update(stage, step), "update", "U", stage, step)
+                if (shard := self.rank.weights_of(stage).shard) is not None:
+                    yield Bound(shard.forget, "versions", "U", stage, step)
                 if (slot := self.parked.slots.get((stage, step + 1))) is not None:
                     unpark = partial(self.rank.weights_of(stage).unpark, slot)
                     yield Bound(unpark, "versions", "U", stage, step)

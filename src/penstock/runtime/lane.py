@@ -108,6 +108,8 @@ class Awaited:
         where = "reduce", -1, reduce.step
         if reduce.how == "shards":  # one at a time: the gradients before take memory
             yield from self.waits("shards")
+            stage = int(reduce.bucket.removeprefix("stage"))
+            yield Bound(self.rank.shard_of(stage).keep, "versions", "reduce", stage, reduce.step)
         if self._has_company(place, reduce):
             begun, lane = Begun(call), self.rank.lane
             self.under_way.append((reduce, begun))

@@ -4,10 +4,11 @@ The whole weights, and the whole gradients, of a stage lie in flat tensors of wh
 is a view.  Here these have memory only while they are needed:
 
     weights     from `make_room` to `drop`; `gather` fills them in, beside the thread
-    gradients   from `begin` to `end`; `scatter` leaves their sum over all replicas in the shard
+    gradients   from `begin` to `end`; `scatter` leaves their sum over all replicas in the shard,
+                where it has memory from `keep` to `forget`, behind the update
 
-What stays is one part of each, and the optimizer's state of it.  Parts are cut at cache lines, not
-at parameters, so that all have the same size; a parameter may lie in several.
+What stays is one part of the weights, and the optimizer's state of it.  Parts are cut at cache
+lines, not at parameters, so that all have the same size; a parameter may lie in several.
 
 Source: ZeRO, arXiv:1910.02054, stage 3; flat parameters: FSDP, arXiv:2304.11277.
 """
@@ -86,7 +87,7 @@ class StageShard:
             self._add_slices(*rows)
         # none can be made later, of what has no memory
         self.reads, self.views = all_views(layouts, whole), all_views(layouts, self.sums)
-        for flat in (*flats, *whole, *self.sums):
+        for flat in (*flats, *whole, *self.sums, *self.kept_sums):
             _free(flat)
 
     def _add_slices(self, layout: Flat, mine: slice, kept: Tensor, summed: Tensor) -> None:
@@ -128,6 +129,16 @@ class StageShard:
                 _fill(flat)
                 flat.zero_()
         self.is_open = True
+
+    def keep(self) -> None:
+        """Give the gradients of the own part memory."""
+        for kept in self.kept_sums:
+            _fill(kept)
+
+    def forget(self) -> None:
+        """Free the gradients of the own part, once it is updated."""
+        for kept in self.kept_sums:
+            _free(kept)
 
     def scatter(self) -> None:
         """Sum the gradients over all replicas, each the part that it keeps."""

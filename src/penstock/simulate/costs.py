@@ -69,9 +69,10 @@ class Memory:
     unsharded_bytes  [stage]: held additionally from Unshard to Reshard; empty: nothing
     message_bytes    [edge]: held from a Receive to the first use; empty: nothing, as where messages
                      arrive only when they are used
-    summed_bytes     [2, stage]: of one whose sum leaves shards, its whole gradients: held from the
-                     end of the first backward of a step to the next such sum of the rank; and what
-                     is held besides at that end, with its results; empty: nothing
+    summed_bytes     [3, stage]: of one whose sum leaves shards, its whole gradients: held from the
+                     end of the first backward of a step to the next such sum of the rank; what is
+                     held besides at that end, with its results; and the gradients that stay here,
+                     from that sum to the end of the update; empty: nothing
 
     Raises:   ValueError: arrays of other shapes.
     """
@@ -81,7 +82,7 @@ class Memory:
     net_bytes: NDArray[np.int64]
     unsharded_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     message_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    summed_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty((2, 0), np.int64))
+    summed_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty((3, 0), np.int64))
 
     def __post_init__(self) -> None:
         names = "start_bytes", "transient_bytes", "net_bytes", "message_bytes"
@@ -93,7 +94,7 @@ class Memory:
             _check_rows(name, sizes, (num_stages,))
         sizes = self.unsharded_bytes
         _check_shape("unsharded_bytes", sizes, (num_stages if len(sizes) else 0,))
-        shape = 2, num_stages if self.summed_bytes.size else 0
+        shape = 3, num_stages if self.summed_bytes.size else 0
         _check_shape("summed_bytes", self.summed_bytes, shape)
         _check_shape("message_bytes", self.message_bytes, (self.message_bytes.size,))
 

@@ -75,7 +75,7 @@ def account(program: Program, memory: Memory) -> Account:
     offsets, start = np.searchsorted(rows, codes.offsets), memory.start_bytes
     op, kind, stage = codes.op[rows], codes.kind[rows], codes.stage[rows]
     dropped = NUM_COSTS + (holds == _DROP)
-    freed = holds[op] == 0  # sums in shards: what they do is in _whole_gradients
+    freed = holds[op] == 0  # sums in shards: what they do is in _gradients
     at = np.where((holds == _ACTION)[:, None], COST_ROW, dropped[:, None])[op, kind], stage
     during = np.stack([*with_copies(memory.transient_bytes), gathered, -gathered])[at]
     after = np.stack([*with_copies(memory.net_bytes), gathered, -gathered])[at]
@@ -83,10 +83,11 @@ def account(program: Program, memory: Memory) -> Account:
     during[early | freed] = after[early | freed] = 0
     before = np.zeros(len(rows), np.int64)
     if len(shards):
-        more, less = _whole_gradients(program, memory, rows)
+        more, less, updated = _gradients(program, memory, rows)
         ended = np.where(op == COMPUTE, memory.summed_bytes[1][stage], 0)
         during = np.maximum(during, np.where(more > 0, ended + more, during))
         after += more
+        after -= updated
         before -= less
     if len(memory.message_bytes):
         posted, uses = holds[op] == _MESSAGE, (op == COMPUTE) & (kind != W)
@@ -107,11 +108,16 @@ def _shards(program: Program) -> IntArray:
     return sums[names[codes.edge[sums]]] if len(names) else sums[:0]
 
 
-def _whole_gradients(program: Program, memory: Memory, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Return what each of `rows` takes for whole gradients, and what it frees as it begins."""
+def _gradients(
+    program: Program, memory: Memory, rows: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return what each of `rows` takes for gradients of divided stages, and what it frees as it
+    begins and as it ends.
+    """
     codes, sharded = program.code, program.sharded
-    more, less = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    more, less, updated = np.zeros((3, len(rows)), np.int64)
     sizes = {stage: int(memory.summed_bytes[0][stage]) for stage in sharded}
+    kept = memory.summed_bytes[2].tolist()
     ops, kinds, stages = codes.op[rows].tolist(), codes.kind[rows].tolist(), codes.stage[rows]
     owners = np.searchsorted(codes.offsets, rows, side="right").tolist()
     held, due, rank = dict[int, int](), 0, 0  # by stage; what is under way or summed
@@ -125,9 +131,11 @@ def _whole_gradients(program: Program, memory: Memory, rows: IntArray) -> tuple[
             if op == REDUCE:
                 bucket = codes.reductions[int(codes.edge[rows[at]])].bucket
                 summed = int(bucket.removeprefix("stage"))
-                more[at] = 0 if summed in held else sizes[summed]
+                more[at] = (0 if summed in held else sizes[summed]) + kept[summed]
                 due = held.pop(summed, sizes[summed])
-    return more, less
+            elif stage in sharded:
+                updated[at] = kept[stage]
+    return more, less, updated
 
 
 def _check(program: Program, memory: Memory) -> None:

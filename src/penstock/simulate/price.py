@@ -181,9 +181,9 @@ class DeviceMemory:
                     older versions; of a stage in shards, one of them
     copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
                     where nothing is
-    whole           [3, stage]: of one that is divided, the weights while it is gathered, the
-                    gradients while they are summed, and what the backward that made the first of
-                    them holds at its end; empty: none is
+    whole           [4, stage]: of one that is divided, the weights while it is gathered, the
+                    gradients while they are summed, what the backward that made the first of them
+                    holds at its end, and the gradients that stay until the update; empty: none is
     """
 
     transient: NDArray[np.int64]
@@ -191,7 +191,7 @@ class DeviceMemory:
     undo: tuple[int, ...]
     start: tuple[int, ...]
     copied: NDArray[np.int64] | None = None
-    whole: tuple[tuple[int, ...], ...] = ((), (), ())
+    whole: tuple[tuple[int, ...], ...] = ((), (), (), ())
 
 
 def memory_on(
@@ -221,7 +221,7 @@ def memory_on(
         for rank, place in enumerate(places)
     ]
     sizes = [edge.size_bytes for edge in program.edges] if posted else []
-    read, *summed = np.array(used[0].whole, np.int64).reshape(3, -1)
+    read, *summed = np.array(used[0].whole, np.int64).reshape(4, -1)
     message = np.array(sizes, np.int64)
     more = {"unsharded_bytes": read, "summed_bytes": np.array(summed), "message_bytes": message}
     return Memory(np.array(start, np.int64), transient, net, **more)
@@ -289,12 +289,10 @@ def held_of(
 
 
 def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], ...]:
-    """Return the bytes of weights and gradients of stages that are divided, while whole, and the
-    bytes that a backward holds when its last op has ended.
-    """
+    """Return the rows of `DeviceMemory.whole`."""
     read = tuple(_sharded_bytes(graph, stages, ways))
     if not read:
-        return (), (), ()
+        return (), (), (), ()
     summed = tuple(
         _trained_bytes(graph, stage) if own else 0
         for stage, own in zip(stages.stages, read, strict=True)
@@ -303,7 +301,10 @@ def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], .
         _end_bytes(graph, stages, stage) if own else 0
         for stage, own in zip(stages.stages, read, strict=True)
     )
-    return read, summed, ended
+    kept = tuple(
+        total // ways.parts(stage.index) for stage, total in zip(stages.stages, summed, strict=True)
+    )
+    return read, summed, ended, kept
 
 
 def _end_bytes(graph: Graph, stages: Stages, stage: Stage) -> int:
@@ -389,11 +390,13 @@ def _held_bytes(
     graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int], parts: int
 ) -> int:
     alive = versions[stage.index] if len(versions) > stage.index else 1
-    gradients, older = _trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
+    trained, older = _trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
+    state, read = _state_bytes(graph, stage, profile), _read_bytes(graph, stage)
+    if parts == 1:
+        return int(trained + state + older) + read
     copies = sum(graph.copy_bytes(p) for p in _trained(graph, stage))
-    away = gradients - gradients // parts + (copies if parts > 1 else 0)  # where it is divided
-    divided = (gradients + _state_bytes(graph, stage, profile)) / parts
-    return int(divided + older) + _read_bytes(graph, stage) - away
+    away = trained - trained // parts + copies  # its gradients are there from sum to update
+    return int(state / parts + older) + read - away
 
 
 def _state_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
