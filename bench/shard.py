@@ -1,6 +1,6 @@
 """Shards beside FSDP2 and DDP: stages divided among replicas, by turns in the same processes.
 
-    python -m bench.shard [--json] [--quick] [--rounds N]
+    python -m bench.shard [--json] [--quick] [--rounds N] [--model NAME]
 
 AdamW, one micro-batch a rank and step; two and four ranks that torchrun starts.  Models: the GPT of
 bench/models.py; the same with a vocabulary of 16,384, which is one huge embedding and one huge
@@ -9,12 +9,15 @@ stage in units, a block each.  All train the same samples and have to come to th
 Free: all ranks on this host, where ours goes through shared memory.  Else the ranks are in two
 places (bench/network.py) with a real line between them, over which all use gloo.
 
-way         ours: "shard", gathered one unit ahead; "shard_keep", whole until the backward is over
+way         ours: "shard", gathered one unit ahead; "shard_keep", whole until the backward is over;
+            "planned", what the search finds for ranks and line with as many bytes as "shard" holds
+plan        that, in words
+cap_bytes   the most that a rank may hold by that plan
 peer        fsdp2: fully_shard of each block and of the whole, freed after forward; fsdp2_keep: kept
             for the backward; ddp: DistributedDataParallel
 ours_s, peer_s    seconds of a step on the slowest rank, median over the rounds
 ratio             ours_s / peer_s: the median of the rounds' ratios
-*_peak_bytes      tensors held at most by rank 0 in a step, under torch's profiler
+*_peak_bytes      tensors held at most by any rank in a step, under torch's profiler
 *_sent_bytes      what leaves rank 0's end of the line in a step; 0 where links are free
 predicted_s, predicted_bytes   of ours, by the simulator, from ops measured here
 """
@@ -29,7 +32,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +63,8 @@ from penstock.program.of_plan import lower
 from penstock.runtime.launch import join_torchrun, torchrun_store
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
+from penstock.search.search import search
+from penstock.search.shapes import Fixed
 from penstock.simulate.of_program import simulate
 from penstock.timeline import peak_bytes, step_s
 
@@ -66,6 +72,7 @@ RANKS = (2, 4)
 STEPS, ROUNDS, EXPERTS = 3, 5, 4
 CLOSE = 2e-3  # what weights may differ by: sums are rounded in another order
 WAYS: tuple[Sharding, ...] = ("shard", "shard_keep")
+PLANNED = "planned"
 PEERS = ("fsdp2", "fsdp2_keep", "ddp")
 MODELS = ("gpt", "embedding", "experts")
 Row = dict[str, float | int | str | None]
@@ -126,9 +133,14 @@ class Side(NamedTuple):
     weights: Callable[[], dict[str, Tensor]]
 
 
-def ours(name: str, way: Sharding, end: Transport) -> Side:
-    job, captured = job_of(name), capture(job_of(name))
-    plan = plan_of(captured, end.num_ranks, way)
+def planned(captured: Capture, profile: Profile, where: tuple[int, float], cap: int) -> Plan:
+    """Return what the search finds where a rank may hold `cap` bytes."""
+    ranks, cluster = where[0], cluster_of(*where).within(cap)
+    fixed = Fixed(ranks=ranks)
+    return search(captured.graph, profile, cluster, micro_batches=ranks, fixed=fixed).plan
+
+
+def ours(job: Job, captured: Capture, plan: Plan, end: Transport) -> Side:
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
     rank, steps = Rank(captured, stages, job, end), itertools.count()
     calls = rank.bind(program)
@@ -140,7 +152,9 @@ def ours(name: str, way: Sharding, end: Transport) -> Side:
     def weights() -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for held in rank.weights.values():
-            assert held.shard is not None, "all stages are divided"
+            if held.shard is None:
+                found |= {held.names[node]: v.clone() for node, v in held.kept().items()}
+                continue
             held.shard.make_room()
             held.shard.gather()
             found |= {held.names[node]: v.clone() for node, v in held.shard.reads.items()}
@@ -209,17 +223,18 @@ def _sent_bytes() -> int:
 
 
 class Told(NamedTuple):
-    """What one side showed: seconds by round on the slowest rank, and bytes on rank 0."""
+    """What one side showed: seconds by round on the slowest rank, and bytes."""
 
     times_s: list[float]
     peak: int
     sent: float
 
 
-def by_turns(end: Transport, name: str, rounds: int) -> dict[str, Told]:
+def by_turns(end: Transport, name: str, plans: Mapping[str, Plan], rounds: int) -> dict[str, Told]:
     keep_freed_memory()
     torch.set_num_threads(1)
-    sides = {way: ours(name, way, end) for way in WAYS}
+    job, captured = job_of(name), capture(job_of(name))
+    sides = {way: ours(job, captured, plan, end) for way, plan in plans.items()}
     sides |= {kind: peer(name, kind, end) for kind in PEERS}
     times = {side: list[float]() for side in sides}
     sent = dict.fromkeys(sides, 0.0)
@@ -246,30 +261,42 @@ def by_turns(end: Transport, name: str, rounds: int) -> dict[str, Told]:
     peaks: dict[str, int] = {}
     for side in sides:
         end.barrier()
-        peaks[side] = peak_of(sides[side])
+        told = end.all_gather_bytes(json.dumps(peak_of(sides[side])).encode(), everyone)
+        peaks[side] = max(map(json.loads, told))
     return {side: Told(times[side], peaks[side], sent[side]) for side in sides}
 
 
 def hold(folder: Path) -> None:
     """Be one rank that torchrun has started."""
     name, rounds = json.loads((folder / "what.json").read_text())
+    plans = {path.stem: Plan.load(path) for path in sorted((folder / "plans").iterdir())}
     ranks = int(os.environ["WORLD_SIZE"])
+    graph = capture(job_of(name)).graph
+    groups = {
+        one.ranks for plan in plans.values() for one in lower_plan(plan, graph).code.reductions
+    }
 
     def work(end: Transport) -> dict[str, Told]:
         if not dist.is_initialized():  # ours goes through shared memory, peers need gloo
             store = dist.FileStore(str(folder / "gloo"), ranks)
             dist.init_process_group("gloo", store=store, rank=end.rank, world_size=ranks)
-        return by_turns(end, name, rounds)
+        return by_turns(end, name, plans, rounds)
 
-    found = join_torchrun(work, torchrun_store(), groups=[tuple(range(ranks))])
+    found = join_torchrun(work, torchrun_store(), groups=sorted({tuple(range(ranks)), *groups}))
     if os.environ["RANK"] == "0":
         (folder / "told.json").write_text(json.dumps(found))
 
 
-def played(name: str, ranks: int, rate: float, rounds: int) -> dict[str, Told]:
+def played(
+    name: str, plans: Mapping[str, Plan], where: tuple[int, float], rounds: int
+) -> dict[str, Told]:
     """Start the ranks, and return what `by_turns` gave."""
+    ranks, rate = where
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)
+        (folder / "plans").mkdir()
+        for way, plan in plans.items():
+            plan.save(folder / "plans" / f"{way}.json")
         (folder / "what.json").write_text(json.dumps([name, rounds]))
         own = ["bench.shard", "--rank", given]
         if rate == float("inf"):
@@ -290,21 +317,38 @@ def rows(
     for name in models:
         captured = capture(job_of(name))
         profile = measure(captured, job_of(name), beside=1)
-        for ranks, rate in itertools.product(sizes, rates):
-            told = played(name, ranks, rate, rounds)
-            for way, kind in itertools.product(WAYS, PEERS):
+        for where in itertools.product(sizes, rates):
+            plans: dict[str, Plan] = {way: plan_of(captured, where[0], way) for way in WAYS}
+            cap = int(predicted(plans["shard"], captured, profile, where)["predicted_bytes"])
+            plans[PLANNED] = planned(captured, profile, where, cap)
+            told = played(name, plans, where, rounds)
+            for way, kind in itertools.product(plans, PEERS):
+                is_planned = way == PLANNED
                 yield (
-                    _row(told[way], told[kind])
-                    | {
+                    {
                         "model": name,
-                        "ranks": ranks,
-                        "link": "free" if rate == float("inf") else f"{rate / 1e6:g} MB/s",
+                        "ranks": where[0],
+                        "link": "free" if where[1] == float("inf") else f"{where[1] / 1e6:g} MB/s",
                         "way": way,
-                        "cap_bytes": None,
+                        "plan": _words(plans[way]) if is_planned else None,
+                        "cap_bytes": cap if is_planned else None,
                         "peer": kind,
                     }
-                    | predicted(captured, profile, way, (ranks, rate))
+                    | _row(told[way], told[kind])
+                    | predicted(plans[way], captured, profile, where)
                 )
+
+
+def _words(plan: Plan) -> str:
+    """Return a plan in words."""
+    shards = ", ".join(f"{n} {word}" for word, n in Counter(plan.shard).items())
+    recomputed = sum(plan.recompute)
+    return (
+        f"{plan.replicas} x {plan.num_ranks} ranks, {plan.num_stages} stages"
+        f"{f' ({shards})' if shards else ''}"
+        f"{f', {recomputed} recomputed' if recomputed else ''}"
+        f", {plan.num_micro_batches} micro-batches"
+    )
 
 
 def _row(own: Told, other: Told) -> Row:
@@ -320,10 +364,12 @@ def _row(own: Told, other: Told) -> Row:
     }
 
 
-def predicted(captured: Capture, profile: Profile, way: Sharding, where: tuple[int, float]) -> Row:
-    program = lower(plan_of(captured, where[0], way), captured.graph)
+def predicted(
+    plan: Plan, captured: Capture, profile: Profile, where: tuple[int, float]
+) -> dict[str, float]:
+    program = lower(plan, captured.graph)
     timeline = simulate(program, profile, cluster_of(*where), spans=False)
-    return {"predicted_s": step_s(timeline), "predicted_bytes": peak_bytes(timeline)[0]}
+    return {"predicted_s": step_s(timeline), "predicted_bytes": max(peak_bytes(timeline))}
 
 
 def main() -> None:
@@ -331,7 +377,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="the GPT on two ranks, three rounds")
+    parser.add_argument("--quick", action="store_true", help="two ranks, three rounds")
+    parser.add_argument("--model", choices=MODELS, help="one of the models only")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -342,7 +389,8 @@ def main() -> None:
     if not can:
         print(f"only free links: {why}", file=sys.stderr)
     sizes, rounds = (RANKS[:1], 3) if given.quick else (RANKS, given.rounds)
-    found = rows(MODELS[: 1 if given.quick else None], sizes, RATES if can else RATES[:1], rounds)
+    models = MODELS if given.model is None else (given.model,)
+    found = rows(models, sizes, RATES if can else RATES[:1], rounds)
     if given.json:
         print(json.dumps({"machine": machine(), "rows": list(found)}))
         return
@@ -359,7 +407,8 @@ def main() -> None:
         )
         show(f"{row['model']:<10}{row['ranks']:>5}{row['link']:>10}{row['way']:>12}{row['peer']:>13}"
              f"{row['ours_s']:>7.3f} s{row['peer_s']:>7.3f} s{row['ratio']:>7.3f}"
-             f"{row['predicted_s']:>9.3f} s{sizes_mib:>27}{sent:>15}")  # fmt: skip
+             f"{row['predicted_s']:>9.3f} s{sizes_mib:>27}{sent:>15}"
+             f"  {row['plan'] or ''}")  # fmt: skip
 
 
 if __name__ == "__main__":
