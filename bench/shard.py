@@ -230,12 +230,15 @@ class Told(NamedTuple):
     sent: float
 
 
-def by_turns(end: Transport, name: str, plans: Mapping[str, Plan], rounds: int) -> dict[str, Told]:
+def by_turns(
+    end: Transport, name: str, plans: Mapping[str, Plan], rounds: int, peers: Sequence[str] = PEERS
+) -> dict[str, Told]:
+    """Return what plans and peers showed, one of them DDP, which they are compared with."""
     keep_freed_memory()
     torch.set_num_threads(1)
     job, captured = job_of(name), capture(job_of(name))
     sides = {way: ours(job, captured, plan, end) for way, plan in plans.items()}
-    sides |= {kind: peer(name, kind, end) for kind in PEERS}
+    sides |= {kind: peer(name, kind, end) for kind in peers}
     times = {side: list[float]() for side in sides}
     sent = dict.fromkeys(sides, 0.0)
     end.barrier()
@@ -268,7 +271,7 @@ def by_turns(end: Transport, name: str, plans: Mapping[str, Plan], rounds: int) 
 
 def hold(folder: Path) -> None:
     """Be one rank that torchrun has started."""
-    name, rounds = json.loads((folder / "what.json").read_text())
+    name, rounds, peers = json.loads((folder / "what.json").read_text())
     plans = {path.stem: Plan.load(path) for path in sorted((folder / "plans").iterdir())}
     ranks = int(os.environ["WORLD_SIZE"])
     graph = capture(job_of(name)).graph
@@ -280,7 +283,7 @@ def hold(folder: Path) -> None:
         if not dist.is_initialized():  # ours goes through shared memory, peers need gloo
             store = dist.FileStore(str(folder / "gloo"), ranks)
             dist.init_process_group("gloo", store=store, rank=end.rank, world_size=ranks)
-        return by_turns(end, name, plans, rounds)
+        return by_turns(end, name, plans, rounds, peers)
 
     found = join_torchrun(work, torchrun_store(), groups=sorted({tuple(range(ranks)), *groups}))
     if os.environ["RANK"] == "0":
@@ -288,7 +291,11 @@ def hold(folder: Path) -> None:
 
 
 def played(
-    name: str, plans: Mapping[str, Plan], where: tuple[int, float], rounds: int
+    name: str,
+    plans: Mapping[str, Plan],
+    where: tuple[int, float],
+    rounds: int,
+    peers: Sequence[str] = PEERS,
 ) -> dict[str, Told]:
     """Start the ranks, and return what `by_turns` gave."""
     ranks, rate = where
@@ -297,7 +304,7 @@ def played(
         (folder / "plans").mkdir()
         for way, plan in plans.items():
             plan.save(folder / "plans" / f"{way}.json")
-        (folder / "what.json").write_text(json.dumps([name, rounds]))
+        (folder / "what.json").write_text(json.dumps([name, rounds, peers]))
         own = ["bench.shard", "--rank", given]
         if rate == float("inf"):
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -317,6 +317,22 @@ BREAKS = (
         "a simulated sum in shards is begun while the one before it still holds its gradients",
     ),
     Break(
+        "part_gradients_stay",
+        "runtime/shards.py",
+        "            _free(kept)",
+        "            kept.zero_()",
+        ("tests/program/test_shard.py",),
+        "gradients of a part that have memory all the time",
+    ),
+    Break(
+        "units_never_changed",
+        "search/units.py",
+        "while points != before:",
+        "while before is not None:",
+        ("tests/search/test_units.py",),
+        "a search of units that ends with the usual settings",
+    ),
+    Break(
         "shard_of_another",
         "runtime/shards.py",
         "kept.copy_(flat[mine])",

@@ -17,6 +17,7 @@ from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
 from penstock.profile.kinds import save_profiles
 from penstock.program.passes.receive_early import early_on
 from penstock.rules import Rule, rewritten
+from penstock.rules.ruled import ruled
 from penstock.schedule.recipe import Recipe
 from penstock.search import (
     Candidate,
@@ -30,6 +31,7 @@ from penstock.search import (
 )
 from penstock.search.judge import Judge
 from penstock.search.simplest import ERROR
+from penstock.search.units import in_best_units
 from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines, profiled_here, traced
@@ -198,8 +200,8 @@ def found_in_units(
 ) -> Choice:
     """Return a choice of the search in such units, predicted; None: as is best.
 
-    That is in blocks where the simulator says that hiding the sums of its replicas then makes the
-    step shorter by `_WORTH` of it.  Stages and schedules that somebody asked for stay as they are.
+    That is in units that hide the sums of its replicas, where the simulator says that the step is
+    shorter then by `_WORTH` of it.  Stages and schedules that somebody asked for stay as they are.
     Raises:   as `in_units`.
     """
     plan, graph = choice.plan, choice.captured.graph
@@ -207,16 +209,17 @@ def found_in_units(
     is_asked = units is not None or fixed.schedule is not None or fixed.stages is not None
     if is_asked or is_whole or plan.grid.replicas == 1:
         return in_units(choice, units, profiles, cluster, fixed.rules)
-    cut = in_units(choice, "block", profiles, cluster, fixed.rules).plan
-    before, after = (predicted(each, graph, profiles, cluster).predicted for each in (plan, cut))
-    assert before is not None
-    assert after is not None
-    if cut.num_stages == plan.num_stages or after.step_s > (1.0 - _WORTH) * before.step_s:
+    judge = Judge(graph, profiles, cluster, rules=ruled(fixed.rules, graph))
+    found, before_s = in_best_units(judge, plan), evaluate(graph, profiles, cluster, plan)[0].step_s
+    if found is None or found.candidate.step_s > (1.0 - _WORTH) * before_s:
         return choice
-    seconds = format_seconds(after.step_s), format_seconds(before.step_s)
-    why = f"sums beside the backward pass: {seconds[0]}, with whole stages {seconds[1]}"
-    made = (*plan.decisions, Decision("units", "block", "search", why))
-    return choice._replace(plan=decide(cut, made, after))
+    cut = found.candidate.plan
+    usual = (f"{name} {format_seconds(each)}" for name, each in found.usual_s.items())
+    why = f"sums beside the backward pass: {format_seconds(found.candidate.step_s)}; "
+    is_usual = found.setting != "searched"
+    value = found.setting if is_usual else f"{cut.num_stages} in place of {plan.num_stages} stages"
+    made = (*plan.decisions, Decision("units", value, "search", why + ", ".join(usual)))
+    return choice._replace(plan=predicted(replace(cut, decisions=made), graph, profiles, cluster))
 
 
 def predicted(plan: Plan, graph: Graph, profiles: "Sequence[Profile]", cluster: Cluster) -> Plan:
