@@ -8,12 +8,18 @@ import torch
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.profile.estimate import estimated
 from penstock.profile.latency import learned
-from penstock.profile.store import samples_of
+from penstock.profile.measure import measure
+from penstock.profile.sampled import resting_on, sampled_in
+from penstock.profile.store import samples_of, steps_path
+from penstock.program.lower_plan import stages_of
 from penstock.program.of_plan import lower
+from penstock.runtime.sampler import ActionSeconds, Samples
+from penstock.schedule.orders import KINDS
 from penstock.search import Fixed, search
 from penstock.simulate.of_program import simulate
+from penstock.simulate.price import costs_of
 from penstock.training.choose import Choice
-from penstock.training.learn import learn, segments_of
+from penstock.training.learn import learn, learn_step, segments_of
 from penstock.training.listener import SILENT
 from penstock.training.prepare import profiled
 from tests.parity.models import captured, job_of, plan_of
@@ -61,3 +67,48 @@ def test_devices_are_told_apart_and_one_that_cannot_be_estimated_tells_nothing()
     known = learned(found[BOARD])
     assert known.factors == pytest.approx([1.0] * 7, abs=0.1)  # B adds gradients up too
     learn(Choice(job, made, plan), cluster, timeline, None)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [("one_f_one_b", (False, False)), ("one_f_one_b", (True, False)), ("zb_h1", (False, False))],
+)
+def test_sampled_steps_teach_what_each_segment_takes(schedule, recompute, tmp_path):
+    """A machine on which F takes three times what was measured, all else half, and updates four.
+
+    What B repeats of F takes three times, too.
+    """
+    made, job = captured("gpt", torch.float32), job_of("gpt", torch.float32)
+    plan = replace(plan_of(made.graph, schedule, 2, 3), recompute=recompute)
+    cluster = Cluster((BOARD,), (Host("here", "board", 2),), inside=Link(1e-5, 1e9))
+    profile = replace(measure(made, job), kind="board", call_s=0.0, accumulate_s_per_byte=0.0)
+    phases = [3.0 if node.phase == "F" else 0.5 for node in made.graph.nodes]
+    truth = replace(
+        profile,
+        op_s=tuple(s * ratio for s, ratio in zip(profile.op_s, phases, strict=True)),
+        update_s=4 * profile.update_s,
+        update_s_per_byte=4 * profile.update_s_per_byte,
+    )
+    stages = stages_of(plan, made.graph)
+    kinds = ["F", "B", "U"] if schedule == "one_f_one_b" else ["F", "I", "W", "U"]
+
+    def seconds_of(known):
+        seconds = costs_of(made.graph, stages, known).action_s[:, :, 0]
+        return {(kind, at): seconds[KINDS.index(kind), at] for kind in kinds for at in range(2)}
+
+    took = seconds_of(truth)
+    rows = [
+        Samples(
+            tuple(ActionSeconds(k, at, s) for (k, at), s in took.items() if at == rank and s > 0),
+            998, 998, 1000, 0.1, 1.0, 0, 0.1,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    learn_step(Choice(job, made, plan), [profile], cluster, rows, tmp_path)
+    path = steps_path(tmp_path, made, job, profile.beside)
+    assert path is not None
+    known = resting_on(profile, sampled_in(path, profile))
+    assert (known.steps, known.runs) == (998, 1)
+    for action, seconds in seconds_of(known).items():
+        assert seconds == pytest.approx(took[action], rel=0.01), action
+    learn_step(Choice(job, made, plan), [profile], cluster, rows, None)  # nowhere to be kept

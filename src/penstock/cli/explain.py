@@ -67,6 +67,8 @@ def diff(
 
 
 def _show(found: "SeenPlan", rows: "list[ExplainedDecision]") -> None:
+    from penstock.training.replans import words_of
+
     face.show(f"{str(found.plan).splitlines()[0]}\n")
     for row in rows:
         face.show(f"{row.decision.what}: {row.decision.value} ({row.decision.by})")
@@ -77,6 +79,8 @@ def _show(found: "SeenPlan", rows: "list[ExplainedDecision]") -> None:
             what, predicted_s, measured_s = row.measured
             both = f"{_seconds(predicted_s)} predicted, {_seconds(measured_s)} measured"
             face.show(f"  measured   {what}: {both}, a step, the mean of the ranks")
+    for again in found.replanned:
+        face.show("\n".join(words_of(again)))
     face.show(f"\n{_table([found])}")
     if found.measured_s is not None:
         replayed = f"`penstock replay {found.place}` tells what they would be by measured seconds"

@@ -72,6 +72,7 @@ class Host:
     """A machine with some devices of one kind, named by `device`.
 
     `cores`: how many CPU cores its ranks share, where these are the devices; 0: each has its own.
+    `kinds`: of each of its devices, where they are not alike; `device` is then that of one of them.
     """
 
     name: str
@@ -79,16 +80,27 @@ class Host:
     num_devices: int
     region: str = "here"
     cores: int = 0
+    kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_names(f'host "{self.name}"', (self.name, self.device, self.region))
+        _check_names(f'host "{self.name}"', (self.name, self.device, self.region, *self.kinds))
         if self.num_devices < 1:
             raise ClusterError(
                 f'host "{self.name}" has {self.num_devices} devices', hint="a host has at least one"
             )
+        if self.kinds and len(self.kinds) != self.num_devices:
+            raise ClusterError(
+                f'host "{self.name}" has {self.num_devices} devices of {len(self.kinds)} kinds',
+                hint="name the kind of each device, or leave `kinds` out",
+            )
         if self.cores < 0:
             hint = "give their number, or 0 where each device has its own"
             raise ClusterError(f'host "{self.name}" has {self.cores} cores', hint=hint)
+
+    @property
+    def named(self) -> set[str]:
+        """Return the kinds of device that it names."""
+        return {self.device, *self.kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +207,11 @@ class Cluster:
                     )
         kinds = {kind.name for kind in self.devices}
         for host in self.hosts:
-            if host.device not in kinds:
+            for name in host.named - kinds:
                 there = ", ".join(sorted(kinds)) or "none"
                 hint = f"add a [[device]] of that name, or use one of: {there}"
                 raise ClusterError(
-                    f'host "{host.name}" has devices "{host.device}", which are not described',
+                    f'host "{host.name}" has devices "{name}", which are not described',
                     hint=hint,
                 )
         ends = tuple(accumulate(host.num_devices for host in self.hosts))
@@ -224,7 +236,9 @@ class Cluster:
 
     def device_of(self, rank: int) -> DeviceKind:
         """Return the kind of the device of `rank`."""
-        name = self.host_of(rank).device
+        number = self.host_number(rank)
+        host = self.hosts[number]
+        name = host.kinds[rank - self._ends[number]] if host.kinds else host.device
         return next(kind for kind in self.devices if kind.name == name)
 
     def link(self, a: int, b: int) -> Link:
@@ -332,16 +346,18 @@ class Cluster:
 
     def __str__(self) -> str:
         """Return one line for the whole, and one for each device kind, host and link."""
+        price_of = {kind.name: kind.usd_per_hour for kind in self.devices}
         usd = sum(
-            host.num_devices * self.device_of(end - 1).usd_per_hour
-            for host, end in zip(self.hosts, self._ends, strict=True)
+            sum(map(price_of.__getitem__, host.kinds or (host.device,) * host.num_devices))
+            for host in self.hosts
         )
         price = f", {usd:.2f} usd/hour" if usd else ""
         lines = [f"{self.num_ranks} ranks on {len(self.hosts)} hosts{price}"]
         lines += [f"  device   {_describe(kind)}" for kind in self.devices]
         for host, end in zip(self.hosts, self._ends, strict=True):
             ranks = f"ranks {end - host.num_devices}-{end - 1}"
-            lines.append(f"  host     {host.name}: {ranks} on {host.device}, {host.region}")
+            kinds = ", ".join(host.kinds or (host.device,))
+            lines.append(f"  host     {host.name}: {ranks} on {kinds}, {host.region}")
         lines += [f"  {name:8} {link}" for name, link in self._links() if link is not None]
         lines += [f"  pair     {one.source} to {one.target}: {one.link()}" for one in self.pairs]
         return "\n".join(lines)

@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from json import dumps
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, get_origin
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from penstock.errors import ClusterError
 from penstock.typed import MisfitError, typed
@@ -13,7 +13,7 @@ Value: TypeAlias = "str | int | float | bool | Mapping[str, Value] | Sequence[Va
 
 
 class Record(Protocol):
-    """A dataclass whose fields are str, int, float, bool, or pairs of a name and a number."""
+    """A dataclass with fields of str, int, float, bool, names, or pairs of a name and a number."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -68,7 +68,7 @@ def record(kind: type[Made], place: str, table: Value) -> Made:
             f"{place} is {table!r}, not a table", hint=f"write it as {place} with lines key = value"
         )
     own = fields(kind)
-    names = [each.name for each in own if get_origin(each.type) is tuple and each.name in table]
+    names = [each.name for each in own if _has_pairs(each) and each.name in table]
     try:
         pairs = {name: _pairs(name, table[name]) for name in names}
         return typed(kind, {k: v for k, v in table.items() if k not in pairs}, made=pairs)
@@ -77,6 +77,10 @@ def record(kind: type[Made], place: str, table: Value) -> Made:
         raise ClusterError(f"{place}: {problem}", hint=hint) from problem
     except ClusterError as problem:
         raise ClusterError(f"{place}: {problem}", hint=problem.hint) from problem
+
+
+def _has_pairs(each: Field[Any]) -> bool:
+    return get_origin(each.type) is tuple and get_args(each.type)[0] is not str
 
 
 def _pairs(name: str, value: Value) -> tuple[tuple[str, float], ...]:
@@ -100,7 +104,9 @@ def to_text(document: Mapping[str, Record | Sequence[Record]]) -> str:
 
 
 def _lines(made: Record) -> str:
-    return "".join(f"{each.name} = {_text(getattr(made, each.name))}\n" for each in fields(made))
+    rows = ((each, getattr(made, each.name)) for each in fields(made))
+    told = ((each.name, value) for each, value in rows if value != () or each.default != ())
+    return "".join(f"{name} = {_text(value)}\n" for name, value in told)
 
 
 def _text(value: object) -> str:
@@ -112,6 +118,9 @@ def _text(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case tuple():
+            names = [each for each in cast("tuple[object, ...]", value) if isinstance(each, str)]
+            if names:
+                return f"[{', '.join(map(_text, names))}]"
             pairs = cast("tuple[tuple[str, float], ...]", value)
             return f"{{{', '.join(f' {_text(name)} = {number!r}' for name, number in pairs)} }}"
         case _:

@@ -75,6 +75,6 @@ def _packing(wire: Sequence[int], byte_s: float, launch_s: float) -> tuple[PackC
 
 def kinds_of(cluster: Cluster) -> tuple[DeviceKind, ...]:
     """Return the kinds of device that the hosts of a cluster have, in the order of the hosts."""
-    names = dict.fromkeys(host.device for host in cluster.hosts)
+    names = dict.fromkeys(name for host in cluster.hosts for name in host.kinds or (host.device,))
     by_name = {kind.name: kind for kind in cluster.devices}
     return tuple(by_name[name] for name in names)

@@ -25,6 +25,8 @@ _NUMBERS = (
     "far_s_per_byte",
     "samples",
     "error",
+    "steps",
+    "runs",
 )
 _PACKING = "pack_s", "pack_s_per_byte", "unpack_s", "unpack_s_per_byte"
 
@@ -94,6 +96,8 @@ class Profile:
                 segments they told, and twice the relative standard deviation of the seconds of a
                 micro-batch; 0, 0: from the device's peaks alone.
     kind:       name of the cluster's device kind that it describes; "" for any.
+    steps, runs:   of a measured one, on how many sampled steps of how many runs its seconds rest
+                besides; 0, 0: on none.
     """
 
     graph: str
@@ -116,6 +120,8 @@ class Profile:
     fused: tuple[FusedCost, ...] = ()
     samples: int = 0
     error: float = 0.0
+    steps: int = 0
+    runs: int = 0
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):

@@ -23,6 +23,7 @@ from penstock.files import read_json, write_text
 from penstock.profile.latency import TimedSegment
 from penstock.profile.profile import Profile
 from penstock.profile.roofline import DEFAULT
+from penstock.profile.sampled import sampled_path
 from penstock.typed import damage, typed
 
 if TYPE_CHECKING:
@@ -183,6 +184,17 @@ def keep_fused(folder: Path, capture: "Capture", job: "Job", profile: Profile) -
     made_by = _here()
     wanted = ProfileKey(profile.graph, optimizer_text(capture, job), profile.beside, *made_by)
     keep(folder, wanted, replace(profile, kind="", device=made_by[0], versions=made_by[1]))
+
+
+def steps_path(folder: Path | None, capture: "Capture", job: "Job", beside: int) -> Path | None:
+    """Return the file of what sampled steps of runs have told of a step (sampled.py).
+
+    job:      its micro-batches joined as in `capture`, or not.
+    """
+    if folder is None:
+        return None
+    samples = capture.graph.samples * job.micro_batches
+    return sampled_path(folder, capture.graph, samples, optimizer_text(capture, job), beside)
 
 
 def optimizer_text(capture: "Capture", job: "Job") -> str:

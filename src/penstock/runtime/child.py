@@ -99,6 +99,44 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
         receiver.close()
 
 
+class Aside:
+    """A call in a forked process, while this one goes on."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        def live(beat: Beat) -> Any:
+            return call()
+
+        context = multiprocessing.get_context("fork")
+        self._receiver, sender = context.Pipe(duplex=False)
+        about = live, sender, os.getpid()
+        self._child = context.Process(target=_live, args=about, daemon=True)
+        self._child.start()
+        sender.close()
+
+    def poll(self) -> tuple[Any, ...] | None:
+        """Return what the call returned, anything of JSON, as the only one of a row; None: not yet.
+
+        Raises:   RunError: it failed, or the process died.
+        """
+        if not self._receiver.poll():
+            return None
+        try:
+            what, content = json.loads(self._receiver.recv_bytes())
+        except EOFError:
+            raise RunError("a forked process died") from None
+        finally:
+            self.close()
+        if what == "error":
+            raise RunError(content["message"], hint=content["hint"])
+        return (content,)
+
+    def close(self) -> None:
+        """End the process, if it is still there."""
+        self._child.kill()
+        self._child.join()
+        self._receiver.close()
+
+
 def apart(call: Callable[[], Any]) -> Any:
     """Return what `call()` returns, anything of JSON, in a process whose state nobody sees later.
 

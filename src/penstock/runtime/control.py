@@ -1,4 +1,5 @@
-"""Control: after which step all ranks together write a checkpoint that nobody planned, or stop.
+"""Control: after which step all ranks together write a checkpoint that nobody planned, make the
+plan again, or stop.
 
 The first rank to reach the end of a window decides what is done there, and says so on a board
 that all ranks see; the others obey when they arrive.  So no rank waits, and what is done
@@ -11,13 +12,15 @@ import fcntl
 import json
 import mmap
 import os
+import struct
 import threading
 import time
 from collections.abc import Generator
 from typing import Any, Literal, NamedTuple, Protocol
 
-Do = Literal["go", "save", "stop"]
-_DOES: tuple[Do, ...] = ("go", "save", "stop")
+Do = Literal["go", "save", "plan", "stop"]
+_DOES: tuple[Do, ...] = ("go", "save", "plan", "stop")
+_POST_BYTES = 2**16  # of what a rank lets others see
 _LOOK_S = 0.25  # for which ranks of several hosts go on without asking
 
 
@@ -30,7 +33,7 @@ class Command(NamedTuple):
 
 
 class Board(Protocol):
-    """What all ranks of a run see: the newest command, and whether they were asked to stop."""
+    """What all ranks of a run see: the newest command, what they were asked for, what they post."""
 
     @property
     def look_s(self) -> float:
@@ -47,6 +50,22 @@ class Board(Protocol):
 
     def asked(self) -> int:
         """Return the signal for which ranks were asked to stop, or 0."""
+        ...
+
+    def ask_to_plan(self, count: int) -> None:
+        """Make the next command one to make the plan again, which is done for the time `count`."""
+        ...
+
+    def plans_asked(self) -> int:
+        """Return how often ranks were asked to make the plan again."""
+        ...
+
+    def post(self, rank: int, text: str) -> None:
+        """Let all ranks see `text`, in place of what this one posted before."""
+        ...
+
+    def posts(self, num_ranks: int) -> list[str]:
+        """Return what each rank posted last; "" where it posted nothing."""
         ...
 
 
@@ -69,17 +88,23 @@ class Control:
         self._saved_s = self._looked_s = time.monotonic()
         self._looked = 0
         self._order = Command(0, "go", 1)
+        self._plans = self._before = 0  # plans made again, and windows before the last of them
 
     def saved(self) -> None:
         """Note that a checkpoint was written."""
         self._saved_s = time.monotonic()
 
     def after(self, windows: int) -> Do:
-        """Return what to do, the same on all ranks, after that many windows of this run."""
+        """Return what to do, the same on all ranks, after that many windows of this plan."""
+        windows += self._before
         if self.board is None or windows < self._order.until:
             return "go"
         self._order = self.board.agree(self._decided(self.board, windows))
         return self._order.do
+
+    def planned(self, windows: int) -> None:
+        """Note that the plan is made again, after so many windows of the last one."""
+        self._plans, self._before = self._plans + 1, self._before + windows
 
     def _decided(self, board: Board, windows: int) -> Command:
         now, look_s = time.monotonic(), board.look_s
@@ -91,6 +116,8 @@ class Control:
         do: Do = "go"
         if board.asked():
             do = "stop"
+        elif board.plans_asked() > self._plans:
+            do = "plan"
         elif self.every_s is not None and now - self._saved_s >= self.every_s:
             do = "save"
         return Command(windows, do, windows + ahead)
@@ -102,7 +129,8 @@ class LocalBoard:
     def __init__(self) -> None:
         self._file = os.memfd_create("penstock board")
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._words = memoryview(self._memory).cast("q")  # at, what to do, signal
+        self._words = memoryview(self._memory).cast("q")  # at, what to do, signal, plans
+        self._posts = os.memfd_create("penstock posts")
         self._threads = threading.Lock()
 
     @property
@@ -130,11 +158,32 @@ class LocalBoard:
     def asked(self) -> int:
         return self._words[2]
 
+    def ask_to_plan(self, count: int) -> None:
+        self._words[3] = count
+
+    def plans_asked(self) -> int:
+        return self._words[3]
+
+    def post(self, rank: int, text: str) -> None:
+        content = text.encode()
+        if len(content) < _POST_BYTES - 4:
+            with self._threads, self._alone():
+                os.pwrite(
+                    self._posts, struct.pack("<I", len(content)) + content, rank * _POST_BYTES
+                )
+
+    def posts(self, num_ranks: int) -> list[str]:
+        with self._threads, self._alone():
+            rows = [os.pread(self._posts, _POST_BYTES, r * _POST_BYTES) for r in range(num_ranks)]
+        sizes = [struct.unpack_from("<I", row)[0] if len(row) >= 4 else 0 for row in rows]
+        return [row[4 : 4 + size].decode() for row, size in zip(rows, sizes, strict=True)]
+
     def close(self) -> None:
         """Free the memory; no rank looks any more."""
         self._words.release()
         self._memory.close()
         os.close(self._file)
+        os.close(self._posts)
 
 
 class StoreBoard:
@@ -168,6 +217,19 @@ class StoreBoard:
         if not self._own and self._store.check(["asked"]):
             self._own, self._told = int(self._store.get("asked")), True
         return self._own
+
+    def ask_to_plan(self, count: int) -> None:
+        self._store.set("plans", str(count))
+
+    def plans_asked(self) -> int:
+        return int(self._store.get("plans")) if self._store.check(["plans"]) else 0
+
+    def post(self, rank: int, text: str) -> None:
+        self._store.set(f"post/{rank}", text)
+
+    def posts(self, num_ranks: int) -> list[str]:
+        keys = [f"post/{rank}" for rank in range(num_ranks)]
+        return [self._store.get(k).decode() if self._store.check([k]) else "" for k in keys]
 
 
 def _at(order: str) -> int:

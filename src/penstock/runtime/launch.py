@@ -31,6 +31,7 @@ from penstock.graph.trace import device_here
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import die_with, join, let_children_die_with_this
 from penstock.runtime.finite import NotFiniteError
+from penstock.runtime.sampler import Samples
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
@@ -258,6 +259,7 @@ def as_json(result: RankResult) -> dict[str, Any]:
         "memory": [list(held) for held in result.memory],
         "versions": list(result.versions.items()),
         "spent": None if result.spent is None else asdict(result.spent),
+        "samples": None if result.samples is None else asdict(result.samples),
     }
 
 
@@ -271,6 +273,7 @@ def from_json(content: dict[str, Any]) -> RankResult:
         typical_s=content["typical_s"],
         versions={int(stage): count for stage, count in content["versions"]},
         spent=None if content["spent"] is None else typed(Spent, content["spent"]),
+        samples=None if content["samples"] is None else typed(Samples, content["samples"]),
     )
 
 

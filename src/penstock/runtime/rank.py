@@ -62,6 +62,7 @@ class Rank:
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
     loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
+    first_edge: number by which the transport knows edge 0; plans before had those below.
     """
 
     def __init__(  # noqa: PLR0913 - what a rank is made of
@@ -97,7 +98,7 @@ class Rank:
         self.copy_lanes = Lane(), Lane()  # to far memory, and back
         self.sharded: frozenset[int] = frozenset()  # stages that are divided among replicas
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
-        self._group = 1  # micro-batches of a message of a B edge
+        self._group, self.first_edge = 1, 0  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
         self._functions: dict[tuple[int, SegmentKind, bool], Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
@@ -295,7 +296,7 @@ class Rank:
         if key not in self._senders:
             ahead = self._ahead.get((edge, self.rank, peer), 0)
             packing = self._packing(edge)
-            send = self.transport.bind_send(edge, peer, packing.sent, ahead=ahead)
+            send = self.transport.bind_send(self.first_edge + edge, peer, packing.sent, ahead=ahead)
             self._senders[key] = packing.sender(send)
         return self._senders[key]
 
@@ -305,7 +306,9 @@ class Rank:
         if key not in self._receivers:
             ahead = self._ahead.get((edge, peer, self.rank), 0)
             packing = self._packing(edge)
-            post, wait = self.transport.bind_receive(edge, peer, packing.sent, ahead=ahead)
+            post, wait = self.transport.bind_receive(
+                self.first_edge + edge, peer, packing.sent, ahead=ahead
+            )
             self._receivers[key] = post, packing.receiver(wait)
         return self._receivers[key]
 

@@ -24,6 +24,7 @@ from penstock.runtime import checkpoint
 from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
+from penstock.runtime.sampler import Samples
 from penstock.runtime.windows import Windows, repeated
 from penstock.runtime.worker import RankResult, Report, Task, work
 from penstock.timeline import Breakdown, Timeline, breakdown_of_ranks
@@ -37,6 +38,7 @@ class Outcome:
     weights:        tensors of the final state by key ("weights/NAME", "buffers/NAME", ...).
     live_versions:  for each stage, how many versions of its weights were held.
     breakdown:      where the wall time went, on each rank; None where a rank cannot tell (a GPU).
+    samples:        what sampled windows told of the actions of each rank; empty where likewise.
     """
 
     timeline: Timeline
@@ -46,6 +48,7 @@ class Outcome:
     weights: Mapping[str, Tensor]
     live_versions: tuple[int, ...]
     breakdown: Breakdown | None = None
+    samples: tuple[Samples, ...] = ()
 
 
 def windows_of(program: Program, num_steps: int, first_step: int = 0) -> Windows:
@@ -165,6 +168,7 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
     spans = [span for result in results for span in result.spans]
     memory = [held for result in results for held in result.memory]
     spent = [result.spent for result in results if result.spent is not None]
+    samples = [result.samples for result in results if result.samples is not None]
     slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
     return Outcome(
         timeline=Timeline.of(len(results), spans, memory, meta=(("clock", "measured"),)),
@@ -174,4 +178,5 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
         weights=weights,
         live_versions=tuple(versions[stage] for stage in sorted(versions)),
         breakdown=breakdown_of_ranks(spent) if len(spent) == len(results) else None,
+        samples=tuple(samples) if len(samples) == len(results) else (),
     )

@@ -1,5 +1,6 @@
 """Worker: the life of one rank, the same in a thread, a forked process and under torchrun."""
 
+import gc
 import json
 import platform
 import statistics
@@ -8,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,9 +36,11 @@ from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
 from penstock.runtime.control import Board, Control, Do
 from penstock.runtime.finite import check_weights, forget, leaving
+from penstock.runtime.guide import Guide
 from penstock.runtime.lane import Begun
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
+from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import host_key
 from penstock.runtime.validate import validate
@@ -67,6 +70,9 @@ class Task:
     compiled:          whether functions are compiled where they can be, as a plan says.
     memory_window:     number of the window that is run under the memory profiler, or None.
     laws:              of the buffers that forward writes; tried out where they are needed and None.
+    guide:             makes the plan again where that pays; None: the plan stays.
+    joined:            micro-batches of the job that are one of the plan's, as reports count them.
+    first_edge:        number of the first edge; plans before had those below.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
@@ -87,6 +93,9 @@ class Task:
     function_of: Callable[[Segment, Capture], Function] = function_of
     compiled: bool = False
     laws: Mapping[str, BufferLaw] | None = None
+    guide: Guide | None = None
+    joined: int = 1
+    first_edge: int = 0
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,6 +158,7 @@ class RankResult:
 
     spent:  how its training loop divides; None where nothing tells, as on a GPU, whose work is
             only queued by the thread that reads the clock.
+    samples:  what sampled windows told of its actions; None where likewise.
     """
 
     rank: int
@@ -159,6 +169,7 @@ class RankResult:
     typical_s: float
     versions: dict[int, int]
     spent: Spent | None = None
+    samples: Samples | None = None
 
 
 def work(task: Task, transport: Transport, report: Report) -> RankResult:
@@ -169,7 +180,26 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
     """
     keep_freed_memory()
     _agree(task, transport)
-    rank = _rank_of(task, transport, report)
+    control = Control(task.board, task.every_s)
+    while True:
+        start = time.perf_counter()
+        found = _worked(task, transport, report, control, start)
+        if isinstance(found, RankResult):
+            return found
+        assert task.guide is not None, "who else could ask for another plan"
+        task = task.guide.next(task, found, transport)
+        gc.collect()  # the weights of the last plan, so that they are not held twice
+        transport.connect(task.groups)
+
+
+def _worked(
+    task: Task, transport: Transport, report: Report, control: Control, start_s: float
+) -> RankResult | int:
+    """Run the windows of a plan; return what was measured, or the step after which another comes.
+
+    start_s:  when making ready for it began.
+    """
+    rank = _rank_of(task, transport, partial(_reported, report, task.joined))
     rank.is_guarded = True
     for program in task.windows.programs:
         rank.expect(program)
@@ -182,15 +212,25 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
         checkpoint.discard(task.checkpoints)
         forget(task.checkpoints)
     transport.barrier()
-    watch = _WindowRunner(rank, Control(task.board, task.every_s))
+    if task.guide is not None:
+        task.guide.begun(rank.rank, time.perf_counter() - start_s)
+    watch = _WindowRunner(rank, control, task.guide)
     with leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)):
-        _run_windows(task, watch, bound)
+        last = _run_windows(task, watch, bound)
     for lane in (rank.lane, *rank.copy_lanes):
         lane.close()
-    return watch.result(time.perf_counter())
+    return watch.result(time.perf_counter()) if last is None else last
 
 
-def _run_windows(task: Task, watch: "_WindowRunner", bound: Mapping[int, list[Bound]]) -> None:
+def _reported(report: Report, joined: int, result: StepResult) -> None:
+    """Report a step by the micro-batches of the job."""
+    report(replace(result, micro_batches=joined * result.micro_batches))
+
+
+def _run_windows(
+    task: Task, watch: "_WindowRunner", bound: Mapping[int, list[Bound]]
+) -> int | None:
+    """Run windows to the end, or return the step after which another plan is made."""
     once, ask, number = _run_once(task), task.windows.ask, 0
     step = task.windows.first_step
     program = ask(step)
@@ -200,9 +240,13 @@ def _run_windows(task: Task, watch: "_WindowRunner", bound: Mapping[int, list[Bo
             watch.window(bound[id(program)], _Window(step, length, is_profiled, number in once))
             step, number = step + length, number + 1
             program = ask(step)
-            if _is_over(task, watch, (step, number), is_last=program is None):
+            do = _done(task, watch, (step, number), is_last=program is None)
+            if do == "plan":
+                return step
+            if do == "stop":
                 break
         watch.rank.settle()
+    return None
 
 
 def _held_tensors(rank: Rank) -> Mapping[str, Tensor]:
@@ -213,7 +257,7 @@ def _held_tensors(rank: Rank) -> Mapping[str, Tensor]:
 
 
 def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
-    return Rank(
+    rank = Rank(
         task.capture,
         task.stages,
         task.job,
@@ -222,6 +266,8 @@ def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
         carries=task.carries,
         report=report,
     )
+    rank.first_edge = task.first_edge
+    return rank
 
 
 def _run_once(task: Task) -> set[int]:
@@ -252,26 +298,28 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def _is_over(task: Task, watch: "_WindowRunner", done: tuple[int, int], *, is_last: bool) -> bool:
-    """Write the checkpoint that is due after a window; return whether it was the last one.
+def _done(task: Task, watch: "_WindowRunner", done: tuple[int, int], *, is_last: bool) -> Do:
+    """Write the checkpoint that is due after a window; return what comes then.
 
-    done:     the steps of the run, and the windows of this start.
+    done:     the steps of the run, and the windows of this plan.
     """
     (step, number), rank = done, watch.rank
-    do: Do = "go" if is_last else watch.control.after(number)
-    is_over = is_last or do == "stop"
+    do: Do = "stop" if is_last else watch.control.after(number)
     if task.checkpoints is None:
-        return is_over
-    validates = do != "stop" and is_validated(step, task.validate_every, is_last=is_last)
-    if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
-        with watch.meter.checkpoint(is_last=is_over):
+        return do
+    is_stopped = do == "stop" and not is_last
+    validates = not is_stopped and is_validated(step, task.validate_every, is_last=is_last)
+    if do != "go" or validates or is_due(step, task.checkpoint_every):
+        with watch.meter.checkpoint(is_last=do == "stop"):
             rank.settle()
             check_weights(rank.live(), step)
             save(task.checkpoints, step, rank.transport, state_of(rank, step))
             if validates:
                 _validate(task, rank, task.checkpoints, step)
         watch.control.saved()
-    return is_over
+    if do == "plan":
+        watch.control.planned(number)
+    return do
 
 
 def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
@@ -384,9 +432,9 @@ class _Ran(NamedTuple):
 class _WindowRunner:
     """Runs windows and remembers enough of them to show a typical one."""
 
-    def __init__(self, rank: Rank, control: Control) -> None:
-        self.rank, self.control = rank, control
-        self.meter = Meter(rank.transport)
+    def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
+        self.rank, self.control, self.guide = rank, control, guide
+        self.meter, self.sampler = Meter(rank.transport), Sampler()
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
         self.begun: dict[int, list[Begun]] = {}  # by id of a program's calls
         self.window_s: list[float] = []
@@ -399,8 +447,15 @@ class _WindowRunner:
             self.meter.once(time.perf_counter() - start)
             return
         self.meter.window(calls, marks, window.num_steps)
+        if self.rank.device.type == "cpu" and not window.is_profiled:
+            look = partial(self._look, window.first_step + window.num_steps)
+            self.sampler.window(calls, marks, window.num_steps, look)
         if window.is_profiled:
             self.meter.once(time.perf_counter() - start - (marks[-1] - marks[0]))
+
+    def _look(self, step: int) -> None:
+        if self.guide is not None:
+            self.guide.look(self.rank.rank, step, self.sampler)
 
     def _run(self, calls: list[Bound], window: _Window) -> list[float]:
         """Run a window, keep what it showed, and return its marks."""
@@ -447,6 +502,7 @@ class _WindowRunner:
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
             spent=self._spent(end_s, calls, marks, num_steps),
+            samples=self.sampler.told(is_last=True) if rank.device.type == "cpu" else None,
         )
 
     def _spent(

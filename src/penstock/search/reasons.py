@@ -338,10 +338,16 @@ def _rests_on(judge: Judge) -> Decision:
 
 def _seconds_on(profile: Profile) -> str:
     words = f"{format_seconds(profile.micro_batch_s)} on {profile.kind or profile.device}"
+    if profile.steps:
+        return f"{words} (rests on {profile.steps:,} measured steps of {_runs(profile.runs)})"
     if not profile.samples:
         return words
     told = f"learned from {profile.samples} measured segments of runs"
     return f"{words} ({told}, may be off by {profile.error:.0%})"
+
+
+def _runs(count: int) -> str:
+    return "a run" if count == 1 else f"{count:,} runs"
 
 
 def _how_much(plan: Plan) -> str:

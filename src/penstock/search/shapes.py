@@ -45,6 +45,7 @@ class Fixed:
     in_order:  whether only schedules are wanted in which each stage lives on one rank of its
                replica, and takes its micro-batches in order.
     rules:     that every plan keeps to.
+    as_placed: whether hosts stay in the order in which they stand.
     """
 
     ranks: int | None = None
@@ -60,6 +61,7 @@ class Fixed:
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
     sums: Precision | None = None
     rules: tuple[Rule, ...] = ()
+    as_placed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def shapes(graph: Graph, cluster: Cluster, micro_batches: int, fixed: Fixed) -> 
     """
     sizes = list(_sizes(graph, cluster.num_ranks, micro_batches, fixed))
     seen: set[tuple[str, ...]] = set()
-    for order in host_orders(cluster):
+    orders = host_orders(cluster)
+    for order in orders[:1] if fixed.as_placed else orders:
         there = placed(cluster, order)
         holding = [there.host_of(rank).name for rank in range(cluster.num_ranks)]
         for ranks, row in itertools.groupby(sizes, lambda size: size.replicas * size.num_ranks):

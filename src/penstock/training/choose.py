@@ -83,10 +83,11 @@ class Joining(NamedTuple):
 
 
 class Option(NamedTuple):
-    """What was found with one way of joining micro-batches."""
+    """What was found with one way of joining micro-batches, and the seconds that took."""
 
     way: Joining
     found: SearchResult
+    seconds: float = 0.0
 
     @property
     def best(self) -> Candidate:
@@ -338,6 +339,7 @@ def _option(
     Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
     assert there.cluster is not None, "a search is of some machines"
+    start = time.perf_counter()
     with there.listener.progress("searching") as update:
         found = search(
             way.captured.graph,
@@ -352,7 +354,7 @@ def _option(
             is_over=is_over,
             progress=update,
         )
-    return Option(way, found)
+    return Option(way, found, time.perf_counter() - start)
 
 
 def best_like(found: Searched, fixed: Fixed, there: Machines) -> Choice:
@@ -360,11 +362,23 @@ def best_like(found: Searched, fixed: Fixed, there: Machines) -> Choice:
 
     Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
+    return best_of([option.way for option in found.options], fixed, there)
+
+
+def best_of(
+    ways: Sequence[Joining], fixed: Fixed, there: Machines, limit_s: float | None = None
+) -> Choice:
+    """Return the fastest plan of these ways of joining micro-batches, by their profiles.
+
+    limit_s:  of searching, all ways together; then the best so far is taken.
+    Raises:   PlanError: nothing fits what is fixed, or the memory; nothing was found in time.
+    """
     options: list[Option] = []
-    problem = PlanError("nothing was found before")
-    for each in found.options:
+    problem, start = PlanError("nothing was found before"), time.perf_counter()
+    for at, way in enumerate(ways, 1):
+        part_s = None if limit_s is None else limit_s * at / len(ways)
         try:
-            options.append(_option(each.way, fixed, there, FASTEST, _over(0.0, None)))
+            options.append(_option(way, fixed, there, FASTEST, _over(start, part_s)))
         except PlanError as why:
             problem = why
     if not options:

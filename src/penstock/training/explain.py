@@ -6,7 +6,7 @@ measured         the part of the step that the decision is about, beside its pre
                  one plan was run: what another one takes was not measured, but in a trial
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from penstock.search.judge import Judge
 from penstock.search.undone import Undone, undone
 from penstock.timeline import Breakdown, Timeline, breakdown_from_json, breakdown_of, num_steps
 from penstock.timeline.breakdown import PART_WORDS, Part
+from penstock.training.replans import replanned
 from penstock.training.saved import load_basis
 
 _PARTS: dict[str, tuple[Part, ...]] = {  # of a step, that a decision is about
@@ -77,6 +78,7 @@ class SeenPlan:
     """A plan with what it was made with, and what was measured of it, if it was run.
 
     own:   what it gives, simulated again.
+    replanned:  of a run, the plans that were made again while it ran (replans.py).
     """
 
     place: str
@@ -87,6 +89,7 @@ class SeenPlan:
     measured_bytes: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     expected: Breakdown | None = None
+    replanned: tuple[Mapping[str, Json], ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -130,6 +133,7 @@ def _with_run(found: SeenPlan, folder: Path) -> SeenPlan:
         else (),
         breakdown=breakdown,
         expected=expected,
+        replanned=tuple(replanned(folder)),
     )
 
 
@@ -181,6 +185,7 @@ def told(found: SeenPlan) -> dict[str, Json]:
         "usd": found.own.usd,
         "step_s_measured": found.measured_s,
         "peak_bytes_measured": list(found.measured_bytes) or None,
+        "replanned": [dict(row) for row in found.replanned],
     }
 
 

@@ -156,9 +156,13 @@ def profiled_here(
 def measured_as(
     kind: str, captured: "Capture", job: Job, cluster: Cluster, listener: Listener
 ) -> "Profile":
-    """Return the profile of the step on this machine, as that of the device `kind` of a cluster."""
+    """Return the profile of the step on this machine, as that of the device `kind` of a cluster.
+
+    Its seconds are those that sampled steps of earlier runs had here, where there were any.
+    """
     from penstock.cluster.machine import detect
-    from penstock.profile.store import default_folder, measured
+    from penstock.profile.sampled import resting_on, sampled_in
+    from penstock.profile.store import default_folder, measured, steps_path
 
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
     beside = max(0, min(busiest, detect().cores) - 1)
@@ -166,4 +170,10 @@ def measured_as(
     tell = partial(_tell, "profile", listener)
     with listener.busy("measuring every op"):
         profile = measured(captured, job, beside=beside, folder=default_folder(), tell=tell)
-    return replace(profile, kind=kind)
+    path = steps_path(default_folder(), captured, job, beside)
+    known = None if path is None else sampled_in(path, profile)
+    if known is not None:
+        runs = "a run" if known.runs == 1 else f"{known.runs:,} runs"
+        words = f"{known.steps:,} measured steps of {runs}"
+        listener.say(f"seconds rest on {words} (delete {path} to forget them)")
+    return replace(resting_on(profile, known), kind=kind)

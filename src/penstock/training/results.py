@@ -14,6 +14,7 @@ from penstock.errors import RunError
 from penstock.files import finite, write_text
 from penstock.job import SCALED, Job
 from penstock.plan import Plan, Prediction
+from penstock.profile.kinds import load_profiles
 from penstock.profile.store import default_folder
 from penstock.report import report_of
 from penstock.rules import Rule
@@ -26,8 +27,9 @@ from penstock.timeline import (
     num_steps,
 )
 from penstock.training.choose import Choice
-from penstock.training.learn import learn
+from penstock.training.learn import learn, learn_step
 from penstock.training.listener import Listener, Row
+from penstock.training.replans import replanned
 
 if TYPE_CHECKING:
     from penstock.runtime.run import Outcome
@@ -95,14 +97,32 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         "live_versions": list(outcome.live_versions),
         "breakdown": measured.to_json() if measured else None,
         "bottleneck": why.to_json() if why else None,
+        "replanned": replanned(folder),
+        "sampling": _sampling(outcome),
         **(dict(job.facts()) if job.facts else {}),
     }
     strict = finite(json.loads(json.dumps(summary)))
     write_text(folder / "summary.json", json.dumps(strict, indent=2, allow_nan=False) + "\n")
     report_of(folder).save(folder / "report.html")
     if choice is not None and measured is not None:
-        learn(choice, Cluster.load(folder / "cluster.toml"), outcome.timeline, default_folder())
+        cluster = Cluster.load(folder / "cluster.toml")
+        learn(choice, cluster, outcome.timeline, default_folder())
+        profiles = load_profiles(folder / "profile.json")
+        learn_step(choice, profiles, cluster, outcome.samples, default_folder())
     return Trained(folder, choice.plan if choice else None, outcome, summary, expected, why)
+
+
+def _sampling(outcome: "Outcome") -> dict[str, float] | None:
+    """Return how many windows were sampled, of how many, and what part of the time that took."""
+    rows = outcome.samples
+    if not rows or outcome.breakdown is None:
+        return None
+    wall_s = max(outcome.breakdown.wall_s)
+    return {
+        "sampled": max(row.sampled for row in rows),
+        "windows": max(row.windows for row in rows),
+        "share": max(row.took_s for row in rows) / wall_s,
+    }
 
 
 def _expected(

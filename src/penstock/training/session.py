@@ -13,11 +13,13 @@ from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.files import write_text
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Units
+from penstock.profile.kinds import load_profiles
 from penstock.rules.ruled import ruled
 from penstock.search import Fixed
 from penstock.training import saved, trial
 from penstock.training.choose import (
     Choice,
+    Joining,
     Machines,
     Rewrites,
     best,
@@ -33,6 +35,8 @@ from penstock.training.fuse import usable
 from penstock.training.listener import Listener, Row
 from penstock.training.prepare import machines, traced
 from penstock.training.replaced import verify
+from penstock.training.replan import Replanner, SearchBasis
+from penstock.training.replans import replanned, replans_in, words_of
 from penstock.training.results import Trained, explained, finished, lines, resumption
 from penstock.training.settle import (
     Checked,
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
 
+_SEARCH_S = 1.0  # of a search, where none was made
+
 FILES = (
     "plan.json",
     "graph.json",
@@ -63,6 +69,7 @@ FILES = (
     "report.html",
     "checkpoints",
     "job.json",
+    "replans.json",
 )
 
 
@@ -74,6 +81,7 @@ class Session:
     text:     how the job was named, "file.py:name"; "": it was given as a record.
     units:    into which the stages of the plan are cut, whichever it is; None: it stays as it is.
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
+    basis:    what the plan was found by, where it may be made again during the run.
     """
 
     job: Job
@@ -90,6 +98,7 @@ class Session:
     units: Units | None = None
     on_step: Callable[[Row], None] | None = None
     checked: str = ""
+    basis: SearchBasis | None = None
 
     @property
     def listener(self) -> Listener:
@@ -249,7 +258,7 @@ class Session:
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
         fixed, decisions = bounded(self.job, self._key, captured, found, self.fixed, self.listener)
-        choice = self._kept(captured) if checkpoint is not None else None
+        choice = self._kept(captured, fixed) if checkpoint is not None else None
         if self.given_plan is not None:
             about = self.folder, captured, self.there
             choice = given(self.job, self.given_plan, *about, Rewrites(self.units, fixed.rules))
@@ -273,6 +282,9 @@ class Session:
         cluster = cluster.within(fixed.memory)
         there = self.there._replace(cluster=cluster)
         searched = best(self.job, fixed, captured, there)
+        ways = tuple(option.way for option in searched.options)
+        search_s = sum(option.seconds for option in searched.options)
+        self.basis = SearchBasis(ways, fixed, self.units, search_s)
         choice, trials = searched.choice, tuple[Decision, ...]()
         is_open = self.care.trial and self.fixed.schedule is None
         is_tried = is_open and trial.is_worth_it(choice.plan, self.num_steps)
@@ -291,8 +303,12 @@ class Session:
         save(self.folder, choice.captured, choice.plan, profiles, cluster)
         return choice
 
-    def _kept(self, captured: "Capture") -> Choice | None:
-        """Return the plan of the run to resume, if it is what was requested."""
+    def _kept(self, captured: "Capture", bounds: Fixed) -> Choice | None:
+        """Return the plan of the run to resume, if it is what was requested.
+
+        One that was made for what ranks took at the time is not.
+        bounds:   what is fixed, the job's own bounds included.
+        """
         path = self.folder / "plan.json"
         fixed = self.fixed
         is_asked = fixed.schedule or fixed.stages or fixed.offload or self.units
@@ -300,7 +316,8 @@ class Session:
         if is_asked or not path.exists():
             return None
         plan = usable(on_hosts_of(Plan.load(path), self.there.cluster))
-        if self.fixed.ranks not in (None, plan.total_ranks):
+        is_other = self.fixed.ranks not in (None, plan.total_ranks)
+        if is_other or any(each.what == "replanned" for each in plan.decisions):
             return None
         try:
             job, captured = for_plan(self.job, plan, captured, self.listener)
@@ -310,6 +327,10 @@ class Session:
             raise PlanError(message, hint=hint) from problem
         if ruled(fixed.rules, captured.graph).broken(plan, captured.graph):
             return None
+        profiles = self.folder / "profile.json"
+        if profiles.exists():
+            way = Joining(plan.joined, job, captured, load_profiles(profiles))
+            self.basis = SearchBasis((way,), bounds, self.units, _SEARCH_S)
         return Choice(job, captured, plan)
 
     def _clear(self, first_step: int, checkpoint: Path | None) -> None:
@@ -319,7 +340,8 @@ class Session:
         discard(self.folder / "checkpoints")
         if self.text:
             saved.keep_job(self.folder, self.text)
-        for name in ("summary.json", "report.html", "measured.trace.json"):
+        old = () if checkpoint else ("replans.json",)
+        for name in ("summary.json", "report.html", "measured.trace.json", *old):
             (self.folder / name).unlink(missing_ok=True)
         if checkpoint is None:
             return
@@ -349,7 +371,8 @@ class Session:
 
         is_here = board is None
         with stopping(board, tells=leader) as board:
-            task = self._task(choice, first_step, checkpoint, board)
+            guide = self._guide(choice, board, leads=None if is_here else leader)
+            task = replace(self._task(choice, first_step, checkpoint, board), guide=guide)
             if is_here:  # elsewhere each rank compiles what is its own
                 task.compile_ahead()
             run, ranks = partial(work, task), choice.plan.total_ranks
@@ -361,7 +384,32 @@ class Session:
             outcome = self._run(run, ranks, choice, first_step, launch)
             if outcome is None:
                 raise Stopped(board.asked(), self._resumption())
-        return self._finished(outcome, choice)
+        return self._finished(outcome, self._followed(choice))
+
+    def _guide(self, choice: Choice, board: "Board", *, leads: bool | None) -> Replanner | None:
+        """Return what makes the plan again during the run; None where nothing does.
+
+        leads:    as in Replanner.
+        """
+        plan, files = choice.plan, self.folder / "cluster.toml"
+        if self.basis is None or plan.total_ranks == 1 or plan.compiled or not self.care.replan:
+            return None
+        if leads is not False and not files.exists():
+            return None
+        last, windows = self.num_steps, self.windows
+        run = self.basis, choice, windows, board
+        return Replanner(*run, folder=self.folder, last_step=last, leads=leads)
+
+    def _followed(self, choice: Choice) -> Choice:
+        """Return the choice by which the run ended: another one where the plan was made again."""
+        made = replans_in(self.folder) if self.basis is not None else []
+        if not (made and self.basis):
+            return choice
+        for row in replanned(self.folder):
+            self.listener.say("\n".join(words_of(row)))
+        plan = Plan.load(self.folder / "plan.json")
+        way = next(way for way in self.basis.ways if way.joined == plan.joined)
+        return Choice(way.job, way.captured, plan)
 
     def _finished(self, outcome: "Outcome", choice: Choice | None) -> Trained:
         about = self.folder, self.job, self.num_steps, outcome, choice
@@ -394,6 +442,7 @@ class Session:
             resume=checkpoint,
             memory_window=memory_window(windows),
             compiled=plan.compiled,
+            joined=plan.joined,
         )
 
     def windows(self, choice: Choice, first_step: int) -> "Windows":
@@ -438,7 +487,7 @@ class Session:
                 self._tell_newest()
                 raise
             except RunError as problem:
-                job = choice.job if choice else self.job
+                job = self._followed(choice).job if choice else self.job
                 raise explained(self.folder, job, problem, self.listener) from problem.__cause__
             steps.flush()
         newest = latest(self.folder / "checkpoints")
@@ -510,7 +559,7 @@ def _sizes(job: Job, choice: Choice | None) -> tuple[int, int, int, float | None
         return 0, 0, job.micro_batches, None
     graph, count, expected = choice.captured.graph, choice.job.micro_batches, choice.plan.predicted
     step_s = expected.step_s if expected else None
-    return graph.samples * count, graph.tokens * count, count, step_s
+    return graph.samples * count, graph.tokens * count, job.micro_batches, step_s
 
 
 def _unheard(step: "StepResult") -> None:

@@ -29,12 +29,14 @@ class CheckOptions(NamedTuple):
     strict:  whether it is refused then; else it is trained in a correct way.
     eager:   whether it is trained without a plan in any case.
     trial:   whether the best few plans take some steps before one of them is run.
+    replan:  whether the plan is made again during the run where that pays.
     """
 
     check: bool = True
     strict: bool = False
     eager: bool = False
     trial: bool = True
+    replan: bool = True
 
 
 def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Examined":

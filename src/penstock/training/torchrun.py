@@ -27,10 +27,11 @@ from penstock.job import Job
 from penstock.plan import Plan
 from penstock.profile import Profile
 from penstock.training.agree import agree, run_facts, start_facts
-from penstock.training.choose import Choice, Machines, for_plan
+from penstock.training.choose import Choice, Joining, Machines, for_plan
 from penstock.training.listener import Listener
 from penstock.training.lock import locked
 from penstock.training.prepare import measured_as, traced
+from penstock.training.replan import SearchBasis
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.training.examine import Examined
     from penstock.training.notices import Notices
     from penstock.training.results import Trained
-    from penstock.training.session import Session
+    from penstock.training.session import Launch, Session
 
 _START, _PLAN = "penstock/start", "penstock/plan"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
@@ -97,6 +98,7 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
         plan = Plan.from_text(notices.take(_PLAN))
         choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
     plan = choice.plan
+    session.basis = _shared_basis(session, choice, captured)
     _check_ranks(plan, world)
     agree(notices, "the program", run_facts(choice, session.windows(choice, first_step)))
     launch = partial(
@@ -106,10 +108,29 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
         micro_batches=plan.step_micro_batches,
     )
     _prove(session, notices, choice, first_step, checkpoint, launch)
-    steps = range(first_step, session.num_steps)
-    launch = partial(launch, steps=steps, awaits=session.awaits)
-    board = StoreBoard(under(notices.store, "board"))
+    board, launch = StoreBoard(under(notices.store, "board")), _of_run(launch, session, first_step)
     return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
+
+
+def _of_run(launch: "Launch", session: "Session", first_step: int) -> "Launch":
+    """Return the launcher of a run's steps, told by the job's own micro-batches."""
+    steps, count = range(first_step, session.num_steps), session.job.micro_batches
+    return partial(launch, steps=steps, awaits=session.awaits, micro_batches=count)
+
+
+def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> SearchBasis | None:
+    """Return what the plan can be made again by, in the ways of joining that every rank has traced.
+
+    Only rank 0 has profiles, and a basis only where the plan was searched for.
+    """
+    known = {1: (session.job, captured), choice.plan.joined: (choice.job, choice.captured)}
+    if session.basis is not None:
+        ways = tuple(way for way in session.basis.ways if way.joined in known)
+        return session.basis._replace(ways=ways)
+    if session.given_plan is not None:
+        return None
+    ways = tuple(Joining(joined, *pair, ()) for joined, pair in known.items())
+    return SearchBasis(ways, session.fixed, session.units, 0.0)
 
 
 def _check_start(notices: "Notices", first_step: int, folder: Path) -> None:

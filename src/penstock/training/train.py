@@ -58,6 +58,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     strict: bool = False,
     eager: bool = False,
     trial: bool = True,
+    replan: bool = True,
     on_step: Callable[[Row], None] | None = None,
     listener: Listener = SILENT,
 ) -> "Trained | None":
@@ -89,6 +90,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                        where it was wrong.
     trial:             whether the best few plans take turns at some real steps first, if the run is
                        long enough for that; the fastest is run.
+    replan:            whether a plan that was searched for is made again during the run, where
+                       what its ranks take has moved and that pays (docs/run.md).
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
     listener:          learns what is being done.
     Raises:   JobError, PlanError: the job, or what is requested, is wrong.
@@ -131,7 +134,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             resume=resume,
             there=Machines(there, listener=listener),
             every=parse_every(str(checkpoint_every)),
-            care=CheckOptions(check, strict, eager, trial),
+            care=CheckOptions(check, strict, eager, trial, replan),
             on_step=on_step,
             units=ask.units_asked(None if units is None else str(units)),
         )

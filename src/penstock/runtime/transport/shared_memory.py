@@ -129,6 +129,9 @@ class SharedMemoryTransport:
         slots = [unpacked(segment.bytes[at : at + size_bytes], specs) for at in starts]
         return _Ring(edge, sender, receiver, specs, segment, slots)
 
+    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Do nothing: ranks that sum find each other."""
+
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum in the order of `ranks`."""
         self._meeting(ranks).all_reduce(tensor)

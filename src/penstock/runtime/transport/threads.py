@@ -121,6 +121,9 @@ class ThreadTransport:
 
         return None, wait
 
+    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Do nothing: ranks that sum find each other."""
+
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum in the order of `ranks`; each member adds one part, for all."""
         check_members(self._rank, self.num_ranks, ranks)

@@ -178,6 +178,10 @@ class TorchDistributedTransport:
         """Return a buffer for one message; one byte at least, for it must travel."""
         return torch.empty(max(1, packed_bytes(specs)), dtype=torch.uint8, device=self._device)
 
+    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
+        for ranks in groups:
+            self._connect(ranks)
+
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         check_members(self._rank, self._num_ranks, ranks)
         if len(ranks) == 1:

@@ -128,6 +128,10 @@ class Transport(Protocol):
         """
         ...
 
+    def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Tell every rank, which all call it, of more sets of ranks that will sum or gather."""
+        ...
+
     def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Fill in the parts of all `ranks`; each brings its own: whole[cuts[i] : cuts[i + 1]].
 

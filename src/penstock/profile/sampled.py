@@ -1,0 +1,152 @@
+"""Sampled: what runs have told of a step on this machine, kept beside its profiles.
+
+A profile is measured op by op, alone or beside copies of itself.  A run has other caches, other
+neighbours and a wall clock: what its sampled steps took, in the seconds that were predicted, is
+kept for every op, and the next profile of the step is multiplied by it.
+
+What identifies a step here are its ops and parameters and the samples of a whole step, so that
+micro-batches joined and not, of which each run has one way, learn from each other.
+
+Ignores:  that the same ops take other shares of the time where micro-batches are joined.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import exp, log
+from pathlib import Path
+
+from penstock.errors import ProfileError
+from penstock.files import read_json, write_text
+from penstock.graph.graph import Graph
+from penstock.profile.profile import Profile
+from penstock.typed import damage, typed
+
+_log = logging.getLogger(__name__)
+
+_PRIOR = 2  # steps that the profile itself counts for
+_MOST = 128  # steps that earlier runs count for: a machine changes
+_RANGE = 0.01, 100.0  # of a ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What sampled steps of runs took, by what the step's profile says.
+
+    device, versions:  that made it.
+    ratios:   for each node of the graph.
+    update:   of the optimizer's.
+    steps:    sampled, of so many runs.
+    """
+
+    device: str
+    versions: str
+    ratios: tuple[float, ...]
+    update: float
+    steps: int
+    runs: int
+
+    def __post_init__(self) -> None:
+        low, high = _RANGE
+        wrong = [each for each in (*self.ratios, self.update) if not low <= each <= high]
+        if wrong or self.steps < 1 or self.runs < 1:
+            what = f"a ratio of {wrong[0]}" if wrong else f"{self.steps} steps, {self.runs} runs"
+            raise ProfileError(f"sampled steps say {what}", hint="delete the file")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRatios:
+    """What the sampled steps of one run took, by what was predicted: of some ops, and of updates.
+
+    ops:      by node.
+    update:   None: it was not sampled.
+    """
+
+    ops: Mapping[int, float]
+    update: float | None
+    steps: int
+
+
+def sampled_path(
+    folder: Path, graph: Graph, step_samples: int, optimizer: str, beside: int
+) -> Path:
+    """Return the file of what runs have told of a step.
+
+    step_samples:  of all micro-batches of a step together.
+    optimizer:     as in a ProfileKey.
+    """
+    rows = [
+        (n.kind, n.target, n.origin, n.shape if n.kind == "parameter" else ()) for n in graph.nodes
+    ]
+    text = repr((rows, step_samples, optimizer))
+    return folder / f"steps-{hashlib.sha256(text.encode()).hexdigest()[:16]}-{beside}.json"
+
+
+def sampled_in(path: Path, profile: Profile) -> Sampled | None:
+    """Return what runs have told, where it is of the device and the versions of `profile`."""
+    try:
+        if not path.exists():
+            return None
+        content = read_json(path, ProfileError, "sampled steps")
+        with damage(f"sampled steps {path}", ProfileError, hint="delete it"):
+            found = typed(Sampled, content.get("sampled"))
+    except (ProfileError, OSError) as problem:
+        _log.warning("what runs have told cannot be used: %s", problem)
+        return None
+    is_of_it = (found.device, found.versions) == (profile.device, profile.versions)
+    return found if is_of_it and len(found.ratios) == len(profile.op_s) else None
+
+
+def keep_sampled(path: Path, profile: Profile, told: StepRatios) -> None:
+    """Add what a run tells, by `profile`, to what earlier ones have told; failing, only warn.
+
+    profile:  that the run was predicted with, so what earlier runs told is in it.
+    """
+    found = with_run(sampled_in(path, profile), profile, told)
+    try:
+        write_text(path, json.dumps({"penstock": "sampled steps", "sampled": asdict(found)}))
+    except OSError as problem:
+        _log.warning("what the run told of its steps could not be kept: %s", problem)
+
+
+def with_run(before: Sampled | None, profile: Profile, told: StepRatios) -> Sampled:
+    """Return what is known after a run: means of logarithms, weighted by steps.
+
+    ratio = before * told ** (steps / (steps before + 2 + steps)), as `told` is by what the ratios
+    before gave; at most 128 steps before count.  Ops that were not sampled take the mean of those
+    that were, by their seconds.
+    """
+    steps = min(before.steps, _MOST) if before else 0
+    weight = told.steps / (steps + _PRIOR + told.steps)
+    whole_s = sum(profile.op_s[op] for op in told.ops)
+    parts = (profile.op_s[op] * log(ratio) for op, ratio in told.ops.items())
+    others = exp(sum(parts) / whole_s) if whole_s else 1.0
+    count = len(profile.op_s)
+    own = before.ratios if before else (1.0,) * count
+    ratios = tuple(_within(own[op] * told.ops.get(op, others) ** weight) for op in range(count))
+    update = (before.update if before else 1.0) * (told.update or 1.0) ** weight
+    runs = 1 + (before.runs if before else 0)
+    total = told.steps + (before.steps if before else 0)
+    return Sampled(profile.device, profile.versions, ratios, _within(update), total, runs)
+
+
+def resting_on(profile: Profile, known: Sampled | None) -> Profile:
+    """Return `profile` with its seconds as sampled steps have told."""
+    if known is None:
+        return profile
+    rows = zip(profile.op_s, known.ratios, strict=True)
+    return replace(
+        profile,
+        op_s=tuple(seconds * ratio for seconds, ratio in rows),
+        update_s=profile.update_s * known.update,
+        update_s_per_byte=profile.update_s_per_byte * known.update,
+        steps=known.steps,
+        runs=known.runs,
+    )
+
+
+def _within(ratio: float) -> float:
+    low, high = _RANGE
+    return min(max(ratio, low), high)

@@ -1,0 +1,27 @@
+"""Guide: makes the plan of a run again between steps, where what was sampled has moved."""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock.runtime.sampler import Sampler
+    from penstock.runtime.transport import Transport
+    from penstock.runtime.worker import Task
+
+
+class Guide(Protocol):
+    """What the ranks of a run ask; each has its own, with one aim."""
+
+    def begun(self, rank: int, seconds: float) -> None:
+        """Note that a rank is ready for the first window of a plan, and what it took to be."""
+        ...
+
+    def look(self, rank: int, step: int, sampler: "Sampler") -> None:
+        """Take what a rank has sampled, after `step` steps; it may ask for another plan."""
+        ...
+
+    def next(self, task: "Task", step: int, transport: "Transport") -> "Task":
+        """Return what is done after `step` steps, in place of `task`; every rank calls it.
+
+        A checkpoint of that step was written.
+        """
+        ...

@@ -1,0 +1,150 @@
+"""Sampler: what the actions of one window in k took on a rank, and whether that has moved.
+
+The clock is read between all calls anyway; here their differences are added up by kind and stage.
+The next window that is sampled begins 256 times as long after the last one as sampling it took of
+the processor, so sampling takes at most 0.4 % of it, whatever a step takes; steps that take longer
+than that are all sampled.
+"""
+
+import statistics
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.profile.drift import NEW, Drift
+from penstock.runtime.calls import Bound
+
+_SHARE = 256
+_KEPT = 64  # samples of each action
+_FIRST = 2  # windows that are unlike the others
+
+Action = tuple[str, int]  # kind, stage
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSeconds:
+    """The median seconds of an action of a kind of a stage, over sampled windows."""
+
+    kind: str
+    stage: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What sampling told of a rank's actions, and what it took.
+
+    actions:    as they were before anything moved.
+    steps:      sampled before that; of `windows` windows in all, `sampled` were.
+    took_s:     of sampling, of the processor.
+    factor:     seconds of actions now, by those before anything moved.
+    moves:      how often they have moved.
+    step_s:     median of the newest sampled windows, a step.
+    """
+
+    actions: tuple[ActionSeconds, ...]
+    steps: int
+    sampled: int
+    windows: int
+    took_s: float
+    factor: float
+    moves: int
+    step_s: float
+
+
+class Sampler:
+    """Samples windows of one rank under one plan.
+
+    clock, own_clock:  of the wall, and of the processor's work for this thread.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        own_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.clock, self.own_clock, self.drift = clock, own_clock, Drift()
+        self.took_s, self.sampled, self.windows, self.steps = 0.0, 0, 0, 0
+        self._due_s = clock()
+        self._newest: deque[tuple[int, dict[Action, float]]] = deque()
+        self._kept: defaultdict[Action, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._steps_s: deque[float] = deque(maxlen=NEW)
+        self._places: dict[int, tuple[list[Action], NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def window(
+        self,
+        calls: Sequence[Bound],
+        marks: Sequence[float],
+        num_steps: int,
+        look: Callable[[], None],
+    ) -> None:
+        """Take a window, if one is due, and then call `look`, which counts as sampling."""
+        self.windows += 1
+        now = self.clock()
+        if self.windows <= _FIRST or now < self._due_s:
+            return
+        start = self.own_clock()
+        self._take(calls, marks, num_steps)
+        look()
+        took_s = self.own_clock() - start
+        self.took_s += took_s
+        self._due_s = now + took_s * _SHARE
+
+    def _take(self, calls: Sequence[Bound], marks: Sequence[float], num_steps: int) -> None:
+        actions, places, counts = self._places_of(calls)
+        sums_s = np.bincount(places, np.diff(marks), len(actions) + 1)[:-1]
+        own = dict(zip(actions, (sums_s / counts).tolist(), strict=True))
+        self.sampled += 1
+        self._steps_s.append((marks[-1] - marks[0]) / num_steps)
+        self.drift.add(float(sums_s.sum()) / num_steps)
+        if self.drift.moves:  # what was not kept by now may be of after the move
+            self._newest.clear()
+            return
+        self._newest.append((num_steps, own))
+        if len(self._newest) > NEW:
+            self._keep(*self._newest.popleft())
+
+    def _keep(self, num_steps: int, own: dict[Action, float]) -> None:
+        self.steps += num_steps
+        for action, seconds in own.items():
+            self._kept[action].append(seconds)
+
+    def _places_of(
+        self, calls: Sequence[Bound]
+    ) -> tuple[list[Action], NDArray[np.int64], NDArray[np.int64]]:
+        """Return actions, for each call the place of its own, one more where it has none, and
+        how many calls each has.
+        """
+        if id(calls) not in self._places:
+            own = [_action_of(bound) for bound in calls]
+            actions = [action for action in dict.fromkeys(own) if action is not None]
+            numbers = {action: at for at, action in enumerate(actions)}
+            places = np.array([numbers.get(a, len(actions)) if a else len(actions) for a in own])
+            counts = np.bincount(places, minlength=len(actions) + 1)[:-1]
+            self._places[id(calls)] = actions, places, counts
+        return self._places[id(calls)]
+
+    def told(self, *, is_last: bool = False) -> Samples:
+        """Return what is known by now; `is_last`: no window comes any more."""
+        if is_last:
+            while self._newest:
+                self._keep(*self._newest.popleft())
+        rows = (
+            ActionSeconds(kind, stage, statistics.median(seconds))
+            for (kind, stage), seconds in sorted(self._kept.items())
+        )
+        step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
+        counts = self.steps, self.sampled, self.windows
+        own = self.drift
+        return Samples(tuple(rows), *counts, self.took_s, own.factor, own.moves, step_s)
+
+
+def _action_of(bound: Bound) -> Action | None:
+    """Return the action that a call is; None: it is none, or waits for others."""
+    if bound.lane == "compute":
+        return bound.kind, bound.stage
+    return ("U", bound.stage) if bound.lane == "update" else None

@@ -1,0 +1,347 @@
+"""Replan: the plan is made again between the steps of a run, where what its ranks take has moved.
+
+Every rank samples its own steps, and posts what they took and whether that has moved (by its ranks,
+profile/drift.py).  The leading rank looks at the posts, and weighs:
+
+    what is lost   the plan that runs may take as much longer as its ranks have moved apart
+    searching      once what was lost so far is what searching costs, and what will be lost in the
+                   steps that are left is twice what searching and moving cost
+    moving         if the plan that was found is predicted to be a tenth faster than the one that
+                   runs, both with what ranks take now; once what was lost by that is what moving
+                   costs, and what is left to gain is twice that
+
+So a disturbance that comes and goes costs at most about as much again as it costs anyway.  The
+search runs between two steps, or beside them where the leading rank's host has a core to spare.
+Moving is a checkpoint, from which each rank goes on by the other plan, in the same process.
+
+Ignores:  links that have become slower; that memory may be shorter; on a GPU the clock, which only
+          queues work, tells nothing, so nothing moves.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from penstock.cluster import Cluster
+from penstock.errors import PlanError
+from penstock.plan import Decision, Plan, Units
+from penstock.profile.drift import NEW
+from penstock.profile.kinds import load_profiles
+from penstock.profile.sampled import resting_on, with_run
+from penstock.schedule.recipe import name_of
+from penstock.search import Fixed
+from penstock.search.judge import Judge
+from penstock.training.choose import (
+    Choice,
+    Joining,
+    Machines,
+    best_of,
+    decided,
+    found_in_units,
+    save,
+)
+from penstock.training.learn import ratios_of
+from penstock.training.replans import Replan, replans_in, write_replans
+from penstock.training.slowed import slowed
+from penstock.typed import typed
+
+if TYPE_CHECKING:
+    from penstock.runtime.child import Aside
+    from penstock.runtime.control import Board
+    from penstock.runtime.sampler import Sampler, Samples
+    from penstock.runtime.transport import Transport
+    from penstock.runtime.windows import Windows
+    from penstock.runtime.worker import Task
+
+WORTH = 0.1  # of a step: what another plan has to gain, by its prediction
+_SEARCH_S = 10.0  # at most
+_DISK_BYTES_PER_S = 2e8  # of a checkpoint, written and read: to be replaced by the first move
+
+
+class SearchBasis(NamedTuple):
+    """What a plan of a run was found by, and another one can be.
+
+    ways:     of joining micro-batches, with the profiles by which the search predicts.
+    fixed:    what the user and the job have decided.
+    units:    as asked for.
+    search_s: that the search took.
+    """
+
+    ways: tuple[Joining, ...]
+    fixed: Fixed
+    units: Units | None
+    search_s: float
+
+
+@dataclass(slots=True)
+class _Lead:
+    """What the leading rank knows of the state under a plan.
+
+    moves:       how often each rank had moved when it last looked.
+    since:       the step at which it saw that.
+    is_settled:  nothing is to be done until something moves again.
+    aside:       a search that is under way.
+    found:       a plan that is worth it, and its text.
+    """
+
+    moves: tuple[int, ...] = ()
+    since: int = 0
+    is_settled: bool = False
+    is_asked: bool = False
+    aside: "Aside | None" = None
+    found: tuple[Replan, str] | None = None
+
+    def forget(self, moves: tuple[int, ...], step: int) -> None:
+        """Begin with another state."""
+        if self.aside is not None:
+            self.aside.close()
+        self.moves, self.since, self.is_settled = moves, step, False
+        self.aside = self.found = None
+
+
+@final
+class Replanner:
+    """One rank's view; every rank makes one of the same, and one of them leads."""
+
+    def __init__(  # noqa: PLR0913 - what a run is guided by
+        self,
+        basis: SearchBasis,
+        choice: Choice,
+        windows: "Callable[[Choice, int], Windows]",
+        board: "Board",
+        *,
+        folder: Path,
+        last_step: int,
+        leads: bool | None = None,
+    ) -> None:
+        """Replanner the ranks of a run in `folder`, where the plan's files are.
+
+        windows:  those that are left of the run, by a choice, from a step on.
+        leads:    whether this rank is the one that decides; None: rank 0 is.
+        """
+        self.basis, self.choice, self.windows, self.board = basis, choice, windows, board
+        self.folder, self.last_step, self._leads = folder, last_step, leads
+        self.count = self._posted = 0
+        self._ready_s = self._asked_s = self._move_took_s = 0.0
+        self._search_s = basis.search_s
+        self._factors = (1.0,) * choice.plan.total_ranks
+        self._plain: Cluster | None = None  # the plan's hosts, none of them slowed
+        self._lead = _Lead()
+        self._read: tuple[list[str], list[Samples] | None] = [], None  # posts
+
+    def leads(self, rank: int) -> bool:
+        """Return whether `rank`, this one, decides for all."""
+        return rank == 0 if self._leads is None else self._leads
+
+    # -- what the ranks of a run ask (runtime/guide.py) -------------------------------------------
+
+    def begun(self, rank: int, seconds: float) -> None:
+        """Note what it took to be ready for a plan."""
+        self._ready_s = seconds
+        if self.count and self.leads(rank):
+            self._move_took_s = time.perf_counter() - self._asked_s
+            *before, last = replans_in(self.folder)
+            write_replans(self.folder, [*before, replace(last, move_s=self._move_took_s)])
+
+    def look(self, rank: int, step: int, sampler: "Sampler") -> None:
+        """Post what was sampled; where this rank leads, weigh what all have posted."""
+        moves = sampler.drift.moves
+        if moves != self._posted or sampler.sampled % NEW == 0:
+            self._posted = moves
+            told = {"plan": self.count, "samples": asdict(sampler.told())}
+            self.board.post(rank, json.dumps(told))
+        if self.leads(rank):
+            self._weigh(step)
+
+    def next(self, task: "Task", step: int, transport: "Transport") -> "Task":
+        """Return the task of the plan that was found, which all ranks compare.
+
+        Raises:   PlanError: a rank made another program of it than this one.
+        """
+        from penstock.program.lower_plan import stages_of
+        from penstock.runtime.checkpoint import folder_of
+        from penstock.training.windows import memory_window
+
+        everyone = tuple(range(transport.num_ranks))
+        found = self._lead.found if self.leads(transport.rank) else None
+        own = b"" if found is None else found[1].encode()
+        text = next(filter(None, transport.all_gather_bytes(own, everyone))).decode()
+        choice = self.choice_of(Plan.from_text(text))
+        windows = self.windows(choice, step)
+        self._agree(choice, windows, transport)
+        self.choice, self.count, self._posted = choice, self.count + 1, 0
+        if found is not None:
+            self._moved(replace(found[0], step=step))
+        assert task.checkpoints is not None, "who else could ask for another plan"
+        stages = stages_of(choice.plan, choice.captured.graph)
+        return replace(
+            task,
+            capture=choice.captured,
+            stages=stages,
+            job=choice.job,
+            windows=windows,
+            resume=folder_of(task.checkpoints, step),
+            memory_window=memory_window(windows),
+            joined=choice.plan.joined,
+            first_edge=task.first_edge + len(task.stages.edges),
+        )
+
+    def choice_of(self, plan: Plan) -> Choice:
+        """Return a plan with the job and the step that it is of."""
+        way = self._way(plan.joined)
+        return Choice(way.job, way.captured, plan)
+
+    def _way(self, joined: int) -> Joining:
+        return next(way for way in self.basis.ways if way.joined == joined)
+
+    def _agree(self, choice: Choice, windows: "Windows", transport: "Transport") -> None:
+        from penstock.training.agree import run_facts
+
+        own, everyone = run_facts(choice, windows), tuple(range(transport.num_ranks))
+        texts = transport.all_gather_bytes(json.dumps(own).encode(), everyone)
+        for rank, text in enumerate(texts):
+            theirs = typed(dict[str, str], json.loads(text))
+            for what in own:
+                if theirs[what] != own[what]:
+                    message = f"rank {transport.rank} has {what} {own[what]} of the plan made again"
+                    hint = "--resume continues; have all ranks the same files and packages?"
+                    raise PlanError(f"{message}; rank {rank} has {theirs[what]}", hint=hint)
+
+    # -- what the leading rank does ---------------------------------------------------------------
+
+    def _weigh(self, step: int) -> None:
+        """Ask for another plan where that pays, by what is posted."""
+        lead, posts = self._lead, self._posts()
+        if posts is None or lead.is_asked:
+            return
+        moves = tuple(told.moves for told in posts)
+        if moves != lead.moves:  # what was found before was for another state
+            lead.forget(moves, step)
+        if lead.is_settled or not any(moves):
+            return
+        left, since = self.last_step - step, step - lead.since + NEW // 2
+        if lead.aside is not None:
+            self._take(lead.aside.poll())
+        elif lead.found is None:
+            own = [told.factor for told in posts]
+            lost_s = max(told.step_s for told in posts) * (1 - min(own) / max(own))
+            is_little = lost_s * left < 2 * (self._search_s + self._move_s())
+            lead.is_settled = is_little or max(own) < (1 + WORTH) * min(own)
+            if not lead.is_settled and lost_s * since >= self._search_s:
+                self._search(posts)
+        if lead.found is not None:
+            gain_s = lead.found[0].before_s - lead.found[0].after_s
+            if gain_s * left < 2 * self._move_s():
+                lead.is_settled, lead.found = True, None
+            elif gain_s * since >= self._move_s():
+                lead.is_asked, self._asked_s = True, time.perf_counter()
+                self.board.ask_to_plan(self.count + 1)
+
+    def _posts(self) -> "list[Samples] | None":
+        """Return what all ranks have posted of this plan; None where one has not."""
+        from penstock.runtime.sampler import Samples
+
+        texts = self.board.posts(self.choice.plan.total_ranks)
+        if texts != self._read[0]:  # they seldom are new
+            rows = [json.loads(text) if text else {"plan": -1} for text in texts]
+            is_whole = all(row["plan"] == self.count for row in rows)
+            told = [typed(Samples, row["samples"]) for row in rows] if is_whole else None
+            self._read = texts, told
+        return self._read[1]
+
+    def _move_s(self) -> float:
+        """Return what moving to another plan takes: as the last time, or by the bytes."""
+        state = self.basis.ways[0].profiles[0].state_bytes_per_byte
+        nodes = self.choice.captured.graph.nodes
+        size = sum(node.size_bytes for node in nodes if node.kind == "parameter")
+        return self._move_took_s or self._ready_s + size * (1 + state) / _DISK_BYTES_PER_S
+
+    def _search(self, posts: "Sequence[Samples]") -> None:
+        """Search: beside the steps where the host has a core for that, else between two of them."""
+        from penstock.runtime.child import Aside
+
+        if self._plain is None:
+            self._plain = Cluster.load(self.folder / "cluster.toml")
+            self._correct(self._plain, posts)
+        plain, old = self._plain, [told.factor for told in posts]
+        factors = tuple(a * b for a, b in zip(self._factors, old, strict=True))
+        hosts = [plain.host_number(rank) for rank in range(len(posts))]
+        if plain.hosts[hosts[0]].cores > hosts.count(hosts[0]):
+            self._lead.aside = Aside(lambda: self._searched(plain, factors))
+        else:
+            self._take((self._searched(plain, factors),))
+
+    def _correct(self, plain: Cluster, posts: "Sequence[Samples]") -> None:
+        """Let all profiles rest on what this run has sampled before anything moved."""
+        own = load_profiles(self.folder / "profile.json")
+        told = {profile.kind: row for profile, row in ratios_of(self.choice, own, plain, posts)}
+        ways = [
+            way._replace(
+                profiles=tuple(
+                    resting_on(p, with_run(None, p, told[p.kind])) if p.kind in told else p
+                    for p in way.profiles
+                )
+            )
+            for way in self.basis.ways
+        ]
+        self.basis = self.basis._replace(ways=tuple(ways))
+
+    def _searched(self, plain: Cluster, factors: Sequence[float]) -> dict[str, Any]:
+        """Return what is worth being run with what ranks take now, if anything, as JSON."""
+        start = time.perf_counter()
+        now = slowed(plain, factors)
+        ways = [way._replace(profiles=now.profiles(way.profiles)) for way in self.basis.ways]
+        profiles = {way.joined: way.profiles for way in ways}
+        old = self.choice.plan
+        judge = Judge(self.choice.captured.graph, profiles[old.joined], now.cluster)
+        before_s = judge.candidate(replace(old, hosts=()), as_said=True).step_s
+        fixed = replace(self.basis.fixed, ranks=old.total_ranks, as_placed=True)
+        try:
+            found = best_of(ways, fixed, Machines(now.cluster), _SEARCH_S)
+        except PlanError:  # in so short a time, or within the memory
+            return {"search_s": time.perf_counter() - start, "replan": None, "plan": ""}
+        rows = profiles[found.plan.joined]
+        found = found_in_units(found, self.basis.units, fixed, profiles=rows, cluster=now.cluster)
+        plan = replace(found.plan, hosts=old.hosts)
+        assert plan.predicted is not None, "a search predicts"
+        after_s, search_s = plan.predicted.step_s, time.perf_counter() - start
+        changes = f"{_words(plan)} in place of {_words(old)}"
+        made = Replan(0, tuple(factors), before_s, after_s, search_s, 0.0, changes)
+        is_worth_it = after_s <= (1 - WORTH) * before_s
+        return {
+            "search_s": search_s,
+            "replan": asdict(made) if is_worth_it else None,
+            "plan": json.dumps(plan.to_json()),
+        }
+
+    def _take(self, result: tuple[Any, ...] | None) -> None:
+        """Take what a search has found, if it is over."""
+        if result is None:
+            return
+        (told,), lead = result, self._lead
+        lead.aside, self._search_s = None, told["search_s"]
+        lead.is_settled = told["replan"] is None
+        if not lead.is_settled:
+            row = typed(Replan, json.loads(json.dumps(told["replan"])))
+            lead.found = row, told["plan"]
+
+    def _moved(self, made: Replan) -> None:
+        """Write the files of the plan that is run from now on."""
+        assert self._plain is not None, "there was a search"
+        now = slowed(self._plain, made.factors)
+        profiles = now.profiles(self._way(self.choice.plan.joined).profiles)
+        why = Decision("replanned", f"after {made.step:,} steps", "search", made.why)
+        self.choice = self.choice._replace(plan=decided(self.choice.plan, [why]))
+        save(self.folder, self.choice.captured, self.choice.plan, profiles, now.cluster)
+        write_replans(self.folder, [*replans_in(self.folder), made])
+        self._factors, self._lead = made.factors, _Lead()
+
+
+def _words(plan: Plan) -> str:
+    """Return the shape of a plan."""
+    what = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
+    what += f", {plan.share_words}" + (f", {plan.joined} joined" if plan.joined > 1 else "")
+    return what + (f", cut {', '.join(plan.cut_names)}" if plan.cuts else "")
