@@ -1,6 +1,5 @@
 """bench.buckets gives what its docstring says."""
 
-import math
 
 import pytest
 

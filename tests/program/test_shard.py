@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.of_plan import lower as lowered
 from penstock.program.passes import shard
 from penstock.runtime.checkpoint import latest
+from penstock.runtime.flat import layouts_of
 from penstock.runtime.launch import run_processes
+from penstock.runtime.shards import Sharers, StageShard
 from penstock.runtime.worker import Task, work
 from penstock.schedule import breadth_first, chimera, double_buffered, one_f_one_b
 from penstock.simulate import critical_path
@@ -132,6 +135,19 @@ def _measured(plan: Plan, made, job) -> list[int]:
     run = partial(work, task)
     results = run_processes(run, plan.total_ranks, lambda step: None, groups=task.groups)
     return [result.peak_bytes for result in results]
+
+
+def test_gradients_of_a_part_have_memory_from_their_sum_to_the_update_only():
+    weight = torch.nn.Parameter(torch.ones(40))
+    layouts = layouts_of({3: weight}, {3: FLOAT})
+    flats = [layout.new() for layout in layouts]
+    sharers = Sharers(SimpleNamespace(rank=0), (0, 1), job_of("gpt", FLOAT, "adamw"))
+    held = StageShard(layouts, flats, flats, sharers)
+    sizes = []
+    for change in (lambda: None, held.keep, held.forget, held.keep):
+        change()
+        sizes += [tensor.untyped_storage().nbytes() for tensor in held.kept_sums]
+    assert sizes == [0, 32 * 4, 0, 32 * 4]
 
 
 def test_a_run_is_replayed_and_its_longest_path_is_whole(tmp_path):
