@@ -1,6 +1,5 @@
 """bench.buckets gives what its docstring says."""
 
-
 import pytest
 
 from bench import buckets, shard
