@@ -88,6 +88,19 @@ def test_pair_that_cannot_be_is_refused(pairs: tuple[HostPair, ...], says: str):
         replace(MIXED, pairs=pairs)
 
 
+def test_ranks_may_each_have_memory_of_their_own(tmp_path):
+    own = (DeviceKind("gpu", 90, (), 1.0), DeviceKind("cpu", 50, (), 1.0))
+    each = replace(MIXED, devices=own).within((80, 99, 30, 60, 70))
+    assert [each.memory_of(rank) for rank in range(5)] == [80, 90, 30, 60, 70]
+    assert [each.within(65).memory_of(rank) for rank in range(5)] == [65, 65, 30, 60, 65]
+    each.save(tmp_path / "c.toml")
+    assert Cluster.load(tmp_path / "c.toml") == each
+    with pytest.raises(ClusterError, match="memory of 2 ranks, of 5"):
+        MIXED.within((1, 2))
+    with pytest.raises(ClusterError, match=r'host "a" has memory_bytes \[1\] of 2 devices'):
+        Host("a", "gpu", 2, memory_bytes=(1,))
+
+
 def test_ranks_are_numbered_host_by_host():
     assert MIXED.num_ranks == 5
     assert [MIXED.host_of(rank).name for rank in range(5)] == ["a", "a", "b", "c", "c"]

@@ -59,7 +59,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
     plans = (
         replace(REASONED, **more),
         replace(REASONED, compiled=True),
-        replace(REASONED, shard=("shard_keep", "replicate"), prefetch=1),
+        replace(REASONED, shard=("shard_keep", "replicate"), prefetch=1, parts=(3, 1, 1, 1)),
     )  # not with a wire that rounds
     assert [
         each.name

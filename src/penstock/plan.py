@@ -13,7 +13,7 @@ from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
 from penstock.job import AS_IT_IS, Precision, is_wire_bits
 from penstock.schedule import Schedule, recipe
-from penstock.schedule.grid import Grid, misfit, unlike, written
+from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
 from penstock.schedule.recipe import (
     AnySchedule,
     Recipe,
@@ -76,6 +76,8 @@ class Plan:
     shard:              for each stage, whether every replica holds it whole, or a part that is
                         made whole while it is used, or kept whole for a step ("shard_keep").
     prefetch:           how many stages before its use the gathering of such a one begins.
+    parts:              by rank, how much of its divided stages it keeps beside the ranks of other
+                        replicas with which it divides them; empty: all as much.
     clip:               whether updates wait for a number of all gradients: to clip by their norm
                         (the job says to what), or to leave out a step that overflows in float16.
     post_validation:    whether a rank updates before the norm is known, and takes the update back
@@ -108,6 +110,7 @@ class Plan:
     beside: bool = False
     shard: tuple[Sharding, ...] = ()
     prefetch: int = 0
+    parts: tuple[int, ...] = ()
     clip: bool = False
     post_validation: bool = False
     joined: int = 1
@@ -156,6 +159,7 @@ class Plan:
         _check_sharding(self)
         _check_shares(self)
         object.__setattr__(self, "shares", unlike(self.shares))
+        object.__setattr__(self, "parts", self.grid.uneven(self.parts))
         _check_schedule(self)
 
     @property
@@ -174,7 +178,7 @@ class Plan:
         return any(word != "replicate" for word in self.shard)
 
     @property
-    def parts(self) -> tuple[int, ...]:
+    def divided(self) -> tuple[int, ...]:
         """Return among how many ranks each stage is divided; empty where none is."""
         if not self.shards:
             return ()
@@ -315,6 +319,10 @@ def _check_sharding(plan: Plan) -> None:
         message = f"prefetch is {plan.prefetch} stages"
         hint = "give 0 or more" if plan.prefetch < 0 else "shard something, or give 0"
         raise PlanError(message, hint=hint)
+    if found := misplaced(plan.parts, plan.grid):
+        raise PlanError(found[0], hint=found[1])
+    if not plan.shards and plan.parts:
+        raise PlanError("parts of stages, and none is divided", hint="shard something, or no parts")
     if not plan.shards:
         return
     if plan.replicas == 1:

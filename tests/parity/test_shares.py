@@ -1,9 +1,14 @@
 """Replicas that take unlike numbers of micro-batches train the plain loop."""
 
+import tempfile
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.plan import plan_by_hand
@@ -42,6 +47,35 @@ def test_unlike_shares_train_the_plain_loop(name, schedule, stages, shares, tmp_
         row.micro_batch for row in outcome.timeline.spans if row.kind == "F" and not row.stage
     ]
     assert len(places) % sum(shares) == 0
+
+
+@st.composite
+def divisions(draw):
+    """Return shares and parts of two or three replicas, and how their stages follow each other."""
+    shares = tuple(draw(st.lists(st.integers(1, 3), min_size=2, max_size=3)))
+    parts = st.lists(st.integers(0, 4), min_size=len(shares), max_size=len(shares))
+    way = draw(st.sampled_from(["one_f_one_b", "gpipe / units 3", "one_f_one_b / units 3"]))
+    return shares, tuple(draw(parts.filter(any))), way, draw(st.sampled_from([0, 1]))
+
+
+@settings(max_examples=6)
+@given(divisions())
+@example(((3, 1), (1, 3), "one_f_one_b / units 3", 0))  # gathers along, and has most
+def test_any_shares_and_any_parts_train_the_plain_loop(division):
+    shares, parts, way, prefetch = division
+    stages = 3 if "units" in way else 1
+    run = run_of("tied", way, stages, shares, clip=True, num_ranks=1)
+    plan = replace(run.plan, shard=("shard",) * stages, parts=parts, prefetch=prefetch)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train(run._replace(plan=plan), Path(folder))
+    trained = plain(sum(shares))
+    assert difference(outcome.weights, trained.weights) < 1e-11
+    assert [step.loss for step in outcome.steps] == pytest.approx(trained.losses, rel=1e-14)
+
+
+@cache
+def plain(micro_batches):
+    return plain_loop(job_of("tied", EXACT, "adamw", clip_norm=0.05), 3, micro_batches)
 
 
 def test_processes_with_unlike_shares_train_the_plain_loop(tmp_path):

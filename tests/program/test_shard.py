@@ -78,16 +78,19 @@ GRID = [
     ("batch_norm", "gpipe", 2, {"shard": ("shard_keep",) * 2}),
     ("tied", "zb_h1", 2, {"shard": ("shard", "shard")}),
     ("dropout", "interleaved", 4, {"num_ranks": 2, "shard": ("shard",) * 4, "recompute": True}),
+    ("tied", "breadth_first", 4, {"num_ranks": 1, "shard": ("shard",) * 4, "parts": (3, 1)}),
+    ("gpt", "one_f_one_b", 2, {"shard": ("shard",) * 2, "clip": True, "parts": (1, 5, 2, 0)}),
 ]
 
 
 def planned(name: str, schedule: str, stages: int, options: dict) -> tuple[Plan, Plan]:
     """Return a plan of two replicas without shards, and with them."""
-    rest = {k: v for k, v in options.items() if k not in ("shard", "recompute")}
+    rest = {k: v for k, v in options.items() if k not in ("shard", "recompute", "parts")}
     if options.get("recompute"):
         rest["recompute"] = (True,) * stages
     plan = plan_of(captured(name, FLOAT).graph, schedule, stages, 4, replicas=2, **rest)
-    return plan, replace(plan, shard=options["shard"], prefetch=1)
+    parts = options.get("parts", ())
+    return plan, replace(plan, shard=options["shard"], prefetch=1, parts=parts)
 
 
 @pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
@@ -110,6 +113,8 @@ MEMORY = [
     ("tied", "breadth_first", 4, {"num_ranks": 1, "shard": ("shard",) * 4}),
     ("frozen", "one_f_one_b", 2, {"shard": ("shard", "shard_keep")}),
     ("batch_norm", "breadth_first", 4, {"num_ranks": 2, "shard": ("shard",) * 4}),
+    ("gpt", "breadth_first", 4, {"num_ranks": 1, "shard": ("shard",) * 4, "parts": (1, 4)}),
+    ("tied", "one_f_one_b", 2, {"shard": ("shard", "replicate"), "parts": (1, 1, 0, 1)}),
 ]
 
 
@@ -169,7 +174,8 @@ def test_a_checkpoint_in_parts_is_read_by_whole_replicas_and_the_other_way(tmp_p
     made, job = captured(name, FLOAT), job_of(name, FLOAT, "adamw")
     whole, parts = planned(name, schedule, stages, options)
     ends = []
-    for first, second in ((whole, whole), (parts, whole), (whole, parts)):
+    uneven = replace(parts, parts=(1, 3))
+    for first, second in ((whole, whole), (parts, whole), (whole, uneven), (uneven, parts)):
         folder = tmp_path / f"{len(ends)}"
         before, after = (Run(plan, job, made) for plan in (first, second))
         train(before, folder / "first", windows=windows(before, (2,)))

@@ -110,6 +110,7 @@ class Reference:
                     if instruction.how == "shards":
                         yield lambda: all(item[0][1:] != ("shards",) for item in self.sums(rank))
                         if self.cluster:
+                            size_bytes *= self.stretch(members)
                             how = "reduce_scatter", size_bytes, members
                             takes = self.cluster.collective_s(*how)
                     span = Span(rank, "collective", "reduce", -1, instruction.step, 0, 0)
@@ -121,11 +122,17 @@ class Reference:
                     self.gathers.add((rank, stage))
                     takes, size_bytes = self.unshard[stage] if self.unshard else (0.0, 0)
                     if self.cluster and self.unshard:
+                        size_bytes *= self.stretch(members)
                         takes += self.cluster.collective_s("all_gather", size_bytes, members)
                     self.issue(rank, stage, members, takes, span)
                 case Reshard(stage):
                     self.gathers.discard((rank, stage))
                     self.gathered.discard((rank, stage))
+
+    def stretch(self, members: Sequence[int]) -> float:
+        """Return how many times an equal part the largest of them is."""
+        parts = [self.program.parts[rank] for rank in members] if self.program.parts else [1]
+        return max(parts) * len(parts) / sum(parts)
 
     def sums(self, rank: int) -> list[tuple]:
         """Return the Reduces of a rank that are not over."""

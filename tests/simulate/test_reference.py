@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.cluster import Link
 from penstock.program.lower import chain, lower_schedule
 from penstock.program.passes import shard
-from penstock.program.program import Program
+from penstock.program.program import Program, StageBytes
 from penstock.schedule import KINDS, Action, breadth_first, gpipe
 from penstock.simulate import Costs, simulate
 from penstock.timeline import Span, Timeline, step_s
@@ -80,13 +80,21 @@ def test_simulation_by_a_table_equals_the_reference(
     check(timeline, Reference(program, seconds, cluster, None, unshard))
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_sums_in_shards_one_after_the_other_equal_the_reference(prefetch: int):
-    program = lower_schedule(breadth_first(4, 2, num_ranks=1), replicas=2)
-    program = shard(program, ["shard", "shard_keep", "shard", "shard"], prefetch=prefetch)
-    cluster, seconds = one_host(2, Link(3.0, 1.0)), random_seconds(prefetch)
-    timeline = simulate(program, seconds, cluster)
-    check(timeline, Reference(program, seconds, cluster, None))
+@pytest.mark.parametrize(("prefetch", "parts"), [(0, ()), (1, ()), (1, (3, 1))])
+def test_shards_one_after_the_other_equal_the_reference(prefetch: int, parts: tuple[int, ...]):
+    sizes = [StageBytes(weights=8 * k) for k in range(4)]
+    schedules = [breadth_first(4, 2, num_ranks=1), breadth_first(4, 1, num_ranks=1)]
+    program = lower_schedule(schedules, stage_bytes=sizes)
+    what = ["shard", "shard_keep", "shard", "shard"]
+    program = shard(program, what, prefetch=prefetch, parts=parts)
+    cluster, costs = one_host(2, Link(3.0, 1.0)), tables(4, ("",), prefetch)
+    unshard = list(zip(costs.unshard_s.tolist(), costs.unshard_bytes.tolist(), strict=True))
+
+    def seconds(action: Action, rank: int) -> float:
+        return float(costs.action_s[KINDS.index(action.kind), action.stage, 0])
+
+    timeline = simulate(program, costs, cluster)
+    check(timeline, Reference(program, seconds, cluster, None, unshard))
 
 
 def test_messages_that_wait_for_a_shared_lane_may_be_more_than_the_heap_had_room_for():

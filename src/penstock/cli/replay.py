@@ -200,7 +200,7 @@ def _too_large(run: "Run", change: "Change") -> str:
         return ""
     candidate, _ = evaluate(run.graph, run.profiles, run.cluster, changed(run, change))
     for rank, peak in enumerate(candidate.peak_bytes):
-        cap = run.cluster.device_of(rank).memory_bytes
+        cap = run.cluster.memory_of(rank)
         if peak > cap:
             return f"rank {rank} would hold {format_bytes(peak)} of {format_bytes(cap)}"
     return ""

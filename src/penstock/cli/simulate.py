@@ -108,7 +108,7 @@ def _show(
     whole_s = found.step_s * num_steps(timeline)
     rows: list[tuple[object, ...]] = []
     for rank, peak in enumerate(found.peak_bytes):
-        busy, cap = busy_s(timeline, rank), basis.cluster.device_of(rank).memory_bytes
+        busy, cap = busy_s(timeline, rank), basis.cluster.memory_of(rank)
         share = f"{100 * busy / whole_s:.1f} %"
         rows.append((rank, format_seconds(busy), share, format_bytes(peak), format_bytes(cap)))
     face.show(face.table(("rank", "busy", "of the time", "peak bytes", "of"), rows[:_MOST_DRAWN]))

@@ -73,6 +73,7 @@ class Host:
 
     `cores`: how many CPU cores its ranks share, where these are the devices; 0: each has its own.
     `kinds`: of each of its devices, where they are not alike; `device` is then that of one of them.
+    `memory_bytes`: the most that each of its devices may hold; empty: what one of its kind has.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Host:
     region: str = "here"
     cores: int = 0
     kinds: tuple[str, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_names(f'host "{self.name}"', (self.name, self.device, self.region, *self.kinds))
@@ -96,6 +98,10 @@ class Host:
         if self.cores < 0:
             hint = "give their number, or 0 where each device has its own"
             raise ClusterError(f'host "{self.name}" has {self.cores} cores', hint=hint)
+        sizes = self.memory_bytes
+        if sizes and (len(sizes) != self.num_devices or min(sizes) < 1):
+            message = f'host "{self.name}" has memory_bytes {list(sizes)} of {self.num_devices}'
+            raise ClusterError(f"{message} devices", hint="give 1 or more for each, or none")
 
     @property
     def named(self) -> set[str]:
@@ -241,6 +247,13 @@ class Cluster:
         name = host.kinds[rank - self._ends[number]] if host.kinds else host.device
         return next(kind for kind in self.devices if kind.name == name)
 
+    def memory_of(self, rank: int) -> int:
+        """Return the bytes that `rank` may hold: its own, or what a device of its kind has."""
+        host = self.host_of(rank)
+        if host.memory_bytes:
+            return host.memory_bytes[rank - self.ranks_on(host).start]
+        return self.device_of(rank).memory_bytes
+
     def link(self, a: int, b: int) -> Link:
         """Return the link from a to b: `inside` a host, the pair's, `between` or `across` regions.
 
@@ -312,14 +325,28 @@ class Cluster:
         among = USUAL[what] if algorithm is None else (algorithm,)
         return best(self, what, size_bytes, ranks=ranks, among=among).seconds
 
-    def within(self, memory_bytes: int | None) -> "Cluster":
-        """Return the cluster of which no device has more memory than this; None: as it is."""
+    def within(self, memory_bytes: int | Sequence[int] | None) -> "Cluster":
+        """Return the cluster of which no device has more memory than this; None: as it is.
+
+        memory_bytes: of every device, or of each.
+        Raises:   ClusterError: of another number of devices.
+        """
         if memory_bytes is None:
             return self
-        least = (min(memory_bytes, kind.memory_bytes) for kind in self.devices)
-        pairs = zip(self.devices, least, strict=True)
-        kinds = tuple(replace(kind, memory_bytes=size) for kind, size in pairs)
-        return replace(self, devices=kinds)
+        ranks = range(self.num_ranks)
+        most = [memory_bytes] * len(ranks) if isinstance(memory_bytes, int) else list(memory_bytes)
+        if len(most) != len(ranks):
+            hint = "give one size for all, or one for each rank"
+            raise ClusterError(f"memory of {len(most)} ranks, of {len(ranks)}", hint=hint)
+        least = [min(size, self.memory_of(rank)) for rank, size in zip(ranks, most, strict=True)]
+        if isinstance(memory_bytes, int) and not any(host.memory_bytes for host in self.hosts):
+            sizes = (min(memory_bytes, kind.memory_bytes) for kind in self.devices)
+            pairs = zip(self.devices, sizes, strict=True)
+            kinds = tuple(replace(kind, memory_bytes=size) for kind, size in pairs)
+            return replace(self, devices=kinds)
+        rows = ((host, self.ranks_on(host)) for host in self.hosts)
+        hosts = (replace(h, memory_bytes=tuple(least[on.start : on.stop])) for h, on in rows)
+        return replace(self, hosts=tuple(hosts))
 
     def lanes(self, a: int, b: int) -> tuple[int, ...]:
         """Return the numbers of the lanes that messages from `a` to `b` share with other pairs.

@@ -49,7 +49,9 @@ def host_orders(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
     groups: dict[tuple[str, ...], list[str]] = {}
     own = {name for pair in cluster.pairs for name in (pair.source, pair.target)}
     for host in cluster.hosts:
-        key = (host.device, *host.kinds, host.region, *((host.name,) if host.name in own else ()))
+        own_link = (host.name,) if host.name in own else ()
+        room = map(str, host.memory_bytes)
+        key = (host.device, *host.kinds, host.region, *room, *own_link)
         groups.setdefault(key, []).append(host.name)
     orders = [tuple(host.name for host in cluster.hosts)]
     if len(groups) == 1:

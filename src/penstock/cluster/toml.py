@@ -13,7 +13,7 @@ Value: TypeAlias = "str | int | float | bool | Mapping[str, Value] | Sequence[Va
 
 
 class Record(Protocol):
-    """A dataclass with fields of str, int, float, bool, names, or pairs of a name and a number."""
+    """A dataclass of str, int, float, bool, lists of names or whole numbers, or named numbers."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -80,7 +80,7 @@ def record(kind: type[Made], place: str, table: Value) -> Made:
 
 
 def _has_pairs(each: Field[Any]) -> bool:
-    return get_origin(each.type) is tuple and get_args(each.type)[0] is not str
+    return get_origin(each.type) is tuple and get_origin(get_args(each.type)[0]) is tuple
 
 
 def _pairs(name: str, value: Value) -> tuple[tuple[str, float], ...]:
@@ -118,9 +118,9 @@ def _text(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case tuple():
-            names = [each for each in cast("tuple[object, ...]", value) if isinstance(each, str)]
-            if names:
-                return f"[{', '.join(map(_text, names))}]"
+            items = cast("tuple[object, ...]", value)
+            if any(isinstance(each, str | int) for each in items):
+                return f"[{', '.join(map(_text, items))}]"
             pairs = cast("tuple[tuple[str, float], ...]", value)
             return f"{{{', '.join(f' {_text(name)} = {number!r}' for name, number in pairs)} }}"
         case _:

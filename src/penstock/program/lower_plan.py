@@ -73,7 +73,7 @@ def lower_plan(
         stage_bytes=[_bytes_of(stage, plan, graph) for stage in stages.stages],
     )
     if plan.shards:
-        program = shard(program, plan.shard, prefetch=plan.prefetch)
+        program = shard(program, plan.shard, prefetch=plan.prefetch, parts=plan.parts)
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.beside)
     return receive_early(program, distance=plan.early) if plan.early else program

@@ -11,6 +11,7 @@ instructions.py says how to read them.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ from penstock.program.instructions import Unshard as Unshard
 from penstock.program.instructions import Update as Update
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
-from penstock.schedule.grid import Grid, misfit, unlike, written
+from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
 from penstock.schedule.orders import Action, F
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 from penstock.typed import damage
@@ -81,12 +82,14 @@ class Program:
     shares: tuple[int, ...] = ()  # empty: all have num_micro_batches
     bits: tuple[int, ...] = ()  # of a number in messages of each edge; empty: all as they are
     together: int = 1  # micro-batches of each B, or W where I stands apart, as in a Schedule
+    parts: tuple[int, ...] = ()  # by rank, of what replicas divide; empty: all as much
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", Codes.of(self.code))
         self._check_sizes()
         object.__setattr__(self, "shares", unlike(self.shares))
+        object.__setattr__(self, "parts", self.grid.uneven(self.parts))
         check_edges(self.edges, self.num_stages)
         check_tied(self.tied, self.num_stages)
         verify(self)
@@ -118,6 +121,8 @@ class Program:
             raise ProgramError(
                 f"{len(self.stage_bytes)} stage_bytes for {self.num_stages} stages", hint=hint
             )
+        if found := misplaced(self.parts, self.grid):
+            raise ProgramError(found[0], hint=found[1])
         if any(number < 0 for one in self.stage_bytes for number in one):
             raise ProgramError("a number in stage_bytes is below 0", hint="give 0 or more bytes")
 
@@ -157,6 +162,15 @@ class Program:
         computes, updates = (self.code.op[part] == op for op in (COMPUTE, UPDATE))
         stages = self.code.stage[part][computes if computes.any() else updates]
         return tuple(np.unique(stages).tolist())
+
+    def part_of(self, rank: int) -> Fraction:
+        """Return which part of its sharded stages a rank keeps."""
+        return self.grid.part_of(rank, self.parts)
+
+    def stretch(self, rank: int) -> float:
+        """Return how many times an equal part the largest is, of those who divide with `rank`."""
+        parts = map(self.part_of, self.grid.column_of(rank))
+        return float(max(parts) * self.replicas)
 
     @property
     def sharded(self) -> frozenset[int]:

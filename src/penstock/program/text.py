@@ -47,6 +47,7 @@ class Saved(NamedTuple):
     shares: tuple[int, ...]
     bits: tuple[int, ...]
     together: int
+    parts: tuple[int, ...]
 
 
 class _Reduction(NamedTuple):
@@ -76,6 +77,7 @@ class _ProgramFile:
     shares: tuple[int, ...] = ()
     bits: tuple[int, ...] = ()
     together: int = 1
+    parts: tuple[int, ...] = ()
 
 
 def to_json(program: "Program") -> str:
@@ -89,6 +91,7 @@ def to_json(program: "Program") -> str:
     fields["shares"] = program.shares
     fields |= {"bits": program.bits} if program.bits else {}
     fields |= {"together": program.together} if program.together > 1 else {}
+    fields |= {"parts": program.parts} if program.parts else {}
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -131,6 +134,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.shares,
         read.bits,
         read.together,
+        read.parts,
     )
 
 
@@ -147,6 +151,7 @@ def to_text(program: "Program", *, max_ranks: int = 16, max_instructions: int = 
         f", {program.num_steps} steps, {program.weight_rule.name}" if program.num_steps > 1 else ""
     )
     window += f", {program.together} together" if program.together > 1 else ""
+    window += f", parts {written(program.parts)}" if program.parts else ""
     lines = [f"program: {counts}{window}, {program.code.num_instructions} instructions"]
     bits = program.bits or (AS_IT_IS,) * len(program.edges)
     words = ["" if each == AS_IT_IS else f", {each} bits a number" for each in bits]

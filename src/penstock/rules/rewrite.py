@@ -69,7 +69,8 @@ def _with_values(plan: Plan, aspect: Aspect, values: tuple[str, ...]) -> Plan:
             some = any(word != "replicate" for word in parts)
             parts = parts if plan.shard or some else ()
             ahead = plan.prefetch if some else 0
-            return replace(plan, shard=parts, prefetch=ahead, predicted=None)
+            uneven = plan.parts if some else ()
+            return replace(plan, shard=parts, prefetch=ahead, parts=uneven, predicted=None)
 
 
 def _stage_values(plan: Plan, graph: Graph, rules: Ruled, aspect: Aspect) -> tuple[str, ...]:

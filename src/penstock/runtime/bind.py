@@ -193,6 +193,7 @@ class _Binder:
             case Unshard(stage):
                 yield from self.sums.gather(stage)
             case Reshard(stage):
+                yield from self.sums.gathered(stage)
                 drop = self.rank.shard_of(stage).drop
                 yield Bound(drop, "versions", "unshard", stage, -1)
             case _:

@@ -96,7 +96,7 @@ class Rank:
         self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self.copy_lanes = Lane(), Lane()  # to far memory, and back
-        self.sharded: frozenset[int] = frozenset()  # stages that are divided among replicas
+        self.sharded, self.parts = frozenset[int](), tuple[int, ...]()  # as the program says
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._group, self.first_edge = 1, 0  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
@@ -137,10 +137,11 @@ class Rank:
         """
         self.expect(program)
         self.grid, self._bits = program.grid, program.bits
-        if self.weights and self.sharded != program.sharded:
-            message = "the programs of a run divide other stages among their replicas"
-            raise RunError(message, hint="let all windows of a run shard the same stages")
-        self.sharded = program.sharded
+        divided = program.sharded, program.parts
+        if self.weights and (self.sharded, self.parts) != divided:
+            message = "the programs of a run divide other stages among their replicas, or otherwise"
+            raise RunError(message, hint="let all windows of a run shard the same stages alike")
+        self.sharded, self.parts = divided
         bound = bind.bind(self, program)
         self.optimizers.release()
         return bound
@@ -237,7 +238,9 @@ class Rank:
         """Return the ranks that divide a stage that lives here; None where each has it whole."""
         if stage not in self.sharded:
             return None
-        return Sharers(self.transport, tuple(self.grid.column_of(self.rank)), self.job)
+        ranks = tuple(self.grid.column_of(self.rank))
+        parts = tuple(self.parts[rank] if self.parts else 1 for rank in ranks)
+        return Sharers(self.transport, ranks, parts, self.job)
 
     def shard_of(self, stage: int) -> StageShard:
         """Return what this rank keeps of a stage that is divided.

@@ -8,12 +8,15 @@ is a view.  Here these have memory only while they are needed:
                 where it has memory from `keep` to `forget`, behind the update
 
 What stays is one part of the weights, and the optimizer's state of it.  Parts are cut at cache
-lines, not at parameters, so that all have the same size; a parameter may lie in several.
+lines, not at parameters, so that they are as large as the plan says: all equal, or each as large as
+its rank has memory for.  A parameter may lie in several, and a rank may keep nothing.
 
-Source: ZeRO, arXiv:1910.02054, stage 3; flat parameters: FSDP, arXiv:2304.11277.
+Source: ZeRO, arXiv:1910.02054, stage 3; flat parameters: FSDP, arXiv:2304.11277; parts of unlike
+size: Cephalo, arXiv:2411.01075.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -36,11 +39,13 @@ _BY_ELEMENT = {
 class Sharers(NamedTuple):
     """The ranks that divide a stage, this one among them, and how they reach each other.
 
+    parts: how much each of them keeps, beside the others.
     job:   says in which dtype their gradients travel.
     """
 
     transport: Transport
     ranks: tuple[int, ...]
+    parts: tuple[int, ...]
     job: Job
 
     @property
@@ -75,7 +80,7 @@ class StageShard:
         """Keep a part of `flats`, which have no memory from now on; `whole` is what is read."""
         self.sharers, self.whole, self.is_open = sharers, whole, False
         self.sums = [layout.new() for layout in layouts]  # whole gradients
-        self.cuts = [cuts_of(layout, len(sharers.ranks)) for layout in layouts]
+        self.cuts = [cuts_of(layout, sharers.parts) for layout in layouts]
         at = sharers.place
         self.mine = [slice(cuts[at], cuts[at + 1]) for cuts in self.cuts]
         self.kept = [flat[mine].clone() for flat, mine in zip(flats, self.mine, strict=True)]
@@ -109,7 +114,7 @@ class StageShard:
 
     def gather(self) -> None:
         """Make the weights whole."""
-        transport, ranks, _ = self.sharers
+        transport, ranks = self.sharers.transport, self.sharers.ranks
         rows = zip(self.whole, self.mine, self.kept, self.cuts, strict=True)
         for flat, mine, kept, cuts in rows:
             flat[mine].copy_(kept)
@@ -142,7 +147,7 @@ class StageShard:
 
     def scatter(self) -> None:
         """Sum the gradients over all replicas, each the part that it keeps."""
-        transport, ranks, job = self.sharers
+        transport, ranks, _, job = self.sharers
         rows = zip(self.sums, self.mine, self.kept_sums, self.cuts, strict=True)
         for flat, mine, kept, cuts in rows:
             scatter_over(transport, flat, cuts, ranks, job)
@@ -177,15 +182,15 @@ def check_optimizer(optimizer: Optimizer, *, is_plain: bool) -> None:
         raise JobError(message, hint=hint)
 
 
-def cuts_of(layout: Flat, parts: int) -> tuple[int, ...]:
+def cuts_of(layout: Flat, parts: Sequence[int]) -> tuple[int, ...]:
     """Return where the parts of a flat tensor begin, and where the last one ends.
 
-    All parts have as many numbers, a multiple of those of a cache line; the last ones may have
-    fewer, or none.
+    They are as large as `parts`, one beside the other, but for a cache line; of few numbers the
+    last ones may have none.
     """
     step = _ALIGN_BYTES // layout.dtype.itemsize
-    size = -(-layout.size // (parts * step)) * step
-    return tuple(min(part * size, layout.size) for part in range(parts + 1))
+    ends = (-(-layout.size * end // (sum(parts) * step)) * step for end in accumulate(parts))
+    return (0, *(min(end, layout.size) for end in ends))
 
 
 def _free(flat: Tensor) -> None:

@@ -8,6 +8,8 @@ many numbers as the largest share; a smaller one leaves its last ones out.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +53,24 @@ class Grid:
         replica, place = np.divmod(np.arange(self.replicas * self.num_ranks), self.num_ranks)
         return replica, place
 
+    def uneven(self, parts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return `parts` of every rank in least terms; nothing where replicas have equal ones."""
+        columns = (
+            [[parts[rank] for rank in self.column_of(at)] for at in self.ranks_of(0)]
+            if parts
+            else []
+        )
+        if all(len(set(column)) == 1 for column in columns):
+            return ()
+        least = [gcd(*column) for column in columns]
+        return tuple(part // least[at % self.num_ranks] for at, part in enumerate(parts))
+
+    def part_of(self, rank: int, parts: tuple[int, ...]) -> Fraction:
+        """Return which part of the stages of its column a rank keeps."""
+        if not parts:
+            return Fraction(1, self.replicas)
+        return Fraction(parts[rank], sum(parts[other] for other in self.column_of(rank)))
+
     def in_step(self, replica: int, number: int) -> tuple[int, int]:
         """Return (step, place) of a replica's micro-batch in its window.
 
@@ -81,6 +101,19 @@ def misfit(shares: tuple[int, ...], replicas: int, largest: int) -> tuple[str, s
         return problem, "give each replica 1 micro-batch or more"
     if shares and max(shares) != largest:
         return f"shares are {written(shares)}, not {largest}", "num_micro_batches is the largest"
+    return None
+
+
+def misplaced(parts: tuple[int, ...], grid: Grid) -> tuple[str, str] | None:
+    """Return why `parts` are no parts of the ranks of a grid, and a hint; None where they are."""
+    ranks = grid.replicas * grid.num_ranks
+    if parts and (len(parts) != ranks or min(parts) < 0):
+        problem = f"parts are {written(parts)}, for {ranks} ranks"
+        return problem, "give each rank a whole number, 0 or more"
+    for first in grid.ranks_of(0) if parts else ():
+        if not any(parts[rank] for rank in grid.column_of(first)):
+            ranks_here = ", ".join(map(str, grid.column_of(first)))
+            return f"ranks {ranks_here} keep no part of what they divide", "give one of them 1"
     return None
 
 

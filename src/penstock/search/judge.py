@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
-from penstock.errors import GraphError, ScheduleError
+from penstock.errors import GraphError, ProgramError, ScheduleError
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stages
 from penstock.graph.wire import message_bytes, summed_bytes
@@ -39,6 +39,7 @@ from penstock.simulate.price import (
     ONE_BY_ONE,
     DeviceMemory,
     Ways,
+    by_rank,
     check_profile,
     costs_of,
     held_of,
@@ -171,11 +172,11 @@ class Judge:
         try:
             plan = plan if as_said else self.suited(plan)
             candidate, _ = self.simulated(plan, spans=False)
-        except (GraphError, ScheduleError) as problem:
+        except (GraphError, ProgramError, ScheduleError) as problem:
             return Candidate(plan, float("inf"), (), 0.0, refused=problem.message)
         cluster = self.cluster_of(plan.hosts)
         for rank, peak in enumerate(candidate.peak_bytes):
-            cap = cluster.device_of(rank).memory_bytes
+            cap = cluster.memory_of(rank)
             if peak > cap:
                 why = f"rank {rank} would hold {format_bytes(peak)} of {format_bytes(cap)}"
                 return replace(candidate, refused=why)
@@ -184,7 +185,7 @@ class Judge:
     def caps(self, plan: Plan) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Return for each rank of a replica the devices it is on: (kind, bytes of memory)."""
         cluster, places = self.cluster_of(plan.hosts), self.places(plan.hosts, plan.total_ranks)
-        rows = [(k, cluster.device_of(rank).memory_bytes) for rank, k in enumerate(places)]
+        rows = [(k, cluster.memory_of(rank)) for rank, k in enumerate(places)]
         grid = plan.grid
         columns = (grid.column_of(rank) for rank in grid.ranks_of(0))
         return tuple(tuple({rows[rank] for rank in column}) for column in columns)
@@ -193,7 +194,7 @@ class Judge:
         """Return the bytes that all ranks together hold above what their devices have."""
         cluster = self.cluster_of(candidate.plan.hosts)
         rows = enumerate(candidate.peak_bytes)
-        return sum(max(0, peak - cluster.device_of(rank).memory_bytes) for rank, peak in rows)
+        return sum(max(0, peak - cluster.memory_of(rank)) for rank, peak in rows)
 
     def simulated(self, plan: Plan, *, spans: bool) -> tuple[Candidate, Timeline]:
         """Return what the simulation of `plan` says, and its timeline.
@@ -232,17 +233,18 @@ class Judge:
         program = lower_plan(plan, self.graph, num_steps=steps, stages=stages, schedule=schedule)
         places = self.places(plan.hosts, program.num_ranks)
         memory = memory_on(held, program, places, posted=plan.early > 0)
+        costs = by_rank(costs, self.profiles, program, places, (self.graph, stages))
         return _Ready(program, costs, self.cluster_of(plan.hosts), memory)
 
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:
         """Return the stages of `plan`, priced; `alive` and `ways` as in `held_of`."""
         copies = plan.offloads
         ways = ways._replace(compiled=plan.compiled)
-        key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire, plan.parts
+        key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire, plan.divided
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
             bits = tuple(bits_of(plan, stages)) if plan.rounds else ()
-            own = ways._replace(bits=bits, sharded=plan.parts)
+            own = ways._replace(bits=bits, sharded=plan.divided)
             costs = costs_of(graph, stages, self.profiles, alive, copies=copies, ways=own)
             held = tuple(
                 held_of(graph, stages, p, alive, copies=copies, ways=own) for p in self.profiles
@@ -277,7 +279,7 @@ class Judge:
         except GraphError:
             return 0.0
         parts = list(self._parts(plan))
-        if objective == "memory" and plan.offloads:
+        if objective == "memory" and (plan.offloads or plan.parts):
             return 0.0
         if schedule is not None:
             peaks = most_held(schedule.orders, held)

@@ -34,8 +34,8 @@ def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) 
     while improved:
         improved = False
         relaxed = _relaxed(best.plan) if effort.rescues else iter(())
-        near, other_shares = _neighbours(judge.graph, best.plan), _shares(judge, best.plan)
-        for plan in itertools.chain(near, relaxed, other_shares):
+        near, others = _neighbours(judge.graph, best.plan), other_shares(judge, best.plan)
+        for plan in itertools.chain(near, relaxed, others):
             if effort.is_over():
                 return best
             other = judge.candidate(plan)
@@ -108,14 +108,18 @@ def _neighbours(graph: Graph, plan: Plan) -> Iterator[Plan]:
                 yield with_cuts(graph, plan, cuts)
 
 
-def _shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
-    """Yield the plans that move micro-batches between replicas on unlike devices, many first."""
+def other_shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
+    """Yield the plans that move micro-batches between replicas on unlike devices, many first.
+
+    Unlike are those of other kinds, or with other memory.
+    """
     if isinstance(plan.schedule, Schedule) or has_window(plan.schedule):
         return
     places, grid = judge.places(plan.hosts, plan.total_ranks), plan.grid
-    alike: dict[tuple[int, ...], list[int]] = {}
+    room_of = judge.cluster_of(plan.hosts).memory_of
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for replica in range(grid.replicas):
-        kinds = tuple(places[rank] for rank in grid.ranks_of(replica))
+        kinds = tuple((places[rank], room_of(rank)) for rank in grid.ranks_of(replica))
         alike.setdefault(kinds, []).append(replica)
     for exponent in range(max(grid.shares).bit_length() - 1, -1, -1):
         for group, other in itertools.permutations(alike.values(), 2):

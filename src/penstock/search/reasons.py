@@ -116,7 +116,7 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
     }
     value = ", ".join(f"{counts[each]} {words[each]}" for each in words if counts[each])
     ahead = f", gathered {plan.prefetch} ahead" if plan.prefetch else ", gathered at their use"
-    undivided = replace(plan, shard=(), prefetch=0)
+    undivided = replace(plan, shard=(), prefetch=0, parts=())
     if judge.rules.broken(undivided, judge.graph):
         yield Decision("shard", value + ahead, "user", "asked for by a rule")
         return
@@ -125,6 +125,11 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
     why = f"{held} {format_bytes(max(whole.peak_bytes))}, {format_seconds(best.step_s)} in place of"
     why = f"{why} {format_seconds(whole.step_s)}"
     yield Decision("shard", value + ahead, "search", why)
+    if plan.parts:
+        equal = judge.candidate(replace(plan, parts=()))
+        row = (f"{float(plan.grid.part_of(r, plan.parts)):.3g}" for r in range(plan.total_ranks))
+        why = f"in equal parts {equal.refused}" if equal.refused else "by the memory of the ranks"
+        yield Decision("parts", f"{', '.join(row)} of what is divided", "search", why)
 
 
 def _validation(judge: Judge, plan: Plan) -> Iterator[Decision]:

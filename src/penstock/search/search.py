@@ -145,7 +145,8 @@ def _polished(field: Field, cutter: "_Cutter") -> list[Candidate]:
     Raises:   PlanError: none can be used.
     """
     judge, objective, cluster = field.judge, field.objective, field.judge.cluster
-    if len({cluster.device_of(rank).name for rank in range(cluster.num_ranks)}) > 1:
+    kinds = ((cluster.device_of(r).name, cluster.memory_of(r)) for r in range(cluster.num_ranks))
+    if len({*kinds}) > 1:
         tried = [*field.best(_POLISHED_UNLIKE), *field.overfull(_POLISHED_UNLIKE)]
         change = recut
     else:

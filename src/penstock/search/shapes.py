@@ -37,7 +37,8 @@ class Fixed:
 
     schedule:  a recipe, its name, or a schedule that stands for itself.
     offload:   what every stage has in far memory while it is not needed; None: nothing.
-    memory:    the most bytes that a rank may hold; the cluster's devices have no more then.
+    memory:    the most bytes that a rank may hold, or that each one may; then the cluster's devices
+               have no more.
     post_validation: as in a plan, where gradients are clipped.
     wire:      fewest bits of a number in messages there and back, as in a plan.
     sums:      as in a plan.
@@ -56,7 +57,7 @@ class Fixed:
     offload: Offloaded | None = None
     buffers: Buffers = "exact"
     in_order: bool = False
-    memory: int | None = None
+    memory: int | tuple[int, ...] | None = None
     post_validation: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
     sums: Precision | None = None

@@ -4,11 +4,17 @@ Of plans with replicas that lack memory, each is tried with all its stages in sh
 in units of one block each; then stages that cost most to gather, for what they would take, are
 kept whole for a step, or for good, while there is room.
 
-Source:  selective unsharding by gain over bytes, DeepCompile, arXiv:2504.09983; per operator, OSDP,
-         arXiv:2209.13258.
+Where equal parts do not fit every rank, a rank keeps as much as it has room for and the others the
+rest, all as much as can be: the largest part says how long a gather takes.  What a rank keeps has
+nothing to do with how many micro-batches it takes: on unlike devices these are moved to where they
+make the step shorter, or leave room, and parts are fitted to that.
+
+Source:  parts by memory, shares by speed: Cephalo, arXiv:2411.01075; selective unsharding by gain
+         over bytes: DeepCompile, arXiv:2504.09983; per operator: OSDP, arXiv:2209.13258.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from penstock.graph.cut_points import block_ends
@@ -18,8 +24,11 @@ from penstock.schedule.recipe import Recipe
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
+from penstock.search.polish import other_shares
 
 _MOST_PLANS = 3
+_MOST_TIMES = 4  # that parts are fitted: what a part holds changes in the course of a step
+_GRAIN = 1000  # parts of a stage add up to this
 _AHEAD = 0, 1, 2  # stages before its use that a gather begins
 _MORE: tuple[Sharding, ...] = ("replicate", "shard_keep")  # than "shard", of memory and of speed
 
@@ -37,10 +46,11 @@ def with_shards(field: Field) -> Iterator[Candidate]:
         for plan in _ways(field.judge, each.plan):
             if field.is_over():
                 break
-            made = field.judge.candidate(plan)
+            made = _fitted(field.judge, plan)
             if best is None or _order(field, made) < _order(field, best):
                 best = made
         if best is not None:
+            best = _shared(field, best)
             yield best if best.refused else _kept_whole(field, best)
 
 
@@ -49,7 +59,7 @@ def _may_share(judge: Judge, candidate: Candidate) -> bool:
     plan = candidate.plan
     synchronous = not is_asynchronous(plan) and not plan.post_validation
     alone = all(len(ranks) == 1 for ranks in judge.holders(plan))
-    return plan.replicas > 1 and not plan.shares and synchronous and alone
+    return plan.replicas > 1 and synchronous and alone
 
 
 def _ways(judge: Judge, plan: Plan) -> Iterator[Plan]:
@@ -80,6 +90,91 @@ def _in_units(judge: Judge, plan: Plan) -> Plan:
     )
 
 
+def _fitted(judge: Judge, plan: Plan) -> Candidate:
+    """Return the candidate of a plan, its parts equal, or as memory says where that lacks."""
+    best = made = judge.candidate(replace(plan, parts=()))
+    before: Candidate | None = None
+    for _ in range(_MOST_TIMES if made.refused and made.peak_bytes else 0):
+        parts = made.plan.grid.uneven(_parts(judge, made, before))
+        if parts == made.plan.parts:
+            break
+        before, made = made, judge.candidate(replace(made.plan, parts=parts))
+        best = min(best, made, key=lambda each: _unfit(judge, each))
+    return best
+
+
+def _unfit(judge: Judge, candidate: Candidate) -> tuple[int, float]:
+    """Return what is to be small of parts: the bytes that lack, then the largest."""
+    grid, parts = candidate.plan.grid, candidate.plan.parts
+    largest = max(grid.part_of(rank, parts) for rank in range(candidate.plan.total_ranks))
+    return judge.lacking_bytes(candidate), float(largest)
+
+
+def _parts(judge: Judge, candidate: Candidate, before: Candidate | None) -> tuple[int, ...]:
+    """Return parts that should fit the ranks' memory, or if none do lack least on each.
+
+    A rank holds its part besides all else at every moment of the step, its gradients at some: so
+    its peak goes with the part at a rate between the two, or as it did from the one `before`.
+    """
+    plan, grid = candidate.plan, candidate.plan.grid
+    room_of, held = judge.cluster_of(plan.hosts).memory_of, judge.price(plan).held
+    places, homes = judge.places(plan.hosts, plan.total_ranks), judge.holders(plan)
+    parts = [1] * plan.total_ranks
+    for first in grid.ranks_of(0):
+        ranks, most = grid.column_of(first), list[float]()
+        own = [stage for stage, home in enumerate(homes) if first in home]
+        for rank in ranks:
+            each = held[places[rank]]
+            rates = [sum(each.divided[stage] for stage in own)]
+            rates += [rates[0] + sum(each.whole[1][stage] for stage in own)]
+            more = room_of(rank) - candidate.peak_bytes[rank]
+            part, rate = float(grid.part_of(rank, plan.parts)), float(rates[more > 0])
+            if before is not None and (was := float(grid.part_of(rank, before.plan.parts))) != part:
+                seen = (candidate.peak_bytes[rank] - before.peak_bytes[rank]) / (part - was)
+                rate = min(max(seen, rates[0]), rates[1])
+            most.append(max(0.0, part + more / rate) if rate else 1.0)
+        for rank, part in zip(ranks, shared_out(most), strict=True):
+            parts[rank] = part
+    return tuple(parts)
+
+
+def shared_out(most: Sequence[float]) -> list[int]:
+    """Return whole numbers that add up to 1000, as equal as can be: none above 1000 * `most`.
+
+    Where all together are less than 1, each gets what it is of their sum.
+    """
+    total = sum(most)
+    if total <= 1:
+        wanted = [each / total if total else 1 / len(most) for each in most]
+    else:
+        left, wanted = 1.0, [0.0] * len(most)
+        for count, at in enumerate(sorted(range(len(most)), key=most.__getitem__)):
+            wanted[at] = min(most[at], left / (len(most) - count))
+            left -= wanted[at]
+    parts = [math.floor(_GRAIN * each + 1e-9) for each in wanted]
+    spare = max(range(len(most)), key=lambda at: most[at] - wanted[at])
+    parts[spare] += _GRAIN - sum(parts)
+    return parts
+
+
+def _shared(field: Field, best: Candidate) -> Candidate:
+    """Return the candidate with micro-batches moved between unlike replicas while that is better.
+
+    While it does not fit, so that it lacks less.
+    """
+    improved = True
+    while improved:
+        improved = False
+        for plan in other_shares(field.judge, best.plan):
+            if field.is_over():
+                return best
+            made = _fitted(field.judge, plan)
+            if _order(field, made) < _order(field, best):
+                best, improved = made, True
+                break
+    return best
+
+
 def _kept_whole(field: Field, best: Candidate) -> Candidate:
     """Return the candidate with stages kept whole while that is faster, and fits."""
     judge, plan = field.judge, best.plan
@@ -95,7 +190,7 @@ def _kept_whole(field: Field, best: Candidate) -> Candidate:
             other = replace(best.plan, shard=tuple(row))
             if judge.rules.broken(other, judge.graph):
                 continue
-            made = judge.candidate(other)
+            made = _fitted(judge, other)
             if not made.refused and made.score(field.objective) < best.score(field.objective):
                 best = made
                 break

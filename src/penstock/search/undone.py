@@ -71,8 +71,7 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
         yield "offload", "none", lambda: replace(plan, offload=(), beside=False)
         words = "between computes" if plan.beside else "beside computes"
         yield "copies", words, lambda: replace(plan, beside=not plan.beside)
-    if plan.shards:
-        yield "shard", "replicated", lambda: replace(plan, shard=(), prefetch=0)
+    yield from _undivided(plan)
     if plan.sums is not None:
         yield "sums", "gradients as they are", lambda: replace(plan, sums=None)
     if plan.rounds:
@@ -89,6 +88,13 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
     if units_of(plan.schedule):
         yield "units", "whole stages", lambda: _whole(graph, plan)
     yield from _without_rules(graph, plan)
+
+
+def _undivided(plan: Plan) -> Iterator[_Other]:
+    if plan.shards:
+        yield "shard", "replicated", lambda: replace(plan, shard=(), prefetch=0, parts=())
+    if plan.parts:
+        yield "parts", "equal", lambda: replace(plan, parts=())
 
 
 def _without_rules(graph: Graph, plan: Plan) -> Iterator[_Other]:

@@ -19,6 +19,7 @@ class Costs:
     action_s   [kind, stage, device], kinds in the order of schedule.KINDS; U is the update.  Then,
                unless they take no time, those of copies to far memory and back (codes.COPIES)
     devices    names of the device kinds; "" stands for any (then it is the only one)
+    by_rank    whether there is a column for each rank in place of each kind of device
     unshard_s  [stage]: gathering the weights, besides what the links take; empty: no time
     unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
     packing_s  [packing or unpacking, edge, device]: what a message costs its sender and its
@@ -35,6 +36,7 @@ class Costs:
     unshard_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     unshard_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     packing_s: NDArray[np.float64] = field(default_factory=lambda: np.empty((2, 0, 0)))
+    by_rank: bool = False
 
     def __post_init__(self) -> None:
         _freeze(self, np.float64, "action_s", "unshard_s", "packing_s")
@@ -73,6 +75,8 @@ class Memory:
                      end of the first backward of a step to the next such sum of the rank; what is
                      held besides at that end, with its results; and the gradients that stay here,
                      from that sum to the end of the update; empty: nothing
+    parts            [rank, stage]: how many times the bytes above of an update, and of copies of
+                     the optimizer's state, are those of a rank; empty: once
 
     Raises:   ValueError: arrays of other shapes.
     """
@@ -83,10 +87,12 @@ class Memory:
     unsharded_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     message_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     summed_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty((3, 0), np.int64))
+    parts: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
 
     def __post_init__(self) -> None:
         names = "start_bytes", "transient_bytes", "net_bytes", "message_bytes"
         _freeze(self, np.int64, *names, "unsharded_bytes", "summed_bytes")
+        _freeze(self, np.float64, "parts")
         start, transient, net = self.start_bytes, self.transient_bytes, self.net_bytes
         num_stages = net.shape[1] if net.ndim == 2 else 0
         _check_shape("start_bytes", start, (len(start),))
@@ -96,6 +102,8 @@ class Memory:
         _check_shape("unsharded_bytes", sizes, (num_stages if len(sizes) else 0,))
         shape = 3, num_stages if self.summed_bytes.size else 0
         _check_shape("summed_bytes", self.summed_bytes, shape)
+        if self.parts.size:
+            _check_shape("parts", self.parts, (len(start), num_stages))
         _check_shape("message_bytes", self.message_bytes, (self.message_bytes.size,))
 
 

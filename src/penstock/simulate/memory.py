@@ -31,7 +31,7 @@ from penstock.program.codes import (
 from penstock.program.instructions import TABLE, Bytes
 from penstock.program.program import Program
 from penstock.schedule.ledger import Changes, Levels, levels, peaks
-from penstock.schedule.orders import B, F, IntArray, Orders, W
+from penstock.schedule.orders import B, F, IntArray, Orders, U, W
 from penstock.simulate.costs import Memory, with_copies
 from penstock.simulate.price import DeviceMemory
 from penstock.timeline import MemoryCurve
@@ -79,6 +79,7 @@ def account(program: Program, memory: Memory) -> Account:
     at = np.where((holds == _ACTION)[:, None], COST_ROW, dropped[:, None])[op, kind], stage
     during = np.stack([*with_copies(memory.transient_bytes), gathered, -gathered])[at]
     after = np.stack([*with_copies(memory.net_bytes), gathered, -gathered])[at]
+    during, after = _by_parts(program, memory, rows, (during, after))
     early = begun(codes)[rows] & (op == RELOAD)  # room was made where it was begun
     during[early | freed] = after[early | freed] = 0
     before = np.zeros(len(rows), np.int64)
@@ -100,6 +101,19 @@ def account(program: Program, memory: Memory) -> Account:
     return Account(rows, offsets, start, levels(Changes(before, during, after), offsets, start))
 
 
+def _by_parts(
+    program: Program, memory: Memory, rows: IntArray, sizes: tuple[IntArray, IntArray]
+) -> tuple[IntArray, IntArray]:
+    """Return the bytes of `rows`, of what ranks divide each times what its rank keeps of it."""
+    if not memory.parts.size:
+        return sizes
+    codes, times = program.code, np.ones(len(rows))
+    own = (codes.kind[rows] == U) & (_HOLDS[codes.op[rows]] == _ACTION)
+    owners = np.searchsorted(codes.offsets, rows[own], side="right") - 1
+    times[own] = memory.parts[owners, codes.stage[rows[own]]]
+    return (sizes[0] * times).astype(np.int64), (sizes[1] * times).astype(np.int64)
+
+
 def _shards(program: Program) -> IntArray:
     """Return the rows of all sums that leave shards."""
     codes = program.code
@@ -117,7 +131,9 @@ def _gradients(
     codes, sharded = program.code, program.sharded
     more, less, updated = np.zeros((3, len(rows)), np.int64)
     sizes = {stage: int(memory.summed_bytes[0][stage]) for stage in sharded}
-    kept = memory.summed_bytes[2].tolist()
+    kept = np.tile(memory.summed_bytes[2], (program.num_ranks, 1))
+    if memory.parts.size:
+        kept = (kept * memory.parts).astype(np.int64)
     ops, kinds, stages = codes.op[rows].tolist(), codes.kind[rows].tolist(), codes.stage[rows]
     owners = np.searchsorted(codes.offsets, rows, side="right").tolist()
     held, due, rank = dict[int, int](), 0, 0  # by stage; what is under way or summed
@@ -131,10 +147,10 @@ def _gradients(
             if op == REDUCE:
                 bucket = codes.reductions[int(codes.edge[rows[at]])].bucket
                 summed = int(bucket.removeprefix("stage"))
-                more[at] = (0 if summed in held else sizes[summed]) + kept[summed]
+                more[at] = (0 if summed in held else sizes[summed]) + kept[rank - 1, summed]
                 due = held.pop(summed, sizes[summed])
             elif stage in sharded:
-                updated[at] = kept[stage]
+                updated[at] = kept[rank - 1, stage]
     return more, less, updated
 
 

@@ -11,7 +11,7 @@ from penstock.program.program import Program
 from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
 from penstock.simulate.prepare import Seconds
-from penstock.simulate.price import costs_of, held_of, memory_on, ways_of
+from penstock.simulate.price import by_rank, costs_of, held_of, memory_on, ways_of
 from penstock.simulate.recorded import Recorded
 from penstock.simulate.simulate import simulate as simulate_costs
 from penstock.timeline import Timeline
@@ -48,8 +48,9 @@ def simulate(
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     schedule = schedule_of(plan, num_steps=program.num_steps)
     alive, ways = weight_copies(schedule), ways_of(schedule)
-    ways = ways._replace(bits=program.bits, compiled=plan.compiled, sharded=plan.parts)
+    ways = ways._replace(bits=program.bits, compiled=plan.compiled, sharded=plan.divided)
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
+    costs = by_rank(costs, profiles, program, places, (graph, stages))
     if memory is None:
         held = [
             held_of(graph, stages, profile, alive, copies=plan.offloads, ways=ways)

@@ -216,7 +216,7 @@ def _queues(
         gathers = zip(places[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
         taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
     group[reduces] = codes.edge[rows[reduces]]
-    reduce_s = [_sum_s(each, cluster) for each in codes.reductions]
+    reduce_s = [_sum_s(program, each, cluster) for each in codes.reductions]
     taken_s[reduces] = np.array(reduce_s)[group[reduces]]
     if isinstance(seconds, Recorded):
         taken_s = seconds.sum_s.copy()
@@ -241,12 +241,16 @@ def _queues(
     )
 
 
-def _sum_s(reduce: Reduce, cluster: Cluster | None) -> float:
-    """Return the seconds of a sum; of one in shards each rank gets only its own."""
+def _sum_s(program: Program, reduce: Reduce, cluster: Cluster | None) -> float:
+    """Return the seconds of a sum; of one in shards each rank gets only its own.
+
+    Unequal shards take as long as if all were as large as the largest.
+    """
     if cluster is None:
         return 0.0
     if reduce.how == "shards":
-        return cluster.collective_s("reduce_scatter", reduce.size_bytes, reduce.ranks)
+        size_bytes = reduce.size_bytes * program.stretch(reduce.ranks[0])
+        return cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
     return cluster.all_reduce_s(reduce.size_bytes, reduce.ranks)
 
 
@@ -275,12 +279,15 @@ def _copies(program: Program, sizes: kernel.Extents) -> kernel.CopyLanes:
 def _gathers_s(
     program: Program, gathers: list[tuple[int, int]], costs: Costs, cluster: Cluster | None
 ) -> list[float]:
-    """Return the seconds of gathers, each by a rank of the pipeline and all its replicas."""
+    """Return the seconds of gathers, each by a rank of the pipeline and all its replicas.
+
+    Of unequal shards as of ones that are all as large as the largest: nobody is done before it.
+    """
     taken_s: dict[tuple[int, int], float] = {}
     for rank, stage in set(gathers):
         took_s = float(costs.unshard_s[stage]) if len(costs.unshard_s) else 0.0
         if cluster is not None and len(costs.unshard_bytes):
-            size_bytes = int(costs.unshard_bytes[stage])
+            size_bytes = int(costs.unshard_bytes[stage]) * program.stretch(rank)
             took_s += cluster.collective_s("all_gather", size_bytes, program.grid.column_of(rank))
         taken_s[rank, stage] = took_s
     return [taken_s[gather] for gather in gathers]
@@ -309,7 +316,12 @@ def _durations(
     if num_stages != program.num_stages:
         wanted = f"a program of {program.num_stages}"
         raise ValueError(f"costs of {num_stages} stages for {wanted}")
-    if seconds.devices != ("",):
+    if seconds.by_rank:
+        if len(seconds.devices) != program.num_ranks:
+            wanted = f"a program of {program.num_ranks}"
+            raise ValueError(f"costs of {len(seconds.devices)} ranks for {wanted}")
+        device[:] = range(program.num_ranks)
+    elif seconds.devices != ("",):
         device[:] = list(_devices(program, seconds.devices, cluster))
     if seconds.packing_s.shape[1] not in (0, len(program.edges)):
         there = seconds.packing_s.shape[1]

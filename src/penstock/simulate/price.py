@@ -1,8 +1,8 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,14 @@ from penstock.graph.wire import is_packed
 from penstock.profile import Profile, Profiles
 from penstock.profile.kinds import as_tuple
 from penstock.profile.profile import FusedCost
-from penstock.program.codes import NUM_COSTS, OFFLOAD, RELOAD
+from penstock.program.codes import COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.program import Program
 from penstock.schedule import Schedule, made_in_passing
 from penstock.schedule.orders import KINDS, Kind
 from penstock.simulate.costs import Costs, Memory
 
+_STATE_ROWS = tuple(COST_ROW[op, KINDS.index("U")] for op in (OFFLOAD, RELOAD))
+_Priced: TypeAlias = tuple[Graph, Stages]  # that costs are of
 _SEGMENTS: tuple[SegmentKind, ...] = ("F", "B", "I", "W")
 
 
@@ -97,6 +99,33 @@ def costs_of(
         unshard_bytes=np.array(_sharded_bytes(graph, stages, ways), np.int64),
         packing_s=np.concatenate(packing_s).transpose(2, 1, 0) if bits else np.empty((2, 0, 0)),
     )
+
+
+def by_rank(
+    costs: Costs, profiles: Profiles, program: Program, places: Sequence[int], stages: _Priced
+) -> Costs:
+    """Return costs with a column for each rank, where ranks keep unequal parts of stages.
+
+    costs:    as `costs_of` returns them.  places: for each rank, the place of its profile.
+    """
+    if not program.parts:
+        return costs
+    graph, rows = stages
+    columns = list(places)
+    seconds = costs.action_s[:, :, columns].copy()
+    for rank, place in enumerate(places):
+        profile, part = as_tuple(profiles)[place], float(program.part_of(rank))
+        for index in set(program.stages_of(rank)) & program.sharded:
+            stage = rows.stages[index]
+            updated = part * _trained_bytes(graph, stage, reached=True)
+            update_s = profile.update_s + updated * profile.update_s_per_byte
+            seconds[KINDS.index("U"), index, rank] = update_s
+            for row in _STATE_ROWS if len(seconds) == NUM_COSTS else ():
+                state = int(part * _state_bytes(graph, stage, profile))
+                seconds[row, index, rank] = state * profile.far_s_per_byte
+    packing_s = costs.packing_s[:, :, columns] if costs.packing_s.size else costs.packing_s
+    devices = tuple(costs.devices[place] for place in places)
+    return replace(costs, action_s=seconds, devices=devices, packing_s=packing_s, by_rank=True)
 
 
 def _packing_s(
@@ -178,7 +207,8 @@ class DeviceMemory:
 
     transient, net  [kind, stage], as in Memory; undo: also held where updates are validated
     start           [stage]: weights, buffers; with a backward also gradients, optimizer state and
-                    older versions; of a stage in shards, one of them
+                    older versions; of a stage in shards, one of equal ones
+    divided         [stage]: of one in shards, what all of them hold together; else nothing
     copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
                     where nothing is
     whole           [4, stage]: of one that is divided, the weights while it is gathered, the
@@ -190,6 +220,7 @@ class DeviceMemory:
     net: NDArray[np.int64]
     undo: tuple[int, ...]
     start: tuple[int, ...]
+    divided: tuple[int, ...]
     copied: NDArray[np.int64] | None = None
     whole: tuple[tuple[int, ...], ...] = ((), (), (), ())
 
@@ -215,16 +246,27 @@ def memory_on(
     starts = [
         tuple(map(sum, zip(d.start, d.undo, strict=True))) if undoes else d.start for d in held
     ]
-    start = [
-        sum(starts[place][stage] for stage in program.stages_of(rank))
-        - sum(_state(held[place])[stage] for stage in _away(program, rank))
-        for rank, place in enumerate(places)
-    ]
+    times = _times_equal(program)
+    start: list[int] = []
+    for rank, place in enumerate(places):
+        own, divided = program.stages_of(rank), held[place].divided
+        more = sum(divided[stage] * (times[rank, stage] - 1) for stage in own) / program.replicas
+        away = sum(_state(held[place])[s] * times[rank, s] for s in _away(program, rank))
+        start.append(sum(starts[place][stage] for stage in own) + int(more - away))
     sizes = [edge.size_bytes for edge in program.edges] if posted else []
     read, *summed = np.array(used[0].whole, np.int64).reshape(4, -1)
     message = np.array(sizes, np.int64)
     more = {"unsharded_bytes": read, "summed_bytes": np.array(summed), "message_bytes": message}
-    return Memory(np.array(start, np.int64), transient, net, **more)
+    parts = times if program.parts else np.empty((0, 0))
+    return Memory(np.array(start, np.int64), transient, net, **more, parts=parts)
+
+
+def _times_equal(program: Program) -> NDArray[np.float64]:
+    """Return [rank, stage]: what a rank keeps of a stage, times an equal part of it."""
+    times = np.ones((program.num_ranks, program.num_stages))
+    for rank in range(program.num_ranks) if program.parts else ():
+        times[rank, sorted(program.sharded)] = program.part_of(rank) * program.replicas
+    return times
 
 
 def _state(held: DeviceMemory) -> Sequence[int]:
@@ -285,7 +327,18 @@ def held_of(
         for stage in stages.stages
     )
     copied = _copied_bytes(graph, stages, profile, ways) if copies else None
-    return DeviceMemory(transient, net, undo, start, copied, _whole(graph, stages, ways))
+    divided, whole = _divided_bytes(graph, stages, profile, ways), _whole(graph, stages, ways)
+    return DeviceMemory(transient, net, undo, start, divided, copied, whole)
+
+
+def _divided_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -> tuple[int, ...]:
+    """Return the bytes of weights and state of each stage that is in shards, else 0."""
+    return tuple(
+        int(_trained_bytes(graph, stage) + _state_bytes(graph, stage, profile))
+        if ways.parts(stage.index) > 1
+        else 0
+        for stage in stages.stages
+    )
 
 
 def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], ...]:

@@ -16,7 +16,7 @@ from penstock.units import GB, KB, MB, TB, GiB, KiB, MiB, TiB
 OFFLOAD_HELP = "Keep in far memory what is not needed: state, activations or both."
 HELP = "A name from `penstock schedule`, or a file: its text, JSON, or torch's CSV."
 UNITS_HELP = "One unit for each block, or N for each stage."
-MEMORY_HELP = "The most that a rank may hold, as in 60MiB; default: what its device has."
+MEMORY_HELP = "The most that a rank may hold: 60MiB, or 60MiB,30MiB one by one; default: all."
 _MOST_UNITS = 1_000_000
 _SIZE = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?) ?(?P<unit>[a-zA-Z]*)", re.ASCII)
 
@@ -93,22 +93,29 @@ def check_left_out(asks: Mapping[str, object]) -> None:
         )
 
 
-def memory_asked(text: str | int | None) -> int | None:
+def memory_asked(text: str | int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
     """Return the bytes that a rank may hold: a number of bytes, or with a unit as in "1.5 GiB".
 
+    Several, as in "60MiB,30MiB": of one rank each.
     Raises:   PlanError: something else, or less than one byte.
     """
-    if text is None or isinstance(text, int):
-        found = text
-    else:
-        units = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
-        units |= {"KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
-        parts = _SIZE.fullmatch(text.strip())
-        unit = units.get(parts["unit"].upper()) if parts else None
-        found = 0 if parts is None or unit is None else int(float(parts["number"]) * unit)
-    if found is not None and found < 1:
-        raise PlanError(f"--memory is {text!r}", hint='give a size such as "60MiB" or "1.5GB"')
-    return found
+    if text is None:
+        return None
+    sizes = text if isinstance(text, tuple) else (text,) if isinstance(text, int) else ()
+    sizes = tuple(map(_size, text.split(","))) if isinstance(text, str) else sizes
+    if min(sizes) < 1:
+        hint = 'give a size such as "60MiB" or "1.5GB", or one for each rank: "60MiB,30MiB"'
+        raise PlanError(f"--memory is {text!r}", hint=hint)
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+def _size(text: str) -> int:
+    """Return the bytes that a text says; 0 where it says none."""
+    units = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
+    units |= {"KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
+    parts = _SIZE.fullmatch(text.strip())
+    unit = units.get(parts["unit"].upper()) if parts else None
+    return 0 if parts is None or unit is None else int(float(parts["number"]) * unit)
 
 
 def offload_asked(text: str | None) -> Offloaded | None:

@@ -194,7 +194,7 @@ def _caps(place: Path, choice: Choice | None) -> list[int] | None:
         return None
     cluster = Cluster.load(place)
     ranks = range(min(choice.plan.total_ranks, cluster.num_ranks))
-    return [cluster.device_of(rank).memory_bytes for rank in ranks]
+    return [cluster.memory_of(rank) for rank in ranks]
 
 
 def train_figures(outcome: "Outcome") -> dict[str, float]:

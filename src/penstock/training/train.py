@@ -47,7 +47,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     schedule: AnySchedule | str | None = None,
     units: Units | None = None,
     offload: Offloaded | None = None,
-    memory: str | int | None = None,
+    memory: str | int | tuple[int, ...] | None = None,
     post_validation: bool = False,
     rules: Sequence[Rule] | Path | str = (),
     num_steps: int | None = None,
@@ -75,7 +75,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     units:             into which stages are cut: "block", one for each block, or at most that many
                        of a stage; default: into none.
     offload:           what is in far memory while not needed: "state", "activations", "both".
-    memory:            the most bytes that a rank may hold, or a size such as "60MiB"; default:
+    memory:            the most bytes that a rank may hold, or a size such as "60MiB", or several,
+                           of one rank each; default:
                        what its device has.
     rules:             to which every plan keeps, the one given too, or their file (docs/rules.md).
     num_steps:         in all; default: the job's.

@@ -6,7 +6,8 @@
 
 Weights are gathered for each run of computes of one stage, and dropped behind it; `shard_keep`
 gathers once a step.  A gather begins `prefetch` runs before its own, beside their computes.  A sum
-leaves each rank the gradients of its shard, which alone it updates.
+leaves each rank the gradients of its shard, which alone it updates.  Replicas with fewer
+micro-batches have fewer such runs: they gather along with the others, and drop it at once.
 
 Keeps:   every action, message and update, and their order; the gradients.
 Gains:   of weights, gradients and optimizer state of a stage on n replicas, all but an n-th, less
@@ -18,13 +19,24 @@ Source:  ZeRO, arXiv:1910.02054 (stage 3); breadth-first gathers, 001#18, arXiv:
          prefetching under a schedule, DeepCompile, arXiv:2504.09983.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from penstock.errors import ProgramError
 from penstock.plan import Sharding
-from penstock.program.program import Code, Compute, Instruction, Program, Reduce, Reshard, Unshard
+from penstock.program.codes import Codes
+from penstock.program.program import (
+    Code,
+    Compute,
+    Instruction,
+    Program,
+    Reduce,
+    Reshard,
+    Unshard,
+    Update,
+)
 from penstock.schedule.weight_rule import SYNCHRONOUS
 
 
@@ -32,6 +44,7 @@ class _WholeSpan(NamedTuple):
     """Computes of one stage that follow each other on a rank, by their places in its code.
 
     begin:   the place before which the weights begin to be gathered.
+    last:    the place behind which they are dropped; before `begin`: at once.
     """
 
     stage: int
@@ -39,10 +52,13 @@ class _WholeSpan(NamedTuple):
     last: int
 
 
-def shard(program: Program, what: Sequence[Sharding], *, prefetch: int = 0) -> Program:
+def shard(
+    program: Program, what: Sequence[Sharding], *, prefetch: int = 0, parts: Sequence[int] = ()
+) -> Program:
     """Return `program` with sharded stages; `what` is by stage.
 
     prefetch: how many runs of computes before its own a gather begins.
+    parts:    by rank, how much it keeps beside the others with which it divides; empty: as much.
     Raises:   ProgramError: nobody to share with; copies inside a replica; older weights are read.
     """
     kept = {stage: word == "shard_keep" for stage, word in enumerate(what) if word != "replicate"}
@@ -50,11 +66,12 @@ def shard(program: Program, what: Sequence[Sharding], *, prefetch: int = 0) -> P
     everybody = tuple(range(program.num_ranks))
     names = {f"stage{stage}" for stage in kept}
 
-    def rewritten(code: Code) -> Iterator[Instruction]:
-        runs = _runs(code, kept, prefetch)
-        begin = {run: run.begin for run in runs}
+    def rewritten(code: Code, runs: Sequence[_WholeSpan]) -> Iterator[Instruction]:
         for place, instruction in enumerate(code):
-            yield from (Unshard(run.stage) for run in runs if begin[run] == place)
+            for run in runs:
+                if run.begin == place:
+                    yield Unshard(run.stage)
+                    yield from [Reshard(run.stage)] * (run.last < place)
             if isinstance(instruction, Reduce):
                 if instruction.how == "replicas" and instruction.bucket in names:
                     yield replace(instruction, how="shards")
@@ -66,7 +83,15 @@ def shard(program: Program, what: Sequence[Sharding], *, prefetch: int = 0) -> P
                 yield instruction
             yield from (Reshard(run.stage) for run in runs if run.last == place)
 
-    return program.map_ranks(rewritten) if kept else program
+    if not kept:
+        return program
+    runs: dict[int, tuple[_WholeSpan, ...]] = {}
+    for first in program.grid.ranks_of(0):
+        ranks = program.grid.column_of(first)
+        column = _in_company([program.code[rank] for rank in ranks], kept, prefetch)
+        runs.update(zip(ranks, column, strict=True))
+    code = Codes.of(rewritten(each, runs[rank]) for rank, each in enumerate(program.code))
+    return replace(program, code=code, parts=tuple(parts))
 
 
 def _check(program: Program, kept: Mapping[int, bool]) -> None:
@@ -109,3 +134,54 @@ def _runs(code: Code, kept: Mapping[int, bool], prefetch: int) -> tuple[_WholeSp
             runs.append(_WholeSpan(stage, begin, place))
         before, was_forward = stage, kind == "F"
     return tuple(runs)
+
+
+def _in_company(
+    column: Sequence[Code], kept: Mapping[int, bool], prefetch: int
+) -> list[tuple[_WholeSpan, ...]]:
+    """Return the runs of ranks that divide stages, so that all gather the same in one order.
+
+    Between two of their sums, one that lacks a gather of another gathers along, before its own next
+    one or the sum; then no gather is early, as one might fall into a run of its stage.
+    """
+    rows = [list(_between_sums(code, _runs(code, kept, prefetch))) for code in column]
+    told = [[[run.stage for run in part] for part, _ in row] for row in rows]
+    if all(row == told[0] for row in told):
+        return [tuple(run for part, _ in row for run in part) for row in rows]
+    if prefetch:
+        return _in_company(column, kept, 0)
+    commons = [_merged(parts) for parts in zip(*told, strict=True)]
+    found: list[tuple[_WholeSpan, ...]] = []
+    for row in rows:
+        made: list[_WholeSpan] = []
+        for (own, end), common in zip(row, commons, strict=True):
+            left = list(own)
+            for stage in common:
+                at = left[0].begin if left else end
+                is_own = left and left[0].stage == stage
+                made.append(left.pop(0) if is_own else _WholeSpan(stage, at, -1))
+        found.append(tuple(made))
+    return found
+
+
+def _between_sums(code: Code, runs: Sequence[_WholeSpan]) -> Iterator[tuple[list[_WholeSpan], int]]:
+    """Yield the runs that begin before each Reduce, or Update, and its place."""
+    left = list(runs)
+    for place, instruction in enumerate(code):
+        if isinstance(instruction, Reduce | Update):
+            count = sum(run.begin <= place for run in left)
+            yield left[:count], place
+            del left[:count]
+
+
+def _merged(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Return stages in an order that holds every row, with gaps."""
+    merged: list[int] = []
+    for row in rows:
+        same = SequenceMatcher(None, merged, row, autojunk=False).get_matching_blocks()
+        both, a, b = list[int](), 0, 0
+        for block in same:
+            both += [*merged[a : block.a], *row[b : block.b + block.size]]
+            a, b = block.a + block.size, block.b + block.size
+        merged = both
+    return merged
