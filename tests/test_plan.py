@@ -22,6 +22,9 @@ from penstock.plan import (
     schedule_of,
 )
 from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.rules.rewrite import made_to_keep
+from penstock.rules.rule import Rule
+from penstock.rules.ruled import ruled
 from penstock.schedule import SCHEDULES, Schedule, Seconds, find, one_f_one_b, refine, zb_greedy
 from penstock.schedule.recipe import Recipe, trains
 from tests.program.programs import random_schedule
@@ -106,6 +109,8 @@ def test_plan_by_hand_refuses_cuts_that_are_not_there(cuts: list[int]) -> None:
         ({"replicas": 0}, "replicas is 0"),
         ({"joined": 0}, "joined is 0"),
         ({"recompute": (True,)}, "recompute says 1 of 2 stages"),
+        ({"recompute": (True, (4, 2))}, r"recompute of stage 1 is \[4, 2\], no increasing"),
+        ({"recompute": ((), False)}, r"recompute of stage 0 is \[\], no increasing"),
     ],
 )
 def test_decisions_that_contradict_each_other_are_refused(change: dict, message: str) -> None:
@@ -353,6 +358,18 @@ def test_stages_in_units_are_cut_at_every_block_and_built_by_the_same_recipe() -
     assert Plan.from_text(json.dumps(cut.to_json())) == cut
     assert cut.refined(graph) == cut
     assert "schedule: gpipe -> gpipe / units 2 4" in diff(plan, cut)
+
+
+def test_units_repeat_those_ops_of_their_stage_that_are_theirs() -> None:
+    graph = chain([1] * 6, [1] * 6)
+    ops = [graph.cut_points[k].at for k in range(5)]  # of the layers 1 to 5
+    again = tuple(ops[:1]), (ops[1], ops[3])
+    plan = plan_by_hand(graph, [1], "gpipe", num_micro_batches=2, recompute=again)
+    units = plan.refined(graph)
+    assert units.recompute == (False, (ops[0],), (ops[1],), False, (ops[3],), False)
+    assert Plan.from_text(json.dumps(units.to_json())) == units
+    joined = made_to_keep(units, graph, ruled([Rule("fuse", "layers.[2-4]")], graph))
+    assert joined.recompute == (False, *again, False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
+from penstock.graph.owners import owners_of
+from penstock.graph.stages import Recompute
 from penstock.job import AS_IT_IS, Precision, is_wire_bits
 from penstock.schedule import Schedule, recipe
 from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
@@ -69,7 +71,8 @@ class Plan:
     num_micro_batches:  per replica and step; of the largest share, where there are `shares`.
     num_ranks:          ranks of one pipeline; a rank holds several stages if there are more.
     replicas:           copies of the pipeline, each on its own ranks (data parallel).
-    recompute:          for each stage, whether B repeats F instead of keeping its activations.
+    recompute:          for each stage, whether B repeats F instead of keeping its activations; or
+                        the ops of F that it repeats, as nodes of the graph, increasing.
     offload:            for each stage, what is in far memory while not needed: the state of
                         the optimizer, what F keeps for the backward, or both.
     beside:             whether these are copied there and back while the rank computes.
@@ -105,7 +108,7 @@ class Plan:
     num_micro_batches: int
     num_ranks: int
     replicas: int = 1
-    recompute: tuple[bool, ...] = ()
+    recompute: tuple[Recompute, ...] = ()
     offload: tuple[Offloaded, ...] = ()
     beside: bool = False
     shard: tuple[Sharding, ...] = ()
@@ -153,8 +156,7 @@ class Plan:
         if self.compiled and self.rounds:
             hint = "leave the wire as it is, or do not compile"
             raise PlanError("compiled ops round in the last bit, and so would the wire", hint=hint)
-        if self.recompute and len(self.recompute) != self.num_stages:
-            raise PlanError(f"recompute says {len(self.recompute)} of {self.num_stages} stages")
+        _check_recompute(self)
         _check_offload(self)
         _check_sharding(self)
         _check_shares(self)
@@ -290,6 +292,16 @@ def _read(content: dict[str, Json]) -> Plan:
     return typed(Plan, rest, made={"schedule": schedule})
 
 
+def _check_recompute(plan: Plan) -> None:
+    """Raise where what is to be repeated is not said of each stage, in order."""
+    if plan.recompute and len(plan.recompute) != plan.num_stages:
+        raise PlanError(f"recompute says {len(plan.recompute)} of {plan.num_stages} stages")
+    for stage, ops in enumerate(plan.recompute):
+        if not isinstance(ops, bool) and (not ops or list(ops) != sorted(set(ops))):
+            message = f"recompute of stage {stage} is {list(ops)}, no increasing numbers of ops"
+            raise PlanError(message, hint="give false, true, or the ops to repeat")
+
+
 def _check_offload(plan: Plan) -> None:
     """Raise where what is to be offloaded cannot be."""
     if plan.beside and all(word == "none" for word in plan.offload):
@@ -384,6 +396,11 @@ def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> 
     return made
 
 
+def repeats_all(plan: Plan) -> bool:
+    """Return whether every stage repeats all of F."""
+    return bool(plan.recompute) and all(again is True for again in plan.recompute)
+
+
 def is_asynchronous(plan: Plan) -> bool:
     """Return whether the plan's schedule drains only at the end of a window of several steps."""
     return has_window(plan.schedule)
@@ -436,7 +453,6 @@ def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:
     units = tuple(sum(a < cut < b for cut in cuts) + 1 for a, b in itertools.pairwise(ends))
     if set(units) == {1}:
         return plan
-    again = zip(plan.recompute, units, strict=True) if plan.recompute else ()
     away = zip(plan.offload, units, strict=True) if plan.offload else ()
     parts = zip(plan.shard, units, strict=True) if plan.shard else ()
     return replace(
@@ -444,10 +460,29 @@ def divided(plan: Plan, graph: Graph, points: Iterable[int]) -> Plan:
         cuts=cuts,
         cut_names=tuple(graph.cut_points[cut].name for cut in cuts),
         schedule=refined(plan.schedule, units),
-        recompute=tuple(repeats for repeats, count in again for _ in range(count)),
+        recompute=_repeated(plan, graph, cuts, units),
         offload=tuple(word for word, count in away for _ in range(count)),
         shard=tuple(word for word, count in parts for _ in range(count)),
         predicted=None,
+    )
+
+
+def _repeated(
+    plan: Plan, graph: Graph, cuts: Sequence[int], units: Sequence[int]
+) -> tuple[Recompute, ...]:
+    """Return what each unit repeats of what its stage does: of single ops, its own."""
+    if not plan.recompute:
+        return ()
+    stages = zip(plan.recompute, units, strict=True)
+    rows = [again for again, count in stages for _ in range(count)]
+    if all(isinstance(again, bool) for again in rows):
+        return tuple(rows)
+    owners = owners_of(graph, [graph.cut_points[cut].at for cut in cuts])
+    return tuple(
+        again
+        if isinstance(again, bool)
+        else tuple(op for op in again if owners.free[op] or owners.stage_of[op] == unit) or False
+        for unit, again in enumerate(rows)
     )
 
 
@@ -483,7 +518,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
     num_micro_batches: int | None = None,
     num_ranks: int | None = None,
     replicas: int = 1,
-    recompute: Sequence[bool] = (),
+    recompute: Sequence[Recompute] = (),
     offload: Sequence[Offloaded] = (),
     clip: bool = False,
     post_validation: bool = False,

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from penstock.errors import GraphError
 from penstock.graph.code import function_of
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
-from penstock.graph.stages import Segment, Stages
+from penstock.graph.stages import Recompute, Segment, Stages
 from penstock.graph.trace import Capture, capture
 from tests.graph.executor import Step, run_cut, run_eager
 from tests.graph.zoo import JOBS
@@ -50,7 +51,7 @@ def summed(graph: Graph, stages: Stages) -> set[str]:
     return {graph.nodes[p].name for p in several}
 
 
-def compare(name: str, cuts: list[int], recompute: list[bool], *, split: bool) -> None:
+def compare(name: str, cuts: list[int], recompute: Sequence[Recompute], *, split: bool) -> None:
     graph = captured(name).graph
     stages = cut(graph, cuts, recompute)
     found = run_cut(JOBS[name], captured(name), stages, split=split)
@@ -73,6 +74,25 @@ def test_step_cut_anywhere_equals_eager(name: str, data: st.DataObject) -> None:
     cuts = [k for k in points if data.draw(st.booleans())]
     recompute = [data.draw(st.booleans()) for _ in range(len(cuts) + 1)]
     compare(name, cuts, recompute, split=data.draw(st.booleans()))
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(JOBS)), st.booleans(), st.data())
+def test_any_ops_may_be_repeated(name: str, split: bool, data: st.DataObject) -> None:
+    graph = captured(name).graph
+    points = range(len(graph.cut_points))
+    cuts = [k for k in points if data.draw(st.booleans())]
+    ops = [i for i, n in enumerate(graph.nodes) if (n.kind, n.phase) == ("op", "F")]
+    share = data.draw(st.integers(1, 9))
+    again = tuple(op for op in ops if data.draw(st.integers(0, 9)) < share)
+    compare(name, cuts, [again or False] * (len(cuts) + 1), split=split)
+
+
+def test_what_is_no_op_of_the_forward_pass_is_not_repeated() -> None:
+    graph = captured("blocks").graph
+    for node in (0, graph.loss + 1, len(graph.nodes)):
+        with pytest.raises(GraphError, match=f"stage 0 is to repeat node {node}, which is no op"):
+            cut(graph, (), [(node,)])
 
 
 @zoo

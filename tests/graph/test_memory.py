@@ -19,7 +19,10 @@ def cuttings(captured: Capture) -> list[Stages]:
     count = len(captured.graph.cut_points)
     other = range(0, count, 2)
     again = [True] * (len(other) + 1)
-    return [cut(captured.graph), cut(captured.graph, other), cut(captured.graph, other, again)]
+    ops = [i for i, n in enumerate(captured.graph.nodes) if (n.kind, n.phase) == ("op", "F")]
+    some = [tuple(ops[::2])] * (len(other) + 1)
+    ways = ([], again, some)
+    return [cut(captured.graph), *(cut(captured.graph, other, way) for way in ways)]
 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name not in UNKNOWN])

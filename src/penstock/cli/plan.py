@@ -12,7 +12,7 @@ from penstock.errors import PlanError
 from penstock.files import Json
 from penstock.graph.graph import Graph
 from penstock.job import Job
-from penstock.plan import Decision, Plan, Prediction
+from penstock.plan import Decision, Plan, Prediction, repeats_all
 from penstock.rules import load
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed, Objective
@@ -147,8 +147,9 @@ def _name(plan: Plan) -> str:
     sizes = f"{plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
     words = [f"{name_of(plan.schedule)}: {sizes}"]
     words += [f"{plan.joined} micro-batches joined"] if plan.joined > 1 else []
-    again = [str(stage) for stage, does in enumerate(plan.recompute) if does]
-    words += [f"recompute {'all' if all(plan.recompute) else ' '.join(again)}"] if again else []
+    rows = enumerate(plan.recompute)
+    again = [str(k) if does is True else f"{k} (in part)" for k, does in rows if does]
+    words += [f"recompute {'all' if repeats_all(plan) else ' '.join(again)}"] if again else []
     words += [f"packed ({wire_words(plan.wire)})"] if plan.rounds else []
     words += [f"hosts {' '.join(plan.hosts)}"] if plan.hosts else []
     return ", ".join(words)

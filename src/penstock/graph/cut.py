@@ -15,23 +15,23 @@ from penstock.graph.cut_points import written_buffers
 from penstock.graph.graph import Graph, Phase
 from penstock.graph.owners import Owners, gradient_parts, owners_of
 from penstock.graph.segments import StageDemand, segments_of
-from penstock.graph.stages import Stage, StageEdge, Stages
+from penstock.graph.stages import Recompute, Stage, StageEdge, Stages
 
 
 def cut(
     graph: Graph,
     cuts: Sequence[int] = (),
-    recompute: Sequence[bool] = (),
+    recompute: Sequence[Recompute] = (),
     *,
     backward: bool = True,
 ) -> Stages:
     """Return `graph` cut before the cut points with the indices `cuts`.
 
     recompute:  for each stage, whether its backward pass repeats its forward pass instead of
-                keeping what that computed; none by default.
+                keeping what that computed, or which ops of it; none by default.
     backward:   without it, stages compute the loss and change buffers, and keep nothing.
-    Raises:     GraphError: no such cut point, or a buffer is updated in one stage and read in
-                another.
+    Raises:     GraphError: no such cut point, a buffer is updated in one stage and read in
+                another, or what is to be repeated is no op of the forward pass.
     """
     known = len(graph.cut_points)
     if list(cuts) != sorted(set(cuts)) or any(not 0 <= c < known for c in cuts):
@@ -40,11 +40,8 @@ def cut(
     again = tuple(recompute) or (False,) * (len(cuts) + 1)
     if len(again) != len(cuts) + 1:
         raise GraphError(f"recompute is given for {len(again)} of {len(cuts) + 1} stages")
-    owners = owners_of(graph, [graph.cut_points[c].at for c in cuts])
-    demands = _Demands(owners, backward=backward)
-    demands.solve()
-    edges = demands.edges()
-    asked = [demands.asked(stage, edges) for stage in range(owners.num_stages)]
+    _check_repeated(graph, again)
+    owners, asked, edges = demands_of(graph, cuts, backward=backward)
     _check_buffers(graph, asked)
     state = _state_of_stages(graph, asked)
     stages = tuple(
@@ -52,6 +49,17 @@ def cut(
         for one, repeats, held in zip(asked, again, state, strict=True)
     )
     return Stages(stages, edges, _tied(stages))
+
+
+def demands_of(
+    graph: Graph, cuts: Sequence[int], *, backward: bool = True
+) -> tuple[Owners, list[StageDemand], tuple[StageEdge, ...]]:
+    """Return whose the ops are, what is asked of each stage, and the edges between stages."""
+    owners = owners_of(graph, [graph.cut_points[c].at for c in cuts])
+    demands = _Demands(owners, backward=backward)
+    demands.solve()
+    edges = demands.edges()
+    return owners, [demands.asked(stage, edges) for stage in range(owners.num_stages)], edges
 
 
 class _Need(NamedTuple):
@@ -154,6 +162,15 @@ class _Demands:
 
     def _bytes(self, values: Iterable[int]) -> int:
         return sum(self.nodes[v].size_bytes for v in values)
+
+
+def _check_repeated(graph: Graph, again: Sequence[Recompute]) -> None:
+    known = range(len(graph.nodes))
+    for stage, ops in enumerate(again):
+        for op in () if isinstance(ops, bool) else ops:
+            if op not in known or (graph.nodes[op].kind, graph.nodes[op].phase) != ("op", "F"):
+                message = f"stage {stage} is to repeat node {op}, which is no op of a forward pass"
+                raise GraphError(message, hint="make the plan again")
 
 
 def _check_buffers(graph: Graph, asked: Sequence[StageDemand]) -> None:

@@ -57,11 +57,12 @@ class Owners:
         node = self.graph.nodes[value]
         if self.free[value]:
             kept = phase == "B" and node.phase == "F" and value in self.repeated[stage]
-            return not kept or self._is_view_of_state(value)
+            return not kept or self.is_view_of_state(value)
         own = node.phase == phase and self.stage_of[value] == stage
         return own and (inside is None or value in inside)
 
-    def _is_view_of_state(self, value: int) -> bool:
+    def is_view_of_state(self, value: int) -> bool:
+        """Return whether a value lies in the memory of a parameter or buffer."""
         owner = self.graph.nodes[self.graph.nodes[value].storage]
         return owner.kind in ("parameter", "buffer")
 

@@ -3,15 +3,18 @@
 - F computes what later stages, the backward pass and the loss need.
 - B computes the gradients sent to other stages and those of the stage's own weights.
 - I is the part of B that the sent gradients need, W is the rest.
-- A stage that recomputes keeps only what it received, and its B (or I) begins with F again.
+- A stage that recomputes keeps what it received, and its B (or I) repeats F; one that repeats some
+  ops keeps what the others made, as far as it is read.  Each is repeated before it is first read,
+  or all are at first, whichever holds less.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from penstock.graph.memory import segment_memory
+from penstock.graph.memory import MemoryOwner, segment_memory
 from penstock.graph.owners import Owners
-from penstock.graph.stages import Segment, Sends
+from penstock.graph.stages import Recompute, Segment, Sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,12 @@ class StageDemand:
 
 
 def segments_of(
-    owners: Owners, asked: StageDemand, *, recompute: bool
+    owners: Owners, asked: StageDemand, *, recompute: Recompute
 ) -> tuple[Segment, Segment, Segment, Segment]:
     """Return F, B, I and W of one stage.
 
     A stage that sends no gradient has an empty I, and all of B is in its W.
+    recompute:  whether what B reads of F is computed again, or of which ops it is.
     """
     make = _Maker(owners, asked, recompute=recompute)
     whole, inner, outer = make.whole(), make.input_gradient(), make.weight_gradient()
@@ -51,13 +55,58 @@ def segments_of(
     return first, make.measured(whole), make.measured(inner), make.measured(outer)
 
 
+def repeated(owners: Owners, asked: StageDemand, recompute: Recompute) -> tuple[set[int], set[int]]:
+    """Return (ops that B repeats, values that F keeps for it).
+
+    recompute:  as of `segments_of`; an op that makes several values is meant with all of them.
+    What the stage received is kept, and what can be computed but once; and what lies in memory that
+    is kept.  Views of weights are made again wherever they are read.
+    """
+    if recompute is False:
+        return set(), set(asked.reads - asked.late)
+    may = set(asked.forward_ops if recompute is True else recompute)
+    own = MemoryOwner(owners.graph, asked.received | asked.late)
+    while True:
+        ops, kept = _followed(owners, asked, may)
+        there = own.of_all(kept)
+        shared = {_maker(owners, op) for op in ops if own.of(op) in there} & may
+        if not shared:
+            break
+        may -= shared
+    parts = (i for i in asked.forward_ops if owners.graph.nodes[i].target == "getitem")
+    return ops | {i for i in parts if owners.graph.nodes[i].inputs[0] in ops}, kept
+
+
+def _followed(
+    owners: Owners, asked: StageDemand, may: AbstractSet[int]
+) -> tuple[set[int], set[int]]:
+    """Return (ops that B repeats, values that F keeps) where those of `may` are repeated."""
+    nodes, ops, kept = owners.graph.nodes, set[int](), set[int]()
+    stack = list(asked.reads - asked.late)
+    while stack:
+        value = stack.pop()
+        if value in ops or value in kept or nodes[value].kind != "op":
+            continue
+        is_kept = _maker(owners, value) not in may and not owners.is_view_of_state(value)
+        if value in asked.received or value in owners.once or is_kept:
+            kept.add(value)
+        else:
+            ops.add(value)
+            stack.extend(nodes[value].inputs)
+    return ops, kept
+
+
+def _maker(owners: Owners, value: int) -> int:
+    """Return the op that makes a value, alone or with others."""
+    node = owners.graph.nodes[value]
+    return node.inputs[0] if node.target == "getitem" else value
+
+
 class _Maker:
-    def __init__(self, owners: Owners, asked: StageDemand, *, recompute: bool) -> None:
+    def __init__(self, owners: Owners, asked: StageDemand, *, recompute: Recompute) -> None:
         self.owners, self.asked = owners, asked
         self.nodes = owners.graph.nodes
-        self.again, self.keeps = set[int](), set(asked.reads - asked.late)
-        if recompute:
-            self.again, self.keeps = self._repeat(self.keeps)
+        self.again, self.keeps = repeated(owners, asked, recompute)
         self.received, self.late = _row(asked.received), _row(asked.late)
         self.to_backward = _row(self.keeps | asked.late)  # what B or I finds
         self.inner = self._input_gradient_ops()
@@ -108,26 +157,41 @@ class _Maker:
         return Segment("W", ops=_row(self.outer), inputs=handed, takes=handed, gradients=parts)
 
     def measured(self, segment: Segment) -> Segment:
-        """Return `segment` with its FLOP and bytes."""
+        """Return `segment` with its FLOP and bytes, in the order in which it holds least."""
         received = self.asked.received | self.asked.late
         peak, _, change = segment_memory(self.owners.graph, segment, received)
+        if self.again.intersection(segment.ops) and segment.kind != "F":
+            later = replace(segment, ops=tuple(self._as_read(segment.ops)))
+            least, _, _ = segment_memory(self.owners.graph, later, received)
+            if least < peak:
+                segment, peak = later, least
         flop = sum(self.nodes[i].flop for i in segment.ops)
         return replace(segment, flop=flop, peak_bytes=peak, change_bytes=change)
 
-    def _repeat(self, values: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Return (ops, what is kept) to have forward `values` again in the backward pass."""
-        ops, kept = set[int](), set[int]()
-        stack = list(values)
+    def _as_read(self, ops: Iterable[int]) -> Iterator[int]:
+        """Yield `ops` with each that is repeated as late as can be, several values of one together.
+
+        What no op reads comes at the end.
+        """
+        due = self.again.intersection(ops)
+        for op in ops:
+            if op not in self.again:
+                yield from self._before(op, due)
+                yield op
+        yield from sorted(due)
+
+    def _before(self, op: int, due: set[int]) -> list[int]:
+        """Return those of `due` that an op needs, in order, and take them from there."""
+        found, stack = set[int](), list(self.nodes[op].inputs)
         while stack:
             value = stack.pop()
-            if value in ops or value in kept or self.nodes[value].kind != "op":
-                continue
-            if value in self.asked.received or value in self.owners.once:
-                kept.add(value)
-            else:
-                ops.add(value)
+            if value in due:
+                due.remove(value)
+                found.add(value)
                 stack.extend(self.nodes[value].inputs)
-        return ops, kept
+                parts = (k for k in self.owners.graph.users[value] if k in due)
+                stack.extend(k for k in parts if self.nodes[k].target == "getitem")
+        return sorted(found)
 
     def _input_gradient_ops(self) -> set[int]:
         """Return the ops that the sent gradients need; results of one op leave it together."""

@@ -11,6 +11,7 @@ from penstock.graph.graph import Phase
 
 SegmentKind = Literal["F", "B", "I", "W"]
 Sends: TypeAlias = "tuple[tuple[int, tuple[int, ...]], ...]"
+Recompute: TypeAlias = bool | tuple[int, ...]  # all of F or nothing; or some ops, as nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Stage:
     weight_gradient: Segment
     parameters: tuple[int, ...]
     buffers: tuple[int, ...]
-    recompute: bool = False
+    recompute: Recompute = False
 
     def segment(self, kind: SegmentKind) -> Segment:
         """Return the segment that an action of `kind` runs."""

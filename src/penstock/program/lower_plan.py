@@ -3,6 +3,7 @@
 The result is what is simulated and what runs, to the letter.
 """
 
+from penstock.errors import ScheduleError
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Stage, StageEdge, Stages
@@ -14,7 +15,7 @@ from penstock.program.passes.offload import offload
 from penstock.program.passes.receive_early import receive_early
 from penstock.program.passes.shard import shard
 from penstock.program.program import Program
-from penstock.schedule import Schedule
+from penstock.schedule import Schedule, reads_alike
 from penstock.schedule.orders import B
 from penstock.schedule.recipe import trains
 
@@ -46,11 +47,13 @@ def lower_plan(
     stages, schedule:   what `stages_of` and `schedule_of` return for it, if already built.
                         With unlike shares, the schedule of the largest.
     Raises:   PlanError: the plan is for another graph.  GraphError: an impossible cut.
-              ScheduleError: no such schedule, or one that cannot be built for these sizes.
+              ScheduleError: no such schedule, or one that cannot be built for these sizes, or that
+              has B read other weights than F, of which some ops are to be repeated.
     """
     stages = stages_of(plan, graph) if stages is None else stages
     nodes = graph.nodes
     largest = schedule or schedule_of(plan, num_steps=num_steps)
+    _check_repeats(plan, largest)
     made = {plan.num_micro_batches: largest}
     for share in set(plan.shares) - set(made):
         made[share] = schedule_of(plan, share=share)
@@ -77,6 +80,19 @@ def lower_plan(
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.beside)
     return receive_early(program, distance=plan.early) if plan.early else program
+
+
+def _check_repeats(plan: Plan, schedule: Schedule) -> None:
+    """Raise where a stage would keep what older weights made and repeat the rest with newer ones.
+
+    Raises:   ScheduleError.
+    """
+    if all(isinstance(again, bool) for again in plan.recompute) or reads_alike(schedule):
+        return
+    stage = next(k for k, again in enumerate(plan.recompute) if not isinstance(again, bool))
+    message = f"stage {stage} is to repeat some ops, and {schedule.name} has F and B read unlike"
+    hint = "let the stage repeat all of F, or nothing"
+    raise ScheduleError(f"{message} weights", hint=hint)
 
 
 def _bytes_of(stage: Stage, plan: Plan, graph: Graph) -> StageBytes:

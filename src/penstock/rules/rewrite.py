@@ -11,6 +11,7 @@ from typing import cast
 
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
+from penstock.graph.stages import Recompute
 from penstock.plan import Offloaded, Plan, Sharding, check_fits, divided
 from penstock.rules.rule import Rule
 from penstock.rules.ruled import ASPECTS, Aspect, Ruled, ruled, stages_in_pieces, value_of
@@ -57,7 +58,9 @@ def _with_values(plan: Plan, aspect: Aspect, values: tuple[str, ...]) -> Plan:
     """
     match aspect:
         case "recompute":
-            again = tuple(value == "yes" for value in values)
+            own = plan.recompute or (False,) * plan.num_stages
+            rows = zip(own, values, strict=True)
+            again = tuple(ops if value == "in part" else value == "yes" for ops, value in rows)
             return replace(plan, recompute=again, predicted=None)
         case "offload":
             away = cast("tuple[Offloaded, ...]", values)
@@ -111,6 +114,7 @@ def _undivided(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
     for a, b in itertools.pairwise(first):
         for aspect in ASPECTS:
             values = {value_of(plan, aspect, stage) for stage in range(a, b)}
+            values -= {"no"} if "in part" in values else set()
             if len(values) > 1 and rules.of_stages(aspect, plan, graph)[a] is None:
                 rule = rules.ends[plan.cuts[a]].rule
                 unlike = " and ".join(sorted(values))
@@ -124,8 +128,16 @@ def _undivided(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
         cuts=tuple(plan.cuts[k] for k in kept),
         cut_names=tuple(plan.cut_names[k] for k in kept),
         schedule=replace(plan.schedule, units=() if set(fewer) == {1} else fewer),
-        recompute=tuple(plan.recompute[k] for k in first[:-1]) if plan.recompute else (),
+        recompute=tuple(_joined(plan.recompute[a:b]) for a, b in itertools.pairwise(first))
+        if plan.recompute
+        else (),
         offload=tuple(plan.offload[k] for k in first[:-1]) if plan.offload else (),
         shard=tuple(plan.shard[k] for k in first[:-1]) if plan.shard else (),
         predicted=None,
     )
+
+
+def _joined(units: Sequence[Recompute]) -> Recompute:
+    """Return what a stage repeats of which the units repeat this: all or nothing, or some ops."""
+    ops = {op for again in units if not isinstance(again, bool) for op in again}
+    return tuple(sorted(ops)) or units[0]

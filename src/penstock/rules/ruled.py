@@ -108,7 +108,8 @@ def value_of(plan: Plan, aspect: Aspect, stage: int) -> str:
     """Return what a plan says of a stage, as rules say it."""
     match aspect:
         case "recompute":
-            return "yes" if plan.recompute and plan.recompute[stage] else "no"
+            again = plan.recompute[stage] if plan.recompute else False
+            return "no" if again is False else "yes" if again is True else "in part"
         case "offload":
             return plan.offload[stage] if plan.offload else "none"
         case "shard":

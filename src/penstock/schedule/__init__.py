@@ -24,6 +24,7 @@ from penstock.schedule.figures import (
     made_in_passing,
     num_messages,
     peak_activations,
+    reads_alike,
     weight_copies,
 )
 from penstock.schedule.forward_only import forward_only
@@ -96,6 +97,7 @@ __all__ = [
     "num_messages",
     "one_f_one_b",
     "peak_activations",
+    "reads_alike",
     "refine",
     "scaled",
     "steady_bubble_fraction",

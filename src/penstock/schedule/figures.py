@@ -120,6 +120,14 @@ def _parked(schedule: Schedule) -> tuple[int, ...]:
     return tuple(most)
 
 
+def reads_alike(schedule: Schedule) -> bool:
+    """Return whether B of each micro-batch reads the very weights that its F read."""
+    if schedule.weight_rule.predictor is not None:
+        return False
+    table = versions(schedule) if schedule.has_updates else None
+    return table is None or bool((table.forward == table.backward).all())
+
+
 def made_in_passing(schedule: Schedule) -> frozenset[tuple[Kind, int]]:
     """Return kind and stage of the actions that read weights which are predicted as they go."""
     if schedule.weight_rule.predictor is None:

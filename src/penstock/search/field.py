@@ -167,6 +167,20 @@ class Field:
             found += [made] if made.refused and made.peak_bytes else []
         return found
 
+    def short(self, count: int) -> list[Candidate]:
+        """Return the first `count` candidates that keep all and do not fit, by their bounds."""
+        found: list[Candidate] = []
+        for number in self._order:
+            if len(found) == count:
+                break
+            if not (self.effort.rescues and keeps_all(self.judge, self.plans[number])):
+                continue
+            if (number in self._made or not self._fits(number)) and self._has_time(number):
+                made = self.made(number)
+                made = self._rescued.get(number, made)
+                found += [made] if made.refused and made.peak_bytes else []
+        return found
+
     def is_over(self) -> bool:
         """Return whether the time is up, and remember that something was left out."""
         self.was_cut_short |= self.effort.is_over()

@@ -10,10 +10,11 @@ from penstock.graph.graph import Graph
 from penstock.graph.memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.job import AS_IT_IS
-from penstock.plan import By, Decision, Plan, Sharding
+from penstock.plan import By, Decision, Plan, Sharding, repeats_all
 from penstock.profile import Profile
 from penstock.schedule import peak_activations
-from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of
+from penstock.schedule.orders import B
+from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of, trains
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
@@ -47,7 +48,7 @@ def reasons(
     stages = against("number of stages", fixed.stages, lambda p: p.num_stages)
     asked = None if _is_completed(plan, fixed) else fixed.schedule
     schedule = against("schedule", asked, lambda p: name_of(p.schedule))
-    again = against("recompute", fixed.recompute, _how_much)
+    again = _saved(judge, plan) + against("recompute", fixed.recompute, _how_much)
     cuts = ", ".join(plan.cut_names) or "uncut"
     return (
         Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
@@ -357,18 +358,25 @@ def _runs(count: int) -> str:
 
 def _how_much(plan: Plan) -> str:
     """Return whether all stages recompute, or some, or none."""
-    return (
-        "all"
-        if all(plan.recompute) and plan.recompute
-        else "some"
-        if any(plan.recompute)
-        else "none"
-    )
+    return "all" if repeats_all(plan) else "some" if any(plan.recompute) else "none"
 
 
 def _yes_no(plan: Plan) -> str:
-    stages = [str(stage) for stage, again in enumerate(plan.recompute) if again]
+    rows = enumerate(plan.recompute)
+    stages = [f"{k} in part" if again is not True else str(k) for k, again in rows if again]
     return f"stages {', '.join(stages)}" if stages else "none"
+
+
+def _saved(judge: Judge, plan: Plan) -> str:
+    """Return what recompute saves of activations, and the seconds that it takes, in words."""
+    if not any(plan.recompute) or not trains(plan.schedule):
+        return ""
+    whole = replace(plan, recompute=(False,) * plan.num_stages)
+    priced, kept = judge.price(plan), judge.price(whole)
+    held, less = (sum(s.forward.change_bytes for s in p.stages.stages) for p in (kept, priced))
+    seconds = priced.costs.action_s[B].max(axis=1) - kept.costs.action_s[B].max(axis=1)
+    words = f"keeps {format_bytes(less)} of {format_bytes(held)} of activations a micro-batch"
+    return f"{words}, for {format_seconds(float(seconds.sum()))} of repeated work; "
 
 
 def _against(
@@ -393,7 +401,7 @@ def _against(
     where = "" if used == _order_of(judge, best.plan) else f" on {', '.join(used)}"
     what = f"{plan.replicas} x {plan.num_stages} stages{where}, {name_of(plan.schedule)}"
     if any(plan.recompute):
-        what += f", recompute{'' if all(plan.recompute) else ' ' + _yes_no(plan)}"
+        what += f", recompute{'' if repeats_all(plan) else ' ' + _yes_no(plan)}"
     peak = max(other.peak_bytes)
     slower, larger = _times(other.step_s, best.step_s), _times(peak, max(best.peak_bytes))
     paid = field.objective == "cost" and best.usd > 0

@@ -25,6 +25,7 @@ from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
+from penstock.search.less_kept import with_less_kept
 from penstock.search.polish import polish, recut, with_cuts
 from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
@@ -154,7 +155,9 @@ def _polished(field: Field, cutter: "_Cutter") -> list[Candidate]:
     effort = replace(field.effort, is_over=field.is_over)
     moved = [change(judge, each, objective, effort) for each in tried]
     copied = with_copies(field, cutter.has_cores)
-    others = (*moved, *copied, *with_shards(field))
+    sharded = [*with_shards(field)]
+    others = [*moved, *copied, *sharded]
+    others += with_less_kept(field, others, [each for each in sharded if each.refused])
     usable = [candidate for candidate in others if not candidate.refused]
     if not usable:
         raise _none_fits((*field.simulated, *others))
