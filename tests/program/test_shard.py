@@ -15,6 +15,7 @@ from penstock.program.lower import lower, lower_schedule
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.of_plan import lower as lowered
 from penstock.program.passes import shard
+from penstock.program.verify import verify
 from penstock.runtime.checkpoint import latest
 from penstock.runtime.flat import layouts_of
 from penstock.runtime.launch import run_processes
@@ -142,11 +143,25 @@ def _measured(plan: Plan, made, job) -> list[int]:
     return [result.peak_bytes for result in results]
 
 
+def test_no_gather_waits_for_a_sum_that_waits_for_what_is_gathered():
+    """A tied parameter of the last unit is summed with the first rank's, which comes last."""
+    made = captured("tied", FLOAT)
+    plan = plan_of(made.graph, "one_f_one_b", 2, 4, replicas=2).refined(made.graph)
+    assert plan.num_stages > 3
+    plan = replace(plan, shard=("shard",) * plan.num_stages, prefetch=1)
+    program = lower_plan(plan, made.graph)
+    verify(program)
+    words = " ".join(map(str, program.code[1])).split()
+    (tied,) = (at for at, word in enumerate(words) if word.startswith("tied:"))
+    gathers = [at for at, word in enumerate(words) if word.startswith("unshard")]
+    assert max(gathers) < tied < words.index(f"shards:stage{plan.num_stages - 1}.0")
+
+
 def test_gradients_of_a_part_have_memory_from_their_sum_to_the_update_only():
     weight = torch.nn.Parameter(torch.ones(40))
     layouts = layouts_of({3: weight}, {3: FLOAT})
     flats = [layout.new() for layout in layouts]
-    sharers = Sharers(SimpleNamespace(rank=0), (0, 1), job_of("gpt", FLOAT, "adamw"))
+    sharers = Sharers(SimpleNamespace(rank=0), (0, 1), (1, 1), job_of("gpt", FLOAT, "adamw"))
     held = StageShard(layouts, flats, flats, sharers)
     sizes = []
     for change in (lambda: None, held.keep, held.forget, held.keep):

@@ -32,8 +32,11 @@ from penstock.program.program import (
     Compute,
     Instruction,
     Program,
+    Receive,
     Reduce,
     Reshard,
+    Send,
+    TiedGroup,
     Unshard,
     Update,
 )
@@ -90,8 +93,35 @@ def shard(
         ranks = program.grid.column_of(first)
         column = _in_company([program.code[rank] for rank in ranks], kept, prefetch)
         runs.update(zip(ranks, column, strict=True))
-    code = Codes.of(rewritten(each, runs[rank]) for rank, each in enumerate(program.code))
+    code = Codes.of(
+        _behind_gathers(tuple(rewritten(each, runs[rank])), program.tied)
+        for rank, each in enumerate(program.code)
+    )
     return replace(program, code=code, parts=tuple(parts))
+
+
+def _behind_gathers(code: Code, tied: Sequence[TiedGroup]) -> Code:
+    """Return the code with sums of tied parameters over ranks behind the last gather.
+
+    A rank begins what it sums and gathers in turn.  A gather behind the sum of a parameter whose
+    other stage still waits for this rank's gradients would wait for ever.  What is summed of these
+    stages afterwards stays behind it.
+    """
+    others = Compute, Send, Receive, Unshard, Reshard
+    last = max((at for at, each in enumerate(code) if isinstance(each, others)), default=-1)
+    late: list[Instruction] = []
+    kept: list[Instruction] = []
+    names = set[str]()
+    for instruction in code[: last + 1]:
+        if isinstance(instruction, Reduce):
+            if instruction.how == "tied" and len(instruction.ranks) > 1:
+                stages = next(group.stages for group in tied if group.name == instruction.bucket)
+                names |= {instruction.bucket, *(f"stage{stage}" for stage in stages)}
+            if instruction.bucket in names:
+                late.append(instruction)
+                continue
+        kept.append(instruction)
+    return (*kept, *late, *code[last + 1 :])
 
 
 def _check(program: Program, kept: Mapping[int, bool]) -> None:
