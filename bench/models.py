@@ -28,7 +28,7 @@ class Enter(nn.Module):
         self.position = nn.Embedding(size.window, size.width)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        places_T = torch.arange(tokens_BT.shape[1])
+        places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         return self.token(tokens_BT) + self.position(places_T)
 
 
