@@ -80,7 +80,9 @@ def setting(captured: Capture, job: Job, measured: Profile, copy: float) -> Sett
     forward_s, copied = priced.costs.action_s[F], priced.held[0].copied
     assert copied is not None, "they are asked for"
     return made._replace(
-        profile=replace(slow, far_s_per_byte=copy * float(forward_s.sum()) / int(copied[0].sum()))
+        profile=replace(
+            slow, far_s_per_byte=copy * float(forward_s.sum()) / int(copied[0, 0].sum())
+        )
     )
 
 

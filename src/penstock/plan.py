@@ -35,7 +35,7 @@ _MOST_WORK = 50_000_000  # what a schedule can list: arrays of about 2 GiB
 By = Literal["search", "user", "only choice"]
 Buffers = Literal["exact", "one copy", "per replica"]
 Units: TypeAlias = Literal["block"] | int  # of a stage: one per block, or at most that many
-Offloaded = Literal["none", "state", "activations", "both"]
+Offloaded = Literal["none", "state", "activations", "both", "weights", "all"]
 Sharding = Literal["replicate", "shard", "shard_keep"]
 
 
@@ -74,11 +74,13 @@ class Plan:
     recompute:          for each stage, whether B repeats F instead of keeping its activations; or
                         the ops of F that it repeats, as nodes of the graph, increasing.
     offload:            for each stage, what is in far memory while not needed: the state of
-                        the optimizer, what F keeps for the backward, or both.
+                        the optimizer, what F keeps for the backward, or both; "weights": weights,
+                        gradients and state, "all": these and what F keeps.
     beside:             whether these are copied there and back while the rank computes.
     shard:              for each stage, whether every replica holds it whole, or a part that is
                         made whole while it is used, or kept whole for a step ("shard_keep").
-    prefetch:           how many stages before its use the gathering of such a one begins.
+    prefetch:           how many stages before its use the gathering of such a one begins, or the
+                        loading of one whose weights are in far memory.
     parts:              by rank, how much of its divided stages it keeps beside the ranks of other
                         replicas with which it divides them; empty: all as much.
     clip:               whether updates wait for a number of all gradients: to clip by their norm
@@ -173,6 +175,11 @@ class Plan:
     def offloads(self) -> bool:
         """Return whether anything waits in far memory."""
         return any(word != "none" for word in self.offload) or bool(copied_of(self.schedule))
+
+    @property
+    def far(self) -> frozenset[int]:
+        """Return the stages whose weights, gradients and state are in far memory."""
+        return frozenset(s for s, word in enumerate(self.offload) if word in ("weights", "all"))
 
     @property
     def shards(self) -> bool:
@@ -312,12 +319,29 @@ def _check_offload(plan: Plan) -> None:
         if word not in get_args(Offloaded):
             raise PlanError(f"offload says {word!r}, not one of {get_args(Offloaded)}")
     for stage in copied_of(plan.schedule) if plan.offload else ():
-        if stage < len(plan.offload) and plan.offload[stage] in ("activations", "both"):
+        if stage < len(plan.offload) and plan.offload[stage] in ("activations", "both", "all"):
             message = f"{name_of(plan.schedule)} says what of stage {stage} is in far memory"
             raise PlanError(message, hint="offload nothing else, or the state")
+    _check_far(plan)
     if plan.clip and plan.post_validation and {"state", "both"} & set(plan.offload):
         hint = "clip before the update, or do not offload the state"
         raise PlanError("an update that may be undone needs the optimizer's state", hint=hint)
+
+
+def _check_far(plan: Plan) -> None:
+    """Raise where weights cannot be in far memory."""
+    if not plan.far:
+        return
+    if has_window(plan.schedule):
+        message = f"{name_of(plan.schedule)} reads older weights, which cannot be in far memory"
+        raise PlanError(message, hint="take a synchronous schedule, or offload the state only")
+    if plan.clip and plan.post_validation:
+        message = "an update that may be undone needs its weights"
+        raise PlanError(message, hint="clip before the update, or offload activations only")
+    whole = {s for s in plan.far if not plan.shard or plan.shard[s : s + 1] == ("replicate",)}
+    if plan.replicas > 1 and whole:
+        message = f"every replica would have stage {min(whole)} in far memory of its own"
+        raise PlanError(message, hint="divide such stages among the replicas: shard them")
 
 
 def _check_sharding(plan: Plan) -> None:
@@ -327,9 +351,9 @@ def _check_sharding(plan: Plan) -> None:
     for word in plan.shard:
         if word not in get_args(Sharding):
             raise PlanError(f"shard says {word!r}, not one of {get_args(Sharding)}")
-    if plan.prefetch < 0 or (plan.prefetch and not plan.shards):
+    if plan.prefetch < 0 or (plan.prefetch and not (plan.shards or plan.far)):
         message = f"prefetch is {plan.prefetch} stages"
-        hint = "give 0 or more" if plan.prefetch < 0 else "shard something, or give 0"
+        hint = "give 0 or more" if plan.prefetch < 0 else "shard or offload weights, or give 0"
         raise PlanError(message, hint=hint)
     if found := misplaced(plan.parts, plan.grid):
         raise PlanError(found[0], hint=found[1])
@@ -520,6 +544,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
     replicas: int = 1,
     recompute: Sequence[Recompute] = (),
     offload: Sequence[Offloaded] = (),
+    shard: Sequence[Sharding] = (),
     clip: bool = False,
     post_validation: bool = False,
     shares: Sequence[int] = (),
@@ -551,6 +576,7 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
         replicas=replicas,
         recompute=tuple(recompute) or (False,) * (len(cuts) + 1),
         offload=tuple(offload),
+        shard=tuple(shard),
         clip=clip,
         post_validation=post_validation,
         shares=tuple(shares),

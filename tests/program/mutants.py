@@ -92,6 +92,8 @@ def _change(program, one, how, chance):
             return replace(one, of=one.of._replace(kind=chance.choice("FBI")))
         case "kind" if isinstance(one, Unshard):
             return Reshard(one.stage)
+        case "kind" if isinstance(one, Offload | Reload) and one.of.kind in "UW":
+            return replace(one, of=one.of._replace(kind=chance.choice("UW")))
         case "kind" if isinstance(one, Offload):
             return Reload(one.of)
         case "kind" if isinstance(one, BeginOffload):

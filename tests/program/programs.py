@@ -10,7 +10,7 @@ from penstock.errors import ProgramError
 from penstock.plan import Offloaded
 from penstock.program.codes import Codes
 from penstock.program.lower import chain, lower_schedule
-from penstock.program.passes import offload
+from penstock.program.passes import offload, shard
 from penstock.program.program import (
     Compute,
     Edge,
@@ -134,6 +134,7 @@ SHARED = {
     "zb_h1": zb_h1,
     "forward_only": forward_only,
 }
+FAR = "weights", "all"  # words of Offloaded
 KINDS = (
     "gpipe",
     "one_f_one_b",
@@ -186,14 +187,27 @@ def programs(draw, *, kinds=KINDS, max_stages=4, max_micro_batches=4):
     except ProgramError:  # a random window may have no place for sums over several stages
         assert kind == "window"
         program = lower_schedule(schedule, edges=edges, replicas=replicas)
+    if kind in SHARED and kind != "forward_only" and replicas == 1 and chance.random() < 0.3:
+        own = {"edges": edges, "tied": tied, "clip": clip}
+        return with_far_weights(schedule, own, chance)
     if chance.random() < 0.3:
         program = with_copies(program, chance)
     return with_shards(program, chance) if chance.random() < 0.3 else program
 
 
+def with_far_weights(schedule, own, chance):
+    """Return the program of a schedule with the weights of some stages in far memory."""
+    words = [chance.choice(get_args(Offloaded)) for _ in range(schedule.num_stages)]
+    far = {stage for stage, word in enumerate(words) if word in FAR}
+    program = lower_schedule(schedule, far=far, **own)
+    program = shard(program, (), prefetch=chance.randrange(3), far=far)
+    return offload(program, words, beside=chance.random() < 0.5)
+
+
 def with_copies(program, chance):
     """Return `program` with copies to far memory and back, of some stages."""
-    words = [chance.choice(get_args(Offloaded)) for _ in range(program.num_stages)]
+    near = [word for word in get_args(Offloaded) if word not in FAR]
+    words = [chance.choice(near) for _ in range(program.num_stages)]
     has_updates = any(isinstance(one, Update) for code in program.code for one in code)
     beside = chance.random() < 0.5
     return offload(program, words, beside=beside) if has_updates else program

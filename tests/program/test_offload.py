@@ -13,6 +13,7 @@ import torch
 
 from penstock.errors import PlanError, ProgramError, RunError
 from penstock.plan import Plan
+from penstock.program.codes import NUM_COSTS
 from penstock.program.instructions import TABLE, parse_instruction
 from penstock.program.lower import lower, lower_schedule
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -174,8 +175,8 @@ def test_plan_that_says_something_else_is_refused():
     plan = plan_of(captured("tied", FLOAT).graph, "gpipe", 2, 4)
     with pytest.raises(PlanError, match="offload says 1 of 2 stages"):
         replace(plan, offload=("state",))
-    with pytest.raises(PlanError, match="offload says 'weights', not one of"):
-        replace(plan, offload=("state", "weights"))
+    with pytest.raises(PlanError, match="offload says 'gradients', not one of"):
+        replace(plan, offload=("state", "gradients"))
     with pytest.raises(PlanError, match="there are none"):
         replace(plan, beside=True)
     with pytest.raises(PlanError, match="says what of stage 0 is in far memory"):
@@ -185,9 +186,9 @@ def test_plan_that_says_something_else_is_refused():
 
 
 def test_a_copy_has_the_computing_thread_and_changes_what_is_held():
-    rows = np.zeros((len(KINDS) + 4, 1, 1))
-    rows[:, 0, 0] = [1, 2, 0, 0, 4, 0.25, 8, 0.5, 16]  # F B I W U, F and U away, F and U back
-    net = np.array([[100], [-100], [0], [0], [0], [-60], [-7], [60], [7]])
+    rows = np.zeros((NUM_COSTS, 1, 1))
+    rows[:, 0, 0] = [1, 2, 0, 0, 4, 0.25, 8, 0, 0.5, 16, 0]  # F B I W U, F U W away, and back
+    net = np.array([[100], [-100], [0], [0], [0], [-60], [-7], [0], [60], [7], [0]])
     memory = Memory(np.array([10]), np.zeros_like(net), net)
     made = offload(lower(gpipe(1, 2)), ["both"])
     timeline = simulate(made, Costs(rows), memory=memory)
@@ -203,9 +204,9 @@ def test_a_copy_has_the_computing_thread_and_changes_what_is_held():
 
 
 def test_copies_that_were_begun_run_beside_computes_one_each_way_at_a_time():
-    rows = np.zeros((len(KINDS) + 4, 1, 1))
-    rows[:, 0, 0] = [1, 2, 0, 0, 4, 1.5, 3, 0.5, 6]  # F B I W U, F and U away, F and U back
-    net = np.array([[100], [-100], [0], [0], [0], [-60], [-7], [60], [7]])
+    rows = np.zeros((NUM_COSTS, 1, 1))
+    rows[:, 0, 0] = [1, 2, 0, 0, 4, 1.5, 3, 0, 0.5, 6, 0]  # F B I W U, F U W away, and back
+    net = np.array([[100], [-100], [0], [0], [0], [-60], [-7], [0], [60], [7], [0]])
     memory = Memory(np.array([10]), np.zeros_like(net), net)
     timeline = simulate(AHEAD, Costs(rows), memory=memory)
     copies = [(s.kind, s.start_s, s.end_s) for s in timeline.spans if s.lane == "copy"]

@@ -216,10 +216,11 @@ class Rank(threading.Thread):
         self.closed = set()  # (stage, step) of which a sum was issued
         self.far = {}  # what F keeps, by (stage, micro-batch)
         copies = [one for one in self.code if isinstance(one, Offload | Reload)]
-        self.state_is_far = {
-            one.of.stage: isinstance(one, Reload) for one in reversed(copies) if one.of.kind == "U"
+        self.is_far = {  # by kind and stage: the state of the optimizer, and weights
+            one.of[:2]: isinstance(one, Reload) for one in reversed(copies) if one.of.kind in "UW"
         }
-        self.state_began_far = dict(self.state_is_far)
+        self.began_far = dict(self.is_far)
+        self.left_there = set()  # (stage, step) whose sum left the gradients with the weights
         self.copying = set()  # actions of which a copy was begun
 
     def run(self):
@@ -230,8 +231,8 @@ class Rank(threading.Thread):
                     self.wires.changed.notify_all()
             with self.wires.changed:
                 self.wait_for_sums()
-                if self.state_is_far != self.state_began_far or self.copying:
-                    self.wires.fault("a state ends elsewhere than it began")
+                if self.is_far != self.began_far or self.copying:
+                    self.wires.fault("a state, or weights, end elsewhere than they began")
         except Fault:
             pass
         finally:
@@ -263,6 +264,9 @@ class Rank(threading.Thread):
             case Unshard(stage):
                 self.wait_for_sums()
                 self.meet(self.column(), instruction, None)
+                moves = any(one.kind == "W" and one.stage == stage for one in self.copying)
+                if not self.is_far.get(("W", stage), True) or moves:
+                    self.wires.fault(f"stage {stage} is gathered while its weights are near")
                 self.switch(stage, True)
             case Reshard(stage):
                 self.switch(stage, False)
@@ -279,12 +283,20 @@ class Rank(threading.Thread):
         self.wires.wait(self.rank, lambda: not self.lane)
 
     def begin_copy(self, of, *, away):
+        self.await_gradients(of, away)
         self.check_place(of, away)
         if of in self.copying:
             self.wires.fault(f"{of}: a copy is under way")
         self.copying.add(of)
 
+    def await_gradients(self, of, away):
+        if of.kind == "W" and not away:
+            self.wait_for_sums()
+            if of[1:] not in self.left_there or (self.program.clip and of[2] not in self.norm):
+                self.wires.fault(f"{of}: its gradients are not there")
+
     def copy(self, of, *, away):
+        self.await_gradients(of, away)
         self.check_place(of, away)
         self.copying.discard(of)
         kind, *where = of
@@ -292,7 +304,7 @@ class Rank(threading.Thread):
             here, there = (self.outs, self.far) if away else (self.far, self.outs)
             there[tuple(where)] = here.pop(tuple(where))
         else:
-            self.state_is_far[of.stage] = away
+            self.is_far[kind, of.stage] = away
 
     def check_place(self, of, away):
         kind, stage, number = of
@@ -302,7 +314,7 @@ class Rank(threading.Thread):
             used = any((one, stage, number) in self.done for one in "BIW")
             fits = (stage, number) in (self.outs if away else self.far) and not used
         else:
-            fits = made and self.state_is_far[stage] != away
+            fits = made and self.is_far[kind, stage] != away
         if not fits:
             self.wires.fault(f"{of}: not where it should be")
 
@@ -452,6 +464,8 @@ class Rank(threading.Thread):
                 self.tied[stage, one.bucket, one.step] = total
         else:
             (stage,) = stages
+            if one.how == "shards":
+                self.left_there.add((stage, one.step))
             self.own[stage, one.step] = sum(mine[stage] for mine, _ in others)
             for name in {name for _, tied in others for s, name in tied if s == stage}:
                 brought = (tied.get((stage, name), 0) for _, tied in others)
@@ -463,7 +477,7 @@ class Rank(threading.Thread):
         stages = range(self.program.num_stages)
         if one.how == "tied":
             stages = next((g.stages for g in self.program.tied if g.name == one.bucket), ())
-        if one.how == "replicas":
+        if one.how in ("replicas", "shards"):
             stages = [int(one.bucket.removeprefix("stage"))]
         return [stage for stage in stages if self.holds(stage)]
 
@@ -484,9 +498,9 @@ class Rank(threading.Thread):
             self.wires.fault(f"U{stage}.{step}: stage is gathered")
         if (stage, step) not in self.weights or (stage, step + 1) in self.weights:
             self.wires.fault(f"U{stage}.{step}: not its turn")
-        under_way = any(one.kind == "U" and one.stage == stage for one in self.copying)
-        if self.state_is_far.get(stage) or under_way:
-            self.wires.fault(f"U{stage}.{step}: its state is far")
+        under_way = any(one.kind in "UW" and one.stage == stage for one in self.copying)
+        if any(self.is_far.get((kind, stage)) for kind in "UW") or under_way:
+            self.wires.fault(f"U{stage}.{step}: its state is far, or its weights")
         if self.program.clip and step not in self.norm:
             self.wires.fault(f"U{stage}.{step}: no norm")
         tied = {

@@ -301,7 +301,11 @@ def test_of_nested_modules_the_outermost_count() -> None:
         ("[[rule]]\ncut = 3", "cut is 3", "pattern"),
         ("[[rule]]\ncut = ' '", "cut of no module", "blocks"),
         ("[[rule]]\nrecompute = 'x'\non = 'y'", "on is 'y'", "true or false"),
-        ("[[rule]]\noffload = 'x'\nwhat = 'all'", "offload of x is 'all'", "none, state"),
+        (
+            "[[rule]]\noffload = 'x'\nwhat = 'gradients'",
+            "offload of x is 'gradients'",
+            "none, state",
+        ),
         ("[[rule]]\noffload = 'x'\nwhat = 3", "what is 3", "a text"),
         ("[[rule]]\nreplace = 'x'", "replace of x by nothing", "by ="),
         (

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
+from penstock.program.codes import NUM_COSTS
 from penstock.program.lower import lower, lower_schedule
 from penstock.schedule import Schedule, Seconds, gpipe, peak_activations, refine
 from penstock.schedule.exact_offload import Copies, exact_offload
-from penstock.schedule.orders import KINDS
 from penstock.simulate.costs import Costs
 from penstock.simulate.simulate import simulate
 
@@ -39,8 +39,8 @@ def held(words):
 
 def costs(stages, times):
     """Return seconds of F, I, W, copies there and copies back by stage, for the simulator."""
-    rows = np.zeros((len(KINDS) + 4, stages, 1))
-    rows[[0, 2, 3, 5, 7], :, 0] = times
+    rows = np.zeros((NUM_COSTS, stages, 1))
+    rows[[0, 2, 3, 5, 8], :, 0] = times
     return Costs(rows)
 
 

@@ -151,6 +151,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
     ends = StageEnds(required, rules.forbidden)
     cuts = balanced_cuts(graph, [float(node.flop) for node in graph.nodes], stages, ends)
     shares = evenly(job.micro_batches, wanted.replicas)
+    divides = wanted.offload in ("weights", "all") and wanted.replicas > 1
     made = built(wanted.schedule, stages, max(shares))
     plan = plan_by_hand(
         graph,
@@ -164,6 +165,7 @@ def by_hand(graph: Graph, job: Job, wanted: _Cuts) -> Plan:
         offload=(wanted.offload,) * stages,
         clip=job.awaits_all,
         post_validation=wanted.post_validation,
+        shard=("shard",) * stages if divides else (),
     )
     return replace(plan, buffers=job.buffers, wire=job.fewest_bits, sums=job.sums)
 

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from penstock.graph.graph import Graph
-from penstock.graph.stages import Segment, SegmentKind, Stages
+from penstock.graph.stages import Segment, SegmentKind, StageEdge, Stages
 
 
 def peak_with_workspace(
@@ -108,6 +108,15 @@ def moved_bytes(graph: Graph, stages: Stages, stage: int) -> int:
     """Return the bytes of what `moved` returns."""
     own = _owner(graph, stages, stage)
     return sum(own.size_bytes(own.of(group[0])) for group in moved(graph, stages, stage))
+
+
+def waiting_bytes(graph: Graph, stages: Stages, edge: StageEdge) -> int:
+    """Return the bytes of what an edge carries that its source does not keep: they wait for the
+    target, where one rank has both stages.
+    """
+    own = _owner(graph, stages, edge.source)
+    kept = own.of_all(_kept(graph, stages, edge.source)) if edge.kind == "F" else set[int]()
+    return sum(own.size_bytes(root) for root in own.of_all(edge.values) - kept)
 
 
 def _kept(graph: Graph, stages: Stages, stage: int) -> set[int]:

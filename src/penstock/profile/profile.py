@@ -21,6 +21,7 @@ _NUMBERS = (
     "update_s",
     "state_bytes_per_byte",
     "update_workspace_per_byte",
+    "update_workspace_of_largest",
     "copy_s_per_byte",
     "far_s_per_byte",
     "samples",
@@ -87,7 +88,8 @@ class Profile:
     update_s_per_byte, update_s:      the optimizer: per byte of parameter, and per call; clipping
                               counts as part of it.
     state_bytes_per_byte:     optimizer state held per byte of parameter.
-    update_workspace_per_byte:   held while the optimizer runs, per byte of parameter.
+    update_workspace_per_byte, update_workspace_of_largest:   held while the optimizer runs, per
+                              byte of parameter, and of the largest of those that it updates.
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte:           moving something to far memory, or back.
     packing:    what packing costs, by bits; empty where it was not asked for.
@@ -122,6 +124,7 @@ class Profile:
     error: float = 0.0
     steps: int = 0
     runs: int = 0
+    update_workspace_of_largest: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):

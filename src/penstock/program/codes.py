@@ -17,7 +17,7 @@ from penstock.program.instructions import (
     OpRow,
     Reduce,
 )
-from penstock.schedule.orders import KINDS, Action, F, U
+from penstock.schedule.orders import KINDS, Action, F, U, W
 
 COMPUTE, SEND, RECEIVE, REDUCE, UPDATE = map(
     OPS.index, ("compute", "send", "receive", "reduce", "update")
@@ -34,20 +34,22 @@ def _flags(says: Callable[[OpRow], bool]) -> NDArray[np.bool_]:
 WORKS = _flags(lambda row: row.does == "works")
 JOINS = _flags(lambda row: row.does == "joins")
 SHOWN = _flags(lambda row: row.lane is not None)
-WAITS_FOR_SUMS = _flags(lambda row: row.waits == "sums")
 USES_STAGE = _flags(lambda row: "stage" in row.columns)
 USES_EDGE = _flags(lambda row: "edge" in row.columns)
 USES_PEER = _flags(lambda row: "peer" in row.columns)
 USES_NUMBER = _flags(lambda row: "micro_batch" in row.columns)  # U: of a step; Reduce: likewise
 OF_KIND = np.array([[kind in row.kinds for kind in KINDS] for row in TABLE])  # [op, kind]
 # What works and moves have a row each in Costs and Memory: those of KINDS, then copies.
-COPIES = ("offload F", "offload U", "reload F", "reload U")
+COPIED = (F, U, W)  # kinds: what F keeps, the optimizer's state, weights with gradients
+COPIES = tuple(f"{word} {KINDS[kind]}" for word in ("offload", "reload") for kind in COPIED)
 NUM_COSTS = len(KINDS) + len(COPIES)
 COST_ROW = np.zeros((len(OPS), len(KINDS)), np.int64)  # [op, kind]
 COST_ROW[:] = np.arange(len(KINDS))
-COST_ROW[OFFLOAD, [F, U]] = len(KINDS), len(KINDS) + 1
-COST_ROW[RELOAD, [F, U]] = len(KINDS) + 2, len(KINDS) + 3
+COST_ROW[OFFLOAD, COPIED] = np.arange(len(KINDS), len(KINDS) + len(COPIED))
+COST_ROW[RELOAD, COPIED] = np.arange(len(KINDS) + len(COPIED), NUM_COSTS)
 COST_ROW[BEGIN_OFFLOAD], COST_ROW[BEGIN_RELOAD] = COST_ROW[OFFLOAD], COST_ROW[RELOAD]
+WAITS_FOR_SUMS = np.array([[row.waits == "sums" for _ in KINDS] for row in TABLE])  # [op, kind]
+WAITS_FOR_SUMS[[RELOAD, BEGIN_RELOAD], W] = True
 SPAN_OF = np.array(  # [op, kind]: as what it is shown, a place in SPAN_KINDS
     [[SPAN_KINDS.index(row.span or kind) for kind in KINDS] for row in TABLE], np.uint8
 )

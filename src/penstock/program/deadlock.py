@@ -147,7 +147,7 @@ def _run(code: Columns, waits: Waits, traffic: Traffic) -> None:
                     if traffic.lanes.over[rank] < traffic.lanes.issued[rank]:
                         break
                     traffic.arrived[rank] = 0
-            elif WAITS_FOR_SUMS[op]:
+            elif WAITS_FOR_SUMS[op, code.kind[row]]:
                 if traffic.lanes.over[rank] < traffic.lanes.issued[rank]:
                     break
             elif op == UNSHARD:  # on the same lane

@@ -11,8 +11,10 @@ from penstock.program import rules
 from penstock.program.codes import REDUCE, excerpt
 from penstock.program.instructions import (
     HOWS,
+    BeginReload,
     Compute,
     Reduce,
+    Reload,
     Send,
     Unshard,
     Update,
@@ -125,6 +127,11 @@ WORDS: dict[int, tuple[str, str]] = {
         "put the Offload or Reload that waits before it",
     ),
     rules.NOT_AWAY: ("it is not in far memory", "put its Offload before it"),
+    rules.NOT_APART: (
+        "the stage does not begin a step in far memory, or no sum leaves its gradients there",
+        "sum it in shards, and put a Reload of its weights before each Update",
+    ),
+    rules.IS_NEAR: ("its weights are not back in far memory", "put their Offload before it"),
     rules.NOTHING_THERE: (
         "nothing is kept of it then",
         "what F keeps can be away between it and its B or I, on the same rank",
@@ -153,7 +160,10 @@ def broken_rule(program: "Program", finding: Finding) -> ProgramError:
         return ProgramError(f"rank {row} ends with stage {number} gathered", hint=hint)
     if rule == rules.NOT_BACK:
         hint = "let it be at the end where it was at the beginning, for the next step begins so"
-        message = f"rank {row} ends with the optimizer state of stage {number} elsewhere"
+        what = "optimizer state" if number < program.num_stages else "weights"
+        message = (
+            f"rank {row} ends with the {what} of stage {number % program.num_stages} elsewhere"
+        )
         return ProgramError(message, hint=hint)
     words, hint = WORDS[rule]
     code = program.code
@@ -250,7 +260,7 @@ def _waits_for(program: "Program", facts: Facts, stopped: NDArray[np.int64], ran
         case Unshard():
             late = _late_member(program, stopped, rank)
             return late if late != rank else _absent(program, stopped, tuple(column), instruction)
-        case Update() | Reduce():
+        case Update() | Reduce() | Reload() | BeginReload():
             return _late_member(program, stopped, rank)
         case _:
             raise AssertionError(f"{instruction} never waits")

@@ -10,6 +10,8 @@ unshard0      Unshard: gather the weights of stage 0;  reshard0 drops them again
 F0.3>far      Offload: what F0.3 keeps for the backward, to far memory;  F0.3<far brings it back
 U0.0>far      Offload: the optimizer's state of stage 0 as U0.0 left it
 U0.1<far      Reload: the same state, for U0.1
+W0.0>far      Offload: the weights of stage 0 as U0.0 left them; its gradients are done with
+W0.1<far      Reload: the same weights, with the summed gradients, for U0.1
 F0.3>>far     BeginOffload: the copy that F0.3>far will then wait for, beside computes; so F0.3<<far
 
 Text, columns, verifier, ledger, simulator and timeline read TABLE; only a runtime that binds an
@@ -121,6 +123,7 @@ class Offload(Printed):
     """Move what an action left to far memory, and free it here.
 
     F: what it keeps for the backward of its micro-batch.  U: the optimizer's state of its stage.
+    W: the weights of its stage, whose gradients are freed.
     """
 
     of: Action
@@ -128,7 +131,10 @@ class Offload(Printed):
 
 @dataclass(frozen=True, slots=True)
 class Reload(Printed):
-    """Bring back what an Offload moved: that of the same F, or, for an update U, its stage's."""
+    """Bring back what an Offload moved: that of the same F, or, for an update U, its stage's.
+
+    W: weights, and the gradients that the step's last sum has left there; it waits for all sums.
+    """
 
     of: Action
 
@@ -228,12 +234,12 @@ TABLE = (
     OpRow("unshard", Unshard, "unshard{stage}", ("stage",), "F", "joins",
         bytes="weights", lane="collective", span="unshard"),
     OpRow("reshard", Reshard, "reshard{stage}", ("stage",), "F", "drops", bytes="no weights"),
-    OpRow("offload", Offload, "{of}>far", _ACTION, "FU", "works",
+    OpRow("offload", Offload, "{of}>far", _ACTION, "FUW", "works",
         bytes="action", lane="copy", span="offload"),
-    OpRow("reload", Reload, "{of}<far", _ACTION, "FU", "works",
+    OpRow("reload", Reload, "{of}<far", _ACTION, "FUW", "works",
         bytes="action", lane="copy", span="reload"),
-    OpRow("begin_offload", BeginOffload, "{of}>>far", _ACTION, "FU", "begins"),
-    OpRow("begin_reload", BeginReload, "{of}<<far", _ACTION, "FU", "begins", bytes="action"),
+    OpRow("begin_offload", BeginOffload, "{of}>>far", _ACTION, "FUW", "begins"),
+    OpRow("begin_reload", BeginReload, "{of}<<far", _ACTION, "FUW", "begins", bytes="action"),
 )  # fmt: skip
 OPS: tuple[Op, ...] = tuple(row.name for row in TABLE)
 LANES: tuple[Lane, ...] = ("compute", "send", "receive", "collective", "update", "copy")

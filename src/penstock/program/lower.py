@@ -1,6 +1,7 @@
 """Lower: from the order of work to what every rank executes, message by message."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     stages: Sequence[object] = (),
     stage_bytes: Sequence[StageBytes] = (),
     bits: Sequence[int] = (),
+    far: AbstractSet[int] = frozenset(),
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
@@ -67,6 +69,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     clip:     also sum the norm of the gradient over each replica before its updates, or with
               `post_validation` after them: an update is then undone where it was wrong.
     stages, stage_bytes, bits: passed on to the program.
+    far:      stages whose sums leave the gradients in far memory, as a sum in shards.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
     """
@@ -80,15 +83,14 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     lives = {id(one): _homes(one) for one in many}
     grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
-    sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation)
+    sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation, sharded=far)
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
     program = Program(
         *(largest.num_stages, largest.num_micro_batches),
         code,
         wires,
-        largest.num_steps,
-        largest.weight_rule,
+        *(largest.num_steps, largest.weight_rule),
         tuple(tied),
         *(len(many), clip),
         tuple(stage_bytes),

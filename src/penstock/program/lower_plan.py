@@ -74,9 +74,11 @@ def lower_plan(
         post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,
         stage_bytes=[_bytes_of(stage, plan, graph) for stage in stages.stages],
+        far=plan.far,
     )
-    if plan.shards:
-        program = shard(program, plan.shard, prefetch=plan.prefetch, parts=plan.parts)
+    if plan.shards or plan.far:
+        ahead, parts = plan.prefetch, plan.parts
+        program = shard(program, plan.shard, prefetch=ahead, parts=parts, far=plan.far)
     if plan.offloads:
         program = offload(program, plan.offload, beside=plan.beside)
     return receive_early(program, distance=plan.early) if plan.early else program

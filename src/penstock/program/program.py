@@ -19,7 +19,7 @@ import numpy as np
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
 from penstock.job import is_wire_bits
-from penstock.program.codes import COMPUTE, RECEIVE, UPDATE, Codes
+from penstock.program.codes import COMPUTE, RECEIVE, RELOAD, UPDATE, Codes
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
 from penstock.program.edges import TiedGroup as TiedGroup
@@ -40,7 +40,7 @@ from penstock.program.instructions import Update as Update
 from penstock.program.text import from_json, to_json, to_text
 from penstock.program.verify import verify
 from penstock.schedule.grid import Grid, misfit, misplaced, unlike, written
-from penstock.schedule.orders import Action, F
+from penstock.schedule.orders import Action, F, W
 from penstock.schedule.weight_rule import SYNCHRONOUS, WEIGHT_RULES, WeightRule
 from penstock.typed import damage
 
@@ -177,6 +177,12 @@ class Program:
         """Return the stages of which each rank keeps a shard."""
         sums = (one for one in self.code.reductions if one.how == "shards")
         return frozenset(int(one.bucket.removeprefix("stage")) for one in sums)
+
+    @property
+    def far(self) -> frozenset[int]:
+        """Return the stages whose weights are in far memory but while they are used."""
+        rows = (self.code.op == RELOAD) & (self.code.kind == W)
+        return frozenset(np.unique(self.code.stage[rows]).tolist())
 
     def slots(self, rank: int) -> dict[int, int]:
         """Return how many slots `rank` needs for each edge that it receives over."""

@@ -52,7 +52,8 @@ def needed(
     norm over each replica: with `post_validation` after the updates.  A stage on one rank needs no
     sum over replicas.
 
-    sharded:  stages of which each rank keeps a shard; with any, a norm is over all replicas.
+    sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
+              sum leaves there; with any, a norm is over all replicas.
     """
     found: list[Needed] = []
     for group in tied:
@@ -66,7 +67,7 @@ def needed(
         ranks = _union(replica[stage] for replica in holders)
         held = stage_bytes[stage] if stage_bytes else StageBytes()
         size_bytes = held.summed or held.weights
-        if len(ranks) > 1:
+        if len(ranks) > 1 or stage in sharded:
             how: How = "shards" if stage in sharded else "replicas"
             found.append(Needed(Reduce(f"stage{stage}", how, ranks, 0, size_bytes), (stage,)))
     if clip:

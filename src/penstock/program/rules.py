@@ -80,8 +80,10 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_BACK,
     NOT_FIRST,
     IS_COPIED,
-) = range(42)
-NUM_HOWS, VALIDATE = 5, 4  # of instructions.HOWS
+    NOT_APART,
+    IS_NEAR,
+) = range(44)
+NUM_HOWS, SHARDS, VALIDATE = 5, 2, 4  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
     int, int, int
@@ -136,7 +138,8 @@ class Known(NamedTuple):
     closed: NDArray[np.int64]  # stage -> steps whose gradient was summed already
     summed: NDArray[np.int64]  # NUM_HOWS * stage + how -> reductions of the current step so far
     gathered: NDArray[np.int8]  # stage -> 0 never sharded, 1 sharded, 2 gathered
-    away: NDArray[np.int8]  # stage -> AWAY where its optimizer state is far, plus the other bits
+    away: NDArray[np.int8]  # stage -> AWAY where its optimizer state is far, plus the other bits;
+    # stages + stage -> likewise for its weights
     next_step: NDArray[np.int64]  # reduction -> its next step
     stepper: NDArray[np.int64]  # reduction -> rank to which next_step belongs
     last_send: NDArray[np.int64]  # sender -> row of the last Send received from it
@@ -269,8 +272,9 @@ def follow(code: Columns, facts: Facts, state: Known) -> Finding:
                 return NOT_VALIDATED, rank, stage
             if state.gathered[stage] == GATHERED:
                 return NOT_DROPPED, rank, stage
-            if state.away[stage] in (AWAY, BEGAN_AWAY) or state.away[stage] & COPYING:
-                return NOT_BACK, rank, stage
+            for what in (stage, facts.sizes.stages + stage):
+                if state.away[what] in (AWAY, BEGAN_AWAY) or state.away[what] & COPYING:
+                    return NOT_BACK, rank, what
     return FINE, -1, -1
 
 
@@ -280,17 +284,18 @@ def _arrive(code: Columns, rank: int, held: NDArray[np.int64], sizes: Sizes, sta
         state.here[stage] = rank
         state.updates[stage] = state.closed[stage] = 0
         state.summed[NUM_HOWS * stage : NUM_HOWS * (stage + 1)] = 0
-        state.gathered[stage] = state.away[stage] = 0
+        state.gathered[stage] = state.away[stage] = state.away[sizes.stages + stage] = 0
     if sizes.sharding:
         for row in range(code.offsets[rank], code.offsets[rank + 1]):
             if code.op[row] == UNSHARD or code.op[row] == RESHARD:
                 state.gathered[code.stage[row]] = PENDING
     if sizes.copying:
         for row in range(code.offsets[rank + 1] - 1, code.offsets[rank] - 1, -1):
-            if code.kind[row] == U and code.op[row] == RELOAD:  # the first one counts
-                state.away[code.stage[row]] = AWAY | BEGAN_AWAY
-            elif code.kind[row] == U and code.op[row] == OFFLOAD:
-                state.away[code.stage[row]] = 0
+            what = code.stage[row] + (0 if code.kind[row] == U else sizes.stages)
+            if code.kind[row] != F and code.op[row] == RELOAD:  # the first one counts
+                state.away[what] = AWAY | BEGAN_AWAY
+            elif code.kind[row] != F and code.op[row] == OFFLOAD:
+                state.away[what] = 0
 
 
 @part
@@ -463,7 +468,10 @@ def _weights(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
     op, stage = code.op[row], code.stage[row]
     if state.here[stage] != rank or (op == UPDATE and not facts.backward):
         return NOT_THIS_STAGE, -1
+    part = state.away[facts.sizes.stages + stage]
     if op == UNSHARD:
+        if part and part & (AWAY | COPYING) != AWAY:
+            return IS_NEAR, -1
         rule = FINE if state.gathered[stage] == PENDING else GATHERED_TWICE
         state.gathered[stage] = GATHERED
         return rule, -1
@@ -475,9 +483,9 @@ def _weights(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
         return UPDATE_OUT_OF_STEP, int(state.updates[stage])
     if state.gathered[stage] == GATHERED:
         return GATHERED_AT_UPDATE, -1
-    if state.away[stage] & AWAY:
+    if (state.away[stage] | part) & AWAY:
         return IS_AWAY, -1
-    if state.away[stage] & COPYING:
+    if (state.away[stage] | part) & COPYING:
         return IS_COPIED, -1
     for how in range(VALIDATE):
         if state.summed[NUM_HOWS * stage + how] != facts.sums.needs[NUM_HOWS * stage + how]:
@@ -490,27 +498,14 @@ def _weights(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> 
 
 @part
 def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tuple[int, int]:
-    """Offload or Reload, of what F keeps or of the optimizer's state, or what begins one."""
+    """Offload or Reload, or what begins one."""
     sizes, stage, number = facts.sizes, int(code.stage[row]), code.micro_batch[row]
     op = code.op[row]
     is_reload, begins = op in (RELOAD, BEGIN_RELOAD), op in (BEGIN_OFFLOAD, BEGIN_RELOAD)
     if state.here[stage] != rank or not facts.backward:
         return NOT_THIS_STAGE, -1
-    if code.kind[row] == U:
-        if facts.sums.needs[NUM_HOWS * stage + VALIDATE]:
-            return NOT_VALIDATED_YET, -1
-        due = state.updates[stage] if is_reload else state.updates[stage] - 1
-        if number != due:
-            return UPDATE_OUT_OF_STEP, int(due)
-        if begins and state.away[stage] & COPYING:
-            return IS_COPIED, -1
-        if bool(state.away[stage] & AWAY) != is_reload:
-            return (NOT_AWAY if is_reload else IS_AWAY), -1
-        if begins:
-            state.away[stage] |= COPYING
-        else:
-            state.away[stage] = (state.away[stage] ^ AWAY) & ~COPYING
-        return FINE, -1
+    if code.kind[row] != F:
+        return _copy_between_updates(code, row, facts, state, is_reload, begins)
     at = (sizes.replica[rank] * sizes.stages + stage) * sizes.micro_batches + number
     done = state.now[at] & ~(KEPT_AWAY | KEPT_COPYING)
     if facts.places.where[at] != rank or done != 1 << F:
@@ -523,4 +518,34 @@ def _copy(code: Columns, row: int, rank: int, facts: Facts, state: Known) -> tup
         state.now[at] |= KEPT_COPYING
     else:
         state.now[at] = (state.now[at] ^ KEPT_AWAY) & ~KEPT_COPYING
+    return FINE, -1
+
+
+@part
+def _copy_between_updates(
+    code: Columns, row: int, facts: Facts, state: Known, is_reload: bool, begins: bool
+) -> tuple[int, int]:
+    """Of what updates leave: the optimizer's state, or weights, which come back with gradients."""
+    stage, number, kind = int(code.stage[row]), code.micro_batch[row], code.kind[row]
+    own = NUM_HOWS * stage
+    if facts.sums.needs[own + VALIDATE]:
+        return NOT_VALIDATED_YET, -1
+    due = state.updates[stage] if is_reload else state.updates[stage] - 1
+    if number != due:
+        return UPDATE_OUT_OF_STEP, int(due)
+    what = stage + (0 if kind == U else facts.sizes.stages)
+    if kind == W:
+        if not facts.sums.needs[own + SHARDS] or not state.away[what]:
+            return NOT_APART, -1
+        for how in range(VALIDATE if is_reload else 0):
+            if state.summed[own + how] != facts.sums.needs[own + how]:
+                return NOT_SUMMED, how
+    if begins and state.away[what] & COPYING:
+        return IS_COPIED, -1
+    if bool(state.away[what] & AWAY) != is_reload:
+        return (NOT_AWAY if is_reload else IS_AWAY), -1
+    if begins:
+        state.away[what] |= COPYING
+    else:
+        state.away[what] = (state.away[what] ^ AWAY) & ~COPYING
     return FINE, -1

@@ -154,7 +154,7 @@ def _fresh(facts: Facts, num_ranks: int) -> Known:
         closed=np.zeros(sizes.stages, np.int64),
         summed=np.zeros(rules.NUM_HOWS * sizes.stages, np.int64),
         gathered=np.zeros(sizes.stages, np.int8),
-        away=np.zeros(sizes.stages, np.int8),
+        away=np.zeros(2 * sizes.stages, np.int8),
         next_step=np.zeros(len(facts.sums.hows), np.int64),
         stepper=np.full(len(facts.sums.hows), -1, np.int64),
         last_send=np.zeros(num_ranks, np.int64),

@@ -66,14 +66,20 @@ def _with_values(plan: Plan, aspect: Aspect, values: tuple[str, ...]) -> Plan:
             away = cast("tuple[Offloaded, ...]", values)
             some = any(word != "none" for word in away)
             away = away if plan.offload or some else ()
-            return replace(plan, offload=away, beside=plan.beside and some, predicted=None)
+            beside, ahead = plan.beside and some, _ahead(plan, plan.shard, away)
+            return replace(plan, offload=away, beside=beside, prefetch=ahead, predicted=None)
         case "shard":
             parts = cast("tuple[Sharding, ...]", values)
             some = any(word != "replicate" for word in parts)
             parts = parts if plan.shard or some else ()
-            ahead = plan.prefetch if some else 0
-            uneven = plan.parts if some else ()
+            ahead, uneven = _ahead(plan, parts, plan.offload), plan.parts if some else ()
             return replace(plan, shard=parts, prefetch=ahead, parts=uneven, predicted=None)
+
+
+def _ahead(plan: Plan, parts: tuple[Sharding, ...], away: tuple[Offloaded, ...]) -> int:
+    """Return how many stages ahead one is gathered or loaded; none where none is."""
+    some = {*parts} - {"replicate"} or {"weights", "all"} & {*away}
+    return plan.prefetch if some else 0
 
 
 def _stage_values(plan: Plan, graph: Graph, rules: Ruled, aspect: Aspect) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from penstock.rules.rule import Rule
 
 Aspect = Literal["recompute", "offload", "shard"]
 ASKED = "asked for"
-ASPECTS: tuple[Aspect, ...] = ("recompute", "offload", "shard")
+ASPECTS: tuple[Aspect, ...] = ("recompute", "shard", "offload")  # each goes with those before
 _SHARDING = {"shard": "shard", "replicate": "replicate", "keep": "shard_keep"}
 
 

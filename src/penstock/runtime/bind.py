@@ -57,6 +57,7 @@ def bind(rank: "Rank", program: Program) -> list[Bound]:
     """
     _check_clipping(rank, program)
     _check_scaling(rank, program)
+    _check_far(rank, program)
     return _Binder(rank, program).calls()
 
 
@@ -84,6 +85,12 @@ def _check_scaling(rank: "Rank", program: Program) -> None:
     if any(reduce.how == "validate" for reduce in program.code.reductions):
         message = "an update that is made before it is known whether the step overflows"
         raise RunError(message, hint=f"{hint}without post_validation")
+
+
+def _check_far(rank: "Rank", program: Program) -> None:
+    if program.far and program.clip and rank.device.type != "cpu":
+        message = "norms of gradients in far memory are not computed on a GPU"
+        raise RunError(message, hint="do not clip, or offload the state only")
 
 
 class _Binder:
@@ -188,7 +195,8 @@ class _Binder:
                 if (slot := self.parked.slots.get((stage, step + 1))) is not None:
                     unpark = partial(self.rank.weights_of(stage).unpark, slot)
                     yield Bound(unpark, "versions", "U", stage, step)
-            case Offload() | Reload() | BeginOffload() | BeginReload():
+            case Offload(of) | Reload(of) | BeginOffload(of) | BeginReload(of):
+                yield from self.sums.waits() if of.kind == "W" else ()  # for gradients
                 yield self.copies.bind(instruction)
             case Unshard(stage):
                 yield from self.sums.gather(stage)

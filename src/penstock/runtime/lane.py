@@ -165,7 +165,8 @@ class Awaited:
 
     def _has_company(self, place: int, reduce: Reduce) -> bool:
         """Return whether anything is done before somebody needs the sum, over several ranks."""
-        if len(reduce.ranks) == 1 or reduce.how not in _BESIDE:
+        alone = len(reduce.ranks) == 1 and reduce.how != "shards"
+        if alone or reduce.how not in _BESIDE:
             return False
         following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduce))
         return self.rank.device.type == "cpu" and not isinstance(next(following), Update)

@@ -73,6 +73,9 @@ class Moves:
 
     def _move(self, of: Action, *, is_reload: bool) -> Callable[[], Move]:
         """Return what makes the move of an Offload or a Reload."""
+        if of.kind == "W":
+            shard = self.rank.shard_of(of.stage)
+            return shard.reload if is_reload else shard.offload
         if of.kind == "U":
             state = self.rank.weights_of(of.stage).far()
             if state is None:

@@ -78,9 +78,8 @@ class Rank:
     ) -> None:
         self.capture, self.stages, self.job, self.transport = capture, stages, job, transport
         self.make, self.report, self.carries = make, report, carries or {}
-        self.rank = transport.rank
+        self.rank, self.device = transport.rank, device_here()
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
-        self.device = device_here()
         self.weights: dict[int, StageWeights] = {}
         self.carried: dict[int, Carried] = {}
         self.optimizers = optimizers_of(job, capture)
@@ -96,7 +95,8 @@ class Rank:
         self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self.copy_lanes = Lane(), Lane()  # to far memory, and back
-        self.sharded, self.parts = frozenset[int](), tuple[int, ...]()  # as the program says
+        self.sharded = self.far = frozenset[int]()  # as the program says, and so:
+        self.parts = tuple[int, ...]()
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._group, self.first_edge = 1, 0  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
@@ -137,11 +137,12 @@ class Rank:
         """
         self.expect(program)
         self.grid, self._bits = program.grid, program.bits
-        divided = program.sharded, program.parts
-        if self.weights and (self.sharded, self.parts) != divided:
+        divided = program.sharded, program.parts, program.far
+        if self.weights and (self.sharded, self.parts, self.far) != divided:
             message = "the programs of a run divide other stages among their replicas, or otherwise"
-            raise RunError(message, hint="let all windows of a run shard the same stages alike")
-        self.sharded, self.parts = divided
+            hint = "let all windows of a run shard the same stages alike, and offload the same"
+            raise RunError(message, hint=hint)
+        self.sharded, self.parts, self.far = divided
         bound = bind.bind(self, program)
         self.optimizers.release()
         return bound
@@ -163,7 +164,7 @@ class Rank:
     def live(self) -> dict[str, Tensor]:
         """Return the weights that are trained here, or the parts that are here, by name."""
         held = self.weights.values()
-        return {w.names[node]: value for w in held for node, value in w.updated.items()}
+        return {w.names[node]: value for w in held for node, value in w.trained().items()}
 
     def settle(self) -> bool:
         """Validate the last update, where it was made before the norm of the gradient was known.
@@ -235,12 +236,15 @@ class Rank:
         return self.weights[stage]
 
     def _sharers(self, stage: int) -> Sharers | None:
-        """Return the ranks that divide a stage that lives here; None where each has it whole."""
+        """Return the ranks that divide a stage that lives here, or have it in far memory.
+
+        None where each has it whole.
+        """
         if stage not in self.sharded:
             return None
         ranks = tuple(self.grid.column_of(self.rank))
         parts = tuple(self.parts[rank] if self.parts else 1 for rank in ranks)
-        return Sharers(self.transport, ranks, parts, self.job)
+        return Sharers(self.transport, ranks, parts, self.job, stage in self.far)
 
     def shard_of(self, stage: int) -> StageShard:
         """Return what this rank keeps of a stage that is divided.

@@ -11,6 +11,9 @@ What stays is one part of the weights, and the optimizer's state of it.  Parts a
 lines, not at parameters, so that they are as large as the plan says: all equal, or each as large as
 its rank has memory for.  A parameter may lie in several, and a rank may keep nothing.
 
+Where the part is in far memory, it is copied from there and to there, and has memory near only
+while it is updated: from `reload` to `offload`.  One rank alone may keep all of a stage so.
+
 Source: ZeRO, arXiv:1910.02054, stage 3; flat parameters: FSDP, arXiv:2304.11277; parts of unlike
 size: Cephalo, arXiv:2411.01075.
 """
@@ -24,7 +27,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.errors import JobError
+from penstock.far import far_memory
 from penstock.job import Job
+from penstock.runtime.copies import Move
 from penstock.runtime.flat import Flat, all_views, count_of
 from penstock.runtime.narrow_sums import scatter_over
 from penstock.runtime.transport import Transport
@@ -39,19 +44,30 @@ _BY_ELEMENT = {
 class Sharers(NamedTuple):
     """The ranks that divide a stage, this one among them, and how they reach each other.
 
-    parts: how much each of them keeps, beside the others.
-    job:   says in which dtype their gradients travel.
+    parts:   how much each of them keeps, beside the others.
+    job:     says in which dtype their gradients travel.
+    is_far:  whether each has its part in far memory; it may then be one rank, with all of it.
     """
 
     transport: Transport
     ranks: tuple[int, ...]
     parts: tuple[int, ...]
     job: Job
+    is_far: bool = False
 
     @property
     def place(self) -> int:
         """Return the place of this rank."""
         return self.ranks.index(self.transport.rank)
+
+
+class _FarPart(NamedTuple):
+    """The part of a rank in far memory: flat tensors, and by node views of them."""
+
+    kept: list[Tensor]
+    sums: list[Tensor]
+    parameters: dict[int, Tensor]
+    gradients: dict[int, Tensor]
 
 
 class Slice(NamedTuple):
@@ -68,6 +84,7 @@ class StageShard:
     gradients:   theirs, likewise.
     reads:       by node, the whole parameters as a step reads them, while they have memory.
     views:       by node, the whole gradients, likewise.
+    saved:       by node, the numbers of each that lie here, wherever they are between updates.
     """
 
     def __init__(
@@ -90,6 +107,8 @@ class StageShard:
         self.gradients: dict[int, Tensor] = {}
         for rows in zip(layouts, self.mine, self.kept, self.kept_sums, strict=True):
             self._add_slices(*rows)
+        self.saved = {node: value.detach() for node, value in self.parameters.items()}
+        self.far = self._go_far(layouts) if sharers.is_far else None
         # none can be made later, of what has no memory
         self.reads, self.views = all_views(layouts, whole), all_views(layouts, self.sums)
         for flat in (*flats, *whole, *self.sums, *self.kept_sums):
@@ -105,6 +124,56 @@ class StageShard:
                 self.parameters[node] = nn.Parameter(kept[own])
                 self.gradients[node] = summed[own]
 
+    def _go_far(self, layouts: Sequence[Flat]) -> _FarPart:
+        """Copy the part to far memory, and free it."""
+        kept, sums = map(_far_like, self.kept), map(_far_like, self.kept_sums)
+        far = _FarPart(list(kept), list(sums), {}, {})
+        for layout, mine, own, summed in zip(layouts, self.mine, far.kept, far.sums, strict=True):
+            starts = dict(zip(layout.nodes, layout.starts, strict=True))
+            for node, start in starts.items():
+                if node in self.slices:
+                    first = start + self.slices[node].start - mine.start
+                    part = slice(first, first + self.parameters[node].numel())
+                    far.parameters[node], far.gradients[node] = own[part], summed[part]
+        self.saved = far.parameters
+        self._copy_out(far)
+        for flat in self.kept:
+            _free(flat)
+        return far
+
+    # -- the part of this rank, in far memory ----------------------------------------------------
+
+    def reload(self) -> Move:
+        """Return the move of weights and summed gradients from far memory; room is made here."""
+        far = self._far_part()
+        for flat in (*self.kept, *self.kept_sums):
+            _fill(flat)
+
+        def copy() -> None:
+            pairs = zip((*self.kept, *self.kept_sums), (*far.kept, *far.sums), strict=True)
+            for near, there in pairs:
+                near.copy_(there)
+
+        return Move(copy, _nothing)
+
+    def offload(self) -> Move:
+        """Return the move of the weights to far memory."""
+        far = self._far_part()
+
+        def end() -> None:
+            for flat in self.kept:
+                _free(flat)
+
+        return Move(lambda: self._copy_out(far), end)
+
+    def _far_part(self) -> _FarPart:
+        assert self.far is not None, "a program copies only what a plan says"
+        return self.far
+
+    def _copy_out(self, far: _FarPart) -> None:
+        for there, near in zip(far.kept, self.kept, strict=True):
+            there.copy_(near)
+
     # -- weights ---------------------------------------------------------------------------------
 
     def make_room(self) -> None:
@@ -115,10 +184,11 @@ class StageShard:
     def gather(self) -> None:
         """Make the weights whole."""
         transport, ranks = self.sharers.transport, self.sharers.ranks
-        rows = zip(self.whole, self.mine, self.kept, self.cuts, strict=True)
-        for flat, mine, kept, cuts in rows:
+        own = self.kept if self.far is None else self.far.kept
+        for flat, mine, kept, cuts in zip(self.whole, self.mine, own, self.cuts, strict=True):
             flat[mine].copy_(kept)
-            transport.all_gather(flat, cuts, ranks)
+            if len(ranks) > 1:
+                transport.all_gather(flat, cuts, ranks)
 
     def drop(self) -> None:
         """Free all weights but the own part."""
@@ -137,8 +207,9 @@ class StageShard:
 
     def keep(self) -> None:
         """Give the gradients of the own part memory."""
-        for kept in self.kept_sums:
-            _fill(kept)
+        if self.far is None:
+            for kept in self.kept_sums:
+                _fill(kept)
 
     def forget(self) -> None:
         """Free the gradients of the own part, once it is updated."""
@@ -147,11 +218,22 @@ class StageShard:
 
     def scatter(self) -> None:
         """Sum the gradients over all replicas, each the part that it keeps."""
-        transport, ranks, _, job = self.sharers
-        rows = zip(self.sums, self.mine, self.kept_sums, self.cuts, strict=True)
+        transport, ranks, _, job, _ = self.sharers
+        rows = zip(self.sums, self.mine, self.summed, self.cuts, strict=True)
         for flat, mine, kept, cuts in rows:
-            scatter_over(transport, flat, cuts, ranks, job)
+            if len(ranks) > 1:
+                scatter_over(transport, flat, cuts, ranks, job)
             kept.copy_(flat[mine])
+
+    @property
+    def summed(self) -> list[Tensor]:
+        """Return where the sums of the own part are, until they are updated with."""
+        return self.kept_sums if self.far is None else self.far.sums
+
+    @property
+    def summed_by_node(self) -> dict[int, Tensor]:
+        """Return the same by node."""
+        return self.gradients if self.far is None else self.far.gradients
 
     def end(self) -> None:
         """Free all gradients but those of the own part."""
@@ -191,6 +273,14 @@ def cuts_of(layout: Flat, parts: Sequence[int]) -> tuple[int, ...]:
     step = _ALIGN_BYTES // layout.dtype.itemsize
     ends = (-(-layout.size * end // (sum(parts) * step)) * step for end in accumulate(parts))
     return (0, *(min(end, layout.size) for end in ends))
+
+
+def _far_like(flat: Tensor) -> Tensor:
+    return far_memory(flat.numel() * flat.itemsize, flat.device).view(flat.dtype)
+
+
+def _nothing() -> None:
+    """Nothing is left to do: room was made before."""
 
 
 def _free(flat: Tensor) -> None:

@@ -154,7 +154,7 @@ class GlobalNorm:
         self.dtypes = [kept[name].dtype for name in self.names]
         like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in self.dtypes]
         self.order = [number for group in _compat.groups_by_dtype(like) for number in group]
-        self.sums_squares = bool(rank.sharded)
+        self.sums_squares = bool(rank.sharded) and rank.grid.replicas > 1
         if self.sums_squares:  # of a parameter that all replicas have whole, the first one tells
             self.told = [
                 (w, w.here(owned, tells_whole=rank.replica == 0)) for w, owned in self.parts

@@ -38,7 +38,8 @@ class StageWeights:
     """The state of one stage on one rank; without gradients where no stage makes any.
 
     optimizers:  gives the stage its optimizer; default: one of its own.
-    sharers:     the ranks that divide it; None: it is here whole.
+    sharers:     the ranks that divide it, or the one that has it in far memory; None: it is here
+                 whole.
 
     updated:     by node, what the optimizer changes: parameters, or their parts that are here.
     Raises:      JobError: the optimizer is not one, or cannot be divided as planned.
@@ -100,7 +101,7 @@ class StageWeights:
         others = {self.names[node]: value for node, value in self.frozen.items()}
         others |= {self.buffer_names[node]: value for node, value in self.buffers.items()}
         made = optimizers.of({self.names[n]: p for n, p in self.updated.items()}, others)
-        if self.shard is not None and made is not None:
+        if self.shard is not None and len(self.shard.sharers.ranks) > 1 and made is not None:
             check_optimizer(made.optimizer, is_plain=made.is_plain)
         return made
 
@@ -121,7 +122,13 @@ class StageWeights:
 
     def kept(self) -> Mapping[int, Tensor]:
         """Return node -> tensor of all parameters as they are kept, or of the parts kept here."""
-        return {**{node: value.detach() for node, value in self.updated.items()}, **self.frozen}
+        return {**self.trained(), **self.frozen}
+
+    def trained(self) -> Mapping[int, Tensor]:
+        """Return node -> tensor of those that are trained, or of the parts kept here."""
+        if self.shard is not None:
+            return self.shard.saved
+        return {node: value.detach() for node, value in self.updated.items()}
 
     def renew_reads(self) -> None:
         """Let a step read the weights as they are now, where it reads copies."""
@@ -201,7 +208,7 @@ class StageWeights:
 
     def norms(self, nodes: Sequence[int]) -> list[Tensor]:
         """Return the norms of the gradients of `nodes`, each as torch's clipping computes it."""
-        sums = self.gradients if self.shard is None else self.shard.gradients
+        sums = self.gradients if self.shard is None else self.shard.summed_by_node
         found = [sums[node] for node in nodes]
         rows = zip(nodes, found, strict=True)
         return _compat.gradient_norms(
@@ -219,7 +226,7 @@ class StageWeights:
 
     def summed(self) -> Sequence[Tensor]:
         """Return what is here of the gradients, once they are summed over replicas: flat ones."""
-        return self.flat_gradients if self.shard is None else self.shard.kept_sums
+        return self.flat_gradients if self.shard is None else self.shard.summed
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply every gradient by `factor`."""

@@ -241,10 +241,11 @@ class Judge:
         copies = plan.offloads
         ways = ways._replace(compiled=plan.compiled)
         key = plan.cuts, plan.recompute, tuple(alive), copies, ways, plan.wire, plan.divided
+        key = (*key, plan.far)
         if key not in self._priced:
             stages, graph = stages_of(plan, self.graph), self.graph
             bits = tuple(bits_of(plan, stages)) if plan.rounds else ()
-            own = ways._replace(bits=bits, sharded=plan.divided)
+            own = ways._replace(bits=bits, sharded=plan.divided, far=plan.far)
             costs = costs_of(graph, stages, self.profiles, alive, copies=copies, ways=own)
             held = tuple(
                 held_of(graph, stages, p, alive, copies=copies, ways=own) for p in self.profiles

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
-from penstock.plan import Plan, Prediction, decide, plan_by_hand
+from penstock.plan import Offloaded, Plan, Prediction, Sharding, decide, plan_by_hand
 from penstock.profile import Profiles
 from penstock.program.passes.receive_early import early_on
 from penstock.rules.rewrite import made_to_keep
@@ -215,8 +215,11 @@ class _Cutter:
         if cuts is None:
             return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
-        offload = () if fixed.offload is None else (fixed.offload,) * shape.stages
-        bare = replace(bare, hosts=shape.hosts, early=early, offload=offload)
+        try:
+            bare = self._offloading(replace(bare, hosts=shape.hosts, early=early), fixed.offload)
+        except PlanError as problem:  # not with this schedule
+            self.problem = self.problem or problem
+            return
         plan = with_cuts(self.judge.graph, bare, cuts)
         wires = [plan.wire, fixed.wire] if shape.num_ranks > 1 else [plan.wire]
         for recompute, wire in itertools.product(self._choices(fixed), dict.fromkeys(wires)):
@@ -230,6 +233,24 @@ class _Cutter:
             copies = any(word != "none" for word in again.offload)
             if copies and self.has_cores(again):
                 yield replace(again, beside=True)
+                if again.far and again.num_stages > again.num_ranks:
+                    yield replace(again, beside=True, prefetch=1)
+
+    def _offloading(self, bare: Plan, what: Offloaded | None) -> Plan:
+        """Return the plan with what is asked for in far memory; parts of weights, if any.
+
+        Raises:   PlanError: its weights cannot be there.
+        """
+        if what is None:
+            return bare
+        shard: tuple[Sharding, ...] = ()
+        if what in ("weights", "all"):
+            shard = ("shard",) * bare.num_stages if bare.replicas > 1 else ()
+            if any(len(ranks) > 1 for ranks in self.judge.holders(bare)):
+                message = f"{name_of(bare.schedule)} puts a stage on several ranks"
+                hint = "take another schedule, or offload the state only"
+                raise PlanError(f"{message}, and its weights into far memory of each", hint=hint)
+        return replace(bare, offload=(what,) * bare.num_stages, shard=shard)
 
     def _choices(self, fixed: Fixed) -> tuple[bool, ...]:
         """Return what is tried of recompute, where no rule says something."""

@@ -68,7 +68,7 @@ def _others(judge: Judge, plan: Plan) -> Iterator[_Other]:
     words = "in all stages" if again else "in none"
     yield "recompute", words, lambda: replace(plan, recompute=(again,) * count)
     if any(word != "none" for word in plan.offload):
-        yield "offload", "none", lambda: replace(plan, offload=(), beside=False)
+        yield "offload", "none", lambda: _near(plan)
         words = "between computes" if plan.beside else "beside computes"
         yield "copies", words, lambda: replace(plan, beside=not plan.beside)
     yield from _undivided(plan)
@@ -117,6 +117,11 @@ def _without_rules(graph: Graph, plan: Plan) -> Iterator[_Other]:
 def _ruled(graph: Graph, plan: Plan, rule: Rule) -> Plan:
     made = rewritten(plan, graph, [rule])
     return replace(made, decisions=plan.decisions)
+
+
+def _near(plan: Plan) -> Plan:
+    ahead = plan.prefetch if plan.shards else 0
+    return replace(plan, offload=(), beside=False, prefetch=ahead)
 
 
 def _as_replicas(graph: Graph, plan: Plan, replicas: int) -> Plan | None:

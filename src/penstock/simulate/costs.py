@@ -21,6 +21,7 @@ class Costs:
     devices    names of the device kinds; "" stands for any (then it is the only one)
     by_rank    whether there is a column for each rank in place of each kind of device
     unshard_s  [stage]: gathering the weights, besides what the links take; empty: no time
+    shards_s   [stage]: leaving its gradients where they are kept, once summed; empty: no time
     unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
     packing_s  [packing or unpacking, edge, device]: what a message costs its sender and its
                receiver besides; empty: nothing
@@ -35,16 +36,18 @@ class Costs:
     devices: tuple[str, ...] = ("",)
     unshard_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     unshard_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    shards_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     packing_s: NDArray[np.float64] = field(default_factory=lambda: np.empty((2, 0, 0)))
     by_rank: bool = False
 
     def __post_init__(self) -> None:
-        _freeze(self, np.float64, "action_s", "unshard_s", "packing_s")
+        _freeze(self, np.float64, "action_s", "unshard_s", "shards_s", "packing_s")
         _freeze(self, np.int64, "unshard_bytes")
         action_s, unshard_s = self.action_s, self.unshard_s
         num_stages = action_s.shape[1] if action_s.ndim == 3 else 0
         _check_rows("action_s", action_s, (num_stages, len(self.devices)))
-        for name, given in (("unshard_s", unshard_s), ("unshard_bytes", self.unshard_bytes)):
+        by_stage = ("unshard_s", unshard_s), ("shards_s", self.shards_s)
+        for name, given in (*by_stage, ("unshard_bytes", self.unshard_bytes)):
             _check_shape(name, given, (num_stages if len(given) else 0,))
         for stage, size_bytes in enumerate(self.unshard_bytes.tolist()):
             if size_bytes < 0:
@@ -52,7 +55,7 @@ class Costs:
         if self.packing_s.size:
             shape = 2, self.packing_s.shape[1], len(self.devices)
             _check_shape("packing_s", self.packing_s, shape)
-        timed = ("action_s", action_s), ("unshard_s", unshard_s), ("packing_s", self.packing_s)
+        timed = *by_stage, ("action_s", action_s), ("packing_s", self.packing_s)
         for name, seconds in timed:
             wrong = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
             if len(wrong):
@@ -76,7 +79,9 @@ class Memory:
                      held besides at that end, with its results; and the gradients that stay here,
                      from that sum to the end of the update; empty: nothing
     parts            [rank, stage]: how many times the bytes above of an update, and of copies of
-                     the optimizer's state, are those of a rank; empty: once
+                     the optimizer's state and of weights, are those of a rank; empty: once
+    waiting_bytes    [edge]: held from the making of a value to its use in another stage of the same
+                     rank; empty: nothing
 
     Raises:   ValueError: arrays of other shapes.
     """
@@ -88,10 +93,11 @@ class Memory:
     message_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     summed_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty((3, 0), np.int64))
     parts: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
+    waiting_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         names = "start_bytes", "transient_bytes", "net_bytes", "message_bytes"
-        _freeze(self, np.int64, *names, "unsharded_bytes", "summed_bytes")
+        _freeze(self, np.int64, *names, "unsharded_bytes", "summed_bytes", "waiting_bytes")
         _freeze(self, np.float64, "parts")
         start, transient, net = self.start_bytes, self.transient_bytes, self.net_bytes
         num_stages = net.shape[1] if net.ndim == 2 else 0
@@ -104,7 +110,9 @@ class Memory:
         _check_shape("summed_bytes", self.summed_bytes, shape)
         if self.parts.size:
             _check_shape("parts", self.parts, (len(start), num_stages))
-        _check_shape("message_bytes", self.message_bytes, (self.message_bytes.size,))
+        for name in ("message_bytes", "waiting_bytes"):
+            given: NDArray[np.int64] = getattr(self, name)
+            _check_shape(name, given, (given.size,))
 
 
 def _freeze(record: object, kind: type[np.float64] | type[np.int64], *names: str) -> None:

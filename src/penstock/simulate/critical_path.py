@@ -196,7 +196,7 @@ class _Trail:
         thread, collective = self.threads[row], -1
         if not self.matched.is_measured:
             collective = self.gathers.get(row, -1)
-        if WAITS_FOR_SUMS[self.code.op[row]]:
+        if WAITS_FOR_SUMS[self.code.op[row], self.code.kind[row]]:
             collective = self.collectives[row]
         free_s, over_s, rank = self.free_s[row], self._over_s(collective), self.ranks[row]
         if latest >= 0 and self.there_s[latest] > max(free_s, over_s):
@@ -217,6 +217,10 @@ class _Trail:
         row, first = at.row, self.begins[at.row]
         start_s = self._add("copy", row, float(self.starts_s[row]), at.now_s)
         ahead = self.copies[int(self.code.op[row] == RELOAD)][row]
+        waits = WAITS_FOR_SUMS[self.code.op[first], self.code.kind[first]]
+        summed = self.collectives[first] if waits else -1
+        if self._over_s(summed) > max(self.free_s[first], self._over_s(ahead)):
+            return _At(summed, self._add("collective", summed, self._over_s(summed), start_s))
         if self._over_s(ahead) > self.free_s[first]:
             return _At(ahead, self._add("idle", row, self._over_s(ahead), start_s))
         if self.threads[first] < 0:

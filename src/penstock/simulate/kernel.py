@@ -212,7 +212,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                 if WORKS[op]:
                     kind = int(kinds[row])
                     start_s, paid_s, missing = clock_s[rank], 0.0, -1
-                    if WAITS_FOR_SUMS[op]:
+                    if WAITS_FOR_SUMS[op, kind]:
                         if over[rank] < issued[rank]:
                             _wait(rank, COLLECTIVE, 0, agenda)
                             break
@@ -330,6 +330,13 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                         clock_s[rank] = max(clock_s[rank], queues.over_s[before])
                     _issue(rank, clock_s[rank], queues, agenda)
                 elif op == BEGIN_OFFLOAD or op == BEGIN_RELOAD:  # noqa: SIM109
+                    if WAITS_FOR_SUMS[op, kinds[row]]:
+                        if over[rank] < issued[rank]:
+                            _wait(rank, COLLECTIVE, 0, agenda)
+                            break
+                        if over[rank] > 0:
+                            item = queues.offsets[rank] + over[rank] - 1
+                            clock_s[rank] = max(clock_s[rank], queues.over_s[item])
                     begun_s[_copied(rank, row, code, sizes)] = clock_s[rank]
                 row += 1
             rows[rank] = row
@@ -376,12 +383,12 @@ def run(job: Simulation) -> int:  # long: see the top of the file
 
 @compiled
 def _copied(rank: int, row: int, code: Code, sizes: Extents) -> int:
-    """Return the number of what is copied: what an F keeps, or the state of a rank's stage."""
+    """Return the number of what is copied: what an F keeps, or state or weights of a stage."""
+    ranks = len(sizes.replica)
     if code.kind[row] != F:
-        return int(rank * sizes.stages + code.stage[row])
-    states = len(sizes.replica) * sizes.stages
+        return int((rank + ranks * (code.kind[row] == W)) * sizes.stages + code.stage[row])
     at = (sizes.replica[rank] * sizes.stages + code.stage[row]) * sizes.micro_batches
-    return int(states + at + code.micro_batch[row])
+    return int(2 * ranks * sizes.stages + at + code.micro_batch[row])
 
 
 @compiled

@@ -1,7 +1,8 @@
 """Memory: the bytes that instructions take and free, and what every rank holds as a result.
 
     action             transient bytes while it runs, net bytes from then on
-    message            from its Receive to the first use, where `Memory` has bytes for messages
+    message            from its Receive to the first use, where `Memory` has bytes for messages;
+                       between two stages of one rank, from its making
     weights            from Unshard to Reshard
     whole gradients    of a stage in shards: from its first backward of a step until the next sum
                        in shards is begun, or until an update
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.program.codes import (
+    BEGIN_RELOAD,
     COMPUTE,
     COST_ROW,
     JOINS,
@@ -87,8 +89,7 @@ def account(program: Program, memory: Memory) -> Account:
         more, less, updated = _gradients(program, memory, rows)
         ended = np.where(op == COMPUTE, memory.summed_bytes[1][stage], 0)
         during = np.maximum(during, np.where(more > 0, ended + more, during))
-        after += more
-        after -= updated
+        after += more - updated
         before -= less
     if len(memory.message_bytes):
         posted, uses = holds[op] == _MESSAGE, (op == COMPUTE) & (kind != W)
@@ -98,6 +99,10 @@ def account(program: Program, memory: Memory) -> Account:
         taken = _taken(program, memory, (replica[posted], edge, number[posted]))
         side = (kind[uses] != F).astype(np.int64)
         before[uses] -= taken[replica[uses], stage[uses], side, number[uses]]
+    if memory.waiting_bytes.any():
+        made, used = _waiting(program, memory, rows)
+        after += made
+        before -= used
     return Account(rows, offsets, start, levels(Changes(before, during, after), offsets, start))
 
 
@@ -108,10 +113,32 @@ def _by_parts(
     if not memory.parts.size:
         return sizes
     codes, times = program.code, np.ones(len(rows))
-    own = (codes.kind[rows] == U) & (_HOLDS[codes.op[rows]] == _ACTION)
+    op, kind = codes.op[rows], codes.kind[rows]
+    own = (_HOLDS[op] == _ACTION) & ((kind == U) | ((kind == W) & (op != COMPUTE)))
     owners = np.searchsorted(codes.offsets, rows[own], side="right") - 1
     times[own] = memory.parts[owners, codes.stage[rows[own]]]
     return (sizes[0] * times).astype(np.int64), (sizes[1] * times).astype(np.int64)
+
+
+def _waiting(program: Program, memory: Memory, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return what each of `rows` makes for another stage of its rank, and what it uses of such."""
+    codes = program.code
+    window = program.num_micro_batches * program.num_steps
+    op, kind, stage = codes.op[rows], codes.kind[rows], codes.stage[rows]
+    ranks = np.repeat(np.arange(program.num_ranks), np.diff(np.searchsorted(rows, codes.offsets)))
+    at = program.grid.places()[0][ranks], stage, codes.micro_batch[rows]
+    computes = op == COMPUTE
+    first = computes & (kind == F)
+    where = np.full((program.replicas, program.num_stages, window), -1, np.int64)
+    where[tuple(each[first] for each in at)] = ranks[first]
+    sizes = np.zeros((2, 2, *where.shape), np.int64)  # made or used, by F or backward
+    for number, edge in enumerate(program.edges):
+        here = (where[:, edge.source] == where[:, edge.target]) * memory.waiting_bytes[number]
+        sizes[0, int(edge.kind == "B"), :, edge.source] += here
+        sizes[1, int(edge.kind == "B"), :, edge.target] += here
+    held = sizes[:, (kind != F).astype(np.int64), *at] * (computes & (kind != W))
+    held *= np.where(kind == B, program.together, 1)
+    return held[0], held[1]
 
 
 def _shards(program: Program) -> IntArray:
@@ -128,7 +155,7 @@ def _gradients(
     """Return what each of `rows` takes for gradients of divided stages, and what it frees as it
     begins and as it ends.
     """
-    codes, sharded = program.code, program.sharded
+    codes, sharded, far = program.code, program.sharded, program.far
     more, less, updated = np.zeros((3, len(rows)), np.int64)
     sizes = {stage: int(memory.summed_bytes[0][stage]) for stage in sharded}
     kept = np.tile(memory.summed_bytes[2], (program.num_ranks, 1))
@@ -142,14 +169,15 @@ def _gradients(
             held, due, rank = {}, 0, owners[at]
         if op == COMPUTE and kind in (B, W) and stage in sharded and stage not in held:
             held[stage] = more[at] = sizes[stage]
-        elif op in (REDUCE, UPDATE):
+        elif op in (REDUCE, UPDATE) or (op in (RELOAD, BEGIN_RELOAD) and kind == W):
             less[at], due = due, 0
             if op == REDUCE:
                 bucket = codes.reductions[int(codes.edge[rows[at]])].bucket
                 summed = int(bucket.removeprefix("stage"))
-                more[at] = (0 if summed in held else sizes[summed]) + kept[rank - 1, summed]
+                stays = 0 if summed in far else kept[rank - 1, summed]
+                more[at] = (0 if summed in held else sizes[summed]) + stays
                 due = held.pop(summed, sizes[summed])
-            elif stage in sharded:
+            elif op == UPDATE and stage in sharded:
                 updated[at] = kept[rank - 1, stage]
     return more, less, updated
 
@@ -159,8 +187,10 @@ def _check(program: Program, memory: Memory) -> None:
     if shape != (program.num_ranks, program.num_stages):
         wanted = f"a program of {program.num_ranks} and {program.num_stages}"
         raise ValueError(f"memory of {shape[0]} ranks and {shape[1]} stages for {wanted}")
-    if len(memory.message_bytes) not in (0, len(program.edges)):
-        there = len(memory.message_bytes)
+    for sizes in (memory.message_bytes, memory.waiting_bytes):
+        if len(sizes) in (0, len(program.edges)):
+            continue
+        there = len(sizes)
         raise ValueError(f"memory of {there} edges for a program of {len(program.edges)}")
 
 

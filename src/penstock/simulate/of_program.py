@@ -48,7 +48,9 @@ def simulate(
         raise ProfileError(f"{len(profiles)} profiles, but no cluster", hint=hint)
     schedule = schedule_of(plan, num_steps=program.num_steps)
     alive, ways = weight_copies(schedule), ways_of(schedule)
-    ways = ways._replace(bits=program.bits, compiled=plan.compiled, sharded=plan.divided)
+    ways = ways._replace(
+        bits=program.bits, compiled=plan.compiled, sharded=plan.divided, far=plan.far
+    )
     costs = costs_of(graph, stages, profiles, alive, copies=plan.offloads, ways=ways)
     costs = by_rank(costs, profiles, program, places, (graph, stages))
     if memory is None:

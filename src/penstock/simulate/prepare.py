@@ -216,7 +216,7 @@ def _queues(
         gathers = zip(places[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
         taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
     group[reduces] = codes.edge[rows[reduces]]
-    reduce_s = [_sum_s(program, each, cluster) for each in codes.reductions]
+    reduce_s = [_sum_s(program, each, seconds, cluster) for each in codes.reductions]
     taken_s[reduces] = np.array(reduce_s)[group[reduces]]
     if isinstance(seconds, Recorded):
         taken_s = seconds.sum_s.copy()
@@ -241,16 +241,24 @@ def _queues(
     )
 
 
-def _sum_s(program: Program, reduce: Reduce, cluster: Cluster | None) -> float:
+def _sum_s(
+    program: Program,
+    reduce: Reduce,
+    seconds: Costs | Recorded | Seconds,
+    cluster: Cluster | None,
+) -> float:
     """Return the seconds of a sum; of one in shards each rank gets only its own.
 
     Unequal shards take as long as if all were as large as the largest.
     """
-    if cluster is None:
-        return 0.0
+    stretch, kept_s = program.stretch(reduce.ranks[0]), 0.0
+    if reduce.how == "shards" and isinstance(seconds, Costs) and len(seconds.shards_s):
+        kept_s = float(seconds.shards_s[int(reduce.bucket.removeprefix("stage"))])
+    if cluster is None or len(reduce.ranks) == 1:
+        return kept_s
     if reduce.how == "shards":
-        size_bytes = reduce.size_bytes * program.stretch(reduce.ranks[0])
-        return cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
+        size_bytes = reduce.size_bytes * stretch
+        return kept_s + cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
     return cluster.all_reduce_s(reduce.size_bytes, reduce.ranks)
 
 
@@ -271,7 +279,7 @@ def _after(program: Program, rows: Ints, owners: Ints) -> Ints:
 def _copies(program: Program, sizes: kernel.Extents) -> kernel.CopyLanes:
     if not np.isin(program.code.op, (BEGIN_OFFLOAD, BEGIN_RELOAD)).any():
         return kernel.CopyLanes(np.zeros(0), np.zeros((0, 2)))
-    states, kept = program.num_ranks, program.replicas * sizes.micro_batches
+    states, kept = 2 * program.num_ranks, program.replicas * sizes.micro_batches
     count = (states + kept) * program.num_stages
     return kernel.CopyLanes(np.full(count, kernel.ABSENT), np.zeros((program.num_ranks, 2)))
 

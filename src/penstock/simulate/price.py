@@ -10,19 +10,24 @@ from numpy.typing import NDArray
 from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.joint import joint_memory, joint_of
-from penstock.graph.memory import moved_bytes, peak_with_workspace, segment_memory
+from penstock.graph.memory import (
+    moved_bytes,
+    peak_with_workspace,
+    segment_memory,
+    waiting_bytes,
+)
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.graph.wire import is_packed
 from penstock.profile import Profile, Profiles
 from penstock.profile.kinds import as_tuple
 from penstock.profile.profile import FusedCost
-from penstock.program.codes import COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
+from penstock.program.codes import COPIED, COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.program import Program
 from penstock.schedule import Schedule, made_in_passing
-from penstock.schedule.orders import KINDS, Kind
+from penstock.schedule.orders import KINDS, F, Kind
 from penstock.simulate.costs import Costs, Memory
 
-_STATE_ROWS = tuple(COST_ROW[op, KINDS.index("U")] for op in (OFFLOAD, RELOAD))
+_PART_ROWS = tuple(COST_ROW[op, KINDS.index(of)] for op in (OFFLOAD, RELOAD) for of in "UW")
 _Priced: TypeAlias = tuple[Graph, Stages]  # that costs are of
 _SEGMENTS: tuple[SegmentKind, ...] = ("F", "B", "I", "W")
 
@@ -36,6 +41,7 @@ class Ways(NamedTuple):
     bits:      of a number in the messages of each edge; empty: none is packed.
     compiled:  whether runs of ops are compiled as one.
     sharded:   of each stage, among how many ranks it is divided, 1 where it is not; empty: none is.
+    far:       stages whose weights, or whose part of them, are in far memory.
     """
 
     passing: frozenset[tuple[Kind, int]] = frozenset()
@@ -44,10 +50,15 @@ class Ways(NamedTuple):
     bits: tuple[int, ...] = ()
     compiled: bool = False
     sharded: tuple[int, ...] = ()
+    far: frozenset[int] = frozenset()
 
     def parts(self, stage: int) -> int:
         """Return among how many ranks a stage is divided."""
         return self.sharded[stage] if self.sharded else 1
+
+    def comes_and_goes(self, stage: int) -> bool:
+        """Return whether a stage is whole only while it is used."""
+        return stage in self.far or self.parts(stage) > 1
 
 
 ONE_BY_ONE = Ways()
@@ -89,14 +100,17 @@ def costs_of(
             if ways.together > 1:
                 _put_joint_s(seconds[:, stage.index, at], graph, stage, profile, ways.together)
         if copies:
-            sizes = np.tile(_copied_bytes(graph, stages, profile, ways), (2, 1))
+            sizes = np.concatenate(_copied_bytes(graph, stages, profile, ways))
             seconds[len(KINDS) : NUM_COSTS, :, at] = sizes * profile.far_s_per_byte
     bits = ways.bits
     packing_s = [[_packing_s(graph, stages, profile, ways)] for profile in row] if bits else []
+    loaded_s = _loaded_s(graph, stages, row, ways)
     return Costs(
         seconds,
         tuple(p.kind for p in row) if len(row) > 1 else ("",),
+        unshard_s=loaded_s,
         unshard_bytes=np.array(_sharded_bytes(graph, stages, ways), np.int64),
+        shards_s=loaded_s,
         packing_s=np.concatenate(packing_s).transpose(2, 1, 0) if bits else np.empty((2, 0, 0)),
     )
 
@@ -120,12 +134,14 @@ def by_rank(
             updated = part * _trained_bytes(graph, stage, reached=True)
             update_s = profile.update_s + updated * profile.update_s_per_byte
             seconds[KINDS.index("U"), index, rank] = update_s
-            for row in _STATE_ROWS if len(seconds) == NUM_COSTS else ():
-                state = int(part * _state_bytes(graph, stage, profile))
-                seconds[row, index, rank] = state * profile.far_s_per_byte
+            for row in _PART_ROWS if len(seconds) == NUM_COSTS else ():
+                seconds[row, index, rank] *= part * program.replicas
     packing_s = costs.packing_s[:, :, columns] if costs.packing_s.size else costs.packing_s
     devices = tuple(costs.devices[place] for place in places)
-    return replace(costs, action_s=seconds, devices=devices, packing_s=packing_s, by_rank=True)
+    most = max(program.stretch(rank) for rank in program.grid.ranks_of(0))
+    loaded = {"unshard_s": most * costs.unshard_s, "shards_s": most * costs.shards_s}
+    own = {"action_s": seconds, "devices": devices, "packing_s": packing_s, **loaded}
+    return replace(costs, **own, by_rank=True)
 
 
 def _packing_s(
@@ -141,9 +157,25 @@ def _packing_s(
 
 
 def _sharded_bytes(graph: Graph, stages: Stages, ways: Ways) -> list[int]:
-    """Return the bytes that are gathered of each stage; nothing where none is divided."""
+    """Return the bytes that ranks gather of each stage; nothing where none is divided."""
     rows = stages.stages if ways.sharded else ()
     return [_version_bytes(graph, s) if ways.parts(s.index) > 1 else 0 for s in rows]
+
+
+def _loaded_s(
+    graph: Graph, stages: Stages, row: Sequence[Profile], ways: Ways
+) -> NDArray[np.float64]:
+    """Return the seconds to load the weights of each stage, or its part, from far memory, and to
+    leave as many gradients there; nothing where all are near.  On the slowest device.
+    """
+    far_s = max(profile.far_s_per_byte for profile in row)
+    own = (_own_bytes(graph, s, ways) if s.index in ways.far else 0 for s in stages.stages)
+    return np.array([far_s * size for size in own] if ways.far else [])
+
+
+def _own_bytes(graph: Graph, stage: Stage, ways: Ways) -> int:
+    """Return the bytes of the part of the trainable parameters of a stage that one rank keeps."""
+    return _trained_bytes(graph, stage) // ways.parts(stage.index)
 
 
 def _stage_s(
@@ -192,13 +224,15 @@ def _segment_s(graph: Graph, segment: Segment, profile: Profile, ratio: float = 
 
 
 def _copied_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -> NDArray[np.int64]:
-    """Return [2, stage]: the bytes of what F keeps and can be moved, and of the state."""
+    """Return the bytes of copies, as `DeviceMemory.copied`."""
     state = [
         int(_state_bytes(graph, stage, profile) / ways.parts(stage.index))
         for stage in stages.stages
     ]
     kept = [moved_bytes(graph, stages, stage.index) for stage in stages.stages]
-    return np.array([kept, state], np.int64)
+    own = [_own_bytes(graph, stage, ways) for stage in stages.stages]
+    both = [2 * size_bytes for size_bytes in own]
+    return np.array([[kept, state, own], [kept, state, both]], np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,11 +243,14 @@ class DeviceMemory:
     start           [stage]: weights, buffers; with a backward also gradients, optimizer state and
                     older versions; of a stage in shards, one of equal ones
     divided         [stage]: of one in shards, what all of them hold together; else nothing
-    copied          [2, stage]: what F keeps of a micro-batch and can be moved, and the state; None
-                    where nothing is
-    whole           [4, stage]: of one that is divided, the weights while it is gathered, the
-                    gradients while they are summed, what the backward that made the first of them
-                    holds at its end, and the gradients that stay until the update; empty: none is
+    waiting         [edge]: of a message between two stages of one rank, until it is used
+    copied          [2, COPIED, stage]: that a copy to far memory frees, and one back takes: what F
+                    keeps of a micro-batch and can be moved, the state, and weights, which come back
+                    with gradients; None where nothing is
+    whole           [4, stage]: of one that is divided, or in far memory, the weights while it is
+                    gathered, the gradients while they are summed, what the backward that made the
+                    first of them holds at its end, and the gradients of a part that stay until the
+                    update; empty: none is
     """
 
     transient: NDArray[np.int64]
@@ -221,6 +258,7 @@ class DeviceMemory:
     undo: tuple[int, ...]
     start: tuple[int, ...]
     divided: tuple[int, ...]
+    waiting: tuple[int, ...]
     copied: NDArray[np.int64] | None = None
     whole: tuple[tuple[int, ...], ...] = ((), (), (), ())
 
@@ -239,9 +277,9 @@ def memory_on(
         transient = np.maximum(transient, other.transient)
     copied = [each.copied for each in used if each.copied is not None]
     if copied:
-        moved: NDArray[np.int64] = np.max(copied, axis=0)
-        transient = np.concatenate([transient, 0 * moved, moved])
-        net = np.concatenate([net, -moved, moved])
+        left, back = np.max(copied, axis=0)
+        transient = np.concatenate([transient, 0 * left, back])
+        net = np.concatenate([net, -left, back])
     undoes = any(reduce.how == "validate" for reduce in program.code.reductions)
     starts = [
         tuple(map(sum, zip(d.start, d.undo, strict=True))) if undoes else d.start for d in held
@@ -251,12 +289,16 @@ def memory_on(
     for rank, place in enumerate(places):
         own, divided = program.stages_of(rank), held[place].divided
         more = sum(divided[stage] * (times[rank, stage] - 1) for stage in own) / program.replicas
-        away = sum(_state(held[place])[s] * times[rank, s] for s in _away(program, rank))
+        away = sum(
+            int(_copied(held[place])[0, what, s]) * times[rank, s]
+            for what, s in _away(program, rank)
+        )
         start.append(sum(starts[place][stage] for stage in own) + int(more - away))
     sizes = [edge.size_bytes for edge in program.edges] if posted else []
     read, *summed = np.array(used[0].whole, np.int64).reshape(4, -1)
     message = np.array(sizes, np.int64)
     more = {"unsharded_bytes": read, "summed_bytes": np.array(summed), "message_bytes": message}
+    more["waiting_bytes"] = np.array(used[0].waiting, np.int64)
     parts = times if program.parts else np.empty((0, 0))
     return Memory(np.array(start, np.int64), transient, net, **more, parts=parts)
 
@@ -269,19 +311,20 @@ def _times_equal(program: Program) -> NDArray[np.float64]:
     return times
 
 
-def _state(held: DeviceMemory) -> Sequence[int]:
+def _copied(held: DeviceMemory) -> NDArray[np.int64]:
     assert held.copied is not None, "they are asked for where something is moved"
-    return held.copied[1].tolist()
+    return held.copied
 
 
-def _away(program: Program, rank: int) -> list[int]:
-    """Return the stages whose optimizer state is far when a window begins: it is reloaded first."""
+def _away(program: Program, rank: int) -> Iterator[tuple[int, int]]:
+    """Yield what is far when a window begins, as it is reloaded first: rows of COPIED, stages."""
     code, part = program.code, program.code.slice_of(rank)
-    rows = part.start + np.flatnonzero(
-        np.isin(code.op[part], (OFFLOAD, RELOAD)) & (code.kind[part] == KINDS.index("U"))
-    )
-    stages, firsts = np.unique(code.stage[rows], return_index=True)
-    return [s for s, at in zip(stages.tolist(), rows[firsts], strict=True) if code.op[at] == RELOAD]
+    copies = np.isin(code.op[part], (OFFLOAD, RELOAD))
+    for what, kind in enumerate(COPIED):
+        rows = part.start + np.flatnonzero(copies & (code.kind[part] == kind) & (kind != F))
+        stages, firsts = np.unique(code.stage[rows], return_index=True)
+        pairs = zip(stages.tolist(), rows[firsts], strict=True)
+        yield from ((what, stage) for stage, at in pairs if code.op[at] == RELOAD)
 
 
 def held_of(
@@ -316,19 +359,19 @@ def held_of(
         if ways.together > 1:
             own = (transient[:, stage.index], net[:, stage.index])
             _put_joint_bytes(graph, stages, stage, (profile, ways.together), own)
-        updated = _trained_bytes(graph, stage, reached=True) / ways.parts(stage.index)
-        at_update = int(updated * profile.update_workspace_per_byte)
+        at_update = _update_bytes(graph, stage, profile, ways.parts(stage.index))
         transient[KINDS.index("U"), stage.index] = at_update
     undo = tuple(_undo_bytes(graph, stage, profile) for stage in stages.stages)
     start = tuple(
-        _held_bytes(graph, stage, profile, versions, ways.parts(stage.index))
+        _held_bytes(graph, stage, profile, versions, ways)
         if stages.has_gradients
         else _read_bytes(graph, stage)
         for stage in stages.stages
     )
     copied = _copied_bytes(graph, stages, profile, ways) if copies else None
     divided, whole = _divided_bytes(graph, stages, profile, ways), _whole(graph, stages, ways)
-    return DeviceMemory(transient, net, undo, start, divided, copied, whole)
+    waiting = tuple(waiting_bytes(graph, stages, edge) for edge in stages.edges)
+    return DeviceMemory(transient, net, undo, start, divided, waiting, copied, whole)
 
 
 def _divided_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -> tuple[int, ...]:
@@ -343,9 +386,10 @@ def _divided_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -
 
 def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], ...]:
     """Return the rows of `DeviceMemory.whole`."""
-    read = tuple(_sharded_bytes(graph, stages, ways))
-    if not read:
+    if not (ways.sharded or ways.far):
         return (), (), (), ()
+    rows = stages.stages
+    read = tuple(_version_bytes(graph, s) if ways.comes_and_goes(s.index) else 0 for s in rows)
     summed = tuple(
         _trained_bytes(graph, stage) if own else 0
         for stage, own in zip(stages.stages, read, strict=True)
@@ -428,6 +472,14 @@ def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
     )
 
 
+def _update_bytes(graph: Graph, stage: Stage, profile: Profile, parts: int) -> int:
+    """Return what an update of a stage, or of one of equal parts of it, holds meanwhile."""
+    updated = _trained_bytes(graph, stage, reached=True) / parts
+    largest = max((graph.kept_bytes(p) for p in _trained(graph, stage)), default=0)
+    held = updated * profile.update_workspace_per_byte
+    return int(held + min(updated, largest) * profile.update_workspace_of_largest)
+
+
 def _version_bytes(graph: Graph, stage: Stage) -> int:
     """Return the bytes of one version of the trainable parameters, as a step reads it."""
     return sum(graph.nodes[p].size_bytes for p in _trained(graph, stage))
@@ -440,12 +492,13 @@ def _read_bytes(graph: Graph, stage: Stage) -> int:
 
 
 def _held_bytes(
-    graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int], parts: int
+    graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int], ways: Ways
 ) -> int:
+    parts = ways.parts(stage.index)
     alive = versions[stage.index] if len(versions) > stage.index else 1
     trained, older = _trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
     state, read = _state_bytes(graph, stage, profile), _read_bytes(graph, stage)
-    if parts == 1:
+    if not ways.comes_and_goes(stage.index):
         return int(trained + state + older) + read
     copies = sum(graph.copy_bytes(p) for p in _trained(graph, stage))
     away = trained - trained // parts + copies  # its gradients are there from sum to update

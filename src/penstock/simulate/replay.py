@@ -167,7 +167,7 @@ def _walk(
         summed_s = now_s
         whole_s = dict[int, float]()  # by stage: when its weights are there
         for row in rows.tolist():
-            if WAITS_FOR_SUMS[op[row]]:
+            if WAITS_FOR_SUMS[op[row], program.code.kind[row]]:
                 now_s = max(now_s, summed_s)
             if op[row] == COMPUTE:
                 now_s = max(now_s, whole_s.pop(int(program.code.stage[row]), now_s))

@@ -74,7 +74,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                        a file, or a schedule.
     units:             into which stages are cut: "block", one for each block, or at most that many
                        of a stage; default: into none.
-    offload:           what is in far memory while not needed: "state", "activations", "both".
+    offload:           what is in far memory while not needed: "state", "activations", "both",
+                       "weights" (these, gradients and state) or "all".
     memory:            the most bytes that a rank may hold, or a size such as "60MiB", or several,
                            of one rank each; default:
                        what its device has.

@@ -3,14 +3,21 @@
     before   F0.0 F0.1 ... B0.0                        U0.0
     after    F0.0 F0.0>far F0.1 ... F0.0<far B0.0      U0.0<far U0.0 U0.0>far
 
+Weights, with gradients and state, of a stage whose sum leaves them there (passes/shard.py):
+
+    before   unshard0 F0.0 reshard0 unshard0 B0.0 reshard0 shards:stage0.0 U0.0
+    after    unshard0 ... shards:stage0.0  U0.0<far W0.0<far U0.0 W0.0>far U0.0>far
+
 With `beside`, copies run beside one compute of the rank, or one update, each:
 
     after    F0.0 F0.0>>far F0.1 F0.0>far ... F0.0<<far B0.1 F0.0<far B0.0
 
 Keeps:   every action, message and sum, and their order.
 Gains:   the bytes of the optimizer's state but for one stage at a time; what F keeps of a
-         micro-batch while other computes of its rank come between it and its backward.
-Costs:   two copies of each of these bytes a step (state) or a micro-batch (activations); beside
+         micro-batch while other computes of its rank come between it and its backward; weights and
+         gradients but for one stage at a time.
+Costs:   two copies of each of these bytes a step (state; weights and gradients, besides what it
+         takes to load them for F and for backward) or a micro-batch (activations); beside
          computes, room for one more of them on its way out, and one on its way in.
 When:    a plan says so (`Plan.offload`), because there is no room otherwise.
 Source:  ZeRO-Offload, arXiv:2101.06840 (state); vDNN, arXiv:1602.08124 (activations).
@@ -20,6 +27,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from penstock.plan import Offloaded
 from penstock.program.program import (
@@ -31,11 +39,12 @@ from penstock.program.program import (
     Offload,
     Program,
     Receive,
+    Reduce,
     Reload,
     Send,
     Update,
 )
-from penstock.schedule.schedule import Action
+from penstock.schedule.schedule import Action, Kind
 
 
 def offload(program: Program, what: Sequence[Offloaded], *, beside: bool = False) -> Program:
@@ -46,19 +55,30 @@ def offload(program: Program, what: Sequence[Offloaded], *, beside: bool = False
               the program has already stay where they are.
     Raises:   ProgramError: updates that may be undone need their state.
     """
-    state = {stage for stage, word in enumerate(what) if word in ("state", "both")}
-    kept = {stage for stage, word in enumerate(what) if word in ("activations", "both")}
+    far = _Far(
+        frozenset(s for s, word in enumerate(what) if word in ("state", "both", "weights", "all")),
+        frozenset(s for s, word in enumerate(what) if word in ("activations", "both", "all")),
+        frozenset(s for s, word in enumerate(what) if word in ("weights", "all")),
+    )
 
     def rewritten(code: Code) -> Iterator[Instruction]:
-        copied = _rewritten(code, state, kept, program.together)
+        copied = _rewritten(code, far, program.together)
         return _begun_early(tuple(copied)) if beside else copied
 
     return program.map_ranks(rewritten)
 
 
-def _rewritten(code: Code, state: set[int], kept: set[int], together: int) -> Iterator[Instruction]:
+class _Far(NamedTuple):
+    """Stages, by what of them is in far memory."""
+
+    state: frozenset[int]
+    kept: frozenset[int]  # by F
+    weights: frozenset[int]
+
+
+def _rewritten(code: Code, far: _Far, together: int) -> Iterator[Instruction]:
     """Yield the instructions of a rank with the copies among them."""
-    away, left = _away(code, kept, together), Action("F", -1, -1)  # its Sends are still to come
+    away, left = _away(code, far.kept, together), Action("F", -1, -1)  # its Sends are to come
     for instruction in code:
         if left.stage >= 0 and not isinstance(instruction, Send | Receive):
             yield Offload(left)
@@ -72,10 +92,11 @@ def _rewritten(code: Code, state: set[int], kept: set[int], together: int) -> It
                     if Action("F", stage, each) in away:
                         yield Reload(Action("F", stage, each))
                 yield instruction
-            case Update(stage, step) if stage in state:
-                yield Reload(Action("U", stage, step))
+            case Update(stage, step) if stage in far.state:
+                kinds: tuple[Kind, ...] = ("U", "W") if stage in far.weights else ("U",)
+                yield from (Reload(Action(kind, stage, step)) for kind in kinds)
                 yield instruction
-                yield Offload(Action("U", stage, step))
+                yield from (Offload(Action(kind, stage, step)) for kind in kinds[::-1])
             case _:
                 yield instruction
 
@@ -84,9 +105,10 @@ def _begun_early(code: Code) -> Iterator[Instruction]:
     """Yield the instructions, copies begun one compute or update earlier than they are waited for.
 
     A copy to far memory begins where its Offload was, which comes after what the rank does next.  A
-    copy back begins before what the rank does before its Reload.  What would then not be
-    away while anything is done is copied as it was.
+    copy back begins before what the rank does before its Reload; that of weights, with gradients,
+    after all sums.  What would then not be away while anything is done is copied as it was.
     """
+    summed = max((at for at, one in enumerate(code) if isinstance(one, Reduce)), default=-1)
     works = [at for at, one in enumerate(code) if isinstance(one, Compute | Update)]
     left: dict[Action, int] = {}  # of what is away, after how many of `works` it went
     back: dict[Action, int] = {}  # and is wanted back
@@ -108,6 +130,8 @@ def _begun_early(code: Code) -> Iterator[Instruction]:
                 behind[_sent(code, works[done])].append(one)
                 later.add(at)
         elif done and done - left.get(_offloaded(one), -2) > 2:
+            if one.of.kind == "W" and summed > works[done - 1]:
+                continue
             before[works[done - 1]].append(BeginReload(one.of))
     for at, one in enumerate(code):
         yield from before[at]
@@ -119,7 +143,7 @@ def _begun_early(code: Code) -> Iterator[Instruction]:
 def _offloaded(reload: Reload) -> Action:
     """Return what was offloaded: the state as the update before left it."""
     of = reload.of
-    return of._replace(micro_batch=of.micro_batch - 1) if of.kind == "U" else of
+    return of if of.kind == "F" else of._replace(micro_batch=of.micro_batch - 1)
 
 
 def _sent(code: Code, at: int) -> int:
@@ -129,7 +153,7 @@ def _sent(code: Code, at: int) -> int:
     return at
 
 
-def _away(code: Code, kept: set[int], together: int) -> set[Action]:
+def _away(code: Code, kept: frozenset[int], together: int) -> set[Action]:
     """Return each F for which the rank computes something else before its backward."""
     computes = [one.action for one in code if isinstance(one, Compute)]
     trained = {

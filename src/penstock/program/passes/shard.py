@@ -9,17 +9,22 @@ gathers once a step.  A gather begins `prefetch` runs before its own, beside the
 leaves each rank the gradients of its shard, which alone it updates.  Replicas with fewer
 micro-batches have fewer such runs: they gather along with the others, and drop it at once.
 
+A stage whose weights are in far memory (`Plan.offload`) is gathered and dropped likewise, and its
+gradients are left there, by one replica or by several: what it gathers is loaded.
+
 Keeps:   every action, message and update, and their order; the gradients.
 Gains:   of weights, gradients and optimizer state of a stage on n replicas, all but an n-th, less
          what is gathered at once: `prefetch` + 1 runs, and the whole gradients of two stages.
 Costs:   two gathers and half a sum a step (`shard_keep`: one gather) where there was one sum; more
          where the computes of a stage do not follow each other.
-When:    a plan says so (`Plan.shard`).
+When:    a plan says so (`Plan.shard`, `Plan.offload`).
 Source:  ZeRO, arXiv:1910.02054 (stage 3); breadth-first gathers, 001#18, arXiv:2211.05953;
-         prefetching under a schedule, DeepCompile, arXiv:2504.09983.
+         prefetching under a schedule, DeepCompile, arXiv:2504.09983; weights that are loaded for
+         all micro-batches at once, COMPASS, arXiv:2501.06780.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -56,16 +61,23 @@ class _WholeSpan(NamedTuple):
 
 
 def shard(
-    program: Program, what: Sequence[Sharding], *, prefetch: int = 0, parts: Sequence[int] = ()
+    program: Program,
+    what: Sequence[Sharding],
+    *,
+    prefetch: int = 0,
+    parts: Sequence[int] = (),
+    far: AbstractSet[int] = frozenset(),
 ) -> Program:
     """Return `program` with sharded stages; `what` is by stage.
 
     prefetch: how many runs of computes before its own a gather begins.
     parts:    by rank, how much it keeps beside the others with which it divides; empty: as much.
+    far:      stages whose weights, or parts of them, are in far memory.
     Raises:   ProgramError: nobody to share with; copies inside a replica; older weights are read.
     """
     kept = {stage: word == "shard_keep" for stage, word in enumerate(what) if word != "replicate"}
-    _check(program, kept)
+    kept |= dict.fromkeys(far - kept.keys(), False)
+    _check(program, kept, far)
     everybody = tuple(range(program.num_ranks))
     names = {f"stage{stage}" for stage in kept}
 
@@ -75,15 +87,13 @@ def shard(
                 if run.begin == place:
                     yield Unshard(run.stage)
                     yield from [Reshard(run.stage)] * (run.last < place)
-            if isinstance(instruction, Reduce):
-                if instruction.how == "replicas" and instruction.bucket in names:
+            match instruction:
+                case Reduce(bucket, "replicas") if bucket in names:
                     yield replace(instruction, how="shards")
-                elif instruction.how == "norm":
+                case Reduce(_, "norm"):
                     yield replace(instruction, ranks=everybody)
-                else:
+                case _:
                     yield instruction
-            else:
-                yield instruction
             yield from (Reshard(run.stage) for run in runs if run.last == place)
 
     if not kept:
@@ -124,8 +134,8 @@ def _behind_gathers(code: Code, tied: Sequence[TiedGroup]) -> Code:
     return (*kept, *late, *code[last + 1 :])
 
 
-def _check(program: Program, kept: Mapping[int, bool]) -> None:
-    """Raise unless the stages can be sharded."""
+def _check(program: Program, kept: Mapping[int, bool], far: AbstractSet[int]) -> None:
+    """Raise unless the stages can be sharded, or loaded."""
     if not kept:
         return
     if program.weight_rule != SYNCHRONOUS or program.num_steps > 1:
@@ -134,10 +144,11 @@ def _check(program: Program, kept: Mapping[int, bool]) -> None:
     if any(one.how == "validate" for one in program.code.reductions):
         message = "an update that may be taken back cannot be that of a shard"
         raise ProgramError(message, hint="clip before the update, or replicate all stages")
-    if program.replicas == 1:
-        message = f"stage {min(kept)} has one copy: there is nobody to share it with"
+    if program.replicas == 1 and kept.keys() - far:
+        message = f"stage {min(kept.keys() - far)} has one copy: there is nobody to share it with"
         raise ProgramError(message, hint="give the plan 2 replicas or more")
-    sums = {one.bucket: one.ranks for one in program.code.reductions if one.how == "replicas"}
+    hows = "replicas", "shards"
+    sums = {one.bucket: one.ranks for one in program.code.reductions if one.how in hows}
     for stage in kept:
         if len(ranks := sums.get(f"stage{stage}", ())) != program.replicas:
             message = f"stage {stage} lives on {len(ranks)} ranks of {program.replicas} replicas"
