@@ -78,8 +78,7 @@ def shard(
     kept = {stage: word == "shard_keep" for stage, word in enumerate(what) if word != "replicate"}
     kept |= dict.fromkeys(far - kept.keys(), False)
     _check(program, kept, far)
-    everybody = tuple(range(program.num_ranks))
-    names = {f"stage{stage}" for stage in kept}
+    everybody, names = tuple(range(program.num_ranks)), {f"stage{stage}" for stage in kept}
 
     def rewritten(code: Code, runs: Sequence[_WholeSpan]) -> Iterator[Instruction]:
         for place, instruction in enumerate(code):
