@@ -80,6 +80,19 @@ def test_a_stage_repeats_the_ops_that_give_most_bytes_for_a_second() -> None:
     assert not any(others["recompute"])
 
 
+def test_for_memory_no_plan_of_whole_stages_holds_less() -> None:
+    graph, profile = uneven()
+    held = []
+    for again in (None, True):
+        fixed = Fixed(ranks=2, replicas=1, stages=2, schedule="one_f_one_b", recompute=again)
+        found = search(
+            graph, profile, cluster_of(2), micro_batches=COUNT, objective="memory", fixed=fixed
+        ).plan
+        assert found.predicted is not None
+        held.append(max(found.predicted.peak_bytes))
+    assert held[0] < held[1]
+
+
 @pytest.mark.parametrize(
     ("schedule", "less", "in_part"), [("pipedream", 20, True), ("timeprest", 100, False)]
 )
