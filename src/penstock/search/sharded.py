@@ -13,6 +13,7 @@ Source:  parts by memory, shares by speed: Cephalo, arXiv:2411.01075; selective 
          over bytes: DeepCompile, arXiv:2504.09983; per operator: OSDP, arXiv:2209.13258.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ _MOST_PLANS = 3
 _MOST_TIMES = 4  # that parts are fitted: what a part holds changes in the course of a step
 _GRAIN = 1000  # parts of a stage add up to this
 _AHEAD = 0, 1, 2  # stages before its use that a gather begins
-_MORE: tuple[Sharding, ...] = ("replicate", "shard_keep")  # than "shard", of memory and of speed
+_WORDS: tuple[Sharding, ...] = ("replicate", "shard_keep", "shard")
 
 
 def with_shards(field: Field) -> Iterator[Candidate]:
@@ -50,8 +51,7 @@ def with_shards(field: Field) -> Iterator[Candidate]:
             if best is None or _order(field, made) < _order(field, best):
                 best = made
         if best is not None:
-            best = _shared(field, best)
-            yield best if best.refused else _kept_whole(field, best)
+            yield _kept_whole(field, _shared(field, best))
 
 
 def _may_share(judge: Judge, candidate: Candidate) -> bool:
@@ -176,25 +176,35 @@ def _shared(field: Field, best: Candidate) -> Candidate:
 
 
 def _kept_whole(field: Field, best: Candidate) -> Candidate:
-    """Return the candidate with stages kept whole while that is faster, and fits."""
-    judge, plan = field.judge, best.plan
-    held = judge.price(plan).held[0].whole[0]
-    for stage in sorted(range(plan.num_stages), key=held.__getitem__):
-        for word in _MORE:
+    """Return the candidate with stages kept whole while that is better, the smallest first.
+
+    While it does not fit, so that it lacks less: of a large stage without optimizer state the parts
+    and what is gathered take more than the whole.
+    """
+    judge, before = field.judge, None
+    held = judge.price(best.plan).held[0].whole[0]
+    stages = sorted(range(best.plan.num_stages), key=held.__getitem__)
+    while best is not before:
+        before = best
+        for change in itertools.chain(itertools.product(stages, _WORDS), _AHEAD):
             if field.is_over():
                 return best
-            row = list(best.plan.shard)
-            row[stage] = word
-            if all(each == "replicate" for each in row):
-                continue
-            other = replace(best.plan, shard=tuple(row))
-            if judge.rules.broken(other, judge.graph):
+            other = _changed(best.plan, change)
+            if other == best.plan or judge.rules.broken(other, judge.graph):
                 continue
             made = _fitted(judge, other)
-            if not made.refused and made.score(field.objective) < best.score(field.objective):
+            if _order(field, made) < _order(field, best):
                 best = made
-                break
     return best
+
+
+def _changed(plan: Plan, change: tuple[int, Sharding] | int) -> Plan:
+    """Return the plan with another word for one stage, or gathers as many stages ahead."""
+    if isinstance(change, int):
+        return replace(plan, prefetch=change)
+    row = list(plan.shard)
+    row[change[0]] = change[1]
+    return plan if all(each == "replicate" for each in row) else replace(plan, shard=tuple(row))
 
 
 def _order(field: Field, candidate: Candidate) -> tuple[float, ...]:
