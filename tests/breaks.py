@@ -885,8 +885,8 @@ BREAKS = (
     Break(
         "sum_from_the_start",
         "simulate/kernel.py",
-        "item = queues.offsets[rank] + over[rank] - 1",
-        "item = queues.offsets[rank]",
+        "over[rank] - 1\n                            start_s = max(",
+        "0\n                            start_s = max(",
         ("tests/simulate/test_simulate.py", "tests/simulate/test_reference.py"),
         "an update begins after the first sum, not after its own",
     ),
