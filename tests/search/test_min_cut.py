@@ -3,11 +3,15 @@
 import itertools
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.graph.keeping import Keeping
+from penstock.graph.cut import cut
+from penstock.graph.keeping import Keeping, keepings_of
+from penstock.graph.trace import capture
 from penstock.search.min_cut import corners, within
+from tests.graph.zoo import JOBS
 
 MANY = 1000
 
@@ -110,3 +114,16 @@ def test_views_are_kept_with_what_they_look_at() -> None:
     )
     assert within(keeping, [5.0, 1.0, 1.0], 8) == ((), 0.0, 8)
     assert within(keeping, [5.0, 1.0, 1.0], 7) == ((0, 1, 2), 7.0, 0)
+
+
+@pytest.mark.parametrize("name", ["dropout", "batch_norm", "transformer", "autocast", "normed"])
+def test_a_cut_stage_holds_what_the_choice_says(name: str) -> None:
+    """With views, ops of several results, dropout, casts of weights, and buffers."""
+    graph = capture(JOBS[name]).graph
+    (keeping,) = keepings_of(graph, ())
+    op_s = [1.0 + node.flop for node in graph.nodes]
+    for choice in corners(keeping, op_s):
+        (stage,) = cut(graph, (), [choice.again or False]).stages
+        assert stage.forward.change_bytes == choice.held_bytes
+        again = {*stage.forward.ops} & {*stage.backward.ops} & {*keeping.reads}
+        assert again == {*choice.again}

@@ -71,9 +71,8 @@ def _keeping(owners: Owners, asked: StageDemand, places: Sequence[int]) -> Keepi
     made: dict[int, int | None] = {}
     for value in values:
         op = _maker(nodes, value)
-        only_kept = value in kept or value in crossing or nodes[op].effect == "writes"
-        made[value] = None if only_kept else op
-        if not only_kept:
+        made[value] = None if value in kept or value in crossing else op
+        if made[value] is not None:
             inputs = (k for k in nodes[op].inputs if nodes[k].kind == "op")
             reads[op] = tuple(k for k in inputs if not owners.is_view_of_state(k))
     memory = {value: own.of(value) for value in values}

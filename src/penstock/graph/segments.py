@@ -88,7 +88,8 @@ def _followed(
         if value in ops or value in kept or nodes[value].kind != "op":
             continue
         is_kept = _maker(owners, value) not in may and not owners.is_view_of_state(value)
-        if value in asked.received or value in owners.once or is_kept:
+        only_once = value in owners.once or nodes[value].effect == "writes"
+        if value in asked.received or only_once or is_kept:
             kept.add(value)
         else:
             ops.add(value)
