@@ -74,7 +74,7 @@ def _moved(found: Sequence[tuple[dict[str, Any], str, Tensor, Tensor]]) -> Move:
 
     def copy() -> None:
         for _, _, to, value in found:
-            to.copy_(value)
+            to.copy_(value, non_blocking=True)  # its stream keeps the order
 
     def end() -> None:
         for state, key, to, _ in found:
@@ -139,7 +139,7 @@ class FarFrames:
 
         def copy() -> None:
             for far, near in pairs:
-                far.copy_(near)
+                far.copy_(near, non_blocking=True)
 
         def end() -> None:
             pairs.clear()
@@ -157,7 +157,7 @@ class FarFrames:
 
         def copy() -> None:
             for near, (far, _) in zip(nears, away, strict=True):
-                near.copy_(far)
+                near.copy_(far, non_blocking=True)
 
         def end() -> None:
             for near, (_, rows) in zip(nears, away, strict=True):

@@ -5,12 +5,14 @@
     lane            copy ......
 
 A copy that was begun runs on a lane, one to far memory and one back at a time.  Its room is made,
-and what was copied is let go, by the computing thread.  On a GPU a copy that was begun is queued
-where it is begun: nothing waits for it but what comes behind it.
+and what was copied is let go, by the computing thread.  On a GPU lanes are streams: a copy is
+queued on one behind what was queued before, and what comes behind its end waits for it there.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
 
 from penstock.program.program import BeginOffload, BeginReload, Offload, Reload
 from penstock.runtime.calls import Bound, Call
@@ -25,21 +27,17 @@ if TYPE_CHECKING:
 class _BegunMove:
     """A move that a lane may run, made anew each time that it begins."""
 
-    def __init__(self, make: Callable[[], Move], lane: Lane | None) -> None:
+    def __init__(self, make: Callable[[], Move], lane: Lane) -> None:
         self.make, self.lane = make, lane
         self.begun = Begun(self._run)
         self.move: Move | None = None
 
     def begin(self) -> None:
         self.move = self.make()
-        if self.lane is None:
-            self.move.copy()
-        else:
-            self.lane.begin(self.begun)
+        self.lane.begin(self.begun)
 
     def wait(self) -> None:
-        if self.lane is not None:
-            self.begun.wait()
+        self.begun.wait()
         assert self.move is not None, "it was begun"
         self.move.end()
         self.move = None
@@ -49,12 +47,35 @@ class _BegunMove:
         self.move.copy()
 
 
+class _QueuedMove:
+    """A move on a stream of a GPU; what its thread frees or makes is ordered by its own stream."""
+
+    def __init__(self, make: Callable[[], Move], stream: torch.cuda.Stream) -> None:
+        self.make, self.stream, self.over = make, stream, torch.cuda.Event()
+        self.move: Move | None = None
+
+    def begin(self) -> None:
+        self.move = self.make()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.move.copy()
+            self.over.record()
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self.over)
+        assert self.move is not None, "it was begun"
+        self.move.end()
+        self.move = None
+
+
 class Moves:
     """Binds Offloads and Reloads, and what begins them."""
 
     def __init__(self, rank: "Rank") -> None:
         self.rank = rank
-        self.begun: dict[tuple[bool, Action], _BegunMove] = {}
+        self.begun: dict[tuple[bool, Action], _BegunMove | _QueuedMove] = {}
+        on_gpu = rank.device.type == "cuda"
+        self.streams = [torch.cuda.Stream(rank.device) for _ in range(2)] if on_gpu else []
 
     def bind(self, instruction: Offload | Reload | BeginOffload | BeginReload) -> Bound:
         """Return the call of an instruction."""
@@ -62,14 +83,19 @@ class Moves:
         is_reload = isinstance(instruction, Reload | BeginReload)
         where = ("reload" if is_reload else "offload"), of.stage, of.micro_batch
         if isinstance(instruction, BeginOffload | BeginReload):
-            lane = self.rank.copy_lanes[is_reload] if self.rank.device.type == "cpu" else None
-            copy = self.begun[is_reload, of] = _BegunMove(self._move(of, is_reload=is_reload), lane)
-            return Bound(copy.begin, "begin", *where)
+            made = self._begun(self._move(of, is_reload=is_reload), is_reload=is_reload)
+            self.begun[is_reload, of] = made
+            return Bound(made.begin, "begin", *where)
         copy = self.begun.pop((is_reload, of), None)
         if copy is not None:
-            begun = copy.begun if copy.lane is not None else None
+            begun = copy.begun if isinstance(copy, _BegunMove) else None
             return Bound(copy.wait, "copy", *where, begun=begun)
         return Bound(_whole(self._move(of, is_reload=is_reload)), "copy", *where)
+
+    def _begun(self, make: Callable[[], Move], *, is_reload: bool) -> _BegunMove | _QueuedMove:
+        if self.streams:
+            return _QueuedMove(make, self.streams[is_reload])
+        return _BegunMove(make, self.rank.copy_lanes[is_reload])
 
     def _move(self, of: Action, *, is_reload: bool) -> Callable[[], Move]:
         """Return what makes the move of an Offload or a Reload."""

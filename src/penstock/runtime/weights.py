@@ -307,6 +307,8 @@ class StageWeights:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return tensors and plain values by key: "weights/NAME", "optimizer/NAME/KEY", ..."""
+        if torch.cuda.is_initialized():  # copies to far memory are queued
+            torch.cuda.synchronize()
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
         for node, value in self.kept().items():
