@@ -1086,6 +1086,38 @@ BREAKS = (
         ("tests/cli/test_predict.py",),
         "a field of a JSON document gone",
     ),
+    Break(
+        "moved_by_chance",
+        "profile/drift.py",
+        "is_near or chance(self.old, self.new) > _CHANCE",
+        "is_near",
+        ("tests/profile/test_drift.py",),
+        "two medians that differ are taken for a move, however noisy the samples are",
+    ),
+    Break(
+        "told_twice",
+        "profile/store.py",
+        "        profile = replace(kept, fused=profile.fused)\n",
+        "",
+        ("tests/training/test_compiling.py",),
+        "what runs told is kept as if it had been measured, and counts again the next time",
+    ),
+    Break(
+        "plan_goes_stale",
+        "training/replan.py",
+        "self.count, self._posted, self._read = self.count + 1, 0, ([], None)",
+        "self.count, self._posted = self.count + 1, 0",
+        ("tests/training/test_replan.py",),
+        "samples of the plan before are read as those of the one that was made again",
+    ),
+    Break(
+        "slower_plan_stays",
+        "training/replan.py",
+        "if self._step_s > was_s:",
+        "if self._step_s > 100 * was_s:",
+        ("tests/training/test_replan.py",),
+        "a plan that was made again is believed, though its steps take longer",
+    ),
 )
 
 

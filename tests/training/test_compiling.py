@@ -11,9 +11,10 @@ from penstock.cluster import Cluster
 from penstock.errors import PlanError
 from penstock.graph import fuse as graph_fuse
 from penstock.plan import plan_by_hand
-from penstock.profile import fused
+from penstock.profile import Profile, fused, store
 from penstock.profile.profile import FusedCost
 from penstock.program.lower_plan import stages_of
+from penstock.search.judge import Judge
 from penstock.training import compiling, fuse
 from penstock.training.choose import Choice, Machines, predicted
 from penstock.training.compiling import compiled
@@ -85,6 +86,33 @@ def test_what_does_not_pay_is_not_compiled(monkeypatch, num_steps, options, says
     assert plan.predicted == choice().plan.predicted
 
 
+def test_schedule_built_for_seconds_is_built_again_for_those_of_compiled_stages(monkeypatch):
+    """F of compiled ops takes half as long, I a quarter, W as long as before."""
+    ratios, there = {"F": 0.5, "I": 0.25, "W": 1.0}, Machines(Cluster.here(2))
+    assert there.cluster is not None
+    profile = replace(PROFILE, kind="cpu")
+    plan = plan_of(MADE.graph, "zb_greedy", 2, 4)
+    plan = Judge(MADE.graph, profile, there.cluster).suited(plan)
+    start = Choice(job_of("tied", FLOAT, micro_batches=4), MADE, plan)
+    start = start._replace(plan=predicted(plan, MADE.graph, (profile,), there.cluster))
+
+    def known(job, made, plan, profiles):
+        stages = stages_of(plan, made.graph).stages
+        rows = (FusedCost(s.segment(k).digest, ratios[k], 1) for s in stages for k in "FIW")
+        return (replace(profiles[0], fused=tuple(rows)),)
+
+    monkeypatch.setattr(compiling, "known", known)
+    run = lambda tried, count: [0.5 if tried.plan.compiled else 1.0] * (count - 1)  # noqa: E731
+    before, call_s = plan.schedule.seconds, profile.call_s
+    found, _ = compiled(start, (profile,), there, 10_000, run)
+    again = found.plan.schedule.seconds
+    assert call_s < 1e-6
+    for kind, ratio in enumerate(ratios.values()):
+        assert again[kind] == pytest.approx([ratio * s for s in before[kind]], rel=0.01)
+    kept, _ = compiled(start, (profile,), there, 10_000, run, suits=False)
+    assert kept.plan.schedule.seconds == before
+
+
 def test_without_a_compiler_a_plan_is_run_op_by_op_and_says_so(monkeypatch):
     monkeypatch.setattr(fuse, "no_compiler", lambda: "no C++ compiler")
     monkeypatch.setattr(compiling, "no_compiler", fuse.no_compiler)
@@ -106,6 +134,16 @@ def test_what_is_measured_of_a_compiled_plan_is_kept(monkeypatch, tmp_path, comp
     (kept,) = (tmp_path / "penstock" / "profiles").iterdir()
     assert stage.forward.digest in kept.read_text()
     assert fuse.known(job, MADE, plan, (profile,)) == (profile,)
+    path = tmp_path / "penstock" / "profiles" / kept.name
+    measured = replace(profile, kind="", fused=())
+    measured.save(path)  # what `measured` would have kept, before runs told anything
+    resting = replace(profile, op_s=(9.0,) * len(profile.op_s), fused=(), steps=40, runs=1)
+    resting = replace(resting, kind="cpu")
+    monkeypatch.setattr(store, "find", lambda folder, wanted: Profile.load(path))
+    (resting,) = fuse.known(job, MADE, plan, (resting,))
+    assert (resting.op_s[0], len(resting.fused)) == (9.0, 2)
+    again = Profile.load(path)
+    assert (again.op_s, again.steps, len(again.fused)) == (profile.op_s, 0, 2)
 
 
 def test_ranks_of_a_compiled_plan_run_what_was_compiled(compiler: StandIn) -> None:  # noqa: F811

@@ -9,6 +9,7 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.profile.estimate import estimated
 from penstock.profile.latency import learned
 from penstock.profile.measure import measure
+from penstock.profile.profile import FusedCost
 from penstock.profile.sampled import resting_on, sampled_in
 from penstock.profile.store import samples_of, steps_path
 from penstock.program.lower_plan import stages_of
@@ -17,7 +18,7 @@ from penstock.runtime.sampler import ActionSeconds, Samples
 from penstock.schedule.orders import KINDS
 from penstock.search import Fixed, search
 from penstock.simulate.of_program import simulate
-from penstock.simulate.price import costs_of
+from penstock.simulate.price import Ways, costs_of
 from penstock.training.choose import Choice
 from penstock.training.learn import learn, learn_step, segments_of
 from penstock.training.listener import SILENT
@@ -70,18 +71,25 @@ def test_devices_are_told_apart_and_one_that_cannot_be_estimated_tells_nothing()
 
 
 @pytest.mark.parametrize(
-    ("schedule", "recompute"),
-    [("one_f_one_b", (False, False)), ("one_f_one_b", (True, False)), ("zb_h1", (False, False))],
+    ("schedule", "changes"),
+    [
+        ("one_f_one_b", {}),
+        ("one_f_one_b", {"recompute": (True, False)}),
+        ("one_f_one_b", {"compiled": True}),
+        ("zb_h1", {}),
+    ],
 )
-def test_sampled_steps_teach_what_each_segment_takes(schedule, recompute, tmp_path):
+def test_sampled_steps_teach_what_each_segment_takes(schedule, changes, tmp_path):
     """A machine on which F takes three times what was measured, all else half, and updates four.
 
-    What B repeats of F takes three times, too.
+    What B repeats of F takes three times, too; compiled, what compiled ops take.
     """
     made, job = captured("gpt", torch.float32), job_of("gpt", torch.float32)
-    plan = replace(plan_of(made.graph, schedule, 2, 3), recompute=recompute)
+    plan = replace(plan_of(made.graph, schedule, 2, 3), **changes)
     cluster = Cluster((BOARD,), (Host("here", "board", 2),), inside=Link(1e-5, 1e9))
     profile = replace(measure(made, job), kind="board", call_s=0.0, accumulate_s_per_byte=0.0)
+    rows = (s.segment("F") for s in stages_of(plan, made.graph).stages)
+    profile = replace(profile, fused=tuple(FusedCost(row.digest, 0.4, 1) for row in rows))
     phases = [3.0 if node.phase == "F" else 0.5 for node in made.graph.nodes]
     truth = replace(
         profile,
@@ -90,10 +98,11 @@ def test_sampled_steps_teach_what_each_segment_takes(schedule, recompute, tmp_pa
         update_s_per_byte=4 * profile.update_s_per_byte,
     )
     stages = stages_of(plan, made.graph)
+    ways = Ways(compiled=plan.compiled)
     kinds = ["F", "B", "U"] if schedule == "one_f_one_b" else ["F", "I", "W", "U"]
 
     def seconds_of(known):
-        seconds = costs_of(made.graph, stages, known).action_s[:, :, 0]
+        seconds = costs_of(made.graph, stages, known, ways=ways).action_s[:, :, 0]
         return {(kind, at): seconds[KINDS.index(kind), at] for kind in kinds for at in range(2)}
 
     took = seconds_of(truth)

@@ -15,7 +15,7 @@ from penstock.plan import Plan
 from penstock.runtime import checkpoint
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import Task
-from penstock.training.replans import replans_in
+from penstock.training.replans import replanned, replans_in, words_of
 from penstock.training.session import Session
 from tests.runtime.as_torchrun import as_torchrun
 
@@ -62,7 +62,7 @@ class Paced:
     """Lets products of matrices take their time: by `factor(rank, step)` more of it."""
 
     def __init__(self, factor: Callable[[int, int], float]) -> None:
-        self.factor, self.now = factor, (0, 0)
+        self.factor, self.now, self.is_again = factor, (0, 0), False
 
     def install(self, patched: pytest.MonkeyPatch) -> None:
         run, make, guide = Rank.run, Task.make.fget, Session._guide
@@ -75,7 +75,7 @@ class Paced:
             return found
 
         def noting(rank: Rank, calls, first_step: int):
-            self.now = rank.rank, first_step
+            self.now, self.is_again = (rank.rank, first_step), rank.first_edge > 0
             return run(rank, calls, first_step)
 
         def making(task: Task):
@@ -141,6 +141,27 @@ def test_slowed_rank_gets_less_to_do_and_the_bits_stay(way, tmp_path, monkeypatc
     state = checkpoint.load(newest)
     assert state.step == 130
     for key, value in expected.items():
+        assert torch.equal(state.tensors[key], value), key
+
+
+def test_plan_that_turns_out_slower_is_left_again(tmp_path, monkeypatch):
+    """Whatever was predicted: by any other plan this machine takes three times as long."""
+    paced = Paced(lambda rank, step: (3.0 if paced.is_again else 1.0) * slower(40, rank, step))
+    paced.install(monkeypatch)
+    folder = tmp_path / "run"
+    train(folder, 110)
+    made, back = replans_in(folder)
+    assert (made.is_back, back.is_back) == (False, True)
+    assert made.step + 16 <= back.step <= made.step + 30
+    first, last = made.changes.split(" in place of ")[1], back.changes.split(":")[0]
+    assert last == f"back to {first}"
+    (row, other) = replanned(folder)
+    assert row["measured_s"] > row["was_measured_s"]
+    assert [line.split()[0] for line in words_of(other)] == ["made", "predicted", "measured"]
+    newest = checkpoint.latest(folder / "checkpoints")
+    assert newest is not None
+    state = checkpoint.load(newest)
+    for key, value in plain(110).items():
         assert torch.equal(state.tensors[key], value), key
 
 

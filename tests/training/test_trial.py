@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Cluster
 from penstock.errors import RunError
-from penstock.plan import Prediction
+from penstock.plan import Decision, Prediction
+from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed
 from penstock.training import trial
 from penstock.training.choose import Choice, Machines, best
@@ -90,8 +91,11 @@ def test_finalists_are_the_best_and_the_plain_ones_and_run():
     found = best(job, Fixed(), made, there)
     choices = finalists(found, Fixed(), there)
     assert choices[0] == found.choice
-    sizes = {(c.plan.num_stages, c.plan.replicas, c.plan.total_ranks) for c in choices}
-    assert len(sizes) == len(choices)
+    sizes = {
+        (c.plan.num_stages, c.plan.replicas, c.plan.total_ranks, c.plan.joined) for c in choices
+    }
+    assert len(sizes) >= len(choices) - 1  # one may have another schedule only
+    sizes = {size[:3] for size in sizes}
     assert (1, 1, 1) in sizes
     assert all(c.plan.predicted and c.plan.decisions for c in choices)
     fixed = finalists(found, Fixed(ranks=2, stages=2), there)
@@ -107,7 +111,8 @@ def test_finalists_are_of_other_numbers_of_stages_their_units_not_counted(monkey
     other = choice_of(0.3, 2).plan.refined(choice.captured.graph, 2)
     assert other.num_stages > 2
     candidates = [Candidate(plan, 0.3, (1,), 0.0) for plan in (choice.plan, other)]
-    option = SimpleNamespace(found=SimpleNamespace(candidates=candidates))
+    way, found = SimpleNamespace(joined=1), SimpleNamespace(candidates=candidates)
+    option = SimpleNamespace(way=way, found=found)
     asked = []
 
     def note(found, fixed, there):
@@ -117,6 +122,45 @@ def test_finalists_are_of_other_numbers_of_stages_their_units_not_counted(monkey
     monkeypatch.setattr(trial, "best_like", note)
     finalists(SimpleNamespace(choice=choice, options=[option]), Fixed(), Machines())
     assert asked == [2, 1, 1]
+
+
+def test_what_is_open_besides_stages_is_tried_too_where_it_is_near(monkeypatch):
+    """Micro-batches joined otherwise, and another schedule, the best of each; nobody asked."""
+    own, other = choice_of(0.30, 2), choice_of(0.31, 2)
+    greedy = replace(own.plan, schedule="zb_h1")
+    rows = [(own.plan, 0.30), (replace(own.plan, schedule="zb_h2"), 0.40), (greedy, 0.32)]
+    candidates = [Candidate(plan, seconds, (1,), 0.0) for plan, seconds in rows]
+    joined = [(0.36, 4), (0.31, 2), (0.33, 8)]
+    options = [
+        SimpleNamespace(
+            way=SimpleNamespace(joined=count),
+            found=SimpleNamespace(candidates=[]),
+            best=SimpleNamespace(step_s=seconds),
+            choice=other._replace(plan=replace(other.plan, joined=count)),
+        )
+        for seconds, count in joined
+    ]
+    options.append(
+        SimpleNamespace(
+            way=SimpleNamespace(joined=1), found=SimpleNamespace(candidates=candidates), best=None
+        )
+    )
+    asked = []
+
+    def note(found, fixed, there):
+        asked.append(fixed)
+        made = Decision("schedule", "zb_h1", "user", "asked for")
+        return own._replace(plan=replace(greedy, decisions=(made,)))
+
+    monkeypatch.setattr(trial, "best_like", note)
+    wish = Fixed(stages=2, rules=("kept",))
+    choices = finalists(SimpleNamespace(choice=own, options=options), wish, Machines())
+    assert [(c.plan.joined, name_of(c.plan.schedule)) for c in choices] == [
+        (1, "gpipe"), (2, "gpipe"), (1, "zb_h1"),
+    ]  # fmt: skip
+    assert choices[2].plan.decisions[0].by == "search"
+    (variant,) = asked
+    assert (name_of(variant.schedule), variant.stages, variant.rules) == ("zb_h1", 2, ("kept",))
 
 
 def test_a_short_run_is_over_before_a_trial_would_pay():

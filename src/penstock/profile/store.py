@@ -180,9 +180,17 @@ def measured(
 
 
 def keep_fused(folder: Path, capture: "Capture", job: "Job", profile: Profile) -> None:
-    """Keep a profile that `measured` gave, with the segments that were compiled since."""
+    """Keep with the profile that `measured` gave the segments that were compiled since.
+
+    Its seconds stay those that were measured, whatever runs have told of them since.
+    """
     made_by = _here()
     wanted = ProfileKey(profile.graph, optimizer_text(capture, job), profile.beside, *made_by)
+    if profile.steps:
+        kept = find(folder, wanted)
+        if kept is None:
+            return
+        profile = replace(kept, fused=profile.fused)
     keep(folder, wanted, replace(profile, kind="", device=made_by[0], versions=made_by[1]))
 
 

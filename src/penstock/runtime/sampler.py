@@ -137,10 +137,14 @@ class Sampler:
             ActionSeconds(kind, stage, statistics.median(seconds))
             for (kind, stage), seconds in sorted(self._kept.items())
         )
-        step_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         counts = self.steps, self.sampled, self.windows
         own = self.drift
-        return Samples(tuple(rows), *counts, self.took_s, own.factor, own.moves, step_s)
+        return Samples(tuple(rows), *counts, self.took_s, own.factor, own.moves, self.step_s)
+
+    @property
+    def step_s(self) -> float:
+        """Return the median of the newest sampled windows, a step."""
+        return statistics.median(self._steps_s) if self._steps_s else 0.0
 
 
 def _action_of(bound: Bound) -> Action | None:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.plan import By, Decision, Plan
+from penstock.schedule.recipe import Recipe
+from penstock.search.judge import Judge
 from penstock.training.choose import Choice, Machines, decided, predicted
 from penstock.training.fuse import known, no_compiler, segments_of_plan
 from penstock.training.trial import Timer, tried
@@ -33,10 +35,14 @@ def compiled(
     there: Machines,
     num_steps: int,
     run: Timer,
+    *,
+    suits: bool = True,
 ) -> "tuple[Choice, tuple[Profile, ...]]":
     """Return a choice, compiled if that pays in so many steps, with its reason; and its profiles.
 
     run:      runs some steps of a choice, and returns the seconds of those after the first.
+    suits:    whether a schedule that is built for the seconds of its stages is built again, for
+              those that they take compiled.
     """
     refusal = _useless(choice, profiles[0], num_steps) or _impossible(choice, profiles)
     if refusal is not None:
@@ -48,7 +54,10 @@ def compiled(
         profiles = known(made.job, made.captured, made.plan, profiles)
     took_s = time.perf_counter() - start
     assert there.cluster is not None, "a plan was found for some machines"
-    made = made._replace(plan=predicted(made.plan, made.captured.graph, profiles, there.cluster))
+    graph, plan = made.captured.graph, made.plan
+    if suits and isinstance(plan.schedule, Recipe) and plan.schedule.seconds is not None:
+        plan = Judge(graph, profiles, there.cluster).suited(plan)
+    made = made._replace(plan=predicted(plan, graph, profiles, there.cluster))
     before, after = (format_seconds(_step_s(each.plan)) for each in (choice, made))
     words = f"{after} a step predicted in place of {before}; compiling took "
     words += format_seconds(took_s)

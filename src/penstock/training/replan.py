@@ -10,6 +10,8 @@ profile/drift.py).  The leading rank looks at the posts, and weighs:
                    runs, both with what ranks take now; once what was lost by that is what moving
                    costs, and what is left to gain is twice that
 
+    going back     once the new plan has been sampled, if its steps take longer than those before
+
 So a disturbance that comes and goes costs at most about as much again as it costs anyway.  The
 search runs between two steps, or beside them where the leading rank's host has a core to spare.
 Moving is a checkpoint, from which each rank goes on by the other plan, in the same process.
@@ -31,7 +33,7 @@ from penstock.plan import Decision, Plan, Units
 from penstock.profile.drift import NEW
 from penstock.profile.kinds import load_profiles
 from penstock.profile.sampled import resting_on, with_run
-from penstock.schedule.recipe import name_of
+from penstock.schedule.recipe import Recipe, name_of, units_of
 from penstock.search import Fixed
 from penstock.search.judge import Judge
 from penstock.training.choose import (
@@ -41,12 +43,14 @@ from penstock.training.choose import (
     best_of,
     decided,
     found_in_units,
+    predicted,
     save,
 )
 from penstock.training.learn import ratios_of
 from penstock.training.replans import Replan, replans_in, write_replans
 from penstock.training.slowed import slowed
 from penstock.typed import typed
+from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.runtime.child import Aside
@@ -57,7 +61,7 @@ if TYPE_CHECKING:
     from penstock.runtime.worker import Task
 
 WORTH = 0.1  # of a step: what another plan has to gain, by its prediction
-_SEARCH_S = 10.0  # at most
+_SEARCH_S = 10.0  # at most, and about what was lost so far
 _DISK_BYTES_PER_S = 2e8  # of a checkpoint, written and read: to be replaced by the first move
 
 
@@ -85,6 +89,8 @@ class _Lead:
     is_settled:  nothing is to be done until something moves again.
     aside:       a search that is under way.
     found:       a plan that is worth it, and its text.
+    replaced:    text of the plan before this one, its seconds of a step then, as sampled, and as
+                 predicted for what ranks took; None: there was none, or it is no longer a question.
     """
 
     moves: tuple[int, ...] = ()
@@ -93,6 +99,7 @@ class _Lead:
     is_asked: bool = False
     aside: "Aside | None" = None
     found: tuple[Replan, str] | None = None
+    replaced: tuple[str, float, float] | None = None
 
     def forget(self, moves: tuple[int, ...], step: int) -> None:
         """Begin with another state."""
@@ -125,7 +132,7 @@ class Replanner:
         self.basis, self.choice, self.windows, self.board = basis, choice, windows, board
         self.folder, self.last_step, self._leads = folder, last_step, leads
         self.count = self._posted = 0
-        self._ready_s = self._asked_s = self._move_took_s = 0.0
+        self._ready_s = self._asked_s = self._move_took_s = self._step_s = 0.0
         self._search_s = basis.search_s
         self._factors = (1.0,) * choice.plan.total_ranks
         self._plain: Cluster | None = None  # the plan's hosts, none of them slowed
@@ -154,6 +161,7 @@ class Replanner:
             told = {"plan": self.count, "samples": asdict(sampler.told())}
             self.board.post(rank, json.dumps(told))
         if self.leads(rank):
+            self._step_s = sampler.step_s
             self._weigh(step)
 
     def next(self, task: "Task", step: int, transport: "Transport") -> "Task":
@@ -172,9 +180,10 @@ class Replanner:
         choice = self.choice_of(Plan.from_text(text))
         windows = self.windows(choice, step)
         self._agree(choice, windows, transport)
-        self.choice, self.count, self._posted = choice, self.count + 1, 0
+        before, self.choice = self.choice.plan, choice
+        self.count, self._posted, self._read = self.count + 1, 0, ([], None)
         if found is not None:
-            self._moved(replace(found[0], step=step))
+            self._moved(replace(found[0], step=step), before)
         assert task.checkpoints is not None, "who else could ask for another plan"
         stages = stages_of(choice.plan, choice.captured.graph)
         return replace(
@@ -218,9 +227,11 @@ class Replanner:
         if posts is None or lead.is_asked:
             return
         moves = tuple(told.moves for told in posts)
-        if moves != lead.moves:  # what was found before was for another state
+        if lead.replaced is not None:
+            self._judge(*lead.replaced)
+        if moves != lead.moves and not lead.is_asked:  # what was found was for another state
             lead.forget(moves, step)
-        if lead.is_settled or not any(moves):
+        if lead.is_settled or lead.is_asked or not any(moves):
             return
         left, since = self.last_step - step, step - lead.since + NEW // 2
         if lead.aside is not None:
@@ -231,14 +242,32 @@ class Replanner:
             is_little = lost_s * left < 2 * (self._search_s + self._move_s())
             lead.is_settled = is_little or max(own) < (1 + WORTH) * min(own)
             if not lead.is_settled and lost_s * since >= self._search_s:
-                self._search(posts)
+                self._search(posts, min(lost_s * since, _SEARCH_S))
         if lead.found is not None:
             gain_s = lead.found[0].before_s - lead.found[0].after_s
             if gain_s * left < 2 * self._move_s():
                 lead.is_settled, lead.found = True, None
             elif gain_s * since >= self._move_s():
-                lead.is_asked, self._asked_s = True, time.perf_counter()
-                self.board.ask_to_plan(self.count + 1)
+                self._ask()
+
+    def _ask(self) -> None:
+        self._lead.is_asked, self._asked_s = True, time.perf_counter()
+        self.board.ask_to_plan(self.count + 1)
+
+    def _judge(self, before: str, was_s: float, predicted_s: float) -> None:
+        """Go back to the plan before, if steps take longer now than they took by it.
+
+        before:       as text; `predicted_s`: its seconds with what ranks took when it was left.
+        """
+        lead, plan = self._lead, self.choice.plan
+        lead.replaced = None
+        if self._step_s > was_s:
+            now = f"{format_seconds(self._step_s)} a step, {format_seconds(was_s)} before"
+            back = f"back to {_words(Plan.from_text(before))}: {now}"
+            own_s = plan.predicted.step_s if plan.predicted else 0.0
+            made = Replan(0, self._factors, own_s, predicted_s, 0.0, 0.0, back, is_back=True)
+            lead.found = made, before
+            self._ask()
 
     def _posts(self) -> "list[Samples] | None":
         """Return what all ranks have posted of this plan; None where one has not."""
@@ -259,7 +288,7 @@ class Replanner:
         size = sum(node.size_bytes for node in nodes if node.kind == "parameter")
         return self._move_took_s or self._ready_s + size * (1 + state) / _DISK_BYTES_PER_S
 
-    def _search(self, posts: "Sequence[Samples]") -> None:
+    def _search(self, posts: "Sequence[Samples]", limit_s: float) -> None:
         """Search: beside the steps where the host has a core for that, else between two of them."""
         from penstock.runtime.child import Aside
 
@@ -270,9 +299,9 @@ class Replanner:
         factors = tuple(a * b for a, b in zip(self._factors, old, strict=True))
         hosts = [plain.host_number(rank) for rank in range(len(posts))]
         if plain.hosts[hosts[0]].cores > hosts.count(hosts[0]):
-            self._lead.aside = Aside(lambda: self._searched(plain, factors))
+            self._lead.aside = Aside(lambda: self._searched(plain, factors, limit_s))
         else:
-            self._take((self._searched(plain, factors),))
+            self._take((self._searched(plain, factors, limit_s),))
 
     def _correct(self, plain: Cluster, posts: "Sequence[Samples]") -> None:
         """Let all profiles rest on what this run has sampled before anything moved."""
@@ -289,7 +318,7 @@ class Replanner:
         ]
         self.basis = self.basis._replace(ways=tuple(ways))
 
-    def _searched(self, plain: Cluster, factors: Sequence[float]) -> dict[str, Any]:
+    def _searched(self, plain: Cluster, factors: Sequence[float], limit_s: float) -> dict[str, Any]:
         """Return what is worth being run with what ranks take now, if anything, as JSON."""
         start = time.perf_counter()
         now = slowed(plain, factors)
@@ -300,14 +329,13 @@ class Replanner:
         before_s = judge.candidate(replace(old, hosts=()), as_said=True).step_s
         fixed = replace(self.basis.fixed, ranks=old.total_ranks, as_placed=True)
         try:
-            found = best_of(ways, fixed, Machines(now.cluster), _SEARCH_S)
+            found = _found(ways, old, fixed, Machines(now.cluster), limit_s)
         except PlanError:  # in so short a time, or within the memory
             return {"search_s": time.perf_counter() - start, "replan": None, "plan": ""}
         rows = profiles[found.plan.joined]
         found = found_in_units(found, self.basis.units, fixed, profiles=rows, cluster=now.cluster)
         plan = replace(found.plan, hosts=old.hosts)
-        assert plan.predicted is not None, "a search predicts"
-        after_s, search_s = plan.predicted.step_s, time.perf_counter() - start
+        after_s, search_s = _predicted_s(found), time.perf_counter() - start
         changes = f"{_words(plan)} in place of {_words(old)}"
         made = Replan(0, tuple(factors), before_s, after_s, search_s, 0.0, changes)
         is_worth_it = after_s <= (1 - WORTH) * before_s
@@ -328,16 +356,49 @@ class Replanner:
             row = typed(Replan, json.loads(json.dumps(told["replan"])))
             lead.found = row, told["plan"]
 
-    def _moved(self, made: Replan) -> None:
-        """Write the files of the plan that is run from now on."""
+    def _moved(self, made: Replan, before: Plan) -> None:
+        """Write the files of the plan that is run from now on, in place of `before`."""
         assert self._plain is not None, "there was a search"
-        now = slowed(self._plain, made.factors)
-        profiles = now.profiles(self._way(self.choice.plan.joined).profiles)
+        now, (job, captured, plan) = slowed(self._plain, made.factors), self.choice
+        profiles = now.profiles(self._way(plan.joined).profiles)
+        plan = predicted(plan, captured.graph, profiles, now.cluster)
         why = Decision("replanned", f"after {made.step:,} steps", "search", made.why)
-        self.choice = self.choice._replace(plan=decided(self.choice.plan, [why]))
-        save(self.folder, self.choice.captured, self.choice.plan, profiles, now.cluster)
+        self.choice = Choice(job, captured, decided(plan, [why]))
+        save(self.folder, captured, self.choice.plan, profiles, now.cluster)
         write_replans(self.folder, [*replans_in(self.folder), made])
         self._factors, self._lead = made.factors, _Lead()
+        if not made.is_back:
+            text = json.dumps(before.to_json())
+            self._lead.replaced = text, self._step_s, made.before_s
+
+
+def _found(
+    ways: Sequence[Joining], old: Plan, fixed: Fixed, there: Machines, limit_s: float
+) -> Choice:
+    """Return the fastest plan that is found in about so many seconds.
+
+    A part of them is for plans like the old one, with other cuts and shares.
+    Raises:   PlanError: nothing was found.
+    """
+    whole, choices = len(units_of(old.schedule)) or old.num_stages, list[Choice]()
+    problem = PlanError("nothing was found")
+    alike = replace(fixed, stages=whole, replicas=old.replicas)
+    if isinstance(old.schedule, Recipe) and fixed.schedule is None:
+        alike = replace(alike, schedule=replace(old.schedule, seconds=None, units=()))
+    own = sorted(ways, key=lambda way: way.joined != old.joined)
+    for each, part in ((alike, 0.4), (fixed, 0.6)):
+        try:
+            choices.append(best_of(own, each, there, part * limit_s))
+        except PlanError as why:
+            problem = why
+    if not choices:
+        raise problem
+    return min(choices, key=_predicted_s)
+
+
+def _predicted_s(choice: Choice) -> float:
+    assert choice.plan.predicted is not None, "a search predicts"
+    return choice.plan.predicted.step_s
 
 
 def _words(plan: Plan) -> str:

@@ -26,6 +26,7 @@ class Replan:
                  the other one.
     search_s, move_s:    what finding it took, and making ready for its first step.
     changes:     what differs, in words.
+    is_back:     whether it is the plan before, as the one in its place was slower.
     """
 
     step: int
@@ -35,10 +36,13 @@ class Replan:
     search_s: float
     move_s: float
     changes: str
+    is_back: bool = False
 
     @property
     def why(self) -> str:
         """Return what moved, and what is gained, in words."""
+        if self.is_back:
+            return self.changes
         slow = [f"rank {r} {f:.2f} times" for r, f in enumerate(self.factors) if not is_like(f)]
         figures = format_seconds(self.after_s), format_seconds(self.before_s)
         gained = f"{figures[0]} a step predicted in place of {figures[1]}"

@@ -15,6 +15,7 @@ from penstock.job import Job
 from penstock.plan import Decision, Plan, Units
 from penstock.profile.kinds import load_profiles
 from penstock.rules.ruled import ruled
+from penstock.schedule.recipe import Recipe
 from penstock.search import Fixed
 from penstock.training import saved, trial
 from penstock.training.choose import (
@@ -22,6 +23,7 @@ from penstock.training.choose import (
     Joining,
     Machines,
     Rewrites,
+    Searched,
     best,
     decided,
     for_plan,
@@ -285,23 +287,53 @@ class Session:
         ways = tuple(option.way for option in searched.options)
         search_s = sum(option.seconds for option in searched.options)
         self.basis = SearchBasis(ways, fixed, self.units, search_s)
-        choice, trials = searched.choice, tuple[Decision, ...]()
-        is_open = self.care.trial and self.fixed.schedule is None
-        is_tried = is_open and trial.is_worth_it(choice.plan, self.num_steps)
-        choices = trial.finalists(searched, fixed, there) if is_tried else [choice]
-        if len(choices) > 1:
-            with self.listener.busy("trying the best plans"):
-                order = trial.tried(choices, partial(trial.seconds_of, found.laws))
-            choice, trials = order[0].choice, (trial.decision(order),)
-        plan = on_hosts_of(decided(choice.plan, (*decisions, *trials)), cluster)
-        choice = choice._replace(plan=plan)
+        choice = self._tuned(searched, fixed, decisions, there, found.laws)
         profiles = searched.profiles_of(choice)
-        choice = found_in_units(choice, self.units, fixed, profiles=profiles, cluster=cluster)
         if self.care.trial:
             run = partial(trial.seconds_of, found.laws)
-            choice, profiles = compiled(choice, profiles, there, self.num_steps, run)
+            asked, about = fixed.schedule, (there, self.num_steps, run)
+            suits = not (isinstance(asked, Recipe) and asked.seconds is not None)
+            choice, profiles = compiled(choice, profiles, *about, suits=suits)
         save(self.folder, choice.captured, choice.plan, profiles, cluster)
         return choice
+
+    def _tuned(
+        self,
+        searched: Searched,
+        fixed: Fixed,
+        decisions: Sequence[Decision],
+        there: Machines,
+        laws: "Laws",
+    ) -> Choice:
+        """Return the best plan of a search in its units, or of what is open the fastest by trial.
+
+        decisions:  that follow from the job.
+        """
+        cluster = there.cluster
+        assert cluster is not None, "a search is of some machines"
+
+        def told(choice: Choice, *more: Decision) -> Choice:
+            plan = decided(choice.plan, (*decisions, *more))
+            return choice._replace(plan=on_hosts_of(plan, cluster))
+
+        def cut(choice: Choice) -> Choice:
+            profiles = searched.profiles_of(choice)
+            return found_in_units(choice, self.units, fixed, profiles=profiles, cluster=cluster)
+
+        first = searched.choice
+        is_open = self.care.trial and self.fixed.schedule is None
+        if not (is_open and trial.is_worth_it(first.plan, self.num_steps)):
+            return cut(told(first))
+        choices, in_units = trial.finalists(searched, fixed, there), cut(told(first))
+        is_cut = self.units is None and in_units.plan.cuts != first.plan.cuts
+        choices += [in_units] if is_cut else []
+        if len(choices) == 1:
+            return in_units
+        with self.listener.busy("trying the best plans"):
+            order = trial.tried(choices, partial(trial.seconds_of, laws))
+        choice = told(order[0].choice, trial.decision(order))
+        is_decided = is_cut and any(order[0].choice is each for each in (first, in_units))
+        return choice if is_decided else cut(choice)
 
     def _kept(self, captured: "Capture", bounds: Fixed) -> Choice | None:
         """Return the plan of the run to resume, if it is what was requested.
@@ -544,6 +576,7 @@ class Session:
 
 
 if TYPE_CHECKING:
+    from penstock.runtime.buffers import Laws
     from penstock.runtime.control import Board
     from penstock.runtime.launch import Work
     from penstock.runtime.windows import Windows

@@ -5,14 +5,15 @@ than plain replicas and than one process, wherever these could have been faster.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.errors import PlanError, RunError
 from penstock.plan import Decision, Plan
-from penstock.schedule.recipe import name_of, units_of
+from penstock.schedule.recipe import Recipe, name_of, units_of
 from penstock.search import Fixed
 from penstock.training.choose import Choice, Machines, Searched, best_like
 from penstock.units import format_seconds
@@ -57,8 +58,9 @@ class Finalist:
 
     def __str__(self) -> str:
         plan = self.choice.plan
-        what = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
+        what = f"{plan.replicas} x {_whole_stages(plan)} stages by {name_of(plan.schedule)}"
         joined = f", {plan.joined} joined" if plan.joined > 1 else ""
+        joined += f" in {plan.num_stages} units" if units_of(plan.schedule) else ""
         joined += ", compiled" if plan.compiled else ""
         return f"{what}{joined}: {self.took}, {format_seconds(self.predicted_s)} predicted"
 
@@ -69,35 +71,74 @@ def is_worth_it(plan: Plan, num_steps: int) -> bool:
 
 
 def finalists(found: Searched, fixed: Fixed, there: Machines) -> list[Choice]:
-    """Return the best plan of a search, and the best of those that are cut otherwise.
+    """Return the best plan of a search, and the best of those that decide otherwise what is open.
 
-    These are up to two with other numbers of stages, if they are predicted to be near; and, where
-    `fixed` leaves them, plain replicas and one process, whatever is predicted of them.
+    These are up to two with other numbers of stages, one with micro-batches joined otherwise and
+    one with another schedule, if they are predicted to be near; and, where `fixed` leaves them,
+    plain replicas and one process, whatever is predicted of them.
     """
     best = found.choice.plan
     limit = NEAR * best.predicted.step_s if best.predicted else 0.0
-    near = [
-        _whole_stages(candidate.plan)
-        for option in found.options
-        for candidate in sorted(option.found.candidates, key=lambda c: c.step_s)
-        if not candidate.refused and candidate.step_s <= limit
-    ]
+    near = sorted(
+        (
+            (each.step_s, at, each.plan)
+            for option in found.options
+            for at, each in enumerate(option.found.candidates)
+            if not each.refused and each.step_s <= limit
+        ),
+        key=lambda row: row[:2],
+    )
+    plans = [plan for _, _, plan in near]
     variants: list[Fixed] = []
     if fixed.stages is None:
         own = _whole_stages(best), 1
-        others = [stages for stages in dict.fromkeys(near) if stages not in own]
+        others = [s for s in dict.fromkeys(map(_whole_stages, plans)) if s not in own]
         variants += [replace(fixed, stages=stages) for stages in others[:_MOST_SHAPES]]
         variants += [replace(fixed, stages=1)]
         variants += [replace(fixed, stages=1, ranks=1)] if fixed.ranks is None else []
-    choices = [found.choice]
+    variants += list(islice(_other_schedules(best, plans, fixed), 1))
+    choices = [found.choice, *islice(_joined_otherwise(found, limit), 1)]
     for each in variants:
         try:
-            choice = best_like(found, each, there)
+            choice = _untold(best_like(found, each, there), fixed)
         except PlanError:  # nothing of that kind fits
             continue
         if all(_bare(choice) != _bare(other) for other in choices):
             choices.append(choice)
     return choices
+
+
+def _joined_otherwise(found: Searched, limit_s: float) -> Iterator[Choice]:
+    """Yield the best plans of other ways of joining micro-batches, if they are near; best first."""
+    others = (o for o in found.options if o.way.joined != found.choice.plan.joined)
+    for option in sorted(others, key=lambda option: option.best.step_s):
+        if option.best.step_s <= limit_s:
+            yield option.choice
+
+
+def _other_schedules(best: Plan, near: Sequence[Plan], fixed: Fixed) -> Iterator[Fixed]:
+    """Yield what fixes other schedules of the best plan's stages and ranks, the best first."""
+    own = name_of(best.schedule), _whole_stages(best), best.replicas, best.num_ranks
+    for plan in near:
+        recipe, shape = plan.schedule, (_whole_stages(plan), plan.replicas, plan.num_ranks)
+        is_like = fixed.schedule is None and shape == own[1:] and plan.num_ranks > 1
+        if is_like and isinstance(recipe, Recipe) and name_of(recipe) != own[0]:
+            each = replace(recipe, seconds=None, units=())
+            sizes = {"stages": shape[0], "replicas": plan.replicas, "ranks": plan.total_ranks}
+            yield replace(fixed, schedule=each, **sizes)
+
+
+def _untold(choice: Choice, fixed: Fixed) -> Choice:
+    """Return a choice that does not say of a variant that somebody has asked for it."""
+    open_ones = {"stages", "schedule", "replicas", "ranks"}
+    asked = {name for name in open_ones if getattr(fixed, name) is not None}
+    said = tuple(
+        replace(each, by="search", why="tried beside the best of the search: see trial")
+        if each.by == "user" and each.what in open_ones - asked
+        else each
+        for each in choice.plan.decisions
+    )
+    return choice._replace(plan=replace(choice.plan, decisions=said))
 
 
 def _whole_stages(plan: Plan) -> int:
