@@ -44,25 +44,28 @@ def with_less_kept(
 ) -> Iterator[Candidate]:
     """Yield plans that repeat some of F, for those that lack memory or repeat all in some stages.
 
-    These are the best of `known`, some of the field, and `more`; for the objective memory, the best
-    one.  One that keeps all and is yet slower than another that fits is left out.
+    These are the best of `known`, some of the field, and `more`; for the objective memory, those
+    that hold least.  One that keeps all and is yet slower than another that fits is left out.
     """
     if not field.effort.rescues:
         return
     judge, objective, found = field.judge, field.objective, _Found()
     usable = sorted((c for c in known if not c.refused), key=lambda c: c.score(objective))
     limit = usable[0].score(objective) if usable else (float("inf"),)
-    again = [each.plan for each in usable if any(each.plan.recompute)][:_MOST_PLANS]
-    lacking = [each.plan for each in (*field.short(_MOST_PLANS), *more)]
-    plans = [each.plan for each in usable[:1]] if objective == "memory" else [*again, *lacking]
-    for plan in dict.fromkeys(_keeping_all(judge, each) for each in plans):
+    if objective == "memory":
+        every = (c for c in (*known, *field.simulated) if c.peak_bytes)
+        chosen = sorted(every, key=lambda c: c.score(objective))[:_MOST_PLANS]
+    else:
+        again = [each for each in usable if any(each.plan.recompute)][:_MOST_PLANS]
+        chosen = [*again, *field.short(_MOST_PLANS), *more]
+    for plan in dict.fromkeys(_keeping_all(judge, each.plan) for each in chosen):
         for form, ends in _forms(judge, plan):
             if field.is_over():
                 return
             start = judge.candidate(form)
             if objective == "memory" or start.score(objective) < limit:
                 for made in _Form(field, form, ends, found).candidates(start):
-                    limit = min(limit, made.score(objective))
+                    limit = limit if made.refused else min(limit, made.score(objective))
                     yield made
 
 
