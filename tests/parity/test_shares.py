@@ -15,6 +15,7 @@ from penstock.plan import plan_by_hand
 from penstock.program.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes
 from penstock.schedule import one_f_one_b
+from penstock.schedule.dapple import turns_of
 from tests.parity.models import captured, job_of, plain_loop, plan_of
 from tests.parity.training import Run, difference, train
 
@@ -47,6 +48,19 @@ def test_unlike_shares_train_the_plain_loop(name, schedule, stages, shares, tmp_
         row.micro_batch for row in outcome.timeline.spans if row.kind == "F" and not row.stage
     ]
     assert len(places) % sum(shares) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "shares"),
+    [("tied", "2+1-1", (5,)), ("batch_norm", "1-3", (4,)), ("dropout", "2-1-1", (4, 2))],
+)
+def test_stages_on_unlike_numbers_of_ranks_train_the_plain_loop(name, ranks, shares, tmp_path):
+    turns = turns_of(ranks)
+    own = {"num_ranks": sum(map(len, turns)), "clip": True}
+    run = run_of(name, f"dapple(ranks={ranks})", len(turns), shares, **own)
+    outcome, trained = train(run, tmp_path), plain_loop(run.job, 3, sum(shares))
+    assert difference(outcome.weights, trained.weights) < 1e-11
+    assert [step.loss for step in outcome.steps] == pytest.approx(trained.losses, rel=1e-14)
 
 
 @st.composite

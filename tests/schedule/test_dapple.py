@@ -1,11 +1,15 @@
 import sys
+import textwrap
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
+from penstock.program.lower import lower
 from penstock.schedule import dapple, one_f_one_b, peak_activations
+from penstock.simulate import simulate
+from penstock.timeline import draw, step_s
 from tests.schedule.toy import costs, picture, simulated, step
 
 sizes, seconds = st.integers(1, 8), st.integers(1, 9)
@@ -61,3 +65,59 @@ def test_steps_with_messages_are_bapipe_s_closed_forms(n, m, f, b, message_s):
 
 def test_picture_in_the_docstring_is_what_runs():
     assert picture(dapple(3, 5)) in sys.modules[dapple.__module__].__doc__
+
+    def seconds(action):
+        return (2 - action.stage) * (1 if action.kind == "F" else 2)
+
+    drawn = draw(simulate(lower(dapple(2, 4, ranks="2-1")), seconds), unit_s=1.0)
+    assert textwrap.indent(drawn, "    ") in sys.modules[dapple.__module__].__doc__
+
+
+@st.composite
+def several(draw):
+    """Return the turns of each stage, and micro-batches enough for all ranks to have one."""
+    turns = draw(
+        st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4)
+    )
+    return turns, draw(st.integers(max(map(sum, turns)), 24))
+
+
+@given(several(), policies)
+def test_ranks_of_a_stage_take_their_parts_of_every_turn(pair, policy):
+    turns, m = pair
+    words = "-".join("+".join(map(str, turn)) if len(turn) > 1 else "1" for turn in turns)
+    made = dapple(len(turns), m, ranks=words, policy=policy)  # a Schedule: it can run
+    first = 0
+    for stage, turn in enumerate(turns):
+        for end in range(0, m + 1, sum(turn)):
+            own = (made.ranks[stage, :end] - first).tolist()
+            assert [own.count(at) * sum(turn) for at in range(len(turn))] == [p * end for p in turn]
+        first += len(turn)
+    assert made.num_ranks == first
+
+
+@given(st.integers(1, 4), st.integers(1, 5), seconds, seconds, policies)
+def test_ranks_of_one_stage_share_its_work(ranks, rounds, f, b, policy):
+    """What takes `ranks` times as long, on so many ranks, keeps the other stage busy."""
+    made = dapple(2, ranks * rounds, ranks=ranks, policy=policy)
+
+    def seconds_of(action):
+        return (1 if action.stage else ranks) * (f if action.kind == "F" else b)
+
+    took = step_s(simulate(lower(made), seconds_of))
+    most = (2 * ranks + 1) * (f + b)  # to fill, to drain, and a round in which they wait in turn
+    assert ranks * rounds * (f + b) <= took <= ranks * rounds * (f + b) + most
+    assert len({*made.ranks[0].tolist()}) == ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ("2-0", "the stages are on '2-0' ranks"),
+        ("1-1-1", "ranks 1-1-1 of 3 stages, of 2"),
+        ("9+1-1", "4 micro-batches leave a rank of 2 without one"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(ranks, words):
+    with pytest.raises(ScheduleError, match=words):
+        dapple(2, 4, ranks=ranks)

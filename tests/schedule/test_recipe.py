@@ -32,7 +32,7 @@ from penstock.schedule.recipe import (
 from penstock.typed import MisfitError
 
 ARGUMENTS = {
-    "dapple": {"policy": ["A", "B"]},
+    "dapple": {"policy": ["A", "B"], "ranks": [2, "2-2", "2+1"]},
     "interleaved": {"group": [2]},
     "chimera": {"pipelines": [2]},
     "hanayo": {"waves": [1, 2]},

@@ -16,7 +16,7 @@ from penstock.profile import Profile
 from penstock.schedule import SCHEDULES, Builder, find, one_f_one_b
 from penstock.schedule.recipe import name_of
 from penstock.search import Candidate, Fixed, evaluate, search
-from penstock.search.balance import balanced_cuts
+from penstock.search.balance import balanced_cuts, balanced_cuts_on
 from penstock.search.best import search as search_one
 from penstock.search.judge import Judge
 from penstock.search.search import SearchResult
@@ -47,15 +47,28 @@ def shapes(graph: Graph, ranks: int, count: int) -> list[tuple[int, int, int, st
     """Return every (replicas, ranks of a pipeline, stages, schedule, micro-batches) there is."""
     found = []
     for replicas, depth in itertools.product(range(1, ranks + 1), repeat=2):
-        if replicas * depth > ranks or count % replicas:
+        if replicas * depth > ranks or count < replicas:
             continue
+        shares = {count // replicas, -(-count // replicas)}
         for make in TRAINING if depth > 1 else (one_f_one_b,):  # alone, all orders are the same
             several = "num_ranks" in inspect.signature(make).parameters
             counts = [2 * depth, 3 * depth] if several else [depth]
             for stages in counts + [depth] * (make.__name__ == "list_schedule"):
-                if stages <= len(graph.cut_points) + 1 and builds(make, stages, count, depth):
-                    found.append((replicas, depth, stages, make.__name__, count // replicas))
+                built = [builds(make, stages, share, depth) for share in shares]
+                if stages <= len(graph.cut_points) + 1 and all(built):
+                    found.append((replicas, depth, stages, make.__name__, max(shares)))
+        for ways in on_several(depth):
+            if len(ways) <= len(graph.cut_points) + 1 and max(ways) <= min(shares):
+                for policy in "AB":
+                    name = f"dapple(policy={policy}, ranks={'-'.join(map(str, ways))})"
+                    found.append((replicas, depth, len(ways), name, max(shares)))
     return found
+
+
+def on_several(ranks: int) -> list[tuple[int, ...]]:
+    """Return the numbers of ranks of two stages or more, one of which has several."""
+    rows = (itertools.product(range(1, ranks), repeat=count) for count in range(2, ranks))
+    return [row for row in itertools.chain(*rows) if sum(row) == ranks]
 
 
 def builds(make: Builder, stages: int, count: int, ranks: int) -> bool:
@@ -86,7 +99,10 @@ def test_every_shape_is_tried_with_and_without_recompute(pair, ranks: int, count
     tried = [(shape_of(c.plan), c.plan.recompute[0]) for c in simulated]
     assert sorted(tried) == sorted(expected)
     for candidate in simulated:
-        cuts = balanced_cuts(graph, profile.op_s, candidate.plan.num_stages)
+        ranks_of = candidate.plan.schedule.name.partition("ranks=")[2].rstrip(")")
+        parts = [1 / int(word) for word in ranks_of.split("-") if word]
+        on = ((0,),) * candidate.plan.num_stages
+        cuts = balanced_cuts_on(graph, [profile.op_s], on, parts)
         assert candidate.plan.cuts == cuts
 
 
@@ -388,6 +404,10 @@ def shapes_of_wish(fixed: Fixed) -> list[tuple[int, int]]:
             for make, stages in tried
         ):
             found.append((replicas, depth))
+        elif fixed.schedule is None:
+            found += [(replicas, depth)] * any(
+                fixed.stages in (None, len(ways)) for ways in on_several(depth)
+            )
     return found
 
 
@@ -427,7 +447,7 @@ def test_wishes_are_kept_or_refused(ranks, replicas, stages, schedule, recompute
         Fixed(ranks=4),
         Fixed(ranks=0),
         Fixed(replicas=4),
-        Fixed(ranks=3, replicas=1, stages=2),
+        Fixed(ranks=3, replicas=1, stages=1),
     ],
 )
 def test_wish_that_cannot_be_is_refused_with_its_values(fixed: Fixed) -> None:

@@ -150,15 +150,38 @@ class Judge:
         lives = self._counts_of(plan).forward > 0
         return tuple(tuple(np.flatnonzero(column).tolist()) for column in lives.T)
 
-    def portions(self, plan: Plan) -> tuple[float, ...]:
-        """Return for each stage the part of its micro-batches that one of its ranks does.
+    def portions(self, plan: Plan) -> tuple[tuple[int, float], ...]:
+        """Return for each stage the kind of device of the rank that is longest at it, and its part.
 
-        Nothing where all are alike, or a rank has several stages.
+        That is of the stage's micro-batches; kinds are places of profiles.  Nothing where all ranks
+        do as large a part, or a rank has several stages.
         """
         forward = self._counts_of(plan).forward
-        parts = forward.max(axis=0) / forward.sum(axis=0)
+        parts = forward / forward.sum(axis=0)
         several = ((forward > 0).sum(axis=1) > 1).any()
-        return () if several or np.ptp(parts) == 0 else tuple(parts.tolist())
+        if several or np.ptp(parts.max(axis=0)) == 0:
+            return ()
+        kinds = self._slowest(plan)
+        each_s = np.array([self.profiles[kind].micro_batch_s for kind in kinds])
+        longest: list[int] = (parts * each_s[:, None]).argmax(axis=0).tolist()
+        return tuple((kinds[rank], float(parts[rank, at])) for at, rank in enumerate(longest))
+
+    def speeds(self, plan: Plan) -> tuple[float, ...]:
+        """Return the micro-batches a second of each rank of a replica, of the slowest replica."""
+        return tuple(1 / self.profiles[kind].micro_batch_s for kind in self._slowest(plan))
+
+    def _slowest(self, plan: Plan) -> list[int]:
+        """Return for each rank of a replica the slowest kind of device of all that have its place.
+
+        Kinds are places of profiles.
+        """
+        places, column_of = self.places(plan.hosts, plan.total_ranks), plan.grid.column_of
+
+        def seconds(kind: int) -> float:
+            return self.profiles[kind].micro_batch_s
+
+        rows = ([places[at] for at in column_of(rank)] for rank in plan.grid.ranks_of(0))
+        return [max(row, key=seconds) for row in rows]
 
     # -- simulation -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from penstock.schedule.recipe import has_window
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.field import Effort
 from penstock.search.judge import Judge
+from penstock.search.turns import other_turns
 from penstock.simulate.suited import bare
 
 _ALL_CUTS = 2000  # ways to cut, of which all are considered
@@ -28,14 +29,15 @@ def polish(judge: Judge, best: Candidate, objective: Objective, effort: Effort) 
     """Change one thing at a time while that makes the candidate better, and there is time.
 
     That is a cut, to a neighbouring cut point, or a stage that need not be recomputed, or the
-    micro-batches of replicas on unlike devices; at last the schedule, to that for equal seconds.
+    micro-batches of replicas, or of the ranks of a stage, on unlike devices; at last the schedule,
+    to that for equal seconds.
     """
     improved = True
     while improved:
         improved = False
         relaxed = _relaxed(best.plan) if effort.rescues else iter(())
         near, others = _neighbours(judge.graph, best.plan), other_shares(judge, best.plan)
-        for plan in itertools.chain(near, relaxed, others):
+        for plan in itertools.chain(near, relaxed, others, other_turns(judge, best.plan)):
             if effort.is_over():
                 return best
             other = judge.candidate(plan)
@@ -125,8 +127,12 @@ def other_shares(judge: Judge, plan: Plan) -> Iterator[Plan]:
         for group, other in itertools.permutations(alike.values(), 2):
             giver = max(group, key=grid.shares.__getitem__)
             taker = min(other, key=grid.shares.__getitem__)
-            shares = [*grid.shares]
-            shares[giver] -= 2**exponent
-            shares[taker] += 2**exponent
-            if shares[giver] > 0:
-                yield replace(plan, shares=tuple(shares), num_micro_batches=max(shares))
+            moves = [([giver], [taker])]
+            moves += [(group, other)] * (len(group) > 1)  # of which all may be the slowest
+            for givers, takers in moves:
+                shares = [*grid.shares]
+                for replica in givers:
+                    shares[replica] -= 2**exponent
+                    shares[min(takers, key=shares.__getitem__)] += 2**exponent
+                if min(shares) > 0:
+                    yield replace(plan, shares=tuple(shares), num_micro_batches=max(shares))

@@ -31,6 +31,7 @@ from penstock.search.reasons import reasons
 from penstock.search.shapes import Fixed, Shape, nothing_fits, shapes
 from penstock.search.sharded import with_shards
 from penstock.search.simplest import exactest, simplest, why_simplest
+from penstock.search.turns import by_speed
 from penstock.timeline import Timeline
 
 _Floats = tuple[float, ...]
@@ -211,7 +212,8 @@ class _Cutter:
             post_validation=self.clip and fixed.post_validation,
             shares=shape.shares,
         )
-        bare, cuts = replace(bare, buffers=fixed.buffers, sums=fixed.sums), self._cut(bare, shape)
+        bare = by_speed(self.judge, replace(bare, buffers=fixed.buffers, sums=fixed.sums), shape)
+        cuts = self._cut(bare, shape)
         if cuts is None:
             return
         early = early_on(self.judge.cluster_of(shape.hosts), bare.total_ranks)
@@ -280,8 +282,10 @@ class _Cutter:
 
     def _cut(self, bare: Plan, shape: Shape) -> tuple[int, ...] | None:
         """Return the cuts; those that rules require too, if there are enough stages for them."""
-        devices = self.devices(replace(bare, hosts=shape.hosts))
-        portions = self.judge.portions(bare)
+        there = replace(bare, hosts=shape.hosts)
+        devices, portions = self.devices(there), tuple[float, ...]()
+        if longest := self.judge.portions(there):
+            devices, portions = tuple((kind,) for kind, _ in longest), tuple(p for _, p in longest)
         if (devices, portions) not in self._cuts:
             op_s, rules = [profile.op_s for profile in self.judge.profiles], self.judge.rules
             required = rules.required if len(rules.required) < shape.stages else frozenset[int]()

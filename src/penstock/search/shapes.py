@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from penstock.cluster import Cluster
 from penstock.cluster.order import host_orders, placed
@@ -12,6 +13,7 @@ from penstock.job import AS_IT_IS, Precision
 from penstock.plan import Buffers, Offloaded
 from penstock.rules import Rule
 from penstock.schedule import SCHEDULES, Schedule
+from penstock.schedule.dapple import dapple, turns_of
 from penstock.schedule.grid import evenly, unlike
 from penstock.schedule.recipe import (
     AnySchedule,
@@ -170,6 +172,13 @@ def _divided(num_ranks: int) -> Iterator[tuple[int, ...]]:
         yield tuple(b - a for a, b in itertools.pairwise([0, *cuts, num_ranks]))
 
 
+def has_turns(schedule: AnySchedule) -> TypeGuard[Recipe]:
+    """Return whether a recipe is of one synchronous step, and says on how many ranks stages are."""
+    if not isinstance(schedule, Recipe) or schedule.builder != dapple.__name__:
+        return False
+    return "ranks" in dict(schedule.arguments)
+
+
 def _words(ranks: Sequence[int]) -> int | str:
     return ranks[0] if len(ranks) == 1 else words_of_ranks(ranks)
 
@@ -183,7 +192,13 @@ def _synchronous(num_ranks: int) -> list[Recipe]:
     if num_ranks == 1:
         return [Recipe("one_f_one_b")]
     each = (Recipe(make.__name__) for make in SCHEDULES)
-    return [recipe for recipe in each if trains(recipe) and not has_window(recipe)]
+    found = [recipe for recipe in each if trains(recipe) and not has_window(recipe)]
+    several = [ranks for ranks in _divided(num_ranks) if 1 < len(ranks) < num_ranks]
+    return found + [
+        Recipe(dapple.__name__, (("policy", policy), ("ranks", _words(ranks))))
+        for ranks in several
+        for policy in ("A", "B")
+    ]
 
 
 def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
@@ -195,6 +210,10 @@ def _stage_counts(schedule: AnySchedule, num_ranks: int) -> tuple[int, ...]:
         return (schedule.num_stages,)
     if units := units_of(schedule):
         return (sum(units),)
+    if has_turns(schedule):
+        named = turns_of(str(dict(schedule.arguments)["ranks"]))
+        left = num_ranks - sum(map(len, named))
+        return (len(named) + left,) if left >= 0 else ()
     if shares_ranks(schedule):
         one = (num_ranks,) if schedule.takes_links else ()
         return *one, 2 * num_ranks, 3 * num_ranks
