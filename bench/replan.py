@@ -16,6 +16,7 @@ search_s, move_s  that searching and moving took
 gain, predicted_gain   slowed_s / after_s, measured and predicted
 sampled, share    windows that were sampled, and what part of the time sampling took
 plan_before, plan_after   in words
+factor            by which the slowest rank was slower than the fastest, to what they were before
 times, back       how often the plan was made again, and of these went back to the one before
 loss              of the last step
 """
@@ -132,6 +133,7 @@ def run(folder: Path, name: str, *, replan: bool, steps: int, since: int) -> Row
         "sampled": sampling["sampled"],
         "share": sampling["share"],
         "changes": first.changes if first else _words(found.plan),
+        "factor": max(first.factors) / min(first.factors) if first else None,
         "times": len(made),
         "back": back,
         "loss": found.outcome.steps[-1].loss,

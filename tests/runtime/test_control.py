@@ -71,6 +71,49 @@ def test_ranks_that_run_apart_obey_the_same_orders(kind, seed, monkeypatch):
         assert boards[who].asked() == signal.SIGTERM
 
 
+@pytest.mark.parametrize("kind", ["local", "store"])
+def test_ranks_make_the_plan_again_after_the_same_window_and_count_anew(kind, monkeypatch):
+    """Each time that one of them asks; what they post, all see."""
+    monkeypatch.setattr("penstock.runtime.control._LOOK_S", 0.01)
+    ranks = 3
+    with closing(LocalBoard()) as local:
+        make = stores() if kind == "store" else lambda: local
+        boards = [make() for _ in range(ranks)]
+        assert boards[1].posts(ranks) == [""] * ranks
+        meet, did = threading.Barrier(ranks), [[] for _ in range(ranks)]
+
+        def live(rank):
+            control, pace, done, plans = Control(boards[rank]), Random(rank), 0, 0
+            for total in count(1):
+                done += 1
+                time.sleep(0.001 * pace.random())
+                if rank == 0 and total in (20, 60):
+                    boards[rank].ask_to_plan(plans + 1)
+                if rank == 2 and total == 120:
+                    boards[rank].ask_to_stop(signal.SIGTERM)
+                do = control.after(done)
+                if do == "plan":
+                    did[rank].append(total)
+                    control.planned(done)
+                    done, plans = 0, plans + 1
+                    boards[rank].post(rank, f"{rank} has {plans}")
+                    meet.wait(10)
+                    assert boards[rank].posts(ranks) == [f"{r} has {plans}" for r in range(ranks)]
+                    meet.wait(10)
+                if do == "stop":
+                    did[rank].append(-total)
+                    return
+
+        threads = [threading.Thread(target=live, args=(rank,)) for rank in range(ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert all(each == did[0] for each in did)
+    first, second, end = did[0]
+    assert 20 <= first < 60 <= second < -end
+
+
 def test_the_first_rank_at_a_place_decides_for_all():
     with closing(LocalBoard()) as board:
         assert board.agree(Command(3, "save", 4)).do == "save"

@@ -65,7 +65,7 @@ class Board(Protocol):
         ...
 
     def posts(self, num_ranks: int) -> list[str]:
-        """Return what each rank posted last; "" where it posted nothing."""
+        """Return what each rank posted last; "" where it posted nothing, or another one did not."""
         ...
 
 
@@ -229,7 +229,9 @@ class StoreBoard:
 
     def posts(self, num_ranks: int) -> list[str]:
         keys = [f"post/{rank}" for rank in range(num_ranks)]
-        return [self._store.get(k).decode() if self._store.check([k]) else "" for k in keys]
+        if not self._store.check(keys):
+            return [""] * num_ranks
+        return [text.decode() for text in self._store.multi_get(keys)]
 
 
 def _at(order: str) -> int:

@@ -133,6 +133,7 @@ class Replanner:
         self.folder, self.last_step, self._leads = folder, last_step, leads
         self.count = self._posted = 0
         self._ready_s = self._asked_s = self._move_took_s = self._step_s = 0.0
+        self._looked_s = 0.0
         self._search_s = basis.search_s
         self._factors = (1.0,) * choice.plan.total_ranks
         self._plain: Cluster | None = None  # the plan's hosts, none of them slowed
@@ -160,8 +161,8 @@ class Replanner:
             self._posted = moves
             told = {"plan": self.count, "samples": asdict(sampler.told())}
             self.board.post(rank, json.dumps(told))
-        if self.leads(rank):
-            self._step_s = sampler.step_s
+        if self.leads(rank) and time.monotonic() - self._looked_s >= 4 * self.board.look_s:
+            self._looked_s, self._step_s = time.monotonic(), sampler.step_s
             self._weigh(step)
 
     def next(self, task: "Task", step: int, transport: "Transport") -> "Task":
