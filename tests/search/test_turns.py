@@ -6,6 +6,7 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.plan import plan_by_hand
 from penstock.search import Fixed, evaluate
 from penstock.search.search import search
+from penstock.search.turns import in_turn
 from tests.search.chains import chain, cluster_of, profile_of
 
 GRAPH = chain([10, 10, 10, 4000], [40] * 4)  # long stages of few weights, then one of many
@@ -45,3 +46,10 @@ def test_ranks_of_a_stage_take_as_many_micro_batches_as_they_are_fast():
     as_many = replace(plan, schedule="dapple(ranks=2-1)")
     even, _ = evaluate(GRAPH, (fast, slow), mixed(), as_many)
     assert plan.predicted.step_s < 0.9 * even.step_s
+
+
+def test_turns_are_small_numbers_as_the_speeds_are():
+    assert in_turn((2.0, 1.0)) == (2, 1)
+    assert in_turn((0.2, 0.31, 0.1)) == (2, 3, 1)
+    assert in_turn((7.0, 7.0)) == (1, 1)
+    assert in_turn((1.5, 1.01, 1.0)) == (3, 2, 2)

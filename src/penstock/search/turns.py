@@ -33,7 +33,7 @@ def by_speed(judge: Judge, plan: Plan, shape: Shape) -> Plan:
     first = 0
     for turn in _turns(plan, plan.schedule):
         own = speeds[first : first + len(turn)]
-        made.append(_in_turn(own) if set(turn) == {1} else turn)
+        made.append(in_turn(own) if set(turn) == {1} else turn)
         first += len(turn)
     return _with_turns(plan, plan.schedule, made) or plan
 
@@ -63,7 +63,7 @@ def _turns(plan: Plan, recipe: Recipe) -> tuple[tuple[int, ...], ...]:
     return named + ((1,),) * (count - len(named))
 
 
-def _in_turn(speeds: Sequence[float]) -> tuple[int, ...]:
+def in_turn(speeds: Sequence[float]) -> tuple[int, ...]:
     """Return small whole numbers that are about as the speeds are."""
     parts = [Fraction(speed / min(speeds)).limit_denominator(_SIMPLE) for speed in speeds]
     least = lcm(*(part.denominator for part in parts))
