@@ -10,7 +10,7 @@ from penstock.graph.graph import Graph
 from penstock.graph.memory import moved
 from penstock.graph.wire import error_bound, message_bytes, summed_bytes
 from penstock.job import AS_IT_IS
-from penstock.plan import By, Decision, Plan, Sharding, repeats_all
+from penstock.plan import By, Decision, Offloaded, Plan, Sharding, repeats_all
 from penstock.profile import Profile
 from penstock.schedule import peak_activations
 from penstock.schedule.orders import B
@@ -23,6 +23,7 @@ from penstock.search.shapes import Fixed
 from penstock.simulate.sharing import crowded
 from penstock.units import format_bytes, format_seconds
 
+_NEAR = {"offload": (), "beside": False}  # weights that every replica would have far
 _WORTH = 0.99  # of a step: less is no gain
 
 
@@ -62,7 +63,7 @@ def reasons(
         Decision("schedule", _made_for(plan), by(asked), schedule),
         Decision("micro-batches", plan.share_words, *_sharing(plan)),
         Decision("recompute", _yes_no(plan), by(fixed.recompute), again),
-        *((Decision("offload", fixed.offload, "user", "asked for"),) if fixed.offload else ()),
+        *_waiting(judge, best, fixed),
         *_copies(best, field, judge, asked),
         *_shards(judge, best),
         *_fewer_bits(judge, best, fixed.wire),
@@ -96,12 +97,48 @@ def _copies(best: Candidate, field: Field, judge: Judge, asked: object) -> Itera
             why = f"{why}; {how}"
         yield Decision("far memory", value, "user" if asked is not None else "search", why)
     if any(word != "none" for word in plan.offload):
-        why = _against(best, field, judge, "way to copy", lambda plan: plan.beside)
-        if all(not plan.beside for plan in field.plans):
-            why = "no rank has a core more than it computes with"
-        by: By = "search" if any(plan.beside for plan in field.plans) else "only choice"
+        by: By = "search"
+        if not any(each.offloads for each in field.plans):  # found where memory was short
+            other = judge.candidate(replace(plan, beside=not plan.beside))
+            way = "between" if plan.beside else "beside"
+            why = f"{way} computes {other.refused or format_seconds(other.step_s)}"
+            if not (plan.beside or other.refused) and other.step_s < best.step_s:
+                why = "no rank has a core more than it computes with"
+        elif all(not each.beside for each in field.plans):
+            by, why = "only choice", "no rank has a core more than it computes with"
+        else:
+            why = _against(best, field, judge, "way to copy", lambda plan: plan.beside)
         value = "beside computes" if plan.beside else "between computes"
         yield Decision("copies", value, by, why)
+
+
+def _waiting(judge: Judge, best: Candidate, fixed: Fixed) -> Iterator[Decision]:
+    """Yield what waits in far memory where that is the search's, and what it saves and costs."""
+    plan = best.plan
+    if fixed.offload:
+        yield Decision("offload", fixed.offload, "user", "asked for")
+        return
+    if all(word == "none" for word in plan.offload):
+        return
+    near = replace(plan, offload=(), beside=False, prefetch=plan.prefetch if plan.shards else 0)
+    if judge.rules.broken(near, judge.graph):
+        return
+    counts = Counter(plan.offload)
+    words: dict[Offloaded, str] = {
+        "state": "the optimizer's state",
+        "activations": "activations",
+        "both": "state and activations",
+        "weights": "weights, gradients and state",
+        "all": "weights, gradients, state and activations",
+    }
+    parts = [f"{words[each]} of {counts[each]}" for each in words if counts[each]]
+    value = f"{', '.join(parts)} of {plan.num_stages} stages"
+    if plan.far:
+        value += f", loaded {plan.prefetch} ahead" if plan.prefetch else ", loaded at their use"
+    whole = judge.candidate(near)
+    why = f"{format_bytes(max(best.peak_bytes))} a rank in place of "
+    why += f"{format_bytes(max(whole.peak_bytes))}, {format_seconds(best.step_s)} in place of "
+    yield Decision("offload", value, "search", f"{why}{format_seconds(whole.step_s)}")
 
 
 def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
@@ -117,7 +154,7 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
     }
     value = ", ".join(f"{counts[each]} {words[each]}" for each in words if counts[each])
     ahead = f", gathered {plan.prefetch} ahead" if plan.prefetch else ", gathered at their use"
-    undivided = replace(plan, shard=(), prefetch=0, parts=())
+    undivided = replace(plan, shard=(), prefetch=0, parts=(), **({} if not plan.far else _NEAR))
     if judge.rules.broken(undivided, judge.graph):
         yield Decision("shard", value + ahead, "user", "asked for by a rule")
         return

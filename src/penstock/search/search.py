@@ -23,6 +23,7 @@ from penstock.schedule.recipe import Recipe, any_schedule, name_of, trains
 from penstock.search.balance import ANYWHERE, StageEnds, balanced_cuts_on
 from penstock.search.candidate import Candidate, Objective
 from penstock.search.copied import with_copies
+from penstock.search.far import with_far
 from penstock.search.field import Effort, Field, Tally, front_of
 from penstock.search.judge import Judge
 from penstock.search.less_kept import with_less_kept
@@ -103,7 +104,7 @@ def search(  # noqa: PLR0913 - what there is, and one for each request
     may_rescue = fixed.recompute is None and not any(plan.offloads for plan in plans)
     effort = Effort(prune, may_rescue, is_over, progress)
     field = Field(judge, plans, objective, effort)
-    (best, *others), cut_short = _polished(field, cutter), field.was_cut_short
+    (best, *others), cut_short = _polished(field, cutter, fixed), field.was_cut_short
     why = reasons(best, field, judge, fixed, cutter.devices(best.plan))
     chosen = _plainest(field, best, others, fixed, error)
     if chosen is not best:
@@ -141,7 +142,7 @@ def _has_seconds(fixed: Fixed) -> bool:
     return isinstance(asked, Recipe) and asked.seconds is not None
 
 
-def _polished(field: Field, cutter: "_Cutter") -> list[Candidate]:
+def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
     """Return the best candidates of the field, polished, and those with copies, the best first.
 
     Raises:   PlanError: none can be used.
@@ -156,8 +157,10 @@ def _polished(field: Field, cutter: "_Cutter") -> list[Candidate]:
     effort = replace(field.effort, is_over=field.is_over)
     moved = [change(judge, each, objective, effort) for each in tried]
     copied = with_copies(field, cutter.has_cores)
-    sharded = [*with_shards(field)]
-    others = [*moved, *copied, *sharded]
+    sharded = [] if fixed.state_stays else [*with_shards(field)]
+    may = {"moves_state": not fixed.state_stays, "may_cut": fixed.stages is None}
+    far = with_far(field, cutter.has_cores, **may)
+    others = [*moved, *copied, *sharded, *far]
     others += with_less_kept(field, others, [each for each in sharded if each.refused])
     usable = [candidate for candidate in others if not candidate.refused]
     if not usable:

@@ -49,6 +49,7 @@ class Fixed:
                replica, and takes its micro-batches in order.
     rules:     that every plan keeps to.
     as_placed: whether hosts stay in the order in which they stand.
+    state_stays: whether the optimizer's state cannot be in far memory, or in parts.
     """
 
     ranks: int | None = None
@@ -65,6 +66,7 @@ class Fixed:
     sums: Precision | None = None
     rules: tuple[Rule, ...] = ()
     as_placed: bool = False
+    state_stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

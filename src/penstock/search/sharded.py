@@ -64,14 +64,14 @@ def _may_share(judge: Judge, candidate: Candidate) -> bool:
 
 def _ways(judge: Judge, plan: Plan) -> Iterator[Plan]:
     """Yield the plan, and the plan in units, with all in shards that are gathered early or late."""
-    for each in dict.fromkeys((plan, _in_units(judge, plan))):
+    for each in dict.fromkeys((plan, in_units(judge, plan))):
         for ahead in _AHEAD if each.num_stages > 1 else (0,):
             made = replace(each, shard=("shard",) * each.num_stages, prefetch=ahead)
             if not judge.rules.broken(made, judge.graph):
                 yield made
 
 
-def _in_units(judge: Judge, plan: Plan) -> Plan:
+def in_units(judge: Judge, plan: Plan) -> Plan:
     """Return the plan in units of a block; one alone takes all micro-batches through each."""
     graph = judge.graph
     if plan.num_ranks > 1 or plan.num_stages > 1:

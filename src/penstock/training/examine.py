@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from penstock.errors import JobError, PenstockError
 from penstock.files import Json
+from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import Decision
@@ -51,12 +52,19 @@ def examine(job: Job, *, check: bool = True) -> Examined:
     return typed(Examined, apart(lambda: _examined(job, check=check).to_json()))
 
 
-def examine_optimizer(job: Job, captured: Capture) -> str:
-    """Return why the optimizer has to stay whole; empty if stages can have parts of it.
+def examine_optimizer(job: Job, captured: Capture) -> tuple[str, bool]:
+    """Return why the optimizer has to stay whole, empty if stages can have parts of it; and whether
+    it is of its own kind, so that nothing is known of its state.
 
     Raises:   JobError: it is not usable.
     """
-    return apart(lambda: undividable(job, captured) or "")
+
+    def asked() -> list[str | bool]:
+        is_own = not whole_optimizer(job, captured.model).is_plain
+        return [undividable(job, captured) or "", is_own]
+
+    whole, is_own = apart(asked)
+    return str(whole), bool(is_own)
 
 
 def bounded(

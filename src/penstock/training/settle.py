@@ -81,19 +81,21 @@ def bounded(
     from penstock.training.store import keep, kept, key_of
 
     key = key_of(job, text, captured.graph.digest)
-    before = kept(_Optimizer, key, "optimizer")
+    before = kept(_Optimizer, key, "kind of optimizer")
     if before is None:
         with listener.busy("examining the optimizer"):
-            before = _Optimizer(examine.examine_optimizer(job, captured))
-        keep(key, "optimizer", asdict(before))
+            before = _Optimizer(*examine.examine_optimizer(job, captured))
+        keep(key, "kind of optimizer", asdict(before))
+    fixed = replace(fixed, state_stays=before.is_own)
     return examine.bounded(job, found, before.whole, fixed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Optimizer:
-    """Why the optimizer has to stay whole; empty if it need not."""
+    """Why the optimizer has to stay whole, empty if it need not; whether it is of its own kind."""
 
     whole: str
+    is_own: bool
 
 
 class Checked(NamedTuple):
