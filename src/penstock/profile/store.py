@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_SAMPLES = 256  # of a kind of device
+_FORMAT = 2  # one more where other things are measured than before
 
 
 class ProfileKey(NamedTuple):
@@ -228,4 +229,4 @@ def _here() -> tuple[str, str]:
         own = version("penstock")
     except PackageNotFoundError:  # run from its source
         own = "of the source"
-    return device, f"torch {torch.__version__}, penstock {own}"
+    return device, f"torch {torch.__version__}, penstock {own}, format {_FORMAT}"

@@ -52,7 +52,7 @@ class _Item(NamedTuple):
     seconds: float
 
 
-class _How(NamedTuple):
+class _CopyWay(NamedTuple):
     """How copies run: beside computes, and how many stages ahead weights are loaded."""
 
     beside: bool
@@ -70,6 +70,8 @@ def with_far(
     if field.objective == "memory" or not field.effort.rescues:
         return
     judge, limit = field.judge, float("inf")
+    if not all(profile.far_s_per_byte for profile in judge.profiles):  # nobody knows what it takes
+        return
     usable = [c.score(field.objective)[0] for c in field.simulated if not c.refused]
     limit = min(usable, default=limit)
     found = [each for each in field.overfull(8 * _MOST_PLANS) if _may_wait(judge, each.plan)]
@@ -80,8 +82,8 @@ def with_far(
             slower = start.peak_bytes and start.score(field.objective)[0] >= limit
             if field.is_over() or slower or judge.rules.broken(form, judge.graph):
                 continue
-            for how in (_How(False, 0), *([_How(True, 1)] if has_cores(form) else [])):
-                for made in _Form(judge, form, how, moves_state).candidates(field):
+            for how in (_CopyWay(False, 0), *([_CopyWay(True, 1)] if has_cores(form) else [])):
+                for made in _WaitingForm(judge, form, how, moves_state).candidates(field):
                     if not made.refused:
                         limit = min(limit, made.score(field.objective)[0])
                     yield made
@@ -102,10 +104,10 @@ def _bare(judge: Judge, plan: Plan) -> Plan:
     return replace(plan, recompute=tuple(word == "yes" for word in said))
 
 
-class _Form:
+class _WaitingForm:
     """A plan, and how its copies run."""
 
-    def __init__(self, judge: Judge, plan: Plan, how: _How, moves_state: bool) -> None:
+    def __init__(self, judge: Judge, plan: Plan, how: _CopyWay, moves_state: bool) -> None:
         self.judge, self.how, self.moves_state = judge, how, moves_state
         divides = plan.replicas > 1 and moves_state
         self.plan = replace(plan, shard=("shard",) * plan.num_stages) if divides else plan
