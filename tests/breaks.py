@@ -325,6 +325,22 @@ BREAKS = (
         "the last sum of a step runs beside those before it, with the same ranks",
     ),
     Break(
+        "far_weights_not_written_back",
+        "runtime/shards.py",
+        "        return Move(lambda: self._copy_out(far), end)\n",
+        "        return Move(lambda: None, end)\n",
+        ("tests/parity/test_far_weights.py",),
+        "updated weights that are dropped in place of being copied to far memory",
+    ),
+    Break(
+        "waiting_not_counted",
+        "simulate/memory.py",
+        "        after += made\n        before -= used\n",
+        "",
+        ("tests/parity/test_far_weights.py",),
+        "what waits between two stages of one rank takes no bytes",
+    ),
+    Break(
         "shards_dropped_early",
         "program/passes/shard.py",
         "runs[known]._replace(last=place)",
