@@ -14,7 +14,8 @@ from penstock.plan import Plan
 from penstock.program.lower import lower, lower_schedule
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.of_plan import lower as lowered
-from penstock.program.passes import shard
+from penstock.program.passes import offload, shard
+from penstock.program.program import Reshard, Unshard
 from penstock.program.verify import verify
 from penstock.runtime.checkpoint import latest
 from penstock.runtime.flat import layouts_of
@@ -198,3 +199,12 @@ def test_a_checkpoint_in_parts_is_read_by_whole_replicas_and_the_other_way(tmp_p
         ends.append(train(after, folder / "second", windows=rest, resume=at).weights)
     for end in ends[1:]:
         assert all(torch.equal(value, end[key]) for key, value in ends[0].items())
+
+
+def test_weights_are_not_loaded_while_they_are_away_from_far_memory():
+    far = frozenset({0, 1})
+    made = shard(lower_schedule(breadth_first(2, 2, num_ranks=1), far=far), (), far=far)
+    made = offload(made, ["weights"] * 2)
+    near = [str(one) for one in made.code[0]].index("W0.0<far") + 1
+    with pytest.raises(ProgramError, match="its weights are not back in far memory"):
+        made.map_ranks(lambda code: (*code[:near], Unshard(0), Reshard(0), *code[near:]))
