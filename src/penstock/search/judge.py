@@ -306,7 +306,7 @@ class Judge:
         if objective == "memory" and (plan.offloads or plan.parts):
             return 0.0
         if schedule is not None:
-            peaks = most_held(schedule.orders, held)
+            peaks = most_held(schedule, stages.edges, held)
             _, places = parts[0]
             return float(max(peaks[at % len(peaks), place] for at, place in enumerate(places)))
         work = self._pieces.chained(costs.action_s)

@@ -37,11 +37,13 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     ranks = [orders.stages[a:b] for a, b in itertools.pairwise(orders.offsets.tolist())]
     ways = [_ways(sorted(free & {*stages.tolist()}), forward_s) for stages in ranks]
     caps, at = judge.caps(plan), [0] * len(ways)
+    sources = np.array([edge.source for edge in keeps.stages.edges], np.int64)
     while True:
         chosen = {stage for rank, way in enumerate(ways) for stage in way[at[rank]]}
         mask = np.array([stage in chosen for stage in range(count)])
         rows = zip(keeps.held, again.held, strict=True)
-        peaks = most_held(orders, [_mixed(one, other, mask) for one, other in rows])
+        mixed = [_mixed(one, other, mask, mask[sources]) for one, other in rows]
+        peaks = most_held(schedule, keeps.stages.edges, mixed)
         full = [
             rank
             for rank, row in enumerate(caps)
@@ -78,10 +80,16 @@ def _ways(stages: Sequence[int], forward_s: NDArray[np.float64]) -> list[tuple[i
     return sorted(ways, key=lambda way: (sum(forward_s[stage] for stage in way), way))
 
 
-def _mixed(keeps: DeviceMemory, again: DeviceMemory, mask: NDArray[np.bool_]) -> DeviceMemory:
-    """Return the bytes of stages that recompute where `mask` says so."""
+def _mixed(
+    keeps: DeviceMemory, again: DeviceMemory, mask: NDArray[np.bool_], of_edges: NDArray[np.bool_]
+) -> DeviceMemory:
+    """Return the bytes of stages that recompute where `mask` says so.
+
+    of_edges:  what that says of the source of each edge.
+    """
     return replace(
         keeps,
         transient=np.where(mask, again.transient, keeps.transient),
         net=np.where(mask, again.net, keeps.net),
+        waiting=tuple(np.where(of_edges, again.waiting, keeps.waiting).tolist()),
     )

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.graph.stages import StageEdge
 from penstock.program.codes import (
     BEGIN_RELOAD,
     COMPUTE,
@@ -30,10 +31,12 @@ from penstock.program.codes import (
     Numbers,
     begun,
 )
+from penstock.program.edges import Edge
 from penstock.program.instructions import TABLE, Bytes
 from penstock.program.program import Program
 from penstock.schedule.ledger import Changes, Levels, levels, peaks
-from penstock.schedule.orders import B, F, IntArray, Orders, U, W
+from penstock.schedule.orders import B, F, I, IntArray, U, W
+from penstock.schedule.schedule import Schedule
 from penstock.simulate.costs import Memory, with_copies
 from penstock.simulate.price import DeviceMemory
 from penstock.timeline import MemoryCurve
@@ -123,22 +126,45 @@ def _by_parts(
 def _waiting(program: Program, memory: Memory, rows: IntArray) -> tuple[IntArray, IntArray]:
     """Return what each of `rows` makes for another stage of its rank, and what it uses of such."""
     codes = program.code
-    window = program.num_micro_batches * program.num_steps
-    op, kind, stage = codes.op[rows], codes.kind[rows], codes.stage[rows]
     ranks = np.repeat(np.arange(program.num_ranks), np.diff(np.searchsorted(rows, codes.offsets)))
-    at = program.grid.places()[0][ranks], stage, codes.micro_batch[rows]
-    computes = op == COMPUTE
-    first = computes & (kind == F)
-    where = np.full((program.replicas, program.num_stages, window), -1, np.int64)
-    where[tuple(each[first] for each in at)] = ranks[first]
-    sizes = np.zeros((2, 2, *where.shape), np.int64)  # made or used, by F or backward
-    for number, edge in enumerate(program.edges):
-        here = (where[:, edge.source] == where[:, edge.target]) * memory.waiting_bytes[number]
-        sizes[0, int(edge.kind == "B"), :, edge.source] += here
-        sizes[1, int(edge.kind == "B"), :, edge.target] += here
-    held = sizes[:, (kind != F).astype(np.int64), *at] * (computes & (kind != W))
-    held *= np.where(kind == B, program.together, 1)
-    return held[0], held[1]
+    kind = np.where(codes.op[rows] == COMPUTE, codes.kind[rows], U).astype(np.int64)
+    replica = program.grid.places()[0][ranks]
+    actions = _OfReplicas(ranks, replica, kind, codes.stage[rows], codes.micro_batch[rows])
+    return _inside(actions, program.edges, memory.waiting_bytes.tolist(), program.together)
+
+
+class _OfReplicas(NamedTuple):
+    """Actions: on which rank of which replica, and what."""
+
+    ranks: IntArray
+    replicas: IntArray | Ints
+    kinds: IntArray
+    stages: Numbers
+    micro_batches: Numbers
+
+
+def _inside(
+    actions: _OfReplicas, edges: Sequence[Edge | StageEdge], sizes: Sequence[int], together: int
+) -> tuple[IntArray, IntArray]:
+    """Return what each action makes for another stage of its rank, and what it uses of such.
+
+    sizes:     by edge
+    together:  as in a schedule
+    """
+    ranks, replicas, kinds, stages, micro_batches = actions
+    computes = (kinds == F) | (kinds == B) | (kinds == I)
+    first = kinds == F
+    shape = [int(each.max(initial=-1)) + 1 for each in (replicas, stages, micro_batches)]
+    where = np.full(shape, -1, np.int64)
+    where[replicas[first], stages[first], micro_batches[first]] = ranks[first]
+    held = np.zeros((2, 2, *shape), np.int64)  # made or used, by F or backward
+    for edge, size in zip(edges, sizes, strict=True):
+        here = (where[:, edge.source] == where[:, edge.target]) * size
+        held[0, int(edge.kind == "B"), :, edge.source] += here
+        held[1, int(edge.kind == "B"), :, edge.target] += here
+    found = held[:, (~first).astype(np.int64), replicas, stages, micro_batches] * computes
+    found *= np.where(kinds == B, together, 1)
+    return found[0], found[1]
 
 
 def _shards(program: Program) -> IntArray:
@@ -241,18 +267,25 @@ def _keep_order(known_s: Floats, offsets: IntArray) -> None:
         np.maximum.accumulate(part, out=part)
 
 
-def most_held(orders: Orders, held: Sequence[DeviceMemory]) -> IntArray:
+def most_held(
+    schedule: Schedule, edges: Sequence[StageEdge], held: Sequence[DeviceMemory]
+) -> IntArray:
     """Return the bytes of every rank of a replica at its fullest: [rank, kind of device].
 
+    edges:    of the stages.
     Ignores:  messages that wait, and what a validated update keeps.
     """
-    actions, offsets = (orders.kinds, orders.stages), orders.offsets
+    orders = schedule.orders
+    kinds, stages, offsets = orders.kinds, orders.stages, orders.offsets
+    ranks = np.repeat(np.arange(len(orders)), np.diff(offsets))
+    actions = _OfReplicas(ranks, 0 * ranks, kinds.astype(np.int64), stages, orders.micro_batches)
     peaks_by_kind: list[IntArray] = []
     for each in held:
         start_bytes = np.array(each.start, np.int64)
-        own = [np.unique(orders.stages[orders.slice_of(rank)]) for rank in range(len(orders))]
-        start = np.array([start_bytes[stages].sum() for stages in own], np.int64)
-        net = each.net[actions]
-        levelled = levels(Changes(0 * net, each.transient[actions], net), offsets, start)
-        peaks_by_kind.append(peaks(levelled, offsets, start))
+        own = [np.unique(stages[orders.slice_of(rank)]) for rank in range(len(orders))]
+        start = np.array([start_bytes[those].sum() for those in own], np.int64)
+        made, used = _inside(actions, edges, each.waiting, schedule.together)
+        net = each.net[kinds, stages] + made
+        changes = Changes(-used, each.transient[kinds, stages], net)
+        peaks_by_kind.append(peaks(levels(changes, offsets, start), offsets, start))
     return np.stack(peaks_by_kind, axis=1)
