@@ -28,7 +28,7 @@ def test_what_is_divided_is_the_best_of_all_choices(state):
         link = Link(1e-4, source.choice([3e8, 1e9, 4e9]))
         roomy = Judge(graph, profile, cluster_of(2, link=link))
         plan = plan_by_hand(graph, [], "gpipe", num_micro_batches=2, replicas=2)
-        units = sharded._in_units(roomy, plan)
+        units = sharded.in_units(roomy, plan)
         made = [
             roomy.candidate(replace(units, shard=words, prefetch=ahead))
             for words in itertools.product(("shard", "shard_keep", "replicate"), repeat=3)

@@ -9,11 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
+from penstock.program.codes import COST_ROW, NUM_COSTS, OFFLOAD, RELOAD
 from penstock.program.edges import TiedGroup
 from penstock.program.lower import lower, lower_schedule
 from penstock.program.passes.offload import offload
 from penstock.program.program import Program
 from penstock.schedule import KINDS, SCHEDULES, gpipe
+from penstock.schedule.orders import F, U
 from penstock.simulate import Costs, simulate
 from penstock.simulate.carry import carried
 from penstock.simulate.replay import record
@@ -118,8 +120,10 @@ def test_message_that_is_there_before_its_send_ends_is_under_way_from_its_start(
 def test_copy_whose_lane_was_late_is_replayed_until_it_was_over():
     """A machine with too few cores begins a copy later than the thread asked for it."""
     program = offload(lower(gpipe(1, 4)), ["both"], beside=True)
-    rows = np.zeros((len(KINDS) + 4, 1, 1))
-    rows[:, 0, 0] = [1, 2, 0, 0, 4, 1.5, 3, 0.5, 6]  # F B I W U, F and U away, F and U back
+    rows = np.zeros((NUM_COSTS, 1, 1))
+    rows[: len(KINDS), 0, 0] = 1, 2, 0, 0, 4  # F B I W U
+    for op, kind, seconds in ((OFFLOAD, F, 1.5), (OFFLOAD, U, 3), (RELOAD, F, 0.5), (RELOAD, U, 6)):
+        rows[COST_ROW[op, kind]] = seconds
     truth = simulate(program, Costs(rows))
     late = [
         s._replace(start_s=s.start_s + 0.9 * (s.end_s - s.start_s)) if s.lane == "copy" else s

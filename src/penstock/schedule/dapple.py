@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ScheduleError
+from penstock.schedule.placement import ranks_for
 from penstock.schedule.schedule import Row, Schedule, arrange
 
 Policy = Literal["A", "B"]
@@ -52,9 +53,10 @@ def dapple(
     its ranks together hold D micro-batches by "A", 2 D less its own ranks by "B": each its part of
     them, rounded up, or what the next stage may ask of it before one comes back.
 
-    Raises:   ScheduleError: `limit` is less than 1, or too little for stages on several ranks;
+    Raises:   ScheduleError: a size or `limit` is less than 1, or it is too little for several ranks;
               `ranks` are not as above, of more stages than there are, or of too many ranks.
     """
+    ranks_for(num_stages, num_micro_batches, num_stages)
     if limit is not None and limit < 1:
         raise ScheduleError(f"the limit is {limit} activations", hint="give 1 or more")
     most = num_micro_batches if limit is None else limit
