@@ -349,11 +349,11 @@ def rows(
 def _words(plan: Plan) -> str:
     """Return a plan in words."""
     shards = ", ".join(f"{n} {word}" for word, n in Counter(plan.shard).items())
-    recomputed = sum(plan.recompute)
+    recomputed = sum(map(bool, plan.recompute))
     return (
         f"{plan.replicas} x {plan.num_ranks} ranks, {plan.num_stages} stages"
         f"{f' ({shards})' if shards else ''}"
-        f"{f', {recomputed} recomputed' if recomputed else ''}"
+        f"{f', {recomputed} recomputed, whole or in part' if recomputed else ''}"
         f", {plan.num_micro_batches} micro-batches"
     )
 
