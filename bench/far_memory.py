@@ -189,7 +189,7 @@ def rows(made: Setting, copy: float, steps: int, rounds: int) -> Iterator[dict[s
             "copy": copy,
             "way": way,
             "schedule": name_of(plan.schedule),
-            "recomputed": sum(plan.recompute),
+            "recomputed": sum(map(bool, plan.recompute)),
             "copied": sum(isinstance(one, Offload) for code in program.code for one in code),
             "cap_bytes": cap,
             "fits": peak <= cap,
