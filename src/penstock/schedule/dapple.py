@@ -53,7 +53,7 @@ def dapple(
     its ranks together hold D micro-batches by "A", 2 D less its own ranks by "B": each its part of
     them, rounded up, or what the next stage may ask of it before one comes back.
 
-    Raises:   ScheduleError: a size or `limit` is less than 1, or it is too little for several ranks;
+    Raises:   ScheduleError: a size or `limit` is less than 1, or it is too little for many ranks;
               `ranks` are not as above, of more stages than there are, or of too many ranks.
     """
     ranks_for(num_stages, num_micro_batches, num_stages)
