@@ -26,7 +26,7 @@ from penstock.schedule.recipe import copied_of
 from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
-from penstock.search.recompute import keeps_all
+from penstock.search.recompute import keeping_all
 from penstock.search.sharded import in_units
 
 _MOST_PLANS = 2
@@ -75,7 +75,7 @@ def with_far(
     usable = [c.score(field.objective)[0] for c in field.simulated if not c.refused]
     limit = min(usable, default=limit)
     found = [each for each in field.overfull(8 * _MOST_PLANS) if _may_wait(judge, each.plan)]
-    for plan in dict.fromkeys(_bare(judge, each.plan) for each in found[:_MOST_PLANS]):
+    for plan in dict.fromkeys(keeping_all(judge, each.plan) for each in found[:_MOST_PLANS]):
         units = in_units(judge, plan) if may_cut else plan
         for form in dict.fromkeys((plan, units)):
             start = judge.candidate(form)
@@ -94,14 +94,6 @@ def _may_wait(judge: Judge, plan: Plan) -> bool:
     synchronous = not is_asynchronous(plan) and not plan.post_validation
     alone = all(len(ranks) == 1 for ranks in judge.holders(plan))
     return synchronous and alone and not copied_of(plan.schedule) and not plan.offloads
-
-
-def _bare(judge: Judge, plan: Plan) -> Plan:
-    """Return the plan with nothing repeated but what rules say."""
-    if keeps_all(judge, plan):
-        return plan
-    said = judge.rules.of_stages("recompute", plan, judge.graph)
-    return replace(plan, recompute=tuple(word == "yes" for word in said))
 
 
 class _WaitingForm:

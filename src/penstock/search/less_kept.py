@@ -25,6 +25,7 @@ from penstock.search.candidate import Candidate
 from penstock.search.field import Field
 from penstock.search.judge import Judge
 from penstock.search.min_cut import Repeats, corners, within
+from penstock.search.recompute import keeping_all
 
 _MOST_PLANS = 2
 _MOST_PRICES = 12
@@ -58,7 +59,7 @@ def with_less_kept(
     else:
         again = [each for each in usable if any(each.plan.recompute)][:_MOST_PLANS]
         chosen = [*again, *field.short(_MOST_PLANS), *more]
-    for plan in dict.fromkeys(_keeping_all(judge, each.plan) for each in chosen):
+    for plan in dict.fromkeys(keeping_all(judge, each.plan) for each in chosen):
         for form, ends in _forms(judge, plan):
             if field.is_over():
                 return
@@ -67,12 +68,6 @@ def with_less_kept(
                 for made in _Form(field, form, ends, found).candidates(start):
                     limit = limit if made.refused else min(limit, made.score(objective))
                     yield made
-
-
-def _keeping_all(judge: Judge, plan: Plan) -> Plan:
-    """Return the plan with nothing repeated but what rules say."""
-    said = judge.rules.of_stages("recompute", plan, judge.graph)
-    return replace(plan, recompute=tuple(word == "yes" for word in said))
 
 
 def _forms(judge: Judge, plan: Plan) -> Iterator[tuple[Plan, tuple[int, ...]]]:

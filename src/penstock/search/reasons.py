@@ -136,9 +136,14 @@ def _waiting(judge: Judge, best: Candidate, fixed: Fixed) -> Iterator[Decision]:
     if plan.far:
         value += f", loaded {plan.prefetch} ahead" if plan.prefetch else ", loaded at their use"
     whole = judge.candidate(near)
-    why = f"{format_bytes(max(best.peak_bytes))} a rank in place of "
-    why += f"{format_bytes(max(whole.peak_bytes))}, {format_seconds(best.step_s)} in place of "
-    yield Decision("offload", value, "search", f"{why}{format_seconds(whole.step_s)}")
+    yield Decision("offload", value, "search", _in_place_of(best, whole))
+
+
+def _in_place_of(best: Candidate, other: Candidate) -> str:
+    """Return what the fullest rank holds and a step takes, with those of another plan."""
+    held = [format_bytes(max(each.peak_bytes)) for each in (best, other)]
+    step = [format_seconds(each.step_s) for each in (best, other)]
+    return f"{held[0]} a rank in place of {held[1]}, {step[0]} in place of {step[1]}"
 
 
 def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
@@ -159,10 +164,7 @@ def _shards(judge: Judge, best: Candidate) -> Iterator[Decision]:
         yield Decision("shard", value + ahead, "user", "asked for by a rule")
         return
     whole = judge.candidate(undivided)
-    held = f"{format_bytes(max(best.peak_bytes))} a rank in place of"
-    why = f"{held} {format_bytes(max(whole.peak_bytes))}, {format_seconds(best.step_s)} in place of"
-    why = f"{why} {format_seconds(whole.step_s)}"
-    yield Decision("shard", value + ahead, "search", why)
+    yield Decision("shard", value + ahead, "search", _in_place_of(best, whole))
     if plan.parts:
         equal = judge.candidate(replace(plan, parts=()))
         row = (f"{float(plan.grid.part_of(r, plan.parts)):.3g}" for r in range(plan.total_ranks))

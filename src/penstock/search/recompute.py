@@ -61,6 +61,12 @@ def as_needed(judge: Judge, plan: Plan) -> Plan | None:
     return replace(plan, recompute=row)
 
 
+def keeping_all(judge: Judge, plan: Plan) -> Plan:
+    """Return the plan with nothing repeated but what rules say."""
+    said = judge.rules.of_stages("recompute", plan, judge.graph)
+    return replace(plan, recompute=tuple(word == "yes" for word in said))
+
+
 def keeps_all(judge: Judge, plan: Plan) -> bool:
     """Return whether no stage recomputes but where a rule says so."""
     if not any(plan.recompute):

@@ -124,7 +124,7 @@ class Replanner:
         last_step: int,
         leads: bool | None = None,
     ) -> None:
-        """Replanner the ranks of a run in `folder`, where the plan's files are.
+        """Guide a rank of a run in `folder`, where the plan's files are.
 
         windows:  those that are left of the run, by a choice, from a step on.
         leads:    whether this rank is the one that decides; None: rank 0 is.
