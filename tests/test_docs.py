@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
         "explain.md",
         "compiled.md",
         "infer.md",
+        "volatile.md",
     ],
 )
 def test_examples_of_the_page_give_what_it_says(page, tmp_path, monkeypatch):

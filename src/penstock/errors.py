@@ -56,3 +56,7 @@ class RunError(PenstockError):
 
 class ReportError(PenstockError):
     """A folder that holds no run, or figures of one that cannot be read."""
+
+
+class FleetError(PenstockError):
+    """Figures of machines, prices or runs that cannot be, cannot be read, or are too few."""

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import penstock
-from penstock.cli import app, face, main
+from penstock.cli import app, face, fleet, main
 from penstock.errors import GraphError, JobError, ProgramError, RunError
 from tests.cli.conftest import MLP, PENSTOCK, Call, Done
 
@@ -32,7 +32,10 @@ COMMANDS = (
     "schedule",
     "check",
     "doctor",
+    "fleet",
 )
+OF_FLEET = tuple(command.__name__ for command in fleet.COMMANDS)
+ENDS = (*COMMANDS[:-1], *(f"fleet {name}" for name in OF_FLEET))  # that do something
 
 
 def test_help_lists_every_command_in_order(call: Call) -> None:
@@ -42,9 +45,16 @@ def test_help_lists_every_command_in_order(call: Call) -> None:
     assert done.out == call("-h").out == call().out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_the_fleet_lists_its_commands_in_order(call: Call) -> None:
+    done = call("fleet", "--help")
+    listed = re.findall(r"^  (\w+)  ", done.out.partition("Commands:")[2], re.MULTILINE)
+    assert (done.code, done.err, tuple(listed)) == (0, "", OF_FLEET)
+    assert done.out == call("fleet").out
+
+
+@pytest.mark.parametrize("name", ENDS)
 def test_help_of_a_command_is_short_and_has_an_example(call: Call, name: str) -> None:
-    done = call(name, "-h")
+    done = call(*name.split(), "-h")
     text = " ".join(done.out.split())
     assert done.code == 0
     assert f"Example: penstock {name}" in text
@@ -52,14 +62,16 @@ def test_help_of_a_command_is_short_and_has_an_example(call: Call, name: str) ->
     assert done.out.isascii()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ENDS)
 def test_command_has_at_most_ten_flags(name: str) -> None:
     """`train` has nine more: how far it is believed, whether there is a plan, its last words.
 
     `plan` has four more: units, far memory, a limit of memory, post-validation and rules are asked
     for there too, and of `check`.
     """
-    command = typer.main.get_command(app.app).commands[name]
+    command = typer.main.get_command(app.app)
+    for word in name.split():
+        command = command.commands[word]
     flags = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     assert 1 <= len(flags) <= {"train": 19, "plan": 14, "check": 11}.get(name, 10)
     assert "--json" in [opt for flag in flags for opt in flag.opts]

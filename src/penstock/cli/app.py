@@ -13,6 +13,7 @@ from penstock.cli.configure import configure
 from penstock.cli.doctor import doctor
 from penstock.cli.explain import diff, explain
 from penstock.cli.export import export
+from penstock.cli.fleet import app as fleet
 from penstock.cli.infer import infer
 from penstock.cli.plan import plan
 from penstock.cli.predict import predict
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(fleet)
 
 
 @app.callback(invoke_without_command=True)

@@ -27,7 +27,7 @@ def read(path: Path) -> RunTable:
     Raises:   EstimateError: not there, no CSV, columns of no known layout, text where a number
               must be, an impossible configuration, or no usable row.
     """
-    head, rows = _cells(path)
+    head, rows = read_lines(path)
     layout = next((layout for layout in LAYOUTS if layout.columns <= set(head)), None)
     if layout is None:
         raise EstimateError(f"{path} has columns of no known layout: {_short(head)}", hint=_HINT)
@@ -48,8 +48,11 @@ def _sample(row: Line, build: Build) -> Sample | None:
         raise EstimateError(f"{row.place}: {problem.message}", hint=problem.hint) from problem
 
 
-def _cells(path: Path) -> tuple[list[str], list[Line]]:
-    """Return the head and the rows of a CSV file."""
+def read_lines(path: Path) -> tuple[list[str], list[Line]]:
+    """Return the head and the rows of a CSV file.
+
+    Raises:   EstimateError: not there, no CSV, empty, or a row with another number of cells.
+    """
     content = read_bytes(path, EstimateError, "table")
     try:
         file = io.StringIO(content.decode("utf-8-sig"), newline="")

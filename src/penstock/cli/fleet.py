@@ -1,0 +1,22 @@
+"""penstock fleet: hours and dollars of training on machines that come and go."""
+
+import typer
+
+from penstock.cli import face
+from penstock.cli.fleet_volatile import volatile
+
+COMMANDS = (volatile,)
+
+app = typer.Typer(name="fleet", add_completion=False, rich_markup_mode=None, no_args_is_help=False)
+for command in COMMANDS:
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def fleet(context: typer.Context) -> None:
+    """Hours and dollars of training on machines that come and go.
+
+    Example: penstock fleet volatile --ranks 8 --survival 0.9
+    """
+    if context.invoked_subcommand is None:
+        face.show(context.get_help())
