@@ -1,0 +1,120 @@
+"""Rows: the cells of a CSV file, and columns of them as numbers, times or names.
+
+Every error names the file and the row, counted from 1 as an editor counts lines.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FleetError
+from penstock.files import read_bytes
+
+Floats: TypeAlias = NDArray[np.float64]
+
+FORMAT = "docs/fleet.md has the format of a trace"
+
+
+@dataclass(frozen=True, slots=True)
+class CellRows:
+    """Rows of equal length, as texts without spaces around them.
+
+    place   the file, as errors name it
+    lines   of each row, the line of the file on which it stands
+    """
+
+    place: str
+    lines: Sequence[int]
+    columns: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def fail(self, row: int, what: str, *, hint: str = FORMAT) -> FleetError:
+        """Return the error of one row, counted from 0; -1 for the header."""
+        line = self.lines[row] if row >= 0 else 1
+        return FleetError(f"{self.place} row {line}: {what}", hint=hint)
+
+    def numbers(self, column: int, name: str, *, least: float = 0.0) -> Floats:
+        """Return a column of finite numbers.
+
+        Raises:   FleetError: the first cell that is none, or is below `least`.
+        """
+        cells = self.columns[column]
+        try:
+            found = np.array(cells, np.float64)
+        except ValueError:
+            found = np.array([_number(cell) for cell in cells])
+        for wrong, why in ((~np.isfinite(found), "not a number"), (found < least, "below ")):
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                why = why if why != "below " else f"below {least:g}"
+                raise self.fail(row, f"{name} is {cells[row]!r:.60}, {why}")
+        return found
+
+    def seconds(self, columns: Sequence[int]) -> Floats:
+        """Return date, or date and time in two columns, as seconds since 1970 in UTC.
+
+        Raises:   FleetError: the first row that is no date.
+        """
+        cells = [" ".join(parts) for parts in zip(*(self.columns[k] for k in columns), strict=True)]
+        known: dict[str, float] = {}
+        for row, cell in enumerate(cells):
+            if cell not in known:
+                try:
+                    moment = datetime.fromisoformat(cell)
+                except ValueError as problem:
+                    raise self.fail(row, f"{cell!r:.60} is no date") from problem
+                known[cell] = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+        return np.array([known[cell] for cell in cells])
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+def read_cells(path: Path) -> tuple[tuple[str, ...], CellRows]:
+    """Return the header of a CSV file, empty if it has none, and its rows; blank lines are none.
+
+    Raises:   FleetError: nothing in it, not UTF-8, or a row of another length.
+    """
+    place = str(path)
+    try:
+        text = read_bytes(path, FleetError, "trace").decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise FleetError(f"{place} is no text: {problem.reason}", hint=FORMAT) from problem
+    try:
+        lines = [*enumerate(csv.reader(io.StringIO(text)), start=1)]
+    except csv.Error as problem:
+        raise FleetError(f"{place} is no CSV: {problem}", hint=FORMAT) from problem
+    lines = [(at, row) for at, row in lines if row and any(cell.strip() for cell in row)]
+    if not lines:
+        raise FleetError(f"{place} is empty", hint=FORMAT)
+    header = () if _is_data(lines[0][1]) else tuple(cell.strip() for cell in lines[0][1])
+    rows = lines[1:] if header else lines
+    if not rows:
+        raise FleetError(f"{place} has a header and no rows", hint=FORMAT)
+    width = len(header or rows[0][1])
+    for at, row in rows:
+        if len(row) != width:
+            raise FleetError(f"{place} row {at}: {len(row)} cells, not {width}", hint=FORMAT)
+    columns = tuple(
+        tuple(cell.strip() for cell in column) for column in zip(*(r for _, r in rows), strict=True)
+    )
+    return header, CellRows(place, [at for at, _ in rows], columns)
+
+
+def _is_data(row: Sequence[str]) -> bool:
+    """Return whether a first row is data: it begins with a number or a date."""
+    cell = row[0].strip()
+    return bool(cell) and (cell[0].isdigit() or cell[0] in "+-.")
