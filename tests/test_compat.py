@@ -200,6 +200,21 @@ def test_memory_profile_notes_allocations_releases_and_marks_in_order() -> None:
     ]
 
 
+def test_memory_profile_takes_no_block_for_another_that_lay_there_before() -> None:
+    with _compat.memory_profile():
+        seen = [torch.empty(size, dtype=torch.uint8) for size in range(1000, 200_000, 1000)]
+    places = {block.data_ptr() for block in seen}
+    sizes = [block.numel() for block in seen]
+    del seen  # unseen by any profile
+    later = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    assert places & {block.data_ptr() for block in later}, "else there is nothing to mistake"
+    with _compat.memory_profile() as events:
+        later.clear()
+        again = torch.empty(500)
+        del again
+    assert [event.size_bytes for event in events()] == [2000, -2000]
+
+
 def test_memory_profile_leaves_stderr_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     with _compat.memory_profile():
         torch.empty(3)

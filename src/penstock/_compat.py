@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -278,6 +278,7 @@ def memory_profile() -> Generator[Callable[[], list[MemoryEvent]]]:
     """Note every allocation of host tensors; the result is there when the context is left.
 
     The profiler writes lines about itself to the process's stderr: they are discarded.
+    Ignores:  releases of what was allocated before, and what other threads do.
     """
     events: list[MemoryEvent] = []
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -287,12 +288,31 @@ def memory_profile() -> Generator[Callable[[], list[MemoryEvent]]]:
     ):
         yield lambda: events
     recorded: Any = profiler.profiler
-    for event in recorded.kineto_results.events():
-        mark = event.name().startswith(_MARK)
-        if mark or event.name() == "[memory]":
-            size = 0 if mark else event.nbytes()
-            events.append(MemoryEvent(event.start_ns() * 1e-9, size, mark))
-    events.sort(key=lambda event: event.time_s)
+    events += _noted(recorded.kineto_results.experimental_event_tree())
+
+
+def _noted(tree: Iterable[Any]) -> Iterator[MemoryEvent]:
+    """Yield the memory events and marks of a profile, by time.
+
+    The profiler knows blocks by their addresses, and keeps those of earlier profiles: it tells the
+    release of another block that came to lie there, with the size of the first.  So a release
+    counts only where this profile has seen the allocation, with that one's size.
+    """
+    flat, stack = list[Any](), [*tree][::-1]
+    while stack:
+        event = stack.pop()
+        flat.append(event)
+        stack += reversed(event.children)
+    held: dict[int, int] = {}
+    for event in sorted(flat, key=lambda each: each.start_time_ns):
+        time_s, fields = event.start_time_ns * 1e-9, event.extra_fields
+        if event.name.startswith(_MARK):
+            yield MemoryEvent(time_s, 0, is_mark=True)
+        elif event.name == "[memory]" and fields.alloc_size > 0:
+            held[fields.ptr] = fields.alloc_size
+            yield MemoryEvent(time_s, fields.alloc_size, is_mark=False)
+        elif event.name == "[memory]" and fields.ptr in held:
+            yield MemoryEvent(time_s, -held.pop(fields.ptr), is_mark=False)
 
 
 def unrecorded(call: Callable[..., T]) -> Callable[..., T]:

@@ -307,10 +307,7 @@ def test_copies_that_a_schedule_lists_train_the_same_bits_at_the_predicted_peak(
     assert all(torch.equal(value, moved.weights[key]) for key, value in stay.weights.items())
     assert [step.loss for step in stay.steps] == [step.loss for step in moved.steps]
     expected = _predicted(away, made)
-    # the less of two runs: under load a rank has once held 91 KB more, which is not explained
-    runs = [_measured(away, made, job) for _ in range(2)]
-    held = [min(both) for both in zip(*runs, strict=True)]
-    assert held == pytest.approx(expected, rel=CLOSE, abs=600)
+    assert _measured(away, made, job) == pytest.approx(expected, rel=CLOSE)
     assert sum(expected) < sum(_predicted(plan, made))
 
 

@@ -105,6 +105,22 @@ def test_recompute_adds_the_forward_ops_that_the_backward_pass_reads() -> None:
     assert again["W"] == keeping["W"].expected
 
 
+def test_numbers_of_the_state_stay_while_the_rest_of_it_is_away() -> None:
+    counted = replace(PROFILE, state_bytes_per_tensor=4.0)
+    plan = plan_of()
+    stages, program = (
+        stages_of(plan, GRAPH),
+        lower_plan(replace(plan, offload=("state",) * 2), GRAPH),
+    )
+    plain, more = (
+        memory_on([held_of(GRAPH, stages, one, copies=True)], program, [0] * 2)
+        for one in (PROFILE, counted)
+    )
+    tensors = [len(stage.parameters) for stage in stages.stages]
+    assert (more.start_bytes - plain.start_bytes).tolist() == [4 * count for count in tensors]
+    assert (more.net_bytes == plain.net_bytes).all()
+
+
 def test_update_that_keeps_an_older_version_copies_the_weights() -> None:
     assert costs(plan_of(), (2, 1))["U"] == [0.25 + 4 + 2, 0.25 + 1]
 

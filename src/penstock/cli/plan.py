@@ -77,11 +77,12 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
         ask.check_fits(asked, loaded, post_validation=post_validation)
         captured, fixed, decisions = _examined(loaded, job, fixed)
         _check_stages(captured.graph, stages)
-        there = prepare.machines(cluster, ranks, view.TERMINAL).within(room)
-        machines = Machines(there, prepare.profiled, view.TERMINAL)
+        there = prepare.machines(cluster, ranks, view.TERMINAL)
+        there, tight = there.within(room), there.within(ask.to_fill(room))
+        machines = Machines(tight, prepare.profiled, view.TERMINAL)
         found = best(loaded, fixed, captured, machines, SearchAim(aim, limit, with_front=True))
         choice = found.choice._replace(plan=decided(found.choice.plan, decisions))
-        chosen = found_in_units(choice, cut, fixed, profiles=found.profiles, cluster=there).plan
+        chosen = found_in_units(choice, cut, fixed, profiles=found.profiles, cluster=tight).plan
     if out is not None:
         saved.save_plan(out, chosen, saved.Basis(choice.captured.graph, found.profiles, there))
     _show(chosen, found, out, as_json=as_json)

@@ -11,7 +11,7 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -278,13 +278,15 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
         seconds += _timed(partial(_clip, list(gradients.values())))
     if capture.graph.masters:  # what a step reads is made anew
         seconds += _timed(lambda: [copy.copy_(p) for copy, p in zip(made, sums, strict=True)])
-    state = sum(value.numel() * value.element_size() for value in _state(whole.optimizer))
+    held = _state(whole.optimizer)
+    state, numbers = (_held_bytes(v for v in held if bool(v.dim()) == is_row) for is_row in (1, 0))
     flat, other = torch.zeros(2, max(1, size // 4))
     return {
         "accumulate_s_per_byte": accumulate_s / size,
         "update_s_per_byte": seconds / size,
         "update_s": 0.0,
         "state_bytes_per_byte": state / size,
+        "state_bytes_per_tensor": numbers / len(known),
         **workspaces,
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
         "far_s_per_byte": _far_s(size),
@@ -354,6 +356,10 @@ def _state(optimizer: Optimizer) -> list[Tensor]:
     return [v for held in optimizer.state.values() for v in held.values() if isinstance(v, Tensor)]
 
 
+def _held_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def _clip(gradients: list[Tensor]) -> None:
     """Clip as a run does where the norm is beyond the limit."""
     norms = torch.stack([norm.double() for norm in _compat.gradient_norms(gradients)])
@@ -373,8 +379,8 @@ def optimizer_state(capture: Capture, job: Job) -> float:
         whole = whole_optimizer(job, capture.model)
         gradients = {name: torch.zeros_like(values[name]) for name in trained}
         Loan(whole, values).run(gradients, whole.optimizer.step)
-    held = sum(v.numel() * v.element_size() for v in _state(whole.optimizer) if v.dim())
-    return held / max(1, sum(g.numel() * g.element_size() for g in gradients.values()))
+    held = _held_bytes(v for v in _state(whole.optimizer) if v.dim())
+    return held / max(1, _held_bytes(gradients.values()))
 
 
 def _peak_bytes(call: Callable[[], Any]) -> int:

@@ -20,6 +20,7 @@ _NUMBERS = (
     "update_s_per_byte",
     "update_s",
     "state_bytes_per_byte",
+    "state_bytes_per_tensor",
     "update_workspace_per_byte",
     "update_workspace_of_largest",
     "copy_s_per_byte",
@@ -88,6 +89,7 @@ class Profile:
     update_s_per_byte, update_s:      the optimizer: per byte of parameter, and per call; clipping
                               counts as part of it.
     state_bytes_per_byte:     optimizer state held per byte of parameter.
+    state_bytes_per_tensor:   besides, per parameter: numbers such as a count of steps.
     update_workspace_per_byte, update_workspace_of_largest:   held while the optimizer runs, per
                               byte of parameter, and of the largest of those that it updates.
     copy_s_per_byte:          copying a version of the weights.
@@ -125,6 +127,7 @@ class Profile:
     steps: int = 0
     runs: int = 0
     update_workspace_of_largest: float = 0.0
+    state_bytes_per_tensor: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):

@@ -498,21 +498,34 @@ def _held_bytes(
     alive = versions[stage.index] if len(versions) > stage.index else 1
     trained, older = _trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
     state, read = _state_bytes(graph, stage, profile), _read_bytes(graph, stage)
+    numbers = _number_bytes(graph, stage, profile)
     if not ways.comes_and_goes(stage.index):
-        return int(trained + state + older) + read
+        return int(trained + state + numbers + older) + read
     copies = sum(graph.copy_bytes(p) for p in _trained(graph, stage))
     away = trained - trained // parts + copies  # its gradients are there from sum to update
-    return int(state / parts + older) + read - away
+    return int(state / parts + numbers + older) + read - away
 
 
 def _state_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
-    """Return the bytes of the state of a stage's optimizer."""
+    """Return the bytes of the state of a stage's optimizer, but for its numbers."""
     return profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
+
+
+def _number_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
+    """Return the bytes of single numbers in that state: near at all times, on all that divide it.
+
+    Ignores:  that a rank with a part of the stage has them of fewer parameters.
+    """
+    names = {graph.nodes[p].name for p in stage.parameters}
+    return profile.state_bytes_per_tensor * sum(
+        graph.gradients.get(name) is not None for name in names
+    )
 
 
 def _undo_bytes(graph: Graph, stage: Stage, profile: Profile) -> int:
     """Return the bytes of weights and optimizer state that are kept so as to undo an update."""
-    return int(_trained_bytes(graph, stage) + _state_bytes(graph, stage, profile))
+    state = _state_bytes(graph, stage, profile) + _number_bytes(graph, stage, profile)
+    return int(_trained_bytes(graph, stage) + state)
 
 
 def check_profile(graph: Graph, profile: Profile) -> None:

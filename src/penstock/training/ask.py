@@ -111,6 +111,21 @@ def memory_asked(text: str | int | tuple[int, ...] | None) -> int | tuple[int, .
     return sizes[0] if len(sizes) == 1 else sizes
 
 
+def to_fill(memory: int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+    """Return how much of the bytes that a rank may hold a plan is to fill: all but a thousandth.
+
+    What a rank holds beyond a prediction is less: the losses of micro-batches, and how far the
+    measured workspace of ops is off.  Of little, 4 KiB besides, but at most a sixteenth in all.
+    """
+    if memory is None or isinstance(memory, tuple):
+        return memory and tuple(map(_most, memory))
+    return _most(memory)
+
+
+def _most(size_bytes: int) -> int:
+    return size_bytes - min(size_bytes // 1024 + 4 * KiB, size_bytes // 16)
+
+
 def _size(text: str) -> int:
     """Return the bytes that a text says; 0 where it says none."""
     units = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB}

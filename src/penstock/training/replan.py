@@ -36,6 +36,7 @@ from penstock.profile.sampled import resting_on, with_run
 from penstock.schedule.recipe import Recipe, name_of, units_of
 from penstock.search import Fixed
 from penstock.search.judge import Judge
+from penstock.training.ask import to_fill
 from penstock.training.choose import (
     Choice,
     Joining,
@@ -294,7 +295,8 @@ class Replanner:
         from penstock.runtime.child import Aside
 
         if self._plain is None:
-            self._plain = Cluster.load(self.folder / "cluster.toml")
+            there = Cluster.load(self.folder / "cluster.toml")
+            self._plain = there.within(to_fill(self.basis.fixed.memory))
             self._correct(self._plain, posts)
         plain, old = self._plain, [told.factor for told in posts]
         factors = tuple(a * b for a, b in zip(self._factors, old, strict=True))

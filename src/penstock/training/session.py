@@ -18,6 +18,7 @@ from penstock.rules.ruled import ruled
 from penstock.schedule.recipe import Recipe
 from penstock.search import Fixed
 from penstock.training import saved, trial
+from penstock.training.ask import to_fill
 from penstock.training.choose import (
     Choice,
     Joining,
@@ -281,8 +282,7 @@ class Session:
         Raises:   PlanError: nothing fits what is fixed, or the memory.
         """
         cluster = self.there.cluster or machines(None, fixed.ranks, self.listener)
-        cluster = cluster.within(fixed.memory)
-        there = self.there._replace(cluster=cluster)
+        there = self.there._replace(cluster=cluster.within(to_fill(fixed.memory)))
         searched = best(self.job, fixed, captured, there)
         ways = tuple(option.way for option in searched.options)
         search_s = sum(option.seconds for option in searched.options)
@@ -294,7 +294,8 @@ class Session:
             asked, about = fixed.schedule, (there, self.num_steps, run)
             suits = not (isinstance(asked, Recipe) and asked.seconds is not None)
             choice, profiles = compiled(choice, profiles, *about, suits=suits)
-        save(self.folder, choice.captured, choice.plan, profiles, cluster)
+        room = cluster.within(fixed.memory)
+        save(self.folder, choice.captured, choice.plan, profiles, room)
         return choice
 
     def _tuned(
