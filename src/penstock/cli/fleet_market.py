@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
 from penstock.cli import face
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.fleet import Market
 
+_HOURS = 1.0, 6.0, 12.0, 23.0  # after which the share that lasts is shown
 _MOST_SHOWN = 40  # pools; --json has them all
 
 Traces = Annotated[  # of several commands
@@ -42,14 +44,14 @@ def market(
     from penstock.fleet.spells import told
 
     there = read(traces, unit, pool or ())
+    if there.laws:
+        lives(traces, as_json=as_json)
+        return
     rows = [told(there, k, machines) for k in range(len(there.pools))]
     if as_json:
-        document: dict[str, Json] = {
-            "hours": there.until_s / 3600,
-            "pools": [{**row._asdict()} for row in rows],
-            "notes": list(there.notes),
-        }
-        face.show_json(document)
+        pools: list[Json] = [{**row._asdict()} for row in rows]
+        hours = there.until_s / 3600
+        face.show_json({"hours": hours, "pools": pools, "notes": list(there.notes)})
         return
     head = "pool", "machines", f"{machines} there", "spells", "up", "down", "lost/h", "usd/h"
     cells = [
@@ -70,6 +72,38 @@ def market(
         face.show(f"... and {len(rows) - _MOST_SHOWN} more pools; --json has them all")
     face.show(f"{there.until_s / 3600:.2f} h; up and down: median spell with and without them")
     tell(there)
+
+
+def lives(traces: "Sequence[Path]", *, as_json: bool) -> None:
+    """Show the laws that fit lifetimes, the likeliest first, beside what was seen."""
+    from penstock.fleet.lifetimes import empirical, fits, read_lifetimes
+
+    rows: list[tuple[str, str, str, float, list[float]]] = []
+    for trace in traces:
+        for pool, seen in read_lifetimes(trace).items():
+            for law in (empirical(seen), *fits(seen)):
+                share = [float(law.survival(np.array([3600.0 * h]))[0]) for h in _HOURS]
+                numbers = ", ".join(f"{number:.4g}" for number in law.numbers)
+                rows.append((pool, law.name, numbers, law.aic, share))
+    if as_json:
+        found: list[Json] = [
+            {"pool": pool, "law": name, "numbers": numbers, "aic": aic, "survival": [*share]}
+            for pool, name, numbers, aic, share in rows
+        ]
+        face.show_json({"hours": list(_HOURS), "laws": found})
+        return
+    head = "pool", "law", "numbers", "AIC", *(f"after {hour:g} h" for hour in _HOURS)
+    cells = [
+        (
+            pool,
+            name,
+            numbers,
+            f"{aic:.0f}" if numbers else "-",
+            *(f"{100 * s:.1f} %" for s in share),
+        )
+        for pool, name, numbers, aic, share in rows
+    ]
+    face.show(face.table(head, cells))
 
 
 def read(traces: "Sequence[Path]", unit: str | None, pools: "Sequence[str]") -> "Market":

@@ -6,13 +6,16 @@ axis of times, so that zones that lose machines together do so in whatever is ma
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FleetError
+
+if TYPE_CHECKING:
+    from penstock.fleet.lifetimes import LifeLaw
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -53,6 +56,9 @@ class Market:
     until_s   where the last row ends
     starts_s  seconds after midnight of times_s[0]
     notes     what a reader should know of the file that it is from
+    laws      of each pool, of how long a machine of it lasts from its order; empty: the rows alone
+              say what is lost
+    lives_s   [pool, order]: lives drawn from the laws; no columns: none were drawn
     Raises:   FleetError: no rows or pools, times that do not increase, numbers below zero.
     """
 
@@ -64,6 +70,8 @@ class Market:
     until_s: float
     starts_s: float = 0.0
     notes: tuple[str, ...] = ()
+    laws: "tuple[LifeLaw | None, ...]" = ()
+    lives_s: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
     def __post_init__(self) -> None:
         if not self.pools or not len(self.times_s):
@@ -119,6 +127,7 @@ def only(market: Market, names: Sequence[str]) -> Market:
         machines=market.machines[:, at],
         usd_h=market.usd_h[:, at],
         gone=market.gone[:, at],
+        laws=tuple(market.laws[k] for k in at) if market.laws else (),
     )
 
 
@@ -150,7 +159,14 @@ def together(markets: Sequence[Market]) -> Market:
         until_s,
         markets[0].starts_s,
         tuple(note for market in markets for note in market.notes),
+        _laws(markets),
     )
+
+
+def _laws(markets: Sequence[Market]) -> "tuple[LifeLaw | None, ...]":
+    if not any(market.laws for market in markets):
+        return ()
+    return tuple(law for market in markets for law in market.laws or (None,) * len(market.pools))
 
 
 def priced(market: Market, usd_h: float, spot_usd_h: float) -> Market:
@@ -166,3 +182,9 @@ def priced(market: Market, usd_h: float, spot_usd_h: float) -> Market:
             hint = "give --prices ON_DEMAND,SPOT in dollars per hour of a machine"
             raise FleetError(f'pool "{pool.name}" has no {which}', hint=hint)
     return replace(market, pools=pools, usd_h=spot)
+
+
+def noticed(market: Market, notice_s: float) -> Market:
+    """Return a market whose pools without a notice have this one."""
+    pools = tuple(replace(pool, notice_s=pool.notice_s or notice_s) for pool in market.pools)
+    return replace(market, pools=pools)

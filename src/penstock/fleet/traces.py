@@ -17,7 +17,8 @@ import numpy as np
 
 from penstock.errors import FleetError
 from penstock.files import read_bytes
-from penstock.fleet.market import DAY_S, Floats, Market, MarketPool
+from penstock.fleet.lifetimes import endless
+from penstock.fleet.market import DAY_S, Floats, Market, MarketPool, only
 from penstock.fleet.rows import FORMAT, CellRows, read_cells
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -61,6 +62,9 @@ def read_market(path: Path | str, *, unit: str | None = None, pools: Sequence[st
         long = _of_json_lines(path, unit)
     else:
         header, rows = read_cells(path)
+        if "lifetime_s" in header:
+            lasting = endless(path)
+            return only(lasting, pools) if pools else lasting
         long = _of_rows(rows, header or _guessed(rows), unit, notes)
     return _market(long, tuple(pools), path, notes)
 

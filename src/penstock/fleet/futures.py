@@ -1,0 +1,205 @@
+"""Futures: markets that could come, sampled from one that was, with a seed.
+
+Blocks of the past are put one after the other, all pools together, so that zones that lost
+machines together do so again; a block keeps its time of day where the past is long enough.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import FleetError
+from penstock.fleet.lifetimes import LifeLaw, Lifetimes, by_hour, fits
+from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market
+from penstock.fleet.spells import spells
+
+_ORDERS = 4096  # after which lives come again
+
+
+def resampled(
+    market: Market, count: int, *, seed: int, lasts_s: float, block_s: float = 6 * HOUR_S
+) -> Iterator[Market]:
+    """Yield `count` futures of `lasts_s` seconds made of blocks of the past.
+
+    Each block begins at a random second of the past, which goes on with its first row after its
+    last; of a past of three days and more, at the time of day that it stands at in the future.
+    Where two blocks meet, machines that are fewer than before are gone.
+
+    Source:   the circular block bootstrap of Politis and Romano, 1992.
+    Raises:   FleetError: no future, or a length that is not above 0.
+    """
+    if count < 1 or not 0 < lasts_s < np.inf or not block_s > 0:
+        message = f"{count} futures of {lasts_s / HOUR_S:g} h in blocks of {block_s / HOUR_S:g} h"
+        raise FleetError(message, hint="give at least one, and lengths above 0")
+    random = np.random.default_rng(seed)
+    for _ in range(count):
+        yield _future(market, random, lasts_s, block_s)
+
+
+def _future(market: Market, random: np.random.Generator, lasts_s: float, block_s: float) -> Market:
+    blocks = int(np.ceil(lasts_s / block_s))
+    times: list[Floats] = []
+    rows: list[np.ndarray] = []
+    begins: list[int] = []
+    for block in range(blocks):
+        start_s = random.random() * market.until_s
+        if market.until_s >= 3 * DAY_S:
+            days = np.floor(market.until_s / DAY_S)
+            start_s = (np.floor(start_s / DAY_S) % days) * DAY_S + (block * block_s) % DAY_S
+        at, row = _cut(market, start_s, min(block_s, lasts_s - block * block_s))
+        times.append(at + block * block_s)
+        rows.append(row)
+        begins.append(len(row))
+    row_of = np.concatenate(rows)
+    machines = market.machines[row_of]
+    gone = market.gone[row_of].copy()
+    starts = np.cumsum([0, *begins[:-1]])
+    before = np.vstack([machines[:1], machines[:-1]])
+    were = np.where(np.isfinite(before), before, 0.0)
+    gone[starts] = np.maximum(0.0, were - np.minimum(machines, were))[starts]
+    usd_h = market.usd_h[row_of]
+    return replace(
+        market,
+        times_s=np.concatenate(times),
+        machines=machines,
+        usd_h=usd_h,
+        gone=gone,
+        until_s=lasts_s,
+        notes=(),
+        lives_s=_lives_s(market, random),
+    )
+
+
+def _lives_s(market: Market, random: np.random.Generator) -> Floats:
+    """Return lives of the machines of each pool: [pool, order]; inf where no law ends them."""
+    if not market.laws:
+        return market.lives_s
+    endless = np.full(_ORDERS, np.inf)
+    drawn = [endless if law is None else law.sample(random, _ORDERS) for law in market.laws]
+    return np.array(drawn)
+
+
+def _cut(market: Market, start_s: float, lasts_s: float) -> tuple[Floats, np.ndarray]:
+    """Return times from 0 and rows of a stretch that begins anywhere and goes round the end."""
+    times: list[Floats] = []
+    rows: list[np.ndarray] = []
+    done_s = 0.0
+    while done_s < lasts_s:
+        first = market.row_at(start_s)
+        part_s = min(market.until_s - start_s, lasts_s - done_s)
+        last = int(np.searchsorted(market.times_s, start_s + part_s, side="left"))
+        at = np.maximum(market.times_s[first:last] - start_s, 0.0) + done_s
+        times.append(at)
+        rows.append(np.arange(first, last))
+        done_s, start_s = done_s + part_s, 0.0
+        if part_s <= 1e-9:
+            break
+    at, which = np.unique(np.concatenate(times), return_index=True)
+    return at, np.concatenate(rows)[which]
+
+
+def in_slots(market: Market, slot_s: float) -> Market:
+    """Return a market in slots of equal length: the fewest machines of each, and its mean price.
+
+    Machines are lost only where fewer are left than are held: of those that are gone while enough
+    stay, none are the job's.
+    """
+    slots = max(1, int(np.ceil(market.until_s / slot_s - 1e-9)))
+    edges = np.arange(slots) * slot_s
+    grid = np.union1d(edges, market.times_s)
+    grid = grid[grid < market.until_s]
+    rows = np.searchsorted(market.times_s, grid, side="right") - 1
+    begins = np.searchsorted(grid, edges)
+    machines = np.minimum.reduceat(market.machines[rows], begins, axis=0)
+    lasts = np.diff(grid, append=market.until_s)
+    total = np.add.reduceat(lasts, begins)[:, None]
+    usd_h = np.add.reduceat(market.usd_h[rows] * lasts[:, None], begins, axis=0) / total
+    gone = np.zeros_like(machines)
+    return replace(
+        market, times_s=edges, machines=machines, usd_h=usd_h, gone=gone, until_s=slots * slot_s
+    )
+
+
+class Fitted(NamedTuple):
+    """Laws of the spells in which a pool has enough machines, and in which it has not."""
+
+    up: LifeLaw
+    down: LifeLaw
+
+
+def fitted(market: Market, machines: int) -> tuple[Fitted, ...]:
+    """Return the likeliest laws of the spells of each pool with at least so many machines.
+
+    Raises:   FleetError: a pool that was seen to go from one to the other less than twice.
+    """
+    found: list[Fitted] = []
+    for pool in range(len(market.pools)):
+        seen = spells(market, pool, machines)
+        if min(seen.up_ended.sum(), seen.down_ended.sum()) < 1:
+            message = f"{market.pools[pool].name} has no whole spell with {machines} machines"
+            raise FleetError(message, hint="resample its blocks instead, or ask for other numbers")
+        up, down = Lifetimes(seen.up_s, seen.up_ended), Lifetimes(seen.down_s, seen.down_ended)
+        found.append(Fitted(fits(up)[0], fits(down)[0]))
+    return tuple(found)
+
+
+def by_laws(
+    market: Market, laws: Sequence[Fitted], count: int, *, seed: int, lasts_s: float, machines: int
+) -> Iterator[Market]:
+    """Yield futures whose pools have `machines` or none, for spells drawn from their laws.
+
+    An hour of the day in which the past lost most machines shortens spells by as much: time runs
+    by `by_hour` times as fast.  Pools are independent; `resampled` keeps them together.
+    A pool costs what it did on average while it had enough.
+    """
+    random = np.random.default_rng(seed)
+    pace = _pace(market)
+    for _ in range(count):
+        edges = [_alternating(law, random, lasts_s, pace) for law in laws]
+        times_s = np.unique(np.concatenate([[0.0], *(times for times, _ in edges)]))
+        times_s = times_s[times_s < lasts_s]
+        tables = [
+            up[np.searchsorted(times, times_s, side="right") - 1] * float(machines)
+            for times, up in edges
+        ]
+        offered = np.column_stack(tables)
+        before = np.vstack([offered[:1], offered[:-1]])
+        usd_h = np.repeat(_mean_usd_h(market)[None], len(times_s), axis=0)
+        gone = np.maximum(0.0, before - offered)
+        yield replace(
+            market,
+            times_s=times_s,
+            machines=offered,
+            usd_h=usd_h,
+            gone=gone,
+            until_s=lasts_s,
+            notes=(),
+        )
+
+
+def _alternating(
+    law: Fitted, random: np.random.Generator, lasts_s: float, pace: Floats
+) -> tuple[Floats, Floats]:
+    """Return times from 0 at which a pool changes, and whether it has enough from each on."""
+    times, is_up = [0.0], [1.0 if random.random() < 0.5 else 0.0]
+    while times[-1] < lasts_s:
+        life = float((law.up if is_up[-1] else law.down).sample(random, 1)[0])
+        hour = int(times[-1] % DAY_S // HOUR_S)
+        times.append(times[-1] + life / float(pace[hour]))
+        is_up.append(1.0 - is_up[-1])
+    return np.array(times), np.array(is_up)
+
+
+def _pace(market: Market) -> Floats:
+    """Return how fast spells end in each hour after the market's beginning: [24]."""
+    if market.until_s < 3 * DAY_S:
+        return np.ones(24)  # less than three days say nothing of the hour
+    return by_hour(market.times_s, market.gone.sum(axis=1))
+
+
+def _mean_usd_h(market: Market) -> Floats:
+    lasts_s = market.lasts_s()[:, None] * (market.machines > 0)
+    total = np.maximum(lasts_s.sum(axis=0), 1e-9)
+    return (np.nan_to_num(market.usd_h) * lasts_s).sum(axis=0) / total

@@ -1,0 +1,200 @@
+"""Replay: a policy on one market or many futures: hours, dollars, and what became of the machines.
+
+Deterministic: all chance is in the futures, which are made from a seed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+
+from penstock.errors import FleetError
+from penstock.fleet import kernel
+from penstock.fleet.kernel import Floats, JobRules, Offers, Policy, play, player
+from penstock.fleet.market import HOUR_S, Market
+from penstock.fleet.work import FleetJob, young_daly_s
+
+_MOST_ROWS = 20_000  # of a timeline
+_LONGEST = 5.0  # times the deadline, after which a replay ends
+
+
+class Ruler(NamedTuple):
+    """A policy with its arguments, after the number of machines."""
+
+    name: str
+    policy: Policy
+    args: tuple[float, ...] = ()
+    table: Floats = np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of a job in one future; hours and dollars, machine-hours, steps.
+
+    hours        until the last step; inf: not done when the replay ended
+    useful       share of the paid machine time that went into steps that counted
+    timeline     [row, 7]: seconds, preemptible held, on demand held, ready, steps done, dollars
+                 and the least price, where it was asked for
+    """
+
+    hours: float
+    usd: float
+    usd_preemptible: float
+    machine_hours: float
+    useful: float
+    steps: float
+    steps_lost: float
+    preemptions: int
+    changes: int
+    checkpoints: int
+    timeline: Floats
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all steps were done."""
+        return self.hours < math.inf
+
+
+def replay(
+    market: Market,
+    job: FleetJob,
+    ruler: Ruler,
+    *,
+    deadline_s: float,
+    tick_s: float = 300.0,
+    with_timeline: bool = False,
+) -> Replayed:
+    """Return what becomes of a job that follows a policy on one market; after its end the last
+    row holds.
+
+    tick_s    at least so often a policy is asked
+    Raises:   FleetError: a market without prices; a deadline that is not above 0.
+    """
+    if not 0 < deadline_s < math.inf:
+        raise FleetError(f"a deadline of {deadline_s / HOUR_S:g} h", hint="give more than 0 hours")
+    offers = offers_of(market)
+    rules = _rules(market, job, deadline_s, tick_s)
+    head = np.array([float(job.size), *ruler.args])
+    args = np.concatenate([head, ruler.table]) if len(ruler.table) else head
+    rows = np.zeros((_MOST_ROWS if with_timeline else 0, kernel.TIMELINE))
+    is_compiled = isinstance(ruler.policy, Dispatcher)  # pyright: ignore[reportUnknownMemberType]
+    run = player() if is_compiled else play
+    figures = run(ruler.policy, args, offers, rules, job.table(), rows)
+    return _replayed(figures, rows, job)
+
+
+def replay_all(
+    futures: Sequence[Market],
+    job: FleetJob,
+    ruler: Callable[[int], Ruler],
+    *,
+    deadline_s: float,
+    tick_s: float = 300.0,
+    told: Callable[[int, int], None] | None = None,
+) -> tuple[Replayed, ...]:
+    """Return what becomes of a job in each future; two threads share them.
+
+    ruler   gives the policy of a future by its number: most give the same one
+    told    is called with the number of futures done and that of all
+    """
+
+    def one(number: int) -> Replayed:
+        market = futures[number]
+        return replay(market, job, ruler(number), deadline_s=deadline_s, tick_s=tick_s)
+
+    found: list[Replayed] = []
+    with ThreadPoolExecutor(2) as threads:
+        for done in threads.map(one, range(len(futures))):
+            found.append(done)
+            if told is not None:
+                told(len(found), len(futures))
+    return tuple(found)
+
+
+def offers_of(market: Market) -> Offers:
+    """Return a market as the kernel takes it.
+
+    Raises:   FleetError: it has no prices, or lives that are not above 0.
+    """
+    usd_h = np.array([pool.usd_h for pool in market.pools], np.float64)
+    if np.isnan(market.usd_h).any() or not np.all(usd_h > 0):
+        hint = "give --prices ON_DEMAND,SPOT in dollars per hour of a machine"
+        raise FleetError("the market has no prices", hint=hint)
+    lives = market.lives_s if market.lives_s.size else np.zeros((len(market.pools), 0))
+    if lives.size and not lives.min() > 0:
+        raise FleetError(f"a machine that lasts {lives.min()} s", hint="lives are above 0")
+    notice_s = np.array([pool.notice_s for pool in market.pools], np.float64)
+    return Offers(
+        _plain(market.times_s),
+        _plain(market.machines),
+        _plain(market.usd_h),
+        _plain(market.gone),
+        _plain(lives),
+        usd_h,
+        notice_s,
+        float(market.starts_s),
+    )
+
+
+def _plain(table: Floats) -> Floats:
+    return np.ascontiguousarray(table, np.float64)
+
+
+def mean_life_s(market: Market, machines: int) -> float:
+    """Return the mean seconds between losses of one of so many machines; inf if none is lost.
+
+    A pool loses g of its b machines: of `machines` in it, machines * g / b.
+    """
+    before = np.vstack([market.machines[:1], market.machines[:-1]])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = np.where(before > 0, market.gone / before, 0.0)
+    found = float(shares.sum(axis=0).max()) * machines / market.until_s
+    if market.lives_s.size:
+        found += machines / float(market.lives_s.mean(axis=1).min())
+    return 1 / found if found > 0 else math.inf
+
+
+def _rules(market: Market, job: FleetJob, deadline_s: float, tick_s: float) -> JobRules:
+    warned = all(p.notice_s > 0 and p.notice_s >= job.checkpoint_s for p in market.pools)
+    every_s = job.every_s
+    if every_s is None:
+        safe = warned or job.has_copies
+        life_s = math.inf if safe else mean_life_s(market, job.size)
+        every_s = max(young_daly_s(job.checkpoint_s, life_s), job.checkpoint_s)
+    rules = (
+        job.steps,
+        deadline_s,
+        _LONGEST * deadline_s,
+        tick_s,
+        job.start_s,
+        job.reform_s,
+        job.restart_s,
+        job.checkpoint_s,
+        max(every_s, 1e-3),
+        0.0 if warned else (every_s + job.checkpoint_s if every_s < math.inf else 0.0),
+        job.has_copies,
+        job.size,
+    )
+    return JobRules(*map(float, rules))
+
+
+def _replayed(figures: Floats, rows: Floats, job: FleetJob) -> Replayed:
+    is_done = figures[kernel.STEPS] >= job.steps
+    paid_s = float(figures[kernel.PAID_S])
+    return Replayed(
+        hours=float(figures[kernel.END]) / HOUR_S if is_done else math.inf,
+        usd=float(figures[kernel.DOLLARS]),
+        usd_preemptible=float(figures[kernel.SPOT_DOLLARS]),
+        machine_hours=paid_s / HOUR_S,
+        useful=float(figures[kernel.USEFUL_S]) / paid_s if paid_s else 0.0,
+        steps=float(figures[kernel.STEPS]),
+        steps_lost=float(figures[kernel.LOST]),
+        preemptions=int(figures[kernel.PREEMPTIONS]),
+        changes=int(figures[kernel.CHANGES]),
+        checkpoints=int(figures[kernel.CHECKPOINTS]),
+        timeline=rows[: int(figures[kernel.ROWS])],
+    )

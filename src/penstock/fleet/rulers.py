@@ -1,0 +1,66 @@
+"""Rulers: policies by the words that a user writes, with what each is fitted on."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from penstock.errors import FleetError
+from penstock.fleet import policies
+from penstock.fleet.kernel import Policy
+from penstock.fleet.liveput import liveput_of
+from penstock.fleet.look_ahead import look_ahead
+from penstock.fleet.market import Market
+from penstock.fleet.replay import Ruler
+from penstock.fleet.work import FleetJob
+
+_PLAIN: tuple[tuple[Policy, tuple[str, ...]], ...] = (
+    (policies.on_demand, ()),
+    (policies.greedy, ()),
+    (policies.uniform_progress, ()),
+    (policies.transient, ()),
+    (policies.anchored, ("machines on demand",)),
+    (policies.auto_scaling, ("margin of the pace",)),
+    (policies.growing, ("first machines", "factor per step")),
+    (policies.bidding, ("machines in the first group", "its bid", "bid of the others")),
+)
+_FITTED = ("look_ahead", "liveput")
+NAMES = (*(policy.__name__ for policy, _ in _PLAIN), *_FITTED)
+
+
+class PolicyBasis(NamedTuple):
+    """What policies that look ahead are fitted on."""
+
+    futures: Sequence[Market]
+    deadline_s: float
+
+
+def ruler_of(text: str, job: FleetJob, basis: PolicyBasis, read: Callable[[str], Policy]) -> Ruler:
+    """Return the policy that a text names: "greedy", "growing,4,1.0001" or "module:function".
+
+    read   finds the function of the last form
+    Raises:   FleetError: no such policy, or not the numbers that it takes.
+    """
+    name, *given = (part.strip() for part in text.split(","))
+    try:
+        numbers = tuple(float(part) for part in given)
+    except ValueError as problem:
+        hint = "write it like growing,4,1.0001"
+        raise FleetError(f"policy {text!r} has what is no number", hint=hint) from problem
+    if ":" in name:
+        return Ruler(text, read(name), numbers)
+    if name in _FITTED and not numbers:
+        return _fitted(name, job, basis)
+    for policy, wanted in _PLAIN:
+        if policy.__name__ == name:
+            if len(numbers) != len(wanted):
+                takes = f"it takes {', '.join(wanted)}" if wanted else "it takes no numbers"
+                raise FleetError(f"policy {text!r} has {len(numbers)} numbers", hint=takes)
+            return Ruler(text, policy, numbers)
+    hint = f"there are {', '.join(NAMES)}, and module:function"
+    raise FleetError(f"there is no policy {text!r}", hint=hint)
+
+
+def _fitted(name: str, job: FleetJob, basis: PolicyBasis) -> Ruler:
+    if name == "liveput":
+        return liveput_of(basis.futures, job)
+    slot_s = max(60.0, job.start_s + job.restart_s)
+    return look_ahead(basis.futures, job, deadline_s=basis.deadline_s, slot_s=slot_s)
