@@ -14,7 +14,7 @@ from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Outcome
 from tests.pairwise import pairwise
 from tests.parity.models import OPTIMIZERS, captured, job_of, plan_of
-from tests.parity.training import Run, difference, differing, train, windows
+from tests.parity.training import Run, difference, differing, steps_saved, train, windows
 
 BEFORE, AFTER = 2, 3
 MICRO_BATCHES = 4
@@ -98,13 +98,7 @@ def test_double_buffering_goes_on_with_other_stages(tmp_path):
 
 
 def test_checkpoints_are_made_when_due_and_the_newest_two_are_kept(tmp_path, monkeypatch):
-    run, finish, made = run_of("frozen", "one_f_one_b", 2), checkpoint.finish, []
-
-    def noted(folder, step):
-        made.append(step)
-        return finish(folder, step)
-
-    monkeypatch.setattr(checkpoint, "finish", noted)
+    run, made = run_of("frozen", "one_f_one_b", 2), steps_saved(monkeypatch)
     train(run, tmp_path, (7,), checkpoint_every=2)
     assert made == [2, 4, 6, 7]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000006", "step-000007"]

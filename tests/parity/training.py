@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.run import Outcome, Steps, outcome_of
+from penstock.runtime.saver import Saver, State
 from penstock.runtime.windows import Windows
 from penstock.runtime.worker import Task, work
 
@@ -98,3 +100,16 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> f
     """Return the greatest difference, of each tensor relative to its greatest number."""
     pairs = [(found[key].double(), value.double()) for key, value in expected.items()]
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+
+
+def steps_saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that will hold the steps after which ranks of this process save."""
+    made, save = list[int](), Saver.save
+
+    def noted(saver: Saver, step: int, state: State | None, *, waits: bool) -> None:
+        if saver.transport.rank == 0:
+            made.append(step)
+        save(saver, step, state, waits=waits)
+
+    monkeypatch.setattr(Saver, "save", noted)
+    return made

@@ -20,6 +20,7 @@ from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint, eager, worker
 from penstock.runtime.launch import as_json, from_json, run_processes, run_threads
 from penstock.runtime.run import Steps, outcome_of
+from penstock.runtime.snapshot import Snapshot
 from penstock.runtime.transport import Transport
 from penstock.runtime.worker import Task, work
 from penstock.simulate import simulate
@@ -240,13 +241,17 @@ def test_slow_sums_are_named(case):
 
 @named([Case(windows=3), Case("double_buffered", windows=3)])
 def test_slow_checkpoints_are_named_unless_there_is_only_the_last(case, tmp_path, monkeypatch):
-    finish = checkpoint.finish
+    """Of one that is written beside the steps the copy, of the last one all of it."""
 
-    def slow_finish(*where):
-        time.sleep(0.2)
-        return finish(*where)
+    def slowed(call):
+        def slow_call(*where):
+            time.sleep(0.2)
+            return call(*where)
 
-    monkeypatch.setattr(checkpoint, "finish", slow_finish)
+        return slow_call
+
+    for place, name in ((checkpoint, "finish"), (Snapshot, "take")):
+        monkeypatch.setattr(place, name, slowed(getattr(place, name)))
     every = 2 if case.schedule == "double_buffered" else 1
     pair = run_case(case, checkpoints=tmp_path / "often", checkpoint_every=every)
     assert verdict(pair).cause == "checkpoint"
@@ -310,7 +315,7 @@ def test_each_call_counts_for_its_part(schedule, seconds, monkeypatch, tmp_path)
     own = {part: found.of(part)[0] for part in PARTS}
     assert {part: own[part] for part in seconds} == seconds
     assert own["checkpoint"] == pytest.approx(1 / 3)  # after the second step
-    assert own["once"] == 2 + sum(seconds.values()) + 1  # around warm-up, in it, the last save
+    assert own["once"] == 2 + sum(seconds.values()) + 2  # around warm-up, in it, for checkpoints
     others = {"messages", "waiting", "collectives", "meeting"}
     assert all(own[part] == 0 for part in others)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CheckpointError, RunError
-from penstock.runtime import checkpoint
+from penstock.runtime import checkpoint, folders
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import RankResult, save
 
@@ -146,9 +146,10 @@ def test_writing_a_step_again_replaces_it(tmp_path):
 # -- the power goes, the disk is full ------------------------------------------------------------
 
 STEPS_OF_WRITING = (
-    (checkpoint, "save_file"),
-    (checkpoint, "write_text"),
-    (checkpoint, "_flush"),
+    (folders, "write_file"),
+    (folders, "write_text"),
+    (folders, "_flush"),
+    (os, "write"),
     (Path, "rename"),
     (Path, "unlink"),
     (shutil, "rmtree"),

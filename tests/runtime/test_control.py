@@ -16,8 +16,9 @@ import torch.distributed as dist
 from penstock.runtime import checkpoint
 from penstock.runtime.control import Command, Control, LocalBoard, StoreBoard
 from penstock.runtime.launch import run_processes, run_threads
+from penstock.runtime.saver import Saver
 from tests.parity.models import captured, job_of, plan_of
-from tests.parity.training import Run, differing, train, windows
+from tests.parity.training import Run, differing, steps_saved, train, windows
 from tests.runtime.test_launch import result
 
 STEPS = 5
@@ -202,13 +203,8 @@ def test_an_asynchronous_run_stops_where_it_drains(tmp_path):
 
 
 def test_all_ranks_save_together_when_the_clock_says_so(tmp_path, monkeypatch):
-    made, finish = [], checkpoint.finish
-
-    def noted(folder, step):
-        made.append(step)
-        return finish(folder, step)
-
-    monkeypatch.setattr(checkpoint, "finish", noted)
+    made = steps_saved(monkeypatch)
+    monkeypatch.setattr(Saver, "is_put_off", lambda self: False)
     run = run_of("frozen", "one_f_one_b", 2)
     with closing(LocalBoard()) as board:
         train(run, tmp_path, (4,), board=board, every_s=0.0)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -91,10 +91,23 @@ def show_trained(trained: "Trained") -> None:
     """Print the result, predicted beside measured, its bottleneck, and where it is."""
     outcome = trained.outcome
     _show_outcome(outcome, trained.plan)
+    if isinstance(saved := trained.summary.get("checkpointing"), dict):
+        face.say(_checkpoints(cast("dict[str, float]", saved)))
     if outcome.breakdown is not None:
         parts = parts_table(outcome.breakdown, trained.predicted)
         face.say(f"\n{parts}\n{trained.bottleneck}\n")
     face.say(f"written to {trained.folder}: open {trained.folder / 'report.html'}")
+
+
+def _checkpoints(saved: Mapping[str, float]) -> str:
+    """Return a line on the checkpoints that were written beside the steps."""
+    blocked, most = (format_seconds(saved[name]) for name in ("blocked_s", "most_blocked_s"))
+    size, late = format_bytes(int(saved["bytes"])), saved["waited"] + saved["postponed"]
+    tail = f"; {late:.0f} waited for the one before" if late else ""
+    return (
+        f"checkpoints written beside the steps: {saved['beside']:.0f} of {size}; "
+        f"training stood still for {blocked} each, {most} at most{tail}"
+    )
 
 
 def _show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
@@ -109,7 +122,7 @@ def _show_outcome(outcome: "Outcome", plan: Plan | None) -> None:
 def words_of(summary: Mapping[str, object]) -> str:
     """Return what the run and the job report, a line each; the tables above have the rest."""
     left_out = ("steps", "checked", "step_s_", "peak_bytes", "cap_bytes", "live_versions")
-    left_out += ("breakdown", "bottleneck", "replanned", "sampling")
+    left_out += ("breakdown", "bottleneck", "replanned", "sampling", "checkpointing")
     shown = ((k, v) for k, v in summary.items() if v is not None and not k.startswith(left_out))
     rows = [(k.replace("_", " "), v) for k, v in shown]
     return "\n".join(f"{k}: {f'{v:.4f}' if isinstance(v, float) else v}" for k, v in rows)

@@ -4,34 +4,48 @@
                   rank-0.safetensors, rank-1.safetensors, ...    tensors by key
 
 Every rank of the first replica writes its own part into a hidden folder; when all are done one
-rank writes state.json and renames the folder.  A folder with that name is complete, whatever is
-killed when.  Ranks on several hosts need a folder that all of them see.
+rank writes state.json and renames the folder (folders.py).  A folder with that name is complete,
+whatever is killed when.  Ranks on several hosts need a folder that all of them see.
 """
 
 import json
+import mmap
 import os
-import re
 import shutil
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import (
     load_file,  # pyright: ignore[reportUnknownVariableType]
-    save_file,  # pyright: ignore[reportUnknownVariableType]
 )
 from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.files import read_json, write_text
+from penstock.runtime.folders import (
+    complete,
+    digest_of,
+    hidden_of,
+    put_part,
+    remove,
+    step_of,
+    wait_for_writers,
+    writing,
+)
+from penstock.runtime.folders import discard as discard
+from penstock.runtime.folders import finish as finish
+from penstock.runtime.folders import folder_of as folder_of
+from penstock.runtime.folders import keep_newest as keep_newest
+from penstock.runtime.folders import latest as latest
+from penstock.runtime.folders import steps_in as steps_in
+from penstock.runtime.part_file import check
 from penstock.runtime.parts import key_in, whole
+from penstock.runtime.snapshot import bytes_of, described
 from penstock.typed import Endless, damage, typed
-
-_NAME = re.compile(r"step-(\d{6,})")
 
 
 class Checkpoint(NamedTuple):
@@ -49,6 +63,8 @@ class _StateFile:
     step: int
     parts: tuple[str, ...]
     plain: dict[str, Any]
+    checksums: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +73,6 @@ class _BestFile:
 
     step: int
     val_loss: Endless
-
-
-def folder_of(checkpoints: Path, step: int) -> Path:
-    """Return the folder for the state after `step` finished steps."""
-    return checkpoints / f"step-{step:06d}"
 
 
 def write_part(
@@ -74,78 +85,10 @@ def write_part(
 
     Raises:   CheckpointError: the disk is full, or the folder cannot be written.
     """
-    folder, (tensors, plain) = _hidden(checkpoints, step), state
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank-{rank}.safetensors"
-        dense = {key: value.detach().to_dense() for key, value in tensors.items()}
-        save_file({key: value.contiguous().clone() for key, value in dense.items()}, path)
-        _flush(path)
-        write_text(folder / f"rank-{rank}.json", json.dumps(dict(plain)))
-
-
-def finish(checkpoints: Path, step: int) -> Path:
-    """Join what the ranks wrote and give the folder its name; call it when all have written.
-
-    Raises:   CheckpointError: the disk is full, or the folder cannot be written.
-    """
-    hidden, folder = _hidden(checkpoints, step), folder_of(checkpoints, step)
-    with _writing(hidden):
-        plain: dict[str, object] = {}
-        for part in sorted(hidden.glob("rank-*.json")):
-            plain |= read_json(part, CheckpointError, "checkpoint part")
-            part.unlink()
-        parts = sorted(part.name for part in hidden.glob("rank-*.safetensors"))
-        content = {"step": step, "parts": parts, "plain": plain}
-        write_text(hidden / "state.json", json.dumps(content))
-        if folder.exists():
-            _remove(folder)
-        hidden.rename(folder)
-        _flush(checkpoints)
-    return folder
-
-
-@contextmanager
-def _writing(folder: Path) -> Generator[None]:
-    try:
-        yield
-    except (SafetensorError, OSError) as problem:
-        hint = "free some space, or choose another place; earlier checkpoints are intact"
-        raise CheckpointError(
-            f"cannot write checkpoint {folder}: {problem}", hint=hint
-        ) from problem
-
-
-def _flush(path: Path) -> None:
-    """Return once a file, or the names in a folder, would survive a loss of power."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def discard(checkpoints: Path) -> None:
-    """Remove what an interrupted run left half-written or half-removed."""
-    for hidden in (*checkpoints.glob(".step-*"), *checkpoints.glob(".best-*")):
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def latest(checkpoints: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run, or None."""
-    found = _complete(checkpoints)
-    return found[-1] if found else None
-
-
-def steps_in(checkpoints: Path) -> list[int]:
-    """Return the steps of all complete checkpoints of a run, the oldest first."""
-    return [int(path.name.removeprefix("step-")) for path in _complete(checkpoints)]
-
-
-def keep_newest(checkpoints: Path, count: int = 2) -> None:
-    """Remove all but the newest `count` checkpoints."""
-    for old in _complete(checkpoints)[:-count]:
-        _remove(old)
+    tensors, plain = state
+    pieces = described(tensors)
+    blocks = (bytes_of(tensors[piece.key]) for piece in pieces)
+    put_part(hidden_of(checkpoints, step), rank, pieces, blocks, plain)
 
 
 def keep_best(checkpoints: Path, step: int, value: float) -> None:
@@ -158,12 +101,12 @@ def keep_best(checkpoints: Path, step: int, value: float) -> None:
     if known is not None and known[1] <= value:
         return
     new, folder = checkpoints / ".best-new", checkpoints / "best"
-    with _writing(folder):
+    with writing(folder):
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(folder_of(checkpoints, step), new, copy_function=_link)
         write_text(new / "best.json", json.dumps({"step": step, "val_loss": value}))
         if folder.exists():
-            _remove(folder)
+            remove(folder)
         new.rename(folder)
 
 
@@ -186,23 +129,6 @@ def best(checkpoints: Path) -> tuple[int, float] | None:
     with damage(f"{path}", CheckpointError, hint=f"delete {path.parent}"):
         best = typed(_BestFile, told)
     return best.step, best.val_loss
-
-
-def _complete(checkpoints: Path) -> list[Path]:
-    """Return all complete checkpoints, the oldest first."""
-    named = {p: m for p in checkpoints.glob("step-*") if (m := _NAME.fullmatch(p.name))}
-    return sorted(
-        (path for path in named if (path / "state.json").exists()),
-        key=lambda path: int(named[path][1]),
-    )
-
-
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint so that it is never seen in part: under another name."""
-    gone = folder.with_name(f".{folder.name}-old")
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 class _Unread(Mapping[str, Tensor]):
@@ -243,7 +169,8 @@ def unread(folder: Path) -> Checkpoint:
 def load(folder: Path) -> Checkpoint:
     """Read a checkpoint.
 
-    Raises:   CheckpointError: a file is missing, truncated or damaged.
+    Raises:   CheckpointError: a file is missing, truncated or damaged: the message names it, and
+              the tensor of which a byte has changed.
     """
     state = _state(folder)
     tensors: dict[str, Tensor] = {}
@@ -251,6 +178,8 @@ def load(folder: Path) -> Checkpoint:
         try:
             if part.exists() and not part.is_file():  # a pipe never ends
                 raise IsADirectoryError("no regular file")
+            if part.name in state.checksums:
+                _check(part, state.checksums[part.name])
             tensors |= load_file(part)
         except (SafetensorError, OSError, ValueError) as problem:
             message = f"checkpoint file {part} is missing or damaged: {problem}"
@@ -258,16 +187,66 @@ def load(folder: Path) -> Checkpoint:
     return Checkpoint(state.step, whole(tensors), state.plain)
 
 
+def newest_whole(
+    checkpoints: Path, say: Callable[[str], None] = lambda words: None
+) -> tuple[Path, int] | None:
+    """Return the newest checkpoint that is not damaged, and its step; None where there is none.
+
+    What is still being written is waited for.
+    say:      told of each newer one why it is not taken.
+    Raises:   CheckpointError: all are damaged; it is that of the newest.
+    """
+    wait_for_writers(checkpoints)
+    problems: list[CheckpointError] = []
+    for folder in reversed(complete(checkpoints)):
+        try:
+            found = folder, load(folder).step
+        except CheckpointError as problem:
+            problems.append(problem)
+        else:
+            for problem in problems:
+                say(f"{problem.message}: going back to {folder.name}")
+            return found
+    if problems:
+        raise problems[0]
+    return None
+
+
+def set_aside(checkpoints: Path, after: int) -> list[Path]:
+    """Give checkpoints after more than `after` steps, damaged ones, a name that is not looked for.
+
+    Return their new names.
+    """
+    newer = [folder for folder in complete(checkpoints) if step_of(folder) > after]
+    names = [folder.with_name(f"damaged-{folder.name}") for folder in newer]
+    for folder, name in zip(newer, names, strict=True):
+        shutil.rmtree(name, ignore_errors=True)
+        folder.rename(name)
+    return names
+
+
+def _check(part: Path, sums: Mapping[str, str]) -> None:
+    with part.open("rb") as file, _mapped(file.fileno()) as content:
+        check(f"{part}", content, sums, hint=_to_older(part.parent))
+
+
+def _mapped(file: int) -> memoryview:
+    """Return the content of a file, which is read as it is looked at."""
+    size = os.fstat(file).st_size
+    return memoryview(mmap.mmap(file, size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+
+
 def _state(folder: Path) -> _StateFile:
     path = folder / "state.json"
     content = read_json(path, CheckpointError, "checkpoint")
     with damage(f"checkpoint {path}", CheckpointError, hint=_to_older(folder)):
-        return typed(_StateFile, content)
+        state = typed(_StateFile, content)
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    if state.digest and state.digest != digest_of(rest):
+        message = f"checkpoint {path} is damaged: it is not what was written"
+        raise CheckpointError(message, hint=_to_older(folder))
+    return state
 
 
 def _to_older(folder: Path) -> str:
     return f"delete {folder} to resume from an older checkpoint"
-
-
-def _hidden(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f".step-{step:06d}"

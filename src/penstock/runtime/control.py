@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Literal, NamedTuple, Protocol
 
 Do = Literal["go", "save", "plan", "stop"]
@@ -81,6 +81,7 @@ class Control:
 
     board:    None: nothing may stop the run, and no checkpoint is due by the clock.
     every_s:  seconds after which a checkpoint is due, by the clock of the rank that decides.
+    put_off:  asked then, whether that has to wait: another one is still being written.
     """
 
     def __init__(self, board: Board | None, every_s: float | None = None) -> None:
@@ -89,6 +90,7 @@ class Control:
         self._looked = 0
         self._order = Command(0, "go", 1)
         self._plans = self._before = 0  # plans made again, and windows before the last of them
+        self.put_off: Callable[[], bool] = lambda: False
 
     def saved(self) -> None:
         """Note that a checkpoint was written."""
@@ -119,7 +121,7 @@ class Control:
         elif board.plans_asked() > self._plans:
             do = "plan"
         elif self.every_s is not None and now - self._saved_s >= self.every_s:
-            do = "save"
+            do = "go" if self.put_off() else "save"
         return Command(windows, do, windows + ahead)
 
 

@@ -48,10 +48,11 @@ from penstock.runtime.meter import Meter
 from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
+from penstock.runtime.saver import Saver, Saves, State, saving
 from penstock.runtime.transport import Transport
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model as load_model
-from penstock.runtime.worker import RankResult, Report, State, is_due, is_validated, save
+from penstock.runtime.worker import RankResult, Report, is_due, is_validated
 from penstock.timeline import LANES, Span
 
 
@@ -97,14 +98,18 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     rank.is_guarded = True
     transport.barrier()
     meter = Meter(transport)
-    with leaving(task.checkpoints, transport, (rank.rank,), rank.held):
+    with (
+        leaving(task.checkpoints, transport, (rank.rank,), rank.held),
+        saving(task.checkpoints, transport, rank.control) as rank.saver,
+    ):
         spans, seconds = _run_steps(task, rank, meter, report)
     tells = device_here().type == "cpu" and meter.num_steps > 0
     spent = meter.spent(time.perf_counter(), (), (), 1) if tells else None
     answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
     slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
     typical = statistics.median(slowest[min(2, len(slowest) - 1) :])
-    return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {}, spent)
+    saves = rank.saver.told if rank.saver else Saves()
+    return RankResult(transport.rank, spans, (), 0, tuple(seconds), typical, {}, spent, saves=saves)
 
 
 def _run_steps(
@@ -133,22 +138,33 @@ def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, s
     is_last = step == task.first_step + task.num_steps
     do: Do = "go" if is_last else rank.control.after(step - task.first_step)
     is_over = is_last or do == "stop"
-    if task.checkpoints is None:
+    if task.checkpoints is None or rank.saver is None:
         return is_over
+    rank.saver.check()
     validates = do != "stop" and is_validated(step, task.validate_every, is_last=is_last)
     if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
-        with meter.checkpoint(is_last=is_over):
+        with meter.checkpoint(is_last=is_over), rank.saver.timed():
             rank.join_buffers(step)
             check_weights(rank.parameters, step)
             state = rank.state() if rank.rank == 0 else None
-            save(task.checkpoints, step, rank.transport, state)
+            rank.saver.save(step, state, waits=is_over or validates)
             if validates:
                 own = task.job, rank.transport, task.checkpoints, step
                 found = validate(*own, lambda: rank.model)
                 if found is not None:
                     report(StepResult(step - 1, None, 0.0, 0, validated=found))
         rank.control.saved()
+    if step == task.first_step + 1 and _is_saved_on_the_way(task):
+        with meter.checkpoint(is_last=True):
+            rank.saver.begin(rank.state() if rank.rank == 0 else None)
     return is_over
+
+
+def _is_saved_on_the_way(task: EagerTask) -> bool:
+    """Return whether a checkpoint is due before the last step, for which nothing waits."""
+    due = range(task.first_step + 1, task.first_step + task.num_steps)
+    aside = (step for step in due if not is_due(step, task.validate_every))
+    return task.every_s is not None or any(is_due(step, task.checkpoint_every) for step in aside)
 
 
 class EagerRank:
@@ -158,6 +174,7 @@ class EagerRank:
         self.job, self.transport, self.rank = task.job, transport, transport.rank
         self.everyone = tuple(range(transport.num_ranks))
         self.control = Control(task.board, task.every_s)
+        self.saver: Saver | None = None
         self.model = build_model(task.job)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:

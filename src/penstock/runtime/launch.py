@@ -32,6 +32,7 @@ from penstock.runtime.calls import StepResult
 from penstock.runtime.child import die_with, join, let_children_die_with_this
 from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.sampler import Samples
+from penstock.runtime.saver import Saves
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
@@ -260,6 +261,7 @@ def as_json(result: RankResult) -> dict[str, Any]:
         "versions": list(result.versions.items()),
         "spent": None if result.spent is None else asdict(result.spent),
         "samples": None if result.samples is None else asdict(result.samples),
+        "saves": asdict(result.saves),
     }
 
 
@@ -274,6 +276,7 @@ def from_json(content: dict[str, Any]) -> RankResult:
         versions={int(stage): count for stage, count in content["versions"]},
         spent=None if content["spent"] is None else typed(Spent, content["spent"]),
         samples=None if content["samples"] is None else typed(Samples, content["samples"]),
+        saves=typed(Saves, content["saves"]),
     )
 
 

@@ -211,6 +211,10 @@ class Rank:
         if self.loss_scale is not None:
             self.loss_scale.take(state.plain)
 
+    def is_far(self) -> bool:
+        """Return whether something of the state is in far memory, and no room for it is near."""
+        return bool(self.far) or any(w.far_state is not None for w in self.weights.values())
+
     def held_bytes(self) -> int:
         """Return the bytes held between windows by weights, gradients, versions and state."""
         constants = sum(t.untyped_storage().nbytes() for t in self.capture.constants.values())

@@ -25,6 +25,7 @@ from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import Launcher, run_threads
 from penstock.runtime.rank import StepResult
 from penstock.runtime.sampler import Samples
+from penstock.runtime.saver import Saves
 from penstock.runtime.windows import Windows, repeated
 from penstock.runtime.worker import RankResult, Report, Task, work
 from penstock.timeline import Breakdown, Timeline, breakdown_of_ranks
@@ -39,6 +40,7 @@ class Outcome:
     live_versions:  for each stage, how many versions of its weights were held.
     breakdown:      where the wall time went, on each rank; None where a rank cannot tell (a GPU).
     samples:        what sampled windows told of the actions of each rank; empty where likewise.
+    saves:          what each rank's checkpoints took that were written while it trained on.
     """
 
     timeline: Timeline
@@ -49,6 +51,7 @@ class Outcome:
     live_versions: tuple[int, ...]
     breakdown: Breakdown | None = None
     samples: tuple[Samples, ...] = ()
+    saves: tuple[Saves, ...] = ()
 
 
 def windows_of(program: Program, num_steps: int, first_step: int = 0) -> Windows:
@@ -179,4 +182,5 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
         live_versions=tuple(versions[stage] for stage in sorted(versions)),
         breakdown=breakdown_of_ranks(spent) if len(spent) == len(results) else None,
         samples=tuple(samples) if len(samples) == len(results) else (),
+        saves=tuple(result.saves for result in results),
     )

@@ -8,9 +8,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock._compat import MemoryEvent
-from penstock.errors import CheckpointError, RunError
+from penstock.errors import RunError
 from penstock.graph.code import Function, function_of
 from penstock.graph.fuse import fused_function_of
 from penstock.graph.stages import Segment, SegmentKind, Stages
@@ -41,7 +41,9 @@ from penstock.runtime.lane import Begun
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.sampler import Sampler, Samples
-from penstock.runtime.transport import Transport, TransportError
+from penstock.runtime.saver import Saver, Saves, State, saving
+from penstock.runtime.saver import save as save
+from penstock.runtime.transport import Transport
 from penstock.runtime.transport.shared_memory import host_key
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model
@@ -50,7 +52,6 @@ from penstock.schedule.orders import KINDS, Kind
 from penstock.timeline import Held, Span, Spent
 
 Report = Callable[[StepResult], None]
-State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _WINDOWS_KEPT = 32  # whose marks are kept, to choose a typical one from
 _CLOCK_ROUNDS = 9
 
@@ -159,6 +160,7 @@ class RankResult:
     spent:  how its training loop divides; None where nothing tells, as on a GPU, whose work is
             only queued by the thread that reads the clock.
     samples:  what sampled windows told of its actions; None where likewise.
+    saves:    what checkpoints took that were written while it trained on.
     """
 
     rank: int
@@ -170,6 +172,7 @@ class RankResult:
     versions: dict[int, int]
     spent: Spent | None = None
     samples: Samples | None = None
+    saves: Saves = Saves()  # noqa: RUF009 - a frozen record
 
 
 def work(task: Task, transport: Transport, report: Report) -> RankResult:
@@ -215,7 +218,10 @@ def _worked(
     if task.guide is not None:
         task.guide.begun(rank.rank, time.perf_counter() - start_s)
     watch = _WindowRunner(rank, control, task.guide)
-    with leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)):
+    with (
+        leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)),
+        saving(task.checkpoints, transport, control) as watch.saver,
+    ):
         last = _run_windows(task, watch, bound)
     for lane in (rank.lane, *rank.copy_lanes):
         lane.close()
@@ -305,18 +311,23 @@ def _done(task: Task, watch: "_WindowRunner", done: tuple[int, int], *, is_last:
     """
     (step, number), rank = done, watch.rank
     do: Do = "stop" if is_last else watch.control.after(number)
-    if task.checkpoints is None:
+    if task.checkpoints is None or watch.saver is None:
         return do
+    watch.saver.check()
     is_stopped = do == "stop" and not is_last
     validates = not is_stopped and is_validated(step, task.validate_every, is_last=is_last)
     if do != "go" or validates or is_due(step, task.checkpoint_every):
-        with watch.meter.checkpoint(is_last=do == "stop"):
+        with watch.meter.checkpoint(is_last=do == "stop"), watch.saver.timed():
             rank.settle()
             check_weights(rank.live(), step)
-            save(task.checkpoints, step, rank.transport, state_of(rank, step))
+            waits = validates or do in ("stop", "plan")
+            watch.saver.save(step, state_of(rank, step), waits=waits)
             if validates:
                 _validate(task, rank, task.checkpoints, step)
         watch.control.saved()
+    if number == 1 and not rank.is_far() and _is_saved_on_the_way(task):
+        with watch.meter.checkpoint(is_last=True):
+            watch.saver.begin(_part_of(rank))
     if do == "plan":
         watch.control.planned(number)
     return do
@@ -345,12 +356,25 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def _is_saved_on_the_way(task: Task) -> bool:
+    """Return whether a checkpoint is due before the last step, for which nothing waits."""
+    if task.every_s is not None:
+        return True
+    ends = (step + program.num_steps for program, step in task.windows)
+    due = (end for end, _ in pairwise(ends) if is_due(end, task.checkpoint_every))
+    return any(not is_due(end, task.validate_every) for end in due)
+
+
 def state_of(rank: Rank, step: int) -> State | None:
     """Return this rank's part of a checkpoint after `step` steps; None: another replica has all.
 
     Every rank calls it at the same time.
     """
     rank.join_buffers(step)
+    return _part_of(rank)
+
+
+def _part_of(rank: Rank) -> State | None:
     told = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
     if not told:
         return None
@@ -363,49 +387,6 @@ def state_of(rank: Rank, step: int) -> State | None:
     if rank.loss_scale is not None:
         rank.loss_scale.put(plain)
     return tensors, plain
-
-
-def save(checkpoints: Path, step: int, transport: Transport, state: State | None) -> None:
-    """Write a checkpoint together with all other ranks; `state` is this rank's part, if any.
-
-    Raises:   CheckpointError: this rank cannot write.  TransportError: another one cannot.
-              In both cases nothing half-written is left.
-    """
-
-    def write() -> None:
-        if state is not None:
-            checkpoint.write_part(checkpoints, step, transport.rank, state)
-
-    def finish() -> None:
-        if transport.rank == 0:
-            checkpoint.finish(checkpoints, step)
-            checkpoint.keep_newest(checkpoints)
-
-    problem = _problem_of(write)
-    failed = _failed(transport, problem)
-    if not failed:
-        problem = _problem_of(finish)
-        failed = _failed(transport, problem)
-    if failed:
-        if transport.rank == 0:
-            checkpoint.discard(checkpoints)
-        with suppress(TransportError):  # of a rank that has raised already
-            transport.barrier()  # the first one to raise ends all others
-        raise problem or TransportError(failed[0], "cannot write its part of a checkpoint")
-
-
-def _problem_of(call: Callable[[], None]) -> CheckpointError | None:
-    try:
-        call()
-    except CheckpointError as problem:
-        return problem
-    return None
-
-
-def _failed(transport: Transport, problem: CheckpointError | None) -> list[int]:
-    """Return the ranks that have a problem; every rank asks at the same time."""
-    told = transport.all_gather_bytes(b"" if problem is None else b"failed", _everyone(transport))
-    return [rank for rank, word in enumerate(told) if word]
 
 
 # -- what is measured ----------------------------------------------------------------------------
@@ -435,6 +416,7 @@ class _WindowRunner:
     def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
         self.rank, self.control, self.guide = rank, control, guide
         self.meter, self.sampler = Meter(rank.transport), Sampler()
+        self.saver: Saver | None = None
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
         self.begun: dict[int, list[Begun]] = {}  # by id of a program's calls
         self.window_s: list[float] = []
@@ -503,6 +485,7 @@ class _WindowRunner:
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
             spent=self._spent(end_s, calls, marks, num_steps),
             samples=self.sampler.told(is_last=True) if rank.device.type == "cpu" else None,
+            saves=self.saver.told if self.saver else Saves(),
         )
 
     def _spent(

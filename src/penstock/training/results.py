@@ -99,6 +99,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         "bottleneck": why.to_json() if why else None,
         "replanned": replanned(folder),
         "sampling": _sampling(outcome),
+        "checkpointing": _checkpointing(outcome),
         **(dict(job.facts()) if job.facts else {}),
     }
     strict = finite(json.loads(json.dumps(summary)))
@@ -122,6 +123,27 @@ def _sampling(outcome: "Outcome") -> dict[str, float] | None:
         "sampled": max(row.sampled for row in rows),
         "windows": max(row.windows for row in rows),
         "share": max(row.took_s for row in rows) / wall_s,
+    }
+
+
+def _checkpointing(outcome: "Outcome") -> dict[str, object] | None:
+    """Return what checkpoints took that were written while ranks trained on; None: there were none.
+
+    Of each checkpoint the longest that a rank stood still for it, and of these the median and most.
+    """
+    told = outcome.saves
+    if not any(saves.blocked_s for saves in told):
+        return None
+    blocked = [max(row) for row in zip(*(saves.blocked_s for saves in told), strict=True)]
+    written = [seconds for saves in told for seconds in saves.written_s]
+    return {
+        "beside": len(blocked),
+        "bytes": sum(saves.size_bytes for saves in told),
+        "blocked_s": statistics.median(blocked),
+        "most_blocked_s": max(blocked),
+        "written_s": statistics.median(written) if written else None,
+        "waited": max(saves.waited for saves in told),
+        "postponed": sum(saves.postponed for saves in told),
     }
 
 

@@ -210,20 +210,20 @@ class Session:
         return checked
 
     def start(self) -> tuple[int, Path | None]:
-        """Return the first step and the checkpoint to start from.
+        """Return the first step and the checkpoint to start from: the newest that is whole.
 
-        Raises:   PlanError: nothing is left to do.
+        Raises:   PlanError: nothing is left to do.  CheckpointError: all of them are damaged.
         """
         from penstock.runtime import checkpoint
 
         if not self.resume:
             return 0, None
-        newest = checkpoint.latest(self.folder / "checkpoints")
-        if newest is None:
+        found = checkpoint.newest_whole(self.folder / "checkpoints", self.listener.say)
+        if found is None:
             self.listener.say(f"{self.folder} holds no checkpoint to resume from: starting afresh")
             self.resume = False
             return 0, None
-        done = checkpoint.load(newest).step
+        newest, done = found
         if done >= self.num_steps:
             hint = f"give --steps more than {done}"
             raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
@@ -368,9 +368,12 @@ class Session:
 
     def _clear(self, first_step: int, checkpoint: Path | None) -> None:
         """Remove what the run to go on from left after its checkpoint, or half-written."""
-        from penstock.runtime.checkpoint import discard
+        from penstock.runtime.checkpoint import discard, set_aside
 
         discard(self.folder / "checkpoints")
+        if checkpoint is not None:
+            for aside in set_aside(self.folder / "checkpoints", first_step):
+                self.listener.say(f"what is damaged is kept as {aside}")
         if self.text:
             saved.keep_job(self.folder, self.text)
         old = () if checkpoint else ("replans.json",)
@@ -496,7 +499,7 @@ class Session:
         launch: "Launch",
     ) -> "Outcome | None":
         """Return what the run gave; None if it was asked to stop before its last step."""
-        from penstock.runtime.checkpoint import latest, load
+        from penstock.runtime.checkpoint import discard, latest, load
         from penstock.runtime.run import Steps, outcome_of
 
         samples, tokens, micro_batches, predicted = _sizes(self.job, choice)
@@ -520,6 +523,7 @@ class Session:
                 self._tell_newest()
                 raise
             except RunError as problem:
+                discard(self.folder / "checkpoints")
                 job = self._followed(choice).job if choice else self.job
                 raise explained(self.folder, job, problem, self.listener) from problem.__cause__
             steps.flush()
@@ -534,8 +538,9 @@ class Session:
         return every is not None and ((step + 1) % every == 0 or step + 1 == self.num_steps)
 
     def _tell_newest(self) -> None:
-        from penstock.runtime.checkpoint import latest
+        from penstock.runtime.checkpoint import discard, latest
 
+        discard(self.folder / "checkpoints")
         newest = latest(self.folder / "checkpoints")
         none = f"no checkpoint: none is written before {self.every}"
         self.listener.say(f"--resume continues from {newest}" if newest else none)

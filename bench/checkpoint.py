@@ -1,0 +1,258 @@
+"""Checkpoints: for how long training stands still, beside torch's ways; and killed while writing.
+
+    python -m bench.checkpoint [--json] [--mib N] [--rounds N] [--kills N]
+
+One rank with AdamW-like state of so many MiB, in float32, in tensors of 4 MiB.  All ways take
+turns; each writes to the same disk, and the next one begins when it is done.
+
+way                 ours: a copy into memory that another process writes from; at_once: ours, waited
+                    for; torch_save, dcp_save, dcp_async (a thread) and dcp_async_process (its
+                    process, into shared memory that is kept); memcpy: one thread, the floor
+first_s             for which training stands still, the first time
+blocked_s           afterwards: median, least, most
+whole_s             until the checkpoint is there: median
+
+beside              a product of matrices: median seconds alone, and while ours is written
+
+kills               SIGKILL to a rank and its writer at a random moment, so often: how many left a
+                    checkpoint half-written, at which part of its bytes (deciles), and how often the
+                    newest whole one was there, with the values of its step
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from bench.machine import machine
+from penstock.cli import face
+from penstock.runtime import checkpoint
+from penstock.runtime.control import Control
+from penstock.runtime.launch import run_threads
+from penstock.runtime.saver import Saver, State, saving
+from penstock.runtime.transport import Transport
+from penstock.runtime.worker import RankResult, Report
+
+MiB = 2**20
+TENSOR_BYTES = 4 * MiB
+State_dict = dict[str, Tensor]
+Way = Callable[[Path, int], tuple[float, float]]  # (folder, number) -> seconds blocked, until whole
+
+
+def state_of(size_bytes: int) -> State_dict:
+    """Return weights and two moments, in tensors of 4 MiB."""
+    kinds = "weights/{}", "optimizer/{}/exp_avg", "optimizer/{}/exp_avg_sq"
+    count = max(1, size_bytes // TENSOR_BYTES)
+    keys = [kinds[at % 3].format(f"layers.{at // 3}.weight") for at in range(count)]
+    return {key: torch.empty(TENSOR_BYTES // 4).uniform_() for key in keys}
+
+
+def ways_of(tensors: State_dict, own: Saver) -> dict[str, Way]:
+    """Return the ways to save, by name."""
+    options = StagingOptions(
+        use_pinned_memory=False,
+        use_shared_memory=True,
+        use_async_staging=False,
+        use_non_blocking_copy=False,
+    )
+    stager, copy = DefaultStager(options), {key: torch.empty_like(v) for key, v in tensors.items()}
+    state: State = (tensors, {})
+
+    def ours(folder: Path, number: int) -> tuple[float, float]:
+        start = time.perf_counter()
+        own.save(number, state, waits=False)
+        blocked = time.perf_counter() - start
+        own.settle()
+        return blocked, time.perf_counter() - start
+
+    def at_once(folder: Path, number: int) -> tuple[float, float]:
+        return _whole(lambda: own.save(number, state, waits=True))
+
+    def asynchronous(kind: AsyncCheckpointerType, **more: Any) -> Way:
+        def save(folder: Path, number: int) -> tuple[float, float]:
+            start = time.perf_counter()
+            found: Any = dcp.async_save(
+                tensors, checkpoint_id=folder, async_checkpointer_type=kind, **more
+            )
+            blocked = time.perf_counter() - start
+            getattr(found, "upload_completion", found).result()
+            return blocked, time.perf_counter() - start
+
+        return save
+
+    def memcpy(folder: Path, number: int) -> tuple[float, float]:
+        return _whole(lambda: [copy[key].copy_(value) for key, value in tensors.items()])
+
+    return {
+        "memcpy": memcpy,
+        "ours": ours,
+        "at_once": at_once,
+        "torch_save": lambda folder, _: _whole(lambda: torch.save(tensors, folder)),
+        "dcp_save": lambda folder, _: _whole(lambda: dcp.save(tensors, checkpoint_id=folder)),
+        "dcp_async": asynchronous(AsyncCheckpointerType.THREAD),
+        "dcp_async_process": asynchronous(AsyncCheckpointerType.PROCESS, async_stager=stager),
+    }
+
+
+def _whole(call: Callable[[], object]) -> tuple[float, float]:
+    start = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - start
+    return seconds, seconds
+
+
+def measured(place: Path, size_bytes: int, rounds: int) -> dict[str, Any]:
+    """Return a row for each way, and what training beside ours takes."""
+    tensors, found = state_of(size_bytes), dict[str, Any]()
+
+    def work(transport: Transport, report: Report) -> RankResult:
+        with saving(place / "ours", transport, Control(None)) as own:
+            assert own is not None, "there is a folder"
+            own.begin((tensors, {}))
+            ways = ways_of(tensors, own)
+            rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+            for number in range(1, rounds + 2):
+                for name, way in ways.items():
+                    rows[name].append(way(place / name, 10 * number + (name == "at_once")))
+                    if name not in ("ours", "at_once"):
+                        shutil.rmtree(place / name, ignore_errors=True)
+                        (place / name).unlink(missing_ok=True)
+            found["rows"] = [_row(name, each) for name, each in rows.items()]
+            found["beside"] = _beside(own, (tensors, {}), 10 * rounds + 100)
+        return RankResult(0, (), (), 0, (0.0,), 0.0, {})
+
+    run_threads(work, 1, lambda step: None)
+    return found
+
+
+def _row(name: str, pairs: Sequence[tuple[float, float]]) -> dict[str, object]:
+    (first, _), *rest = pairs
+    blocked = [seconds for seconds, _ in rest]
+    return {
+        "way": name,
+        "first_s": first,
+        "blocked_s": [statistics.median(blocked), min(blocked), max(blocked)],
+        "whole_s": statistics.median(seconds for _, seconds in rest),
+    }
+
+
+def _beside(own: Saver, state: State, number: int) -> dict[str, float]:
+    """Return the seconds of a computation alone and beside the process that writes."""
+    left, right = torch.rand(300, 300), torch.rand(300, 300)
+
+    def seconds() -> float:
+        return _whole(lambda: left @ right)[0]
+
+    alone = [seconds() for _ in range(500)]
+    beside: list[float] = []
+    own.save(number, state, waits=False)
+    while own.is_writing():
+        beside.append(seconds())
+    return {"alone_s": statistics.median(alone), "while_written_s": statistics.median(beside)}
+
+
+# -- killed ---------------------------------------------------------------------------------------
+
+
+def _victim(place: Path, size_bytes: int, told: int) -> None:
+    """Save again and again, as a rank does, until somebody kills this process."""
+    os.setsid()
+
+    def work(transport: Transport, report: Report) -> RankResult:
+        count = size_bytes // 4
+        with saving(place, transport, Control(None)) as own:
+            assert own is not None, "there is a folder"
+            own.begin(({"weights/a": torch.zeros(count)}, {}))
+            for step in range(1, 10_000):
+                state: State = {"weights/a": torch.full((count,), float(step))}, {"step": step}
+                own.save(step, state, waits=step == 1)
+                own.settle()
+                os.write(told, b".")
+        return RankResult(0, (), (), 0, (0.0,), 0.0, {})
+
+    run_threads(work, 1, lambda step: None)
+
+
+def killed(place: Path, size_bytes: int, count: int) -> dict[str, object]:
+    """Kill a rank with its writer `count` times; return what was found there each time."""
+    draw, parts, whole = random.Random(0), list[float](), 0
+    for number in range(count):
+        folder = place / str(number)
+        reader, told = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _victim(folder, size_bytes, told)
+        os.close(told)
+        times = [time.perf_counter() for _ in range(4) if os.read(reader, 1)]
+        time.sleep(draw.uniform(0.0, 2 * (times[-1] - times[1]) / 2))
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        done = 4 + len(_rest(reader))
+        sizes = [path.stat().st_size for path in folder.glob(".step-*-*/rank-0.safetensors")]
+        parts += [size / size_bytes for size in sizes[:1]]
+        found = checkpoint.newest_whole(folder)
+        if found is not None and found[1] in (done, done + 1):
+            state = checkpoint.load(found[0])
+            values = state.tensors["weights/a"]
+            whole += bool((values == found[1]).all()) and state.plain == {"step": found[1]}
+        shutil.rmtree(folder)
+    deciles = statistics.quantiles(parts, n=10) if len(parts) > 1 else parts
+    return {"kills": count, "half_written": len(parts), "at": deciles, "resumed_whole": whole}
+
+
+def _rest(reader: int) -> bytes:
+    found = b""
+    while more := os.read(reader, 4096):
+        found += more
+    os.close(reader)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--mib", type=int, default=512, help="of the state")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--kills", type=int, default=100)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"machine": machine(), "mib": options.mib}
+    with tempfile.TemporaryDirectory() as folder:
+        found |= killed(Path(folder), min(8, options.mib) * MiB, options.kills)
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        found |= measured(Path(folder), options.mib * MiB, options.rounds)
+        dist.destroy_process_group()
+    if options.json:
+        print(json.dumps(found))
+        return
+    head = "way", "first", "blocked", "least", "most", "whole"
+    rows = [
+        (
+            row["way"],
+            *(f"{each:.3f}" for each in (row["first_s"], *row["blocked_s"])),
+            row["whole_s"],
+        )
+        for row in found["rows"]
+    ]
+    print(face.table(head, rows))
+    print({name: found[name] for name in ("beside", "kills", "half_written", "resumed_whole")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Folders: where the checkpoints of a run are, and how one becomes complete.  No torch.
+
+Each rank puts its part into a hidden folder: a part file, then a note with the plain values and the
+checksums.  When all notes are there, one process joins them to state.json and renames the folder.
+A folder with that name is complete, whatever is killed when.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock.errors import CheckpointError
+from penstock.files import read_json, write_text
+from penstock.runtime.part_file import Block, Piece, write_file
+
+_NAME = re.compile(r"step-(\d{6,})")
+_LOOK_S, _PATIENCE_S = 0.05, 60.0
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """Return the folder for the state after `step` finished steps."""
+    return checkpoints / f"step-{step:06d}"
+
+
+def hidden_of(checkpoints: Path, step: int, token: str = "") -> Path:
+    """Return the folder in which it is made; `token` tells one attempt from another."""
+    return checkpoints / f".step-{step:06d}{token}"
+
+
+def put_part(
+    hidden: Path,
+    rank: int,
+    pieces: Sequence[Piece],
+    blocks: Iterable[Block],
+    plain: Mapping[str, object],
+) -> None:
+    """Write a rank's part of a checkpoint; its note comes last.
+
+    Raises:   CheckpointError: the disk is full, or the folder cannot be written.
+    """
+    with writing(hidden):
+        hidden.mkdir(parents=True, exist_ok=True)
+        sums = write_file(hidden / f"rank-{rank}.safetensors", pieces, blocks)
+        write_text(_note(hidden, rank), json.dumps({"plain": dict(plain), "checksums": sums}))
+
+
+def has_parts(hidden: Path, ranks: Iterable[int]) -> bool:
+    """Return whether the parts of all these ranks are there."""
+    return all(_note(hidden, rank).exists() for rank in ranks)
+
+
+def _note(hidden: Path, rank: int) -> Path:
+    return hidden / f"rank-{rank}.json"
+
+
+def finish(checkpoints: Path, step: int, token: str = "") -> Path:
+    """Join what the ranks wrote and give the folder its name; call it when all have written.
+
+    Raises:   CheckpointError: the disk is full, or the folder cannot be written.
+    """
+    hidden, folder = hidden_of(checkpoints, step, token), folder_of(checkpoints, step)
+    with writing(hidden):
+        plain: dict[str, object] = {}
+        sums: dict[str, object] = {}
+        for note in sorted(hidden.glob("rank-*.json")):
+            told = read_json(note, CheckpointError, "checkpoint part")
+            own = told["plain"]
+            assert isinstance(own, dict), "as it was written"
+            plain |= own
+            sums[note.with_suffix(".safetensors").name] = told["checksums"]
+            note.unlink()
+        content = {"step": step, "parts": sorted(sums), "plain": plain, "checksums": sums}
+        write_text(hidden / "state.json", json.dumps({**content, "digest": digest_of(content)}))
+        if folder.exists():
+            remove(folder)
+        hidden.rename(folder)
+        _flush(checkpoints)
+    return folder
+
+
+def digest_of(content: Mapping[str, object]) -> str:
+    """Return what is another text for another content of state.json."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@contextmanager
+def writing(folder: Path) -> Generator[None]:
+    """Raise what keeps a checkpoint from being written as an error with a hint.
+
+    Raises:   CheckpointError.
+    """
+    try:
+        yield
+    except OSError as problem:
+        hint = "free some space, or choose another place; earlier checkpoints are intact"
+        raise CheckpointError(
+            f"cannot write checkpoint {folder}: {problem}", hint=hint
+        ) from problem
+
+
+def _flush(path: Path) -> None:
+    """Return once the names in a folder would survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- which there are ------------------------------------------------------------------------------
+
+
+def latest(checkpoints: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run, or None."""
+    found = complete(checkpoints)
+    return found[-1] if found else None
+
+
+def steps_in(checkpoints: Path) -> list[int]:
+    """Return the steps of all complete checkpoints of a run, the oldest first."""
+    return [step_of(path) for path in complete(checkpoints)]
+
+
+def step_of(folder: Path) -> int:
+    """Return after how many steps a checkpoint is, by its name."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def complete(checkpoints: Path) -> list[Path]:
+    """Return all complete checkpoints, the oldest first."""
+    named = {p: m for p in checkpoints.glob("step-*") if (m := _NAME.fullmatch(p.name))}
+    return sorted(
+        (path for path in named if (path / "state.json").exists()),
+        key=lambda path: int(named[path][1]),
+    )
+
+
+def keep_newest(checkpoints: Path, count: int = 2) -> None:
+    """Remove all but the newest `count` checkpoints."""
+    for old in complete(checkpoints)[:-count]:
+        remove(old)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint so that it is never seen in part: under another name."""
+    gone = folder.with_name(f".{folder.name}-old")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def discard(checkpoints: Path) -> None:
+    """Remove what an interrupted run left half-written or half-removed.
+
+    What a process of it is still writing is waited for.
+    """
+    wait_for_writers(checkpoints)
+    for hidden in (*checkpoints.glob(".step-*"), *checkpoints.glob(".best-*")):
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+# -- who writes -----------------------------------------------------------------------------------
+
+
+def shared_lock(checkpoints: Path) -> int:
+    """Return an open file by which `lock` and `unlock` tell others that something is written.
+
+    Processes that inherit it hold the same lock; it ends when the last of them unlocks or dies.
+    """
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    return os.open(checkpoints, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def lock(handle: int) -> None:
+    """Say that something is being written."""
+    with suppress(OSError):  # file systems without locks, whose readers do not wait
+        fcntl.flock(handle, fcntl.LOCK_SH)
+
+
+def unlock(handle: int) -> None:
+    """Say that it is there."""
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def wait_for_writers(checkpoints: Path, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Return once no process writes a checkpoint there; after a minute in any case."""
+    if not checkpoints.is_dir():
+        return
+    handle = shared_lock(checkpoints)
+    try:
+        for _ in range(int(_PATIENCE_S / _LOOK_S)):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                sleep(_LOOK_S)
+            except OSError:  # as in `lock`
+                return
+            else:
+                return
+    finally:
+        os.close(handle)

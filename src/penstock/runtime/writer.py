@@ -1,0 +1,201 @@
+"""Writer: a process beside a rank that writes its checkpoints from memory that both share.
+
+It is started with file descriptors: of the memory, and of the lock that says that it writes.  Each
+order comes as a line of JSON on stdin, each answer goes as one to stdout.  It loads no torch, and
+computes only when nobody else does.  What it was ordered before its rank died it still completes.
+"""
+
+import json
+import mmap
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CheckpointError
+from penstock.runtime import folders
+from penstock.runtime.part_file import Piece
+
+_NICE = 10
+_LOOK_S = 0.02  # between looks whether others have written
+_ALONE_S = 5.0  # without a sign of others, after which a writer gives up whose rank has died
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A checkpoint to write.
+
+    step:    0: nothing is written, but room made in the memory.
+    pieces:  of this rank, as they lie in the memory one after another.
+    token:   of the run: what others left half-written is not taken for its.
+    ranks:   whose parts make it whole; the first of them finishes it.
+    """
+
+    checkpoints: str
+    step: int
+    rank: int
+    token: str
+    ranks: Sequence[int]
+    size_bytes: int
+    pieces: tuple[Piece, ...] = ()
+    plain: dict[str, Any] | None = None
+
+    @property
+    def hidden(self) -> Path:
+        """Return the folder in which it is made."""
+        return folders.hidden_of(Path(self.checkpoints), self.step, self.token)
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether it is complete."""
+        return (folders.folder_of(Path(self.checkpoints), self.step) / "state.json").exists()
+
+    def line(self) -> bytes:
+        """Return the order as a line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def of_line(cls, line: bytes) -> "Order":
+        """Return the order that `line` made a line of."""
+        told: dict[str, Any] = json.loads(line)
+        told["pieces"] = tuple(Piece._make(row) for row in told["pieces"])
+        return cls(**told)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What became of an order.
+
+    problem:  why it is not there, and what to do about it; empty where it is.
+    follows:  whether another rank has the problem.
+    seconds:  from the order until the checkpoint was complete.
+    """
+
+    step: int
+    seconds: float
+    problem: str = ""
+    hint: str = ""
+    follows: bool = False
+
+
+def written(order: Order, memory: mmap.mmap, parent: int) -> Reply:
+    """Write this rank's part, and return once the checkpoint is complete or cannot become so."""
+    start_s, view = time.perf_counter(), memoryview(memory)
+    problem = hint = ""
+    is_whole = False
+    try:
+        blocks = _blocks(order, view)
+        folders.put_part(order.hidden, order.rank, order.pieces, blocks, order.plain or {})
+        is_whole = _completed(order, parent)
+    except CheckpointError as found:
+        is_gone = isinstance(found.__cause__, FileNotFoundError)  # another one has given up
+        if not (is_gone or _given_up(order)):
+            problem, hint = found.message, found.hint
+            _give_up(order)
+    finally:
+        view.release()
+    if not is_whole and order.rank == order.ranks[0]:
+        shutil.rmtree(order.hidden, ignore_errors=True)
+    follows = not (is_whole or problem)
+    return Reply(order.step, time.perf_counter() - start_s, problem, hint, follows)
+
+
+def _blocks(order: Order, view: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of each piece."""
+    place = 0
+    for piece in order.pieces:
+        with view[place : place + piece.size_bytes] as block:
+            yield block
+        place += piece.size_bytes
+
+
+def _completed(order: Order, parent: int) -> bool:
+    """Return whether all others have written their part, once that is known; the first finishes.
+
+    Raises:   CheckpointError: it cannot be finished.
+    """
+    seen, seen_s = -1, time.monotonic()
+    while not _given_up(order):
+        if order.rank == order.ranks[0]:
+            if folders.has_parts(order.hidden, order.ranks):
+                folders.finish(Path(order.checkpoints), order.step, order.token)
+                folders.keep_newest(Path(order.checkpoints))
+                return True
+        elif not order.hidden.exists():
+            return order.is_there
+        is_alone = os.getppid() != parent or _is_over(0)
+        if (size := _size(order.hidden)) != seen or not is_alone:
+            seen, seen_s = size, time.monotonic()
+        elif time.monotonic() - seen_s > _ALONE_S:
+            return False
+        time.sleep(_LOOK_S)
+    return False
+
+
+def _is_over(file: int) -> bool:
+    """Return whether nobody can write to a pipe any more."""
+    poll = select.poll()
+    poll.register(file, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def _size(folder: Path) -> int:
+    with suppress(OSError):
+        return sum(entry.stat().st_size for entry in os.scandir(folder))
+    return 0
+
+
+def _give_up(order: Order) -> None:
+    """Tell the others that this rank cannot write its part."""
+    with suppress(OSError):
+        (order.hidden / f"rank-{order.rank}.failed").touch()
+
+
+def _given_up(order: Order) -> bool:
+    return any(order.hidden.glob("rank-*.failed"))
+
+
+def serve(memory_file: int, lock: int) -> None:
+    """Do what is ordered until stdin ends; `lock` is held by who orders, and let go of here."""
+    parent = os.getppid()
+    for line in sys.stdin.buffer:
+        order = Order.of_line(line)
+        with mmap.mmap(memory_file, order.size_bytes) as memory:
+            is_first = order.step == 0
+            answer = _room(memory_file, memory) if is_first else written(order, memory, parent)
+        folders.unlock(lock)
+        sys.stdout.write(json.dumps(asdict(answer)) + "\n")
+        sys.stdout.flush()
+
+
+def _room(memory_file: int, memory: mmap.mmap) -> Reply:
+    """Have the system find the memory now: the rank that copies into it then need not wait."""
+    try:
+        os.posix_fallocate(memory_file, 0, len(memory))  # else a signal would tell the rank
+    except OSError as problem:
+        hint = "use fewer ranks, or write checkpoints less often than the run is long"
+        return Reply(0, 0.0, f"no memory for a copy of the state: {problem}", hint)
+    with suppress(OSError):  # systems that only know it from being used
+        memory.madvise(_POPULATE_WRITE)
+    return Reply(0, 0.0)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve as the process beside a rank: `arguments` are the numbers of memory and lock."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the rank says when it is over
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICE)
+    with suppress(BrokenPipeError):  # nobody is there to be told
+        serve(*map(int, arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

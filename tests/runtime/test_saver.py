@@ -1,0 +1,421 @@
+"""Checkpoints written beside training: from a copy, whole or not at all, with checksums."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save
+
+from penstock.errors import CheckpointError, RunError
+from penstock.runtime import checkpoint, folders, saver, writer
+from penstock.runtime.control import Control
+from penstock.runtime.launch import run_processes, run_threads
+from penstock.runtime.part_file import pour
+from penstock.runtime.saver import Saver, saving
+from penstock.runtime.snapshot import Snapshot, bytes_of, described
+from penstock.runtime.writer import Order
+from tests.runtime.test_launch import result
+
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
+
+
+def tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    return (
+        torch.tensor(list(Random(seed).randbytes(size)), dtype=torch.uint8).view(dtype).view(shape)
+    )
+
+
+# -- the file of a part ---------------------------------------------------------------------------
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)), max_size=6
+    )
+)
+def test_a_part_is_the_file_that_the_library_of_the_format_writes_and_reads(rows, tmp_path_factory):
+    """Of every type and shape, scalars and empty ones too."""
+    tensors = {f"weights/{n}": tensor(d, tuple(s), n) for n, (d, s) in enumerate(rows)}
+    pieces, content = described(tensors), bytearray()
+    pour(pieces, (bytes_of(tensors[piece.key]) for piece in pieces), content.extend)
+    path = tmp_path_factory.mktemp("part") / "a.safetensors"
+    path.write_bytes(content)
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    for key, value in tensors.items():
+        assert (found[key].dtype, found[key].shape) == (value.dtype, value.shape)
+        assert bytes(bytes_of(found[key])) == bytes(bytes_of(value))
+    assert len(content) == len(save(tensors))
+
+
+def test_what_lies_across_memory_is_copied_in_order():
+    lying = torch.arange(6.0).view(2, 3)
+    across, sparse = lying.t(), torch.eye(3).to_sparse()
+    tensors = {"a/across": across, "a/sparse": sparse, "a/negative": torch.ones(2).neg()}
+    tensors |= {"a/conjugate": torch.tensor([1 + 2j]).conj(), "a/empty": torch.empty(0)}
+    shot, pieces = Snapshot(), described(tensors)
+    shot.grow(sum(piece.size_bytes for piece in pieces))
+    shot.take(tensors, pieces)
+    content = os.pread(shot.file, shot.size_bytes, 0)
+    assert content == b"".join(bytes(bytes_of(tensors[piece.key])) for piece in pieces)
+    shot.close()
+
+
+def test_a_type_that_no_file_can_hold_is_named():
+    with pytest.raises(CheckpointError, match=r"optimizer/a/z is a tensor of torch\.complex128"):
+        described({"optimizer/a/z": torch.zeros(2, dtype=torch.complex128)})
+
+
+# -- checksums ------------------------------------------------------------------------------------
+
+SMALL = {"weights/a": torch.arange(5.0), "weights/b": torch.arange(3), "buffers/c": torch.ones(())}
+
+
+def kept(folder: Path, step: int = 4) -> Path:
+    checkpoint.write_part(folder, step, 0, (SMALL, {"optimizer/a/rate": 0.5}))
+    return checkpoint.finish(folder, step)
+
+
+def test_every_flipped_byte_is_told_and_its_tensor_named(tmp_path):
+    """Where it lies in a tensor, by that tensor's place in the file: said by the library."""
+    part = kept(tmp_path) / "rank-0.safetensors"
+    content = part.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    owners = {
+        8 + length + place: key
+        for key, row in header.items()
+        for place in range(*row["data_offsets"])
+    }
+    for at in range(len(content)):
+        part.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.load(part.parent)
+        assert f"checkpoint file {part} is damaged" in caught.value.message
+        if at in owners:
+            assert f"the bytes of tensor {owners[at]} have changed" in caught.value.message
+    part.write_bytes(content)
+    assert checkpoint.load(part.parent).step == 4
+
+
+def test_every_flipped_bit_of_the_manifest_is_told_or_means_the_same(tmp_path):
+    """A space that becomes another space is the same JSON."""
+    state = kept(tmp_path) / "state.json"
+    content, whole = state.read_bytes(), checkpoint.load(state.parent)
+    refused = 0
+    for at in range(len(content)):
+        for bit in (1, 4, 16):
+            state.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
+            try:
+                found = checkpoint.load(state.parent)
+            except CheckpointError:
+                refused += 1
+            else:
+                assert (found.step, found.plain) == (whole.step, whole.plain)
+    assert refused > 2.9 * len(content)
+
+
+def test_checkpoints_without_checksums_are_read(tmp_path):
+    """As older versions wrote them."""
+    state = kept(tmp_path) / "state.json"
+    told = json.loads(state.read_text())
+    state.write_text(json.dumps({name: told[name] for name in ("step", "parts", "plain")}))
+    assert checkpoint.load(state.parent).step == 4
+
+
+@pytest.mark.parametrize("damage", ["rank-0.safetensors", "state.json"])
+def test_the_one_before_is_taken_where_the_newest_is_damaged(damage, tmp_path):
+    for step in (2, 4, 6):
+        kept(tmp_path, step)
+    for step in (4, 6):
+        path = tmp_path / f"step-{step:06d}" / damage
+        path.write_bytes(path.read_bytes()[:-9])
+    told: list[str] = []
+    found = checkpoint.newest_whole(tmp_path, told.append)
+    assert found == (tmp_path / "step-000002", 2)
+    assert [damage in words and "going back to step-000002" in words for words in told] == [
+        True
+    ] * 2
+    names = checkpoint.set_aside(tmp_path, 2)
+    assert sorted(path.name for path in names) == ["damaged-step-000004", "damaged-step-000006"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-000002"
+
+
+def test_where_all_are_damaged_the_newest_is_refused(tmp_path):
+    for step in (2, 4):
+        (kept(tmp_path, step) / "rank-0.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="step-000004"):
+        checkpoint.newest_whole(tmp_path)
+    assert checkpoint.newest_whole(tmp_path / "none") is None
+
+
+# -- beside training ------------------------------------------------------------------------------
+
+
+def state_of(rank: int, step: int, size: int = 1000):
+    value = torch.full((size,), float(step))
+    return {f"weights/{rank}": value}, {f"optimizer/{rank}/step": step}
+
+
+def saved(folder: Path, steps, launcher=run_threads, ranks: int = 2, parts: int = 2, size=1000):
+    """Have ranks save after `steps`, the last one to the end; return what each told."""
+
+    def work(transport, report):
+        def state(step):
+            return state_of(transport.rank, step, size) if transport.rank < parts else None
+
+        with saving(folder, transport, Control(None)) as own:
+            own.begin(state(0))
+            for step in steps:
+                with own.timed():
+                    found = state(step)
+                    own.save(step, found, waits=step == steps[-1])
+                    if found is not None:
+                        found[0][f"weights/{transport.rank}"].fill_(-1.0)  # training goes on
+            return replace(result(transport.rank), saves=own.told)
+
+    return [each.saves for each in launcher(work, ranks, lambda step: None)]
+
+
+@pytest.mark.parametrize("launcher", [run_threads, run_processes])
+def test_what_is_saved_is_the_state_at_the_end_of_the_step(launcher, tmp_path):
+    """Though it changes at once, and also where some ranks have no part."""
+    told = saved(tmp_path, [3, 5, 9], launcher, ranks=3)
+    assert folders.steps_in(tmp_path) == [5, 9]
+    for step in (5, 9):
+        found = checkpoint.load(folders.folder_of(tmp_path, step))
+        assert found.step == step
+        assert found.plain == {f"optimizer/{rank}/step": step for rank in (0, 1)}
+        for rank in (0, 1):
+            values = found.tensors[f"weights/{rank}"]
+            assert values.tolist() == ([float(step)] * 1000 if step == 5 else values.tolist())
+    assert [len(each.blocked_s) for each in told] == [2, 2, 2]
+    assert [len(each.written_s) for each in told] == [2, 2, 0]
+    assert [each.size_bytes for each in told] == [4000, 4000, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000005", "step-000009"]
+
+
+def test_state_that_grows_has_room(tmp_path):
+    def work(transport, report):
+        with saving(tmp_path, transport, Control(None)) as own:
+            own.begin(({}, {}))
+            own.save(1, state_of(0, 1, 10), waits=False)
+            own.save(2, state_of(0, 2, 10_000_000), waits=False)
+            own.settle()
+        return result(0)
+
+    run_threads(work, 1, lambda step: None)
+    assert len(checkpoint.load(tmp_path / "step-000002").tensors["weights/0"]) == 10_000_000
+
+
+def test_the_process_that_writes_loads_no_torch():
+    program = "import sys, penstock.runtime.writer as w; print('torch' in sys.modules, w.main)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.startswith("False"), done.stderr
+
+
+@contextmanager
+def held(own: Saver):
+    """Keep the process that writes from writing meanwhile."""
+    assert own._writer is not None
+    os.kill(own._writer.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(own._writer.process.pid, signal.SIGCONT)
+
+
+def test_one_due_by_the_clock_is_put_off_while_the_one_before_is_written(tmp_path, caplog):
+    """And no rank finds itself asked for one that it would have to wait for."""
+
+    def work(transport, report):
+        with saving(tmp_path, transport, control := Control(None)) as own:
+            own.begin(state_of(0, 0))
+            own.settle()
+            assert not control.put_off()
+            own.save(1, state_of(0, 1), waits=False)
+            with held(own):
+                assert [control.put_off(), control.put_off()] == [True, True]
+            own.settle()
+            assert not control.put_off()
+            assert (own.told.postponed, own.told.waited) == (1, 0)
+        return result(0)
+
+    with caplog.at_level(logging.WARNING):
+        run_threads(work, 1, lambda step: None)
+    assert [r.getMessage() for r in caplog.records] == [
+        "a checkpoint is put off until that after step 1 is there"
+    ]
+
+
+def test_one_that_was_asked_for_waits_for_the_one_before_and_says_so(tmp_path, caplog, monkeypatch):
+    answer = saver._Beside.answer
+
+    def woken(own, wait_s):
+        if wait_s is None:
+            os.kill(own.process.pid, signal.SIGCONT)
+        return answer(own, wait_s)
+
+    def work(transport, report):
+        with saving(tmp_path, transport, Control(None)) as own:
+            own.begin(state_of(0, 0))
+            own.save(1, state_of(0, 1), waits=False)
+            os.kill(own._writer.process.pid, signal.SIGSTOP)
+            own.save(2, state_of(0, 2), waits=False)
+            own.settle()
+            assert own.told.waited == 1
+        return result(0)
+
+    monkeypatch.setattr(saver._Beside, "answer", woken)
+    with caplog.at_level(logging.WARNING):
+        run_threads(work, 1, lambda step: None)
+    assert folders.steps_in(tmp_path) == [1, 2]
+    assert "step 2 waits for the checkpoint after step 1" in caplog.text
+
+
+def test_without_memory_for_a_copy_training_waits_and_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(saver, "free_bytes", lambda: 9_999)
+    with caplog.at_level(logging.WARNING):
+        told = saved(tmp_path, [3, 5])
+    assert [each.blocked_s for each in told] == [(), ()]
+    assert folders.steps_in(tmp_path) == [3, 5]
+    assert "no memory for copies" in caplog.text
+    assert all(saved(tmp_path / "more", [3, 5], size=900)[rank].blocked_s for rank in (0, 1))
+
+
+# -- what fails -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_a_part_that_cannot_be_written_ends_the_run_and_leaves_nothing(guilty, tmp_path):
+    """RLIMIT_FSIZE makes a real write fail, of the process that writes for one rank."""
+
+    def work(transport, report):
+        with saving(tmp_path, transport, Control(None)) as own:
+            own.begin(state_of(transport.rank, 0))
+            if transport.rank == guilty:
+                limit = 1000, resource.RLIM_INFINITY
+                resource.prlimit(own._writer.process.pid, resource.RLIMIT_FSIZE, limit)
+            own.save(3, state_of(transport.rank, 3), waits=False)
+            own.settle()
+        return result(transport.rank)
+
+    kept(tmp_path, 2)
+    about = rf"rank {guilty} failed: cannot write checkpoint .*File too large"
+    with pytest.raises(RunError, match=about) as caught:
+        run_processes(work, 2, lambda step: None)
+    assert "earlier checkpoints are intact" in caught.value.hint
+    checkpoint.discard(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+
+
+def test_a_place_where_nobody_may_write_is_told(tmp_path):
+    def work(transport, report):
+        with saving(tmp_path, transport, Control(None)) as own:
+            own.begin(state_of(0, 0))
+            own.checkpoints = tmp_path / "file"
+            own.save(3, state_of(0, 3), waits=False)
+            own.settle()
+
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(RunError, match=r"cannot write checkpoint .*file"):
+        run_threads(work, 1, lambda step: None)
+
+
+def test_a_process_that_is_killed_ends_the_run(tmp_path):
+    def work(transport, report):
+        with saving(tmp_path, transport, Control(None)) as own:
+            own.begin(state_of(0, 0))
+            own.save(3, state_of(0, 3), waits=False)
+            own.settle()
+            os.kill(own._writer.process.pid, signal.SIGKILL)
+            own.save(4, state_of(0, 4), waits=False)
+            own.settle()
+        return result(0)
+
+    with pytest.raises(RunError, match=r"the process that writes checkpoints was killed by signal"):
+        run_threads(work, 1, lambda step: None)
+    assert checkpoint.load(checkpoint.latest(tmp_path)).step == 3
+
+
+def test_what_was_ordered_is_completed_though_the_ranks_are_killed(tmp_path):
+    """Who looks for the newest waits for it."""
+
+    def work(transport, report):
+        with saving(tmp_path, transport, Control(None)) as own:
+            own.begin(state_of(transport.rank, 0, 2_000_000))
+            own.save(3, state_of(transport.rank, 3, 2_000_000), waits=False)
+            transport.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RunError, match="was killed by signal 9"):
+        run_processes(work, 2, lambda step: None)
+    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step-000003", 3)
+
+
+# -- a crash at any byte --------------------------------------------------------------------------
+
+
+def crashing(folder: Path, at: int) -> int:
+    """Write step 4 as the process beside a rank does, and die at byte `at`; return the bytes."""
+    counter = os.memfd_create("bytes")
+    pid = os.fork()
+    if pid == 0:
+        write, left = os.write, [at]
+
+        def cut(handle: int, data) -> int:
+            done = write(handle, bytes(data)[: left[0]])
+            left[0] -= done
+            write(counter, b"." * done)
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        os.write = cut
+        shot, (tensors, plain) = Snapshot(), (SMALL, {"step": 4})
+        pieces = described(tensors)
+        shot.grow(sum(piece.size_bytes for piece in pieces))
+        shot.take(tensors, pieces)
+        order = Order(str(folder), 4, 0, "-token", [0], shot.size_bytes, tuple(pieces), plain)
+        writer.written(order, shot._memory.base, os.getppid())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    size = os.fstat(counter).st_size
+    os.close(counter)
+    return size
+
+
+def test_a_crash_at_any_byte_leaves_the_one_before_whole(tmp_path):
+    whole = crashing(tmp_path / "whole", 10**9)
+    assert checkpoint.load(tmp_path / "whole" / "step-000004").plain == {"step": 4}
+    random, seen = Random(5), set[int]()
+    places = [0, 1, whole - 1, whole, *(random.randrange(whole) for _ in range(12))]
+    for number, at in enumerate(places):
+        folder = tmp_path / str(number)
+        kept(folder, 2)
+        crashing(folder, max(1, at))
+        found = checkpoint.newest_whole(folder)
+        assert found is not None
+        seen.add(found[1])
+        checkpoint.discard(folder)
+        assert not list(folder.glob(".*"))
+    assert seen == {2}
