@@ -34,6 +34,7 @@ ROOMS = (
     "simulate",
     "search",
     "runtime",
+    "elastic",
     "report",
     "training",
     "fleet",
@@ -42,7 +43,7 @@ ROOMS = (
 )
 
 # Where torch may be imported; everything else plans and simulates without it.
-TORCH_ROOMS = {"_compat", "far", "batches", "runtime", "training", "report", "cli"}
+TORCH_ROOMS = {"_compat", "far", "batches", "runtime", "elastic", "training", "report", "cli"}
 TORCH_FILES = {
     "graph/trace.py",
     "graph/aliases.py",

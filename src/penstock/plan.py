@@ -85,6 +85,8 @@ class Plan:
                         replicas with which it divides them; empty: all as much.
     clip:               whether updates wait for a number of all gradients: to clip by their norm
                         (the job says to what), or to leave out a step that overflows in float16.
+    commits:            whether a step counts, and is updated, only once all ranks have come to its
+                        end: for runs that go on when ranks are lost.
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
     joined:             of the job's micro-batches that make one of the plan's.
@@ -117,6 +119,7 @@ class Plan:
     prefetch: int = 0
     parts: tuple[int, ...] = ()
     clip: bool = False
+    commits: bool = False
     post_validation: bool = False
     joined: int = 1
     buffers: Buffers = "exact"
@@ -384,7 +387,11 @@ def _check_shares(plan: Plan) -> None:
 
 
 def _check_schedule(plan: Plan) -> None:
-    """Raise where the schedule is not of what the plan has."""
+    """Raise where the schedule is not of what the plan has, or has no end of a step."""
+    if plan.commits and (has_window(plan.schedule) or (plan.clip and plan.post_validation)):
+        what = "post_validation" if plan.clip and plan.post_validation else name_of(plan.schedule)
+        message = f"a step is to count once all ranks have come to its end; {what} updates before"
+        raise PlanError(message, hint="take a synchronous schedule, without post_validation")
     sizes = plan.num_stages, plan.num_micro_batches
     if isinstance(plan.schedule, Recipe):
         plan.schedule.check(plan.num_stages)

@@ -44,6 +44,9 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     trial: Annotated[
         bool, typer.Option("--trial/--no-trial", help="Let the best plans run some steps first.")
     ] = True,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Go on when ranks are lost, or others join.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
@@ -73,6 +76,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             strict=strict,
             eager=eager,
             trial=trial,
+            elastic=elastic,
             listener=view.TERMINAL,
         )
         if trained is not None:

@@ -43,7 +43,7 @@ def lower(schedule: Schedule) -> Program:
     return lower_schedule(schedule)
 
 
-def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
+def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a stage graph knows, taken apart
     schedule: Schedule | Sequence[Schedule],
     *,
     edges: Sequence[Edge] | None = None,
@@ -55,6 +55,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     stage_bytes: Sequence[StageBytes] = (),
     bits: Sequence[int] = (),
     far: AbstractSet[int] = frozenset(),
+    commits: bool = False,
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
@@ -69,6 +70,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     clip:     also sum the norm of the gradient over each replica before its updates, or with
               `post_validation` after them: an update is then undone where it was wrong.
     stages, stage_bytes, bits: passed on to the program.
+    commits:  a step counts, and is updated, only once all ranks have come to its end.
     far:      stages whose sums leave the gradients in far memory, as a sum in shards.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
@@ -83,7 +85,8 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
     lives = {id(one): _homes(one) for one in many}
     grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
-    sums = needed(holders, tied, clip, stage_bytes, post_validation=post_validation, sharded=far)
+    of = holders, tied, clip, stage_bytes
+    sums = needed(*of, post_validation=post_validation, sharded=far, commits=commits)
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
     program = Program(
@@ -97,6 +100,7 @@ def lower_schedule(  # noqa: PLR0913 - what a stage graph knows, taken apart
         grid.shares,
         bits=tuple(bits),
         together=largest.together,
+        commits=commits,
         stages=tuple(stages),
     )
     return offload_listed(program, many)
@@ -171,7 +175,7 @@ def _extras(
     for number, one in sums.items():
         for stage in one.stages:
             of_stage[stage].append(number)
-    norm = any(one.reduce.how == "norm" for one in sums.values())
+    norm = any(one.reduce.how in ("norm", "commit") for one in sums.values())
     backward, updates = bool((schedule.orders.kinds != F).any()), schedule.has_updates
     last = last_gradients(schedule.orders) if sums and not updates else {}
     extras: list[list[_Extra]] = []
@@ -201,7 +205,8 @@ def _as_made(
     for number in own:
         how, stages = sums[number].reduce.how, sums[number].stages
         if how != "validate":
-            at = end if how == "norm" else max(at, *(made[s] + 1 for s in stages if s in made))
+            is_last = how in ("norm", "commit")
+            at = end if is_last else max(at, *(made[s] + 1 for s in stages if s in made))
             yield _Extra(at, REDUCE, number, 0)
     for stage in made:
         yield _Extra(end, UPDATE, stage, 0)

@@ -34,7 +34,7 @@ def bits_of(plan: Plan, stages: Stages) -> tuple[int, ...]:
     return tuple(plan.wire[edge.kind == "B"] for edge in stages.edges)
 
 
-def lower_plan(
+def lower_plan(  # long: what a plan says, field by field
     plan: Plan,
     graph: Graph,
     *,
@@ -70,6 +70,7 @@ def lower_plan(
         ],
         tied=[TiedGroup(nodes[p].name, held, graph.kept_bytes(p)) for p, held in stages.tied],
         clip=plan.clip,
+        commits=plan.commits,
         bits=bits_of(plan, stages) if plan.rounds else (),
         post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,

@@ -83,6 +83,7 @@ class Program:
     bits: tuple[int, ...] = ()  # of a number in messages of each edge; empty: all as they are
     together: int = 1  # micro-batches of each B, or W where I stands apart, as in a Schedule
     parts: tuple[int, ...] = ()  # by rank, of what replicas divide; empty: all as much
+    commits: bool = False  # a step counts only once all ranks have come to its end
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:

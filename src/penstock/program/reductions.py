@@ -37,7 +37,7 @@ class NeededSums(NamedTuple):
     needs: NDArray[np.int64]
 
 
-def needed(
+def needed(  # noqa: PLR0913 - what a plan says of sums
     holders: Holders,
     tied: Sequence[TiedGroup],
     clip: bool,
@@ -45,12 +45,13 @@ def needed(
     *,
     post_validation: bool = False,
     sharded: AbstractSet[int] = frozenset(),
+    commits: bool = False,
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
     Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
     norm over each replica: with `post_validation` after the updates.  A stage on one rank needs no
-    sum over replicas.
+    sum over replicas.  Last, where a step `commits`, a word of all ranks.
 
     sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
               sum leaves there; with any, a norm is over all replicas.
@@ -76,6 +77,9 @@ def needed(
         for stages in everywhere if sharded else holders:
             reduce = Reduce("all", how, _union(stages), 0, 8)
             found.append(Needed(reduce, tuple(range(num_stages))))
+    if commits:
+        everyone = _union(ranks for stages in holders for ranks in stages)
+        found.append(Needed(Reduce("all", "commit", everyone, 0, 8), tuple(range(num_stages))))
     return tuple(found)
 
 
@@ -108,7 +112,7 @@ def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed,
         for stage in one.stages if one.reduce.how == "tied" else ():
             tied[stage] = max(tied[stage], at)
         at = max(at, tied[one.stages[0]]) if one.reduce.how in ("replicas", "shards") else at
-        made.append(inf if one.reduce.how in ("norm", "validate") else at)
+        made.append(inf if one.reduce.how in ("norm", "commit", "validate") else at)
     return tuple(sums[number] for number in sorted(range(len(sums)), key=made.__getitem__))
 
 

@@ -48,6 +48,7 @@ class Saved(NamedTuple):
     bits: tuple[int, ...]
     together: int
     parts: tuple[int, ...]
+    commits: bool
 
 
 class _Reduction(NamedTuple):
@@ -78,6 +79,7 @@ class _ProgramFile:
     bits: tuple[int, ...] = ()
     together: int = 1
     parts: tuple[int, ...] = ()
+    commits: bool = False
 
 
 def to_json(program: "Program") -> str:
@@ -92,6 +94,7 @@ def to_json(program: "Program") -> str:
     fields |= {"bits": program.bits} if program.bits else {}
     fields |= {"together": program.together} if program.together > 1 else {}
     fields |= {"parts": program.parts} if program.parts else {}
+    fields |= {"commits": True} if program.commits else {}
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -135,6 +138,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.bits,
         read.together,
         read.parts,
+        read.commits,
     )
 
 

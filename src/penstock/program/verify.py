@@ -71,7 +71,8 @@ def facts_of(program: "Program") -> Facts:
     late = any(one.how == "validate" for one in program.code.reductions)
     sums = holders, program.tied, program.clip, program.stage_bytes
     sharded = program.sharded
-    reductions = needed(*sums, post_validation=late, sharded=sharded) if backward else ()
+    rest = {"post_validation": late, "commits": program.commits}
+    reductions = needed(*sums, sharded=sharded, **rest) if backward else ()
     number_of = {one.reduce: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)
     return Facts(

@@ -23,7 +23,7 @@ from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture, device_here
 from penstock.job import AS_IT_IS, Job
 from penstock.program.codes import COMPUTE
-from penstock.program.program import Program
+from penstock.program.program import Program, Reduce
 from penstock.runtime import bind
 from penstock.runtime.calls import Bound as Bound
 from penstock.runtime.calls import Progress as Progress
@@ -59,6 +59,7 @@ class Rank:
     is_guarded: whether a loss or norm that is not finite ends the run.
     expects_clipping: whether the last gradients were clipped, where updates are validated.
     report:    called with every finished step.
+    commit:    called where a step counts only once all ranks have come to its end.
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
     loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
@@ -91,7 +92,7 @@ class Rank:
         self.unsettled: list[Callable[[], bool]] = []
         self.read: dict[int, list[Any]] = {}
         self.loss_scale = LossScale() if job.scales_loss else None
-        self.lane = Lane()  # of its sums
+        self.lane, self.commit = Lane(), self._commit  # of its sums; see above
         self.put_outputs: Callable[[int, dict[str, Tensor]], None] = lambda number, found: None
         self._bits: tuple[int, ...] = ()  # of a number in messages of each edge
         self.copy_lanes = Lane(), Lane()  # to far memory, and back
@@ -173,6 +174,11 @@ class Rank:
         """
         changed = [self.unsettled.pop(0)() for _ in tuple(self.unsettled)]
         return any(changed)
+
+    def _commit(self, reduce: Reduce) -> None:
+        """Return once all ranks have come to the end of a step."""
+        if len(reduce.ranks) > 1:
+            self.transport.all_reduce(torch.zeros(1, dtype=torch.float64), reduce.ranks)
 
     def join_buffers(self, step: int) -> None:
         """Give the buffers that copies carry their values after so many steps of the run.

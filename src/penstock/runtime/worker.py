@@ -202,7 +202,7 @@ def _worked(
 
     start_s:  when making ready for it began.
     """
-    rank = _rank_of(task, transport, partial(_reported, report, task.joined))
+    rank = rank_of(task, transport, partial(_reported, report, task.joined))
     rank.is_guarded = True
     for program in task.windows.programs:
         rank.expect(program)
@@ -217,9 +217,9 @@ def _worked(
     transport.barrier()
     if task.guide is not None:
         task.guide.begun(rank.rank, time.perf_counter() - start_s)
-    watch = _WindowRunner(rank, control, task.guide)
+    watch = WindowRunner(rank, control, task.guide)
     with (
-        leaving(task.checkpoints, transport, rank.peers, partial(_held_tensors, rank)),
+        leaving(task.checkpoints, transport, rank.peers, partial(held_tensors, rank)),
         saving(task.checkpoints, transport, control) as watch.saver,
     ):
         last = _run_windows(task, watch, bound)
@@ -233,17 +233,15 @@ def _reported(report: Report, joined: int, result: StepResult) -> None:
     report(replace(result, micro_batches=joined * result.micro_batches))
 
 
-def _run_windows(
-    task: Task, watch: "_WindowRunner", bound: Mapping[int, list[Bound]]
-) -> int | None:
+def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bound]]) -> int | None:
     """Run windows to the end, or return the step after which another plan is made."""
-    once, ask, number = _run_once(task), task.windows.ask, 0
+    once, ask, number = run_once(task), task.windows.ask, 0
     step = task.windows.first_step
     program = ask(step)
     with torch.no_grad():
         while program is not None:
             is_profiled, length = number == task.memory_window, program.num_steps
-            watch.window(bound[id(program)], _Window(step, length, is_profiled, number in once))
+            watch.window(bound[id(program)], Window(step, length, is_profiled, number in once))
             step, number = step + length, number + 1
             program = ask(step)
             do = _done(task, watch, (step, number), is_last=program is None)
@@ -255,14 +253,14 @@ def _run_windows(
     return None
 
 
-def _held_tensors(rank: Rank) -> Mapping[str, Tensor]:
+def held_tensors(rank: Rank) -> Mapping[str, Tensor]:
     """Return weights and buffers by key, as they are at any moment."""
     held = (weights.state()[0].items() for weights in rank.weights.values())
     kinds = "weights/", "buffers/"
     return {key: value for state in held for key, value in state if key.startswith(kinds)}
 
 
-def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
+def rank_of(task: Task, transport: Transport, report: Report) -> Rank:
     rank = Rank(
         task.capture,
         task.stages,
@@ -276,7 +274,7 @@ def _rank_of(task: Task, transport: Transport, report: Report) -> Rank:
     return rank
 
 
-def _run_once(task: Task) -> set[int]:
+def run_once(task: Task) -> set[int]:
     """Return the windows that are unlike those of a longer run: the first and the profiled one.
 
     At least one window is left to tell something.
@@ -304,33 +302,46 @@ def _everyone(transport: Transport) -> tuple[int, ...]:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def _done(task: Task, watch: "_WindowRunner", done: tuple[int, int], *, is_last: bool) -> Do:
+def _done(task: Task, watch: "WindowRunner", done: tuple[int, int], *, is_last: bool) -> Do:
     """Write the checkpoint that is due after a window; return what comes then.
 
     done:     the steps of the run, and the windows of this plan.
     """
-    (step, number), rank = done, watch.rank
+    step, number = done
     do: Do = "stop" if is_last else watch.control.after(number)
-    if task.checkpoints is None or watch.saver is None:
-        return do
-    watch.saver.check()
-    is_stopped = do == "stop" and not is_last
-    validates = not is_stopped and is_validated(step, task.validate_every, is_last=is_last)
-    if do != "go" or validates or is_due(step, task.checkpoint_every):
-        with watch.meter.checkpoint(is_last=do == "stop"), watch.saver.timed():
-            rank.settle()
-            check_weights(rank.live(), step)
-            waits = validates or do in ("stop", "plan")
-            watch.saver.save(step, state_of(rank, step), waits=waits)
-            if validates:
-                _validate(task, rank, task.checkpoints, step)
+    if save_due(task, watch, step, do, is_last=is_last):
         watch.control.saved()
-    if number == 1 and not rank.is_far() and _is_saved_on_the_way(task):
+    rank = watch.rank
+    is_first = watch.saver is not None and number == 1 and not rank.is_far()
+    if watch.saver is not None and is_first and _is_saved_on_the_way(task):
         with watch.meter.checkpoint(is_last=True):
             watch.saver.begin(_part_of(rank))
     if do == "plan":
         watch.control.planned(number)
     return do
+
+
+def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: bool) -> bool:
+    """Write the checkpoint that is due after `step` steps, if one is; return whether it was.
+
+    Every rank calls it, with the same arguments.
+    """
+    rank, saver = watch.rank, watch.saver
+    if task.checkpoints is None or saver is None:
+        return False
+    saver.check()
+    is_stopped = do == "stop" and not is_last
+    validates = not is_stopped and is_validated(step, task.validate_every, is_last=is_last)
+    if do == "go" and not validates and not is_due(step, task.checkpoint_every):
+        return False
+    with watch.meter.checkpoint(is_last=do == "stop"), saver.timed():
+        rank.settle()
+        check_weights(rank.live(), step)
+        waits = validates or do in ("stop", "plan")
+        saver.save(step, state_of(rank, step), waits=waits)
+        if validates:
+            _validate(task, rank, task.checkpoints, step)
+    return True
 
 
 def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
@@ -392,7 +403,7 @@ def _part_of(rank: Rank) -> State | None:
 # -- what is measured ----------------------------------------------------------------------------
 
 
-class _Window(NamedTuple):
+class Window(NamedTuple):
     """Which steps a window has, whether it is run under the memory profiler, and is as no other."""
 
     first_step: int
@@ -410,7 +421,7 @@ class _Ran(NamedTuple):
     summed: list[tuple[float, float]]
 
 
-class _WindowRunner:
+class WindowRunner:
     """Runs windows and remembers enough of them to show a typical one."""
 
     def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
@@ -422,7 +433,7 @@ class _WindowRunner:
         self.window_s: list[float] = []
         self.memory: tuple[Held, ...] = ()
 
-    def window(self, calls: list[Bound], window: _Window) -> None:
+    def window(self, calls: list[Bound], window: Window) -> None:
         start = time.perf_counter()
         marks = self._run(calls, window)
         if window.is_once:
@@ -439,7 +450,7 @@ class _WindowRunner:
         if self.guide is not None:
             self.guide.look(self.rank.rank, step, self.sampler)
 
-    def _run(self, calls: list[Bound], window: _Window) -> list[float]:
+    def _run(self, calls: list[Bound], window: Window) -> list[float]:
         """Run a window, keep what it showed, and return its marks."""
         if window.is_profiled:
             with _compat.memory_profile() as memory:

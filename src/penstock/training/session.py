@@ -85,6 +85,7 @@ class Session:
     units:    into which the stages of the plan are cut, whichever it is; None: it stays as it is.
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
     basis:    what the plan was found by, where it may be made again during the run.
+    elastic:  whether the run goes on when ranks are lost.
     """
 
     job: Job
@@ -102,6 +103,7 @@ class Session:
     on_step: Callable[[Row], None] | None = None
     checked: str = ""
     basis: SearchBasis | None = None
+    elastic: bool = False
 
     @property
     def listener(self) -> Listener:
@@ -130,6 +132,8 @@ class Session:
             checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem:
             return self._train_eagerly(first_step, checkpoint, found)
+        if self.elastic:
+            return self._train_elastically(choice, first_step, checkpoint)
         trained = self.train(choice, first_step, checkpoint, launch)
         assert trained is not None
         return trained
@@ -289,7 +293,7 @@ class Session:
         self.basis = SearchBasis(ways, fixed, self.units, search_s)
         choice = self._tuned(searched, fixed, decisions, there, found.laws)
         profiles = searched.profiles_of(choice)
-        if self.care.trial:
+        if self.care.trial and not self.elastic:
             run = partial(trial.seconds_of, found.laws)
             asked, about = fixed.schedule, (there, self.num_steps, run)
             suits = not (isinstance(asked, Recipe) and asked.seconds is not None)
@@ -421,6 +425,70 @@ class Session:
             if outcome is None:
                 raise Stopped(board.asked(), self._resumption())
         return self._finished(outcome, self._followed(choice))
+
+    def _train_elastically(
+        self, choice: Choice, first_step: int, checkpoint: Path | None
+    ) -> Trained:
+        """Run all steps by ranks that may be lost; return what those left at the end gave.
+
+        Raises:   PlanError: the plan is asynchronous.
+        """
+        from penstock.training import elastically
+
+        others = self.basis.ways if self.basis else ()
+        ways = elastically.ways_of(self.folder, choice, others, self.fixed)
+        steps = range(first_step, self.num_steps)
+        with stopping(None) as board:
+            task = partial(self._elastic_task, board=board)
+            about = self.folder, checkpoint, self.listener
+            run = elastically.run_of(ways, choice, task, steps, about)
+            self._clear(first_step, checkpoint)
+            heir = elastically.Heir(partial(self._inherit, choice), self._finish_inherited)
+
+            def launch(work: "Work", ranks: int, report: "Report") -> "list[RankResult]":
+                return elastically.run_elastically(run, board, report, heir) or []
+
+            outcome = self._run(_no_work, choice.plan.total_ranks, choice, first_step, launch)
+            if outcome is None:
+                raise Stopped(board.asked(), self._resumption())
+        return self._finished(outcome, self._left())
+
+    def _elastic_task(
+        self, choice: Choice, first_step: int, checkpoint: Path | None, *, board: "Board"
+    ) -> "Task":
+        return self._task(choice, first_step, checkpoint, board)
+
+    def _inherit(self, choice: Choice, step: "StepResult") -> None:
+        """Write the row of a step, in place of the process that started the run."""
+        if step.loss is None:
+            return
+        samples, tokens, *_ = _sizes(self.job, choice)
+        with lines(self.folder / "metrics.jsonl") as write:
+            write(_row(step, samples, tokens))
+
+    def _finish_inherited(self, results: "list[RankResult] | None") -> None:
+        """End a run in place of the process that started it."""
+        from penstock.runtime.checkpoint import latest, load
+        from penstock.runtime.run import Steps, outcome_of
+        from penstock.training.elastically import steps_in
+
+        newest = latest(self.folder / "checkpoints")
+        if results is None or newest is None:
+            return
+        steps = Steps(self.job.micro_batches)
+        steps.finished += steps_in(self.folder / "metrics.jsonl")
+        self._finished(outcome_of(results, steps, load(newest).tensors), self._left())
+
+    def _left(self) -> Choice:
+        """Return the choice by which an elastic run ended."""
+        plan = Plan.load(self.folder / "plan.json")
+        ways = self.basis.ways if self.basis else ()
+        way = next((way for way in ways if way.joined == plan.joined), None)
+        if way is not None:
+            return Choice(way.job, way.captured, plan)
+        captured = self.trace()
+        assert captured is not None, "it was traced before"
+        return Choice(*for_plan(self.job, plan, captured, self.listener), plan)
 
     def _guide(self, choice: Choice, board: "Board", *, leads: bool | None) -> Replanner | None:
         """Return what makes the plan again during the run; None where nothing does.
@@ -586,7 +654,7 @@ if TYPE_CHECKING:
     from penstock.runtime.control import Board
     from penstock.runtime.launch import Work
     from penstock.runtime.windows import Windows
-    from penstock.runtime.worker import RankResult, Task
+    from penstock.runtime.worker import RankResult, Report, Task
     from penstock.training.examine import Examined
 
     Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
@@ -599,6 +667,11 @@ def _sizes(job: Job, choice: Choice | None) -> tuple[int, int, int, float | None
     graph, count, expected = choice.captured.graph, choice.job.micro_batches, choice.plan.predicted
     step_s = expected.step_s if expected else None
     return graph.samples * count, graph.tokens * count, job.micro_batches, step_s
+
+
+def _no_work(transport: object, report: object) -> "RankResult":
+    """Do nothing: members of an elastic run know what to do."""
+    raise AssertionError("an elastic launcher calls none")
 
 
 def _unheard(step: "StepResult") -> None:

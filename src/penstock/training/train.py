@@ -59,6 +59,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     eager: bool = False,
     trial: bool = True,
     replan: bool = True,
+    elastic: bool = False,
     on_step: Callable[[Row], None] | None = None,
     listener: Listener = SILENT,
 ) -> "Trained | None":
@@ -94,6 +95,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                        long enough for that; the fastest is run.
     replan:            whether a plan that was searched for is made again during the run, where
                        what its ranks take has moved and that pays (docs/run.md).
+    elastic:           whether the run goes on when ranks are lost (docs/elastic.md).
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
     listener:          learns what is being done.
     Raises:   JobError, PlanError: the job, or what is requested, is wrong.
@@ -101,10 +103,11 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
               Stopped (a KeyboardInterrupt): a signal ended it after a checkpoint.
     """
 
-    def make() -> Session:
+    def make() -> Session:  # long: what was asked, flag by flag
         asks = {"--ranks": ranks, "--stages": stages, "--schedule": schedule, "--offload": offload}
         asks |= {"--post-validation": post_validation, "--memory": memory}
         wished = plan or schedule or stages or units or offload or memory or post_validation
+        _check_elastic(elastic, eager=eager)
         if eager and (wished or rules):
             raise PlanError("--eager trains without a plan", hint=_OF_PLANS)
         if plan is not None:
@@ -139,10 +142,22 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             care=CheckOptions(check, strict, eager, trial, replan),
             on_step=on_step,
             units=ask.units_asked(None if units is None else str(units)),
+            elastic=elastic,
         )
 
     with _one_thread():
         return train_under_torchrun(make) if under_torchrun() else _train_here(make())
+
+
+def _check_elastic(elastic: bool, *, eager: bool) -> None:
+    """Raise where ranks that come and go are asked for together with what cannot have them.
+
+    Raises:   PlanError.
+    """
+    if elastic and (eager or under_torchrun()):
+        what = "--eager" if eager else "torchrun"
+        hint = "start it as `penstock train` on one host; others join by `penstock join`"
+        raise PlanError(f"ranks that come and go are not those of {what}", hint=hint)
 
 
 def _train_here(session: Session) -> "Trained":

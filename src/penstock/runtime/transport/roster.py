@@ -28,13 +28,21 @@ class Roster:
     """The ranks of one job on one host; built by all of them together."""
 
     def __init__(
-        self, rank: int, num_ranks: int, store: Store, *, spin_s: float, limit_s: float
+        self,
+        rank: int,
+        num_ranks: int,
+        store: Store,
+        *,
+        spin_s: float,
+        limit_s: float,
+        news: Callable[[], None] = lambda: None,
     ) -> None:
+        """Join the others; `news` is asked while they are waited for, and raises to end that."""
         self.rank = rank
         self.num_ranks = num_ranks
         self._store = store
         self._spin_s = spin_s
-        self._limit_s = limit_s
+        self._limit_s, self._news = limit_s, news
         self._made: list[SharedSegment] = []
         self._ranks: dict[int, int] = {}  # by the pidfd of their process
         self._deaths = select.poll()
@@ -61,6 +69,7 @@ class Roster:
                 elif time.monotonic() > until:
                     raise TransportError(rank, f"has not joined within {self._limit_s:g} s")
             self.look()
+            self._news()
             time.sleep(_POLL_S)
 
     def _watch(self, rank: int) -> None:
@@ -95,6 +104,7 @@ class Roster:
             return segment
         until = time.monotonic() + self._limit_s
         while not self._store.check([key]):
+            self._news()
             if self._page is not None:
                 self._look_for(maker, f"rank {self.rank} waits for its {key}")
             if time.monotonic() > until:

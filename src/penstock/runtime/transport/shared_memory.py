@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -64,12 +64,14 @@ class SharedMemoryTransport:
     A waiting rank spins for `spin_s` seconds before it
     sleeps: None means 50 us if each rank can have a core, else 0.
 
+    While ranks wait for each other to join, `news` is asked, and may raise.
+
     Memory: slots * message bytes for each edge, as far as slots were ever used; a tensor
     that is received is the caller's own.  Tensors lie in host memory.
     Raises:   TransportError: a rank does not come, or not within `limit_s` seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what waiting may depend on
         self,
         rank: int,
         num_ranks: int,
@@ -78,6 +80,7 @@ class SharedMemoryTransport:
         slots: int = 4,
         spin_s: float | None = None,
         limit_s: float = 300.0,
+        news: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 <= rank < num_ranks or slots < 1:
             raise ValueError(f"rank {rank} of {num_ranks}, {slots} slots: no such rank, or no slot")
@@ -86,7 +89,7 @@ class SharedMemoryTransport:
         self._rank = rank
         self._slots = slots
         self._waited = Waited()
-        self._roster = Roster(rank, num_ranks, store, spin_s=spin_s, limit_s=limit_s)
+        self._roster = Roster(rank, num_ranks, store, spin_s=spin_s, limit_s=limit_s, news=news)
         self._meetings: dict[tuple[int, ...], Meeting] = {}
 
     @property

@@ -1,0 +1,515 @@
+"""Member: the life of one rank of an elastic run, through all generations.
+
+    generation    the ranks that work together: a view says who, by which plan, from which step
+    ends          a line breaks, a transport raises, or the vote says that somebody asks for it
+    agree         all tell what they have done and hold; the first of them decides on the next view
+    move          what a member lacks comes from those who have it
+    goes on       by another plan or the same one
+
+A process that has been started keeps all that it has loaded, traced and lowered.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol, final
+
+import msgspec
+from torch import Tensor
+
+from penstock.elastic.guard import Guard
+from penstock.elastic.mesh import SILENT_S, Mesh
+from penstock.elastic.moving import catalog_of, move, moves_to
+from penstock.elastic.steps import GenerationSteps, Over
+from penstock.elastic.views import Left, left_of, may_go_on
+from penstock.elastic.vote import Vote, Wishes
+from penstock.elastic.words import Failed, Halt, Told, View
+from penstock.errors import PenstockError, RunError
+from penstock.runtime import checkpoint, worker
+from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.checkpoint import Checkpoint
+from penstock.runtime.finite import forget, leaving
+from penstock.runtime.parts import key_in, whole
+from penstock.runtime.rank import Rank
+from penstock.runtime.transport import Transport, TransportError
+from penstock.runtime.worker import RankResult, Task
+
+QUORUM_S = 60.0  # for which too few wait for the others
+START = "start"  # in place of a checkpoint: the weights that the model is made with
+_LOOK_S = 0.05
+
+
+class GivenUpError(RunError):
+    """The others went on without this member, which was silent for too long."""
+
+
+class RunEvent(NamedTuple):
+    """Something that happened to a run, and what it cost.
+
+    view:        with whom it goes on.
+    agreed_s:    from the end of the generation before, as the first member noticed it, until all
+                 had agreed on the view.
+    ready_s:     from then on, until the state was where it is needed.
+    stepped_s:   from then on, until the next step was done.
+    """
+
+    what: str
+    view: View
+    agreed_s: float = 0.0
+    ready_s: float = 0.0
+    stepped_s: float = 0.0
+    moved_bytes: int = 0
+
+
+class Pilot(Protocol):
+    """What tells members what to do; every member has one of the same."""
+
+    @property
+    def last_step(self) -> int:
+        """Return the steps of the run."""
+        ...
+
+    def task(self, view: View) -> Task:
+        """Return what all ranks of a view do; one step is left to it at least."""
+        ...
+
+    def facts(self, view: View) -> str:
+        """Return what all members have to have alike of it, as a digest."""
+        ...
+
+    def decide(self, view: View, left: Left, mesh: Mesh, joining: tuple[int, ...]) -> View:
+        """Return the view that follows `view`; the first of those that are left is asked."""
+        ...
+
+    def guards(self, view: View) -> bool:
+        """Return whether each rank of a view keeps a copy of what the one before it has alone."""
+        ...
+
+    def may_grow(self, count: int) -> bool:
+        """Return whether there is a plan for so many ranks."""
+        ...
+
+    def happened(self, event: RunEvent) -> None:
+        """Note an event; the first rank of a view is asked."""
+        ...
+
+
+class Outside(NamedTuple):
+    """How a member deals with what is around it.
+
+    join:      makes its end of the transport of a view; `news` raises where the view is over.
+    report:    takes the steps that have happened, and validations.
+    asked:     the number of a signal by which the run is to stop, or 0.
+    leaves:    whether this member has to go: its machine has had notice.
+    """
+
+    join: Callable[[View, int, Callable[[], None]], Transport]
+    report: Callable[[StepResult], None]
+    asked: Callable[[], int] = lambda: 0
+    leaves: Callable[[], bool] = lambda: False
+
+
+@dataclass(eq=False)
+class _State:
+    """What a member holds after `done` steps, and how the step that it is in ends.
+
+    holders: of weights by stage; of several that hold the same, the last one's counts.
+    scale:   of the loss, which a step may change before it counts.
+    finish:  makes its update, if it counts; `undo` takes back what it changed, if it does not.
+    """
+
+    done: int
+    holders: tuple[Rank | Guard, ...] = ()
+    scale: dict[str, object] = field(default_factory=dict[str, object])
+    finish: Callable[[], None] = lambda: None
+    undo: Callable[[], None] = lambda: None
+
+    def held(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Return tensors and plain values by key, as a checkpoint has them."""
+        tensors, plain = dict[str, Tensor](), dict[str, object]()
+        for weights in (w for one in self.holders for w in one.weights.values()):
+            more, values = weights.state()
+            tensors |= more
+            plain |= values
+        return tensors, plain | self.scale
+
+
+@final
+class Member:
+    """One member; `live` returns when the run is over."""
+
+    def __init__(self, mesh: Mesh, pilot: Pilot, outside: Outside) -> None:
+        self.mesh, self.pilot, self.outside = mesh, pilot, outside
+        self._view: View | None = None
+        self._transport: Transport | None = None
+        self._state = _State(0)
+        self._newest: Told | None = None
+        self._guard: Guard | None = None
+        self._saved_s = time.monotonic()
+        self._ended_s = self._agreed_s = 0.0
+        mesh.on_change = self._changed
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is the first member of its last view."""
+        return self._view is not None and self._view.members[0] == self.mesh.own
+
+    def leave_transport(self) -> None:
+        """Let go of the transport, as a process that dies does."""
+        self._close_transport()
+
+    def live(self, view: View) -> list[RankResult] | None:
+        """Run from `view` on, to the end; return what all ranks of the last generation measured.
+
+        None where the run was stopped, or this member leaves it.
+
+        Raises:   RunError: the job fails; too few are left; the others have given this one up.
+        """
+        before: View | None = None
+        while True:
+            try:
+                over = self._generation(view, before)
+            except TransportError as problem:
+                over = None
+                self._abort()
+                self._check_reason(view, problem)
+            except PenstockError as problem:
+                self.mesh.tell(Failed(problem.message, problem.hint))
+                raise
+            self._close_transport()
+            if over is not None:
+                return over.results
+            self._ended_s = self._ended_s or time.monotonic()
+            before, view = view, self._agreed(view)
+            self._agreed_s = time.monotonic()
+            if self.mesh.own not in view.members:
+                return None
+
+    # -- one generation -------------------------------------------------------------------------
+
+    def _generation(self, view: View, before: View | None) -> Over | None:
+        """Work in a generation; return how the run ended, or None where another follows.
+
+        Raises:   TransportError: a member is lost.
+        """
+        self._view = view
+        self._check(view)
+        position, task = view.members.index(self.mesh.own), self.pilot.task(view)
+        transport = self.outside.join(view, position, partial(self._check, view))
+        self._transport = transport
+        self._check(view)
+        rank = worker.rank_of(task, transport, self._heard)
+        rank.is_guarded = True
+        vote = Vote(rank, partial(self._wishes, view, position, task))
+        rank.commit = vote
+        bound = _bound(rank, task)
+        guard = Guard(rank, task.windows.programs[0]) if self.pilot.guards(view) else None
+        came = self._load(view, rank, guard)
+        if task.checkpoints is not None and position == 0:
+            checkpoint.discard(task.checkpoints)
+            forget(task.checkpoints)
+        self._guard = guard
+        self._hold(rank, view.step, keep=True)
+        transport.barrier()
+        self._hold(rank, view.step)
+        self.mesh.forget(view.generation)
+        if guard is not None:
+            vote.before = guard.exchange
+        steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
+        about = self._event(view, before, came)
+        note = partial(self._note, about, time.monotonic()) if position == 0 else _nothing
+        if position == 0:
+            self._report(view.newest)
+        held = partial(worker.held_tensors, rank)
+        try:
+            with leaving(task.checkpoints, transport, rank.peers, held):
+                return steps.run(self, position, note)
+        finally:
+            self._abort_unless_over(steps)
+            steps.close()
+
+    def _load(self, view: View, rank: Rank, guard: Guard | None) -> int:
+        """Fill a rank with the state of the view's step; return the bytes that came from others.
+
+        Raises:   RunError: a member makes something else of the view.
+        """
+        names = self._told_names(view, rank, guard)
+        if view.resume == START:
+            return 0
+        rank.optimizers.may_resume()
+        if view.resume:
+            state = checkpoint.load(Path(view.resume))
+            for one in (rank, *([guard] if guard else [])):
+                one.load(state)
+            return 0
+        wanted = [
+            moves_to(member, partial(_is_needed, theirs), view.holds)
+            for member, theirs in zip(view.members, names, strict=True)
+        ]
+        moved = move(rank.transport, view.members, self._state.held()[0], wanted)
+        plain = {key: msgspec.json.decode(value) for key, value in view.plain.items()}
+        state = Checkpoint(view.step, whole(moved.tensors), plain)
+        for one in (rank, *([guard] if guard else [])):
+            one.load(state)
+        return moved.received_bytes
+
+    def _told_names(self, view: View, rank: Rank, guard: Guard | None) -> list[frozenset[str]]:
+        """Return the names that each rank of a view needs; all tell each other, and compare."""
+        own = json.dumps([self.pilot.facts(view), sorted(_names(rank, guard))]).encode()
+        everyone = tuple(range(rank.transport.num_ranks))
+        told = [json.loads(text) for text in rank.transport.all_gather_bytes(own, everyone)]
+        facts = [row[0] for row in told]
+        if len({*facts}) > 1:
+            message = f"members {view.members} make different programs of one plan: {facts}"
+            raise RunError(message, hint="have all of them the same job file and packages?")
+        return [frozenset(row[1]) for row in told]
+
+    def _hold(self, rank: Rank, step: int, *, keep: bool = False) -> None:
+        """Note what this member can give to others after so many steps.
+
+        keep:  beside what it had before: the others may not have got yet what they need.
+        """
+        scale = dict[str, object]()
+        if rank.loss_scale is not None:
+            rank.loss_scale.put(scale)
+        own = (rank,) if self._guard is None else (self._guard, rank)
+        self._state = _State(step, (*self._state.holders, *own) if keep else own, scale)
+        self.mesh.done = step
+
+    # -- between generations --------------------------------------------------------------------
+
+    def _agreed(self, view: View) -> View:
+        """Tell what this member has, and return the next view.
+
+        Raises:   RunError: the job fails elsewhere; too few are left.  GivenUpError.
+        """
+        self._say(view)
+        until = time.monotonic() + QUORUM_S
+        while True:
+            self.mesh.wait(partial(self._is_news, view), _LOOK_S)
+            self._check_failed()
+            new = self.mesh.view
+            if new is None or new.generation <= view.generation:
+                new = self._decided(view)
+            if new is not None:
+                self._settle(new)
+                return new
+            if time.monotonic() > until:
+                raise self._too_few(view)
+
+    def _settle(self, new: View) -> None:
+        """End the step that this member was in: it counts, or it does not."""
+        if not new.resume and self._state.done < new.step:
+            self._state.finish()
+            self._newest = new.newest
+        else:
+            self._state.undo()
+
+    def _say(self, view: View) -> None:
+        if self.mesh.view is not None and self.mesh.view.generation >= view.generation:
+            self.mesh.tell(self.mesh.view)  # who was to hear it may have missed it
+        tensors, values = self._state.held()
+        plain = {k: msgspec.Raw(msgspec.json.encode(v)) for k, v in values.items()}
+        lost = tuple(m for m in view.members if m in self.mesh.lost)
+        holds, leaves = catalog_of(tensors), self.outside.leaves()
+        own = view.generation, self._state.done, holds, plain, self._newest, lost, leaves
+        self.mesh.tell(Halt(*own))
+
+    def _is_news(self, view: View) -> bool:
+        mesh, new = self.mesh, self.mesh.view
+        is_new = new is not None and new.generation > view.generation
+        return is_new or mesh.failed is not None or mesh.given_up or self._left(view) is not None
+
+    def _left(self, view: View) -> Left | None:
+        mesh = self.mesh
+        return left_of(view.generation, view.members, mesh.lost, mesh.stopped)
+
+    def _decided(self, view: View) -> View | None:
+        """Return the next view if this member is the one to decide, and can."""
+        left, mesh = self._left(view), self.mesh
+        first = next((m for m in view.members if m not in mesh.lost), None)
+        if left is None or first != mesh.own:
+            return None
+        if not left.members or not may_go_on(view.members, {*left.members}, mesh.lost):
+            return None
+        decided = self.pilot.decide(view, left, mesh, tuple(self._newcomers(view)))
+        mesh.tell(decided)
+        for member, how in left.gone.items():
+            if member not in mesh.lost and how != "notice":
+                mesh.give_up(member)
+        return decided
+
+    def _too_few(self, view: View) -> RunError:
+        apart = {m: self.mesh.lost.get(m, "does not answer") for m in view.members}
+        del apart[self.mesh.own]
+        words = ", ".join(f"{member} {how}" for member, how in apart.items())
+        message = f"too few ranks are left to go on without the others: {words}"
+        hint = "the others may go on; if they do not, --resume continues from a checkpoint"
+        return RunError(message, hint=hint)
+
+    def _check_reason(self, view: View, problem: TransportError) -> None:
+        """Raise `problem` unless the generation ended because somebody was lost, or asks for it.
+
+        Raises:   TransportError.
+        """
+        self._ended_s = self._ended_s or time.monotonic()
+        mesh, others = self.mesh, [m for m in view.members if m != self.mesh.own]
+
+        def is_explained() -> bool:
+            newer = mesh.view is not None and mesh.view.generation > view.generation
+            told = (mesh.stopped[m].generation for m in others if m in mesh.stopped)
+            some = any(generation >= view.generation for generation in told)
+            lost = any(m in mesh.lost for m in others)
+            return lost or some or newer or mesh.failed is not None or mesh.given_up
+
+        if not mesh.wait(is_explained, 2 * SILENT_S):
+            mesh.tell(Failed(problem.message, problem.hint))
+            raise problem
+        self._check_failed()
+
+    def _check_failed(self) -> None:
+        failed = self.mesh.failed
+        if failed is not None:
+            raise RunError(failed.message, hint=failed.hint)
+        if self.mesh.given_up:
+            message = f"member {self.mesh.own} was silent for too long: the others went on"
+            raise GivenUpError(message, hint="it can join again: penstock join")
+
+    def _check(self, view: View) -> None:
+        """Raise if a member of a view is lost, or a newer view is known.
+
+        Raises:   TransportError.
+        """
+        for rank, member in enumerate(view.members):
+            if member in self.mesh.lost:
+                raise TransportError(rank, f"is lost: {self.mesh.lost[member]}")
+        new = self.mesh.view
+        if new is not None and new.generation > view.generation:
+            raise TransportError(0, f"has gone on to generation {new.generation}")
+        if self.mesh.failed is not None or self.mesh.given_up:
+            raise TransportError(0, "has failed, or gone on")
+
+    def _changed(self) -> None:
+        """A member is lost, has stopped, or asks to be taken in; called in the mesh's thread."""
+        view, mesh = self._view, self.mesh
+        if view is None:
+            return
+        lost = any(member in mesh.lost for member in view.members)
+        told = (mesh.stopped[m] for m in view.members if m in mesh.stopped)
+        apart = any(one.generation >= view.generation and one.lost for one in told)
+        if lost or apart or mesh.failed is not None or mesh.given_up:
+            self._abort()
+
+    def _abort(self) -> None:
+        transport = self._transport
+        if transport is not None:
+            transport.abort("a member was lost")
+
+    def _abort_unless_over(self, steps: GenerationSteps) -> None:
+        """Let no lane wait any more, where the generation broke."""
+        if not steps.is_over:
+            self._abort()
+
+    def _close_transport(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    # -- what steps ask for ---------------------------------------------------------------------
+
+    def _wishes(self, view: View, position: int, task: Task) -> Wishes:
+        """Return what this member asks for with the next vote."""
+        is_first = position == 0
+        is_due = task.every_s is not None and time.monotonic() - self._saved_s >= task.every_s
+        return Wishes(
+            regroup=self.outside.leaves() or (is_first and bool(self._newcomers(view))),
+            save=is_first and is_due,
+            stop=is_first and self.outside.asked() != 0,
+        )
+
+    def _newcomers(self, view: View) -> list[int]:
+        """Return those who ask to be taken in, and can be."""
+        mesh, here = self.mesh, {m for m in view.members if m not in self.mesh.lost}
+        asks = {m: ask for m, ask in sorted(mesh.asks.items()) if m not in view.members}
+        ready = [m for m, ask in asks.items() if here <= {*ask.known} and m in mesh.members]
+        while ready and not self.pilot.may_grow(len(here) + len(ready)):
+            ready.pop()
+        return ready
+
+    def _heard(self, result: StepResult) -> None:
+        """Pass on what a rank reports; of steps only the vote tells."""
+        if result.validated is not None:
+            self.outside.report(result)
+
+    def saved(self) -> None:
+        """Note that a checkpoint was written."""
+        self._saved_s = time.monotonic()
+
+    def begins(self, finish: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Note how the step that begins is finished if it counts, and undone if it does not."""
+        self._state.finish, self._state.undo = finish, undo
+
+    def counts(self, told: Told, rank: Rank, position: int) -> None:
+        """Note that a step has happened; the first rank reports it."""
+        self._newest = told
+        if self._guard is not None:
+            self._guard.update(told.step)
+        self._hold(rank, told.step + 1)
+        if position == 0:
+            self._report(told)
+
+    def late(self, rank: Rank, step: int) -> None:
+        """Note that the update of a step was made after its generation had ended."""
+        if self._guard is not None:
+            self._guard.update(step)
+        self._hold(rank, step + 1)
+
+    def _report(self, told: Told | None) -> None:
+        if told is not None:
+            self.outside.report(StepResult(*told))
+
+    def _event(self, view: View, before: View | None, came: int) -> RunEvent:
+        joined = before is not None and not {*view.members} <= {*before.members}
+        leaves = bool(view.gone) and {*view.gone.values()} <= {"left", "notice"}
+        what = (
+            "begins" if before is None else "left" if leaves else "lost" if view.gone else "moved"
+        )
+        what = "joined" if joined and not view.gone else what
+        now = time.monotonic()
+        ended, agreed = self._ended_s or now, self._agreed_s or now
+        self._ended_s = self._agreed_s = 0.0
+        return RunEvent(what, view, agreed - ended, now - agreed, moved_bytes=came)
+
+    def _note(self, event: RunEvent, since_s: float) -> None:
+        self.pilot.happened(event._replace(stepped_s=time.monotonic() - since_s))
+
+
+def _nothing() -> None:
+    """Note nothing: another rank does."""
+
+
+def _bound(rank: Rank, task: Task) -> dict[int, list[Bound]]:
+    for program in task.windows.programs:
+        rank.expect(program)
+    return {id(program): rank.bind(program) for program in task.windows.programs}
+
+
+def _names(rank: Rank, guard: Guard | None) -> frozenset[str]:
+    """Return the names of the parameters and buffers that live on a rank, or are guarded there."""
+    found: set[str] = set()
+    for weights in (*rank.weights.values(), *(guard.weights.values() if guard else ())):
+        found |= {*weights.names.values(), *weights.buffer_names.values()}
+    return frozenset(found)
+
+
+def _is_needed(names: frozenset[str], key: str) -> bool:
+    """Return whether a rank with these parameters needs a tensor: its own, or one of nobody's."""
+    place, _, rest = key_in(key).partition("/")
+    if place in ("weights", "buffers"):
+        return rest in names
+    if place.startswith("optimizer") and not place.startswith(("optimizer-own", "optimizer-group")):
+        return rest.rpartition("/")[0] in names
+    return True

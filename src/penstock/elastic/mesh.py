@@ -1,0 +1,460 @@
+"""Mesh: the lines between all members of an elastic run, and who of them is there.
+
+One thread of each member reads, writes and listens for all its lines.  A line that ends without a
+word says that the member's process has died: the kernel closes it, and within a millisecond all
+know.  One that is silent says that the member hangs, or cannot be reached: it may be alive.
+
+Ranks that compute are not slowed: the thread sleeps until something comes, or a beat is due.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+from penstock.elastic.words import (
+    Ask,
+    Beat,
+    Done,
+    Failed,
+    GivenUp,
+    Halt,
+    Handshake,
+    Put,
+    View,
+    Welcome,
+    Where,
+    WireError,
+    Word,
+    taken,
+    written,
+)
+
+BEAT_S = 0.25
+SILENT_S = 4.0  # after which a member is given up
+_PROVE_S = 5.0  # for which a peer may take to prove itself
+_TRY_S = 0.05  # between two attempts to reach a member
+_READ_BYTES = 2**18
+_MOST_STRANGERS = 64  # that have not proved anything yet
+_MOST_OWED_BYTES = 2**28  # that a member may be behind with reading
+
+Fate = Literal["died", "silent", "left"]
+
+
+@final
+@dataclass(eq=False)
+class _Wire:
+    """A line to a peer, until it has proved itself a stranger's."""
+
+    socket: socket.socket
+    handshake: Handshake
+    since: float
+    heard: float
+    came: bytearray = field(default_factory=bytearray)
+    owed: bytearray = field(default_factory=bytearray)
+    is_ending: bool = False
+
+    @property
+    def peer(self) -> int:
+        """Return the member at the other end; -1: it has not proved who it is."""
+        return self.handshake.peer if self.handshake.is_over else -1
+
+
+@final
+class Mesh:
+    """The lines of one member.
+
+    own:        number of this member; no two of a run ever have the same.
+    listener:   where others connect.
+    token:      what a peer has to know.
+    on_change:  called, in the mesh's thread, when a member is lost or says that it stopped.
+
+    State that `wait` may look at: `lost`, by member how; `stopped`, the newest of each; `view`, the
+    newest heard; `asks` of newcomers; `failed`; `given_up`, whether the others went on without it.
+    """
+
+    def __init__(
+        self,
+        own: int,
+        listener: socket.socket,
+        token: bytes,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self.own, self.on_change, self.done = own, on_change, 0
+        self.where: dict[int, Where] = {}
+        self.lost: dict[int, Fate] = {}
+        self.stopped: dict[int, Halt] = {}
+        self.asks: dict[int, Ask] = {}
+        self.view: View | None = None
+        self.failed: Failed | None = None
+        self.given_up = False
+        self.greets: Callable[[], Welcome] | None = None
+        self._token, self._listener, self._silent_s = token, listener, silent_s
+        self._store: dict[tuple[int, str], str] = {}
+        self._lines: dict[int, _Wire] = {}
+        self._strangers: set[_Wire] = set()
+        self._changed = threading.Condition()
+        self._selector = selectors.DefaultSelector()
+        self._wake_end, self._woken_end = os.pipe()[::-1]
+        os.set_blocking(self._woken_end, False)
+        os.set_blocking(self._wake_end, False)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._woken_end, selectors.EVENT_READ)
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="penstock mesh", daemon=True)
+
+    # -- what a member does -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to listen, and to beat."""
+        self._thread.start()
+
+    def connect(self, members: Mapping[int, Where], *, limit_s: float = 30.0) -> None:
+        """Return once there is a line to each of `members` that has not been lost.
+
+        Of two members the one with the greater number calls; the other waits for it.
+        Raises:   WireError: one cannot be reached in time.
+        """
+        until = time.monotonic() + limit_s
+        with self._changed:
+            self.where |= members
+        missing = set(members) - {self.own}
+        while missing := {m for m in missing if m not in self._lines and m not in self.lost}:
+            if time.monotonic() > until:
+                raise WireError(f"members {sorted(missing)} cannot be reached")
+            for member in sorted(missing):
+                if member < self.own:
+                    with contextlib.suppress(OSError):
+                        self._call(members[member])
+            self.wait(lambda: all(m in self._lines for m in missing), _TRY_S)
+
+    def call(self, where: Where, *, limit_s: float = 10.0) -> Welcome:
+        """Connect to one member of a run, as a newcomer, and return what it says.
+
+        Raises:   WireError: nobody is there, or does not accept the token.
+        """
+        try:
+            line = self._call(where)
+        except OSError as problem:
+            raise WireError(f"nobody at {where.host}:{where.port}: {problem}") from None
+        found: list[Welcome] = []
+
+        def welcomed() -> bool:
+            found[:] = [self._welcome] if self._welcome else []
+            return bool(found) or line.is_ending
+
+        self._welcome: Welcome | None = None
+        self.wait(welcomed, limit_s)
+        if not found:
+            hint = "is the token that of this run?"
+            raise WireError(f"{where.host}:{where.port} does not take it in", hint=hint)
+        return found[0]
+
+    def send(self, member: int, word: Word) -> None:
+        """Send a word to one member, if there is a line to it; returns without waiting."""
+        with self._changed:
+            line = self._lines.get(member)
+            if line is not None:
+                self._owe(line, written(word))
+        self._wake()
+
+    def tell(self, word: Word) -> None:
+        """Send a word to all members, and hear it as the others do."""
+        data = written(word)
+        with self._changed:
+            for line in self._lines.values():
+                self._owe(line, data)
+            self._hear(self.own, word)
+            self._changed.notify_all()
+        self._wake()
+
+    def wait(self, is_so: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Return whether `is_so()`, as soon as that is so, or after `limit_s` at most."""
+        with self._changed:
+            return self._changed.wait_for(is_so, limit_s)
+
+    @property
+    def members(self) -> set[int]:
+        """Return the members to whom there is a line, and this one."""
+        with self._changed:
+            return {self.own, *self._lines}
+
+    def give_up(self, member: int) -> None:
+        """Go on without a member that does not answer; it is told, should it ever listen."""
+        with self._changed:
+            self._lose(member, "silent")
+        self._wake()
+
+    def drop(self) -> None:
+        """Die as a killed process does: without a word."""
+        self._is_open = False
+        self._wake()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Leave in good order; returns once what was said is on its way."""
+        self.tell(Done())
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and any(line.owed for line in self._lines.values()):
+            time.sleep(1e-3)
+        self.drop()
+
+    # -- a store, as transports want one --------------------------------------------------------
+
+    def put(self, generation: int, key: str, value: str) -> None:
+        """Let the members of a generation see a value."""
+        self.tell(Put(generation, key, value))
+
+    def found(self, generation: int, key: str) -> str | None:
+        """Return a value that some member put; None: not yet."""
+        return self._store.get((generation, key))
+
+    def forget(self, generation: int) -> None:
+        """Drop the keys of older generations."""
+        with self._changed:
+            self._store = {k: v for k, v in self._store.items() if k[0] >= generation}
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        beat_at = last = time.monotonic()
+        while self._is_open:
+            for key, events in self._selector.select(max(0.0, beat_at - time.monotonic())):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj == self._woken_end:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._woken_end, 4096)
+                else:
+                    self._serve(key.data, events)
+            now = time.monotonic()
+            if now - last > self._silent_s / 2:  # this process did not run
+                for line in self._all():
+                    line.heard = line.since = now
+            last = now
+            if now >= beat_at:
+                beat_at = now + BEAT_S
+                self._beat(now)
+            self._flush()
+        for line in self._all():
+            line.socket.close()
+        self._listener.close()
+        self._selector.close()
+        os.close(self._wake_end)
+        os.close(self._woken_end)
+
+    def _all(self) -> list[_Wire]:
+        with self._changed:
+            return [*self._lines.values(), *self._strangers]
+
+    def _beat(self, now: float) -> None:
+        data = written(Beat(self.done))
+        with self._changed:
+            for member, line in list(self._lines.items()):
+                if now - line.heard > self._silent_s:
+                    self._lose(member, "silent")
+                else:
+                    self._owe(line, data)
+            for line in list(self._strangers):
+                if now - line.since > _PROVE_S:
+                    self._end(line)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            end, _ = self._listener.accept()
+            if len(self._strangers) >= _MOST_STRANGERS:
+                end.close()
+                return
+            self._open(end, is_caller=False)
+
+    def _call(self, where: Where) -> _Wire:
+        end = socket.create_connection(where[:2], timeout=1.0)
+        line = self._open(end, is_caller=True)
+        self._wake()
+        self.wait(lambda: line.handshake.is_over or line.is_ending, _PROVE_S)
+        return line
+
+    def _open(self, end: socket.socket, *, is_caller: bool) -> _Wire:
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        now = time.monotonic()
+        line = _Wire(end, Handshake(self.own, self._token, is_caller), now, now)
+        line.owed += line.handshake.begin()
+        with self._changed:
+            self._strangers.add(line)
+            self._selector.register(end, selectors.EVENT_READ, line)
+        return line
+
+    def _serve(self, line: _Wire, events: int) -> None:
+        if not events & selectors.EVENT_READ or line.is_ending:
+            return
+        try:
+            data = line.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        with self._changed:
+            if not data:
+                self._ended(line)
+            else:
+                line.heard = time.monotonic()
+                line.came += data
+                try:
+                    self._take(line)
+                except WireError:
+                    self._ended(line)
+            self._changed.notify_all()
+
+    def _take(self, line: _Wire) -> None:
+        if not line.handshake.is_over:
+            line.owed += line.handshake.feed(line.came)
+            if not line.handshake.is_over:
+                return
+            self._proved(line)
+        for word in taken(line.came):
+            self._hear(line.peer, word)
+
+    def _proved(self, line: _Wire) -> None:
+        """Let a stranger that knows the token be a member, or a newcomer."""
+        if line.peer == self.own or line.peer in self._lines or line.peer in self.lost:
+            self._end(line)  # a second line, or one that was given up: it has to come anew
+            return
+        self._strangers.discard(line)
+        self._lines[line.peer] = line
+        if self.greets is not None and not line.handshake.is_caller:
+            self._owe(line, written(self.greets()))
+
+    def _hear(self, member: int, word: Word) -> None:
+        match word:
+            case Beat():
+                pass
+            case Welcome():
+                self._welcome = word
+            case Ask():
+                self.asks[member] = word
+                self.where[member] = word.where
+                self.on_change()
+            case Halt():
+                self.stopped[member] = word
+                self.on_change()
+            case View():
+                if self.view is None or word.generation > self.view.generation:
+                    self.view = word
+            case Put(generation, key, value):
+                self._store[generation, key] = value
+            case Failed():
+                self.failed = self.failed or word
+                self.on_change()
+            case Done():
+                if member != self.own:
+                    self.lost.setdefault(member, "left")
+            case GivenUp():
+                self.given_up = True
+                self.on_change()
+
+    def _ended(self, line: _Wire) -> None:
+        """A line has ended by itself: its process is dead, unless it was silent for long before."""
+        if line.peer >= 0 and self._lines.get(line.peer) is line:
+            was_silent = time.monotonic() - line.heard > self._silent_s / 2
+            self._lose(line.peer, "silent" if was_silent else "died")
+        else:
+            self._end(line)
+
+    def _lose(self, member: int, fate: Fate) -> None:
+        line = self._lines.pop(member, None)
+        if line is not None and fate == "silent":
+            self._owe(line, written(GivenUp()))
+        if line is not None:
+            self._write(line)
+            self._end(line)
+        self.asks.pop(member, None)
+        if member not in self.lost:
+            self.lost[member] = fate
+            self.on_change()
+        self._changed.notify_all()
+
+    def _end(self, line: _Wire) -> None:
+        self._strangers.discard(line)
+        if not line.is_ending:
+            line.is_ending = True
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(line.socket)
+            line.socket.close()
+
+    def _owe(self, line: _Wire, data: bytes) -> None:
+        if len(line.owed) + len(data) <= _MOST_OWED_BYTES:
+            line.owed += data
+
+    def _flush(self) -> None:
+        with self._changed:
+            for line in self._all_here():
+                if line.owed:
+                    self._write(line)
+
+    def _all_here(self) -> list[_Wire]:
+        return [*self._lines.values(), *self._strangers]
+
+    def _write(self, line: _Wire) -> None:
+        """Write what the line takes; what is left goes when a beat is due, or there is room."""
+        try:
+            while line.owed and not line.is_ending:
+                sent = line.socket.send(line.owed[:_READ_BYTES])
+                del line.owed[:sent]
+        except BlockingIOError:
+            self._selector.modify(line.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, line)
+            return
+        except OSError:
+            line.owed.clear()  # reading says that it has ended
+            return
+        if not line.is_ending:
+            self._selector.modify(line.socket, selectors.EVENT_READ, line)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_end, b".")
+
+
+def listening(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """Return a socket on which a member will listen; port 0: any that is free.
+
+    Raises:   OSError: the address is not this host's, or the port is taken.
+    """
+    return socket.create_server((host, port), backlog=64)
+
+
+def where_of(listener: socket.socket, key: str) -> Where:
+    """Return where others reach it, on a host with that `key`."""
+    address, port, *_ = listener.getsockname()
+    return Where(address, port, key)
+
+
+@final
+class GenerationStore:
+    """What members of a generation let each other see, as transports want it, without a server."""
+
+    def __init__(self, mesh: Mesh, generation: int) -> None:
+        self._mesh, self._generation = mesh, generation
+
+    def set(self, key: str, value: str, /) -> None:
+        """Let all members see a value."""
+        self._mesh.put(self._generation, key, value)
+
+    def get(self, key: str, /) -> bytes:
+        """Return a value, once it is there."""
+        self._mesh.wait(lambda: self.check([key]))
+        found = self._mesh.found(self._generation, key)
+        assert found is not None, "it was waited for"
+        return found.encode()
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys are there."""
+        return all(self._mesh.found(self._generation, key) is not None for key in keys)

@@ -1,0 +1,184 @@
+"""Moving: the state after a step, by parameter name, from those who hold it to those who need it.
+
+A member holds the tensors of its stages, or its parts of them, under the keys of a checkpoint.  A
+plan for other ranks, other cuts or other parts needs other keys: each of them comes from the first
+member that has it whole, or in parts from as few as together make it.  Who needs what, and from
+whom, every member computes from the catalogs alone, so nobody asks.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.elastic.words import HeldTensor
+from penstock.runtime.parts import key_in
+from penstock.runtime.transport import Transport
+from penstock.runtime.transport.transport import TensorSpec
+
+PIECE_BYTES = 2**22  # that go at once
+_PART = re.compile(r"part (\d+) of ([\dx]*)/.+", re.DOTALL)
+_EDGE = 2**20  # number of the first edge that moves state; no program has so many
+
+Catalogs = Mapping[int, Sequence[HeldTensor]]  # by member
+Needs = Callable[[str], bool]  # key of a tensor, parts put together -> whether it is needed here
+
+
+class Transfer(NamedTuple):
+    """A tensor that goes from one member to another, or stays where both are one."""
+
+    key: str
+    of: HeldTensor
+    source: int
+
+
+def catalog_of(tensors: Mapping[str, Tensor]) -> tuple[HeldTensor, ...]:
+    """Return what a member with these tensors can give."""
+    return tuple(
+        HeldTensor(key, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for key, value in sorted(tensors.items())
+    )
+
+
+def missing_of(names: Sequence[str], catalogs: Catalogs) -> list[str]:
+    """Return those of some keys that no members have, even together."""
+    held = _holders(catalogs)
+    return [key for key in names if key not in held or _cover(key, held[key], -1) is None]
+
+
+def moves_to(member: int, needs: Needs, catalogs: Catalogs) -> list[Transfer]:
+    """Return which tensors `member` takes, from whom; its own where it has them.
+
+    A key that no members can put together is left out.
+    """
+    found: list[Transfer] = []
+    for key, holders in sorted(_holders(catalogs).items()):
+        if needs(key):
+            found += _cover(key, holders, member) or []
+    return found
+
+
+def _holders(catalogs: Catalogs) -> dict[str, list[tuple[int, HeldTensor]]]:
+    """Return who holds what of each key, parts of it included, in the order of the catalogs."""
+    found: defaultdict[str, list[tuple[int, HeldTensor]]] = defaultdict(list)
+    for member, rows in catalogs.items():
+        for held in rows:
+            found[key_in(held.key)].append((member, held))
+    return found
+
+
+def _cover(
+    key: str, holders: Sequence[tuple[int, HeldTensor]], member: int
+) -> list[Transfer] | None:
+    """Return what makes a key whole: what `member` has itself where it can, else of the first."""
+    ordered = sorted(holders, key=lambda row: row[0] != member)
+    for holder, held in ordered:
+        if held.key == key:
+            return [Transfer(key, held, holder)]
+    parts: defaultdict[int, list[tuple[int, Transfer]]] = defaultdict(
+        list
+    )  # by start: end and move
+    total = 0
+    for holder, held in ordered:
+        found = _PART.fullmatch(held.key)
+        assert found is not None, "a key that is not whole is that of a part"
+        start, shape = int(found[1]), found[2]
+        total = math.prod(map(int, shape.split("x"))) if shape else 1
+        parts[start].append((start + math.prod(held.shape), Transfer(key, held, holder)))
+    return _chain(parts, 0, total)
+
+
+def _chain(
+    parts: Mapping[int, Sequence[tuple[int, Transfer]]], start: int, total: int
+) -> list[Transfer] | None:
+    """Return parts that lie one behind the other from `start` to `total`; None: there are none."""
+    if start == total:
+        return []
+    for end, transfer in parts.get(start, ()):
+        rest = _chain(parts, end, total) if end > start else None
+        if rest is not None:
+            return [transfer, *rest]
+    return None
+
+
+class Moved(NamedTuple):
+    """What a member has after moving, by key, and the bytes that came from others."""
+
+    tensors: dict[str, Tensor]
+    received_bytes: int
+
+
+def move(
+    transport: Transport,
+    members: Sequence[int],
+    own: Mapping[str, Tensor],
+    wanted: Sequence[Sequence[Transfer]],
+) -> Moved:
+    """Return the tensors that this rank wants; all ranks call it together.
+
+    members:  by rank.  A source that is none of them has nothing to give any more.
+    wanted:   by rank, what it takes.
+    own:      what this rank holds.
+    """
+    me, found = members[transport.rank], dict[str, Tensor]()
+    came = 0
+    for mine in wanted[transport.rank]:
+        if mine.source == me:
+            found[mine.of.key] = own[mine.of.key]
+    for sender, receiver, rows in _routes(members, wanted):
+        edge = _EDGE + sender * len(members) + receiver
+        if sender == transport.rank:
+            _send(transport, edge, receiver, [own[each.of.key] for each in rows])
+        elif receiver == transport.rank:
+            tensors = _receive(transport, edge, sender, [each.of for each in rows])
+            found |= zip((each.of.key for each in rows), tensors, strict=True)
+            came += sum(tensor.nbytes for tensor in tensors)
+    return Moved(found, came)
+
+
+def _routes(
+    members: Sequence[int], wanted: Sequence[Sequence[Transfer]]
+) -> Iterator[tuple[int, int, list[Transfer]]]:
+    """Yield sender, receiver and what goes between them, in one order on all ranks.
+
+    A pair after the other, as each sends before the next receives nothing waits for itself.
+    """
+    for receiver, rows in enumerate(wanted):
+        for sender, member in enumerate(members):
+            between = [row for row in rows if row.source == member and sender != receiver]
+            if between:
+                yield sender, receiver, between
+
+
+def pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the bytes of tensors one after another, at most PIECE_BYTES at once, as views."""
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        for start in range(0, flat.numel(), PIECE_BYTES):
+            yield flat[start : start + PIECE_BYTES]
+
+
+def _send(transport: Transport, edge: int, peer: int, tensors: Sequence[Tensor]) -> None:
+    send = transport.bind_send(edge, peer, (TensorSpec((PIECE_BYTES,), torch.uint8),))
+    for piece in pieces([tensor.to("cpu") for tensor in tensors]):
+        room = torch.empty(PIECE_BYTES, dtype=torch.uint8)  # threads hand it over
+        room[: len(piece)].copy_(piece)
+        send([room])
+
+
+def _receive(
+    transport: Transport, edge: int, peer: int, rows: Sequence[HeldTensor]
+) -> list[Tensor]:
+    specs = (TensorSpec((PIECE_BYTES,), torch.uint8),)
+    post, wait = transport.bind_receive(edge, peer, specs)
+    made = [torch.empty(row.shape, dtype=getattr(torch, row.dtype)) for row in rows]
+    for piece in pieces(made):
+        if post is not None:
+            post()
+        (came,) = wait()
+        piece.copy_(came[: len(piece)])
+    return made

@@ -1,0 +1,154 @@
+"""Steps: those of one generation, on one rank, each of which counts once all ranks say so."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, final
+
+import torch
+
+from penstock.elastic.vote import Vote, Wishes
+from penstock.elastic.words import Told
+from penstock.graph.cut_points import written_buffers
+from penstock.runtime import worker
+from penstock.runtime.calls import Bound
+from penstock.runtime.control import Control, Do
+from penstock.runtime.launch import as_json, from_json
+from penstock.runtime.rank import Rank
+from penstock.runtime.saver import Saver
+from penstock.runtime.worker import RankResult, Task
+
+
+class Over(NamedTuple):
+    """The run is over; `results` is None where it was stopped."""
+
+    results: list[RankResult] | None
+
+
+class Keeper(Protocol):
+    """What the steps of a generation tell the member that runs them."""
+
+    def begins(self, finish: Callable[[], None], undo: Callable[[], None]) -> None: ...
+
+    def counts(self, told: Told, rank: Rank, position: int) -> None: ...
+
+    def late(self, rank: Rank, step: int) -> None: ...
+
+    def saved(self) -> None: ...
+
+
+@final
+class GenerationSteps:
+    """The steps of a generation from `first` on; `last` is the number of steps of the run."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        task: Task,
+        vote: Vote,
+        bound: Mapping[int, list[Bound]],
+        first: int,
+        last: int,
+    ) -> None:
+        self.rank, self.task, self.vote, self.bound = rank, task, vote, bound
+        self.first, self.last, self.is_over = first, last, False
+        self.watch = worker.WindowRunner(rank, Control(None))
+        if task.checkpoints is not None:  # written at once: who writes beside may die meanwhile
+            self.watch.saver = Saver(task.checkpoints, rank.transport)
+        written = written_buffers(rank.capture.graph)
+        self.buffers = [
+            value for w in rank.weights.values() for n, value in w.buffers.items() if n in written
+        ]
+
+    def run(self, member: Keeper, position: int, note: Callable[[], None]) -> Over | None:
+        """Run steps until the run is over, or somebody asks for another generation (None).
+
+        note:  called once the first step is done.
+        Raises:   TransportError: a rank is lost.
+        """
+        once, asked = worker.run_once(self.task), Wishes()
+        with torch.no_grad():
+            for number, step in enumerate(range(self.first, self.last)):
+                self._step(member, position, step, (number, number in once))
+                if number == 0:
+                    note()
+                asked = self.vote.asked
+                self._save(member, step + 1, asked)
+                if asked.stop or (asked.regroup and step + 1 < self.last):
+                    break
+            else:
+                if self.first == self.last:  # all that was left is to end it well
+                    note()
+                    self._save(member, self.last, asked)
+            self.rank.settle()
+            done = self.vote.passed + 1 if self.vote.passed >= 0 else self.first
+            over = None
+            if done == self.last:
+                over = Over(self._results())
+            elif asked.stop:
+                over = Over(None)
+        self.is_over = True
+        return over
+
+    def _step(self, member: Keeper, position: int, step: int, place: tuple[int, bool]) -> None:
+        number, is_once = place
+        program = self.task.windows.ask(step)
+        assert program is not None, "a step is left"
+        calls, start = self.bound[id(program)], time.monotonic()
+        self._begin(member, calls, step)
+        window = worker.Window(step, 1, number == self.task.memory_window, is_once)
+        self.watch.window(calls, window)
+        told = self.vote.told
+        assert told is not None, "the step counts"
+        count = told.micro_batches * self.task.joined
+        own = step, told.loss, time.monotonic() - start, count, dict(told.figures)
+        member.counts(Told(*own), self.rank, position)
+
+    def _begin(self, member: Keeper, calls: list[Bound], step: int) -> None:
+        """Say how the step that begins is finished by this rank alone, or undone.
+
+        When the word of a step is through anywhere, all its gradients are whole here: what comes
+        behind the last sum, which is the word, needs nobody else.
+        """
+        kept, scale = [value.clone() for value in self.buffers], dict[str, object]()
+        loss_scale = self.rank.loss_scale
+        if loss_scale is not None:
+            loss_scale.put(scale)
+
+        def undo() -> None:
+            for value, before in zip(self.buffers, kept, strict=True):
+                value.copy_(before)
+            if loss_scale is not None:
+                loss_scale.take(scale)
+
+        def finish() -> None:
+            at = max(k for k, each in enumerate(calls) if each.kind == "reduce")
+            with torch.no_grad():
+                for each in calls[at + 1 :]:
+                    each.call()
+            member.late(self.rank, step)
+
+        member.begins(finish, undo)
+
+    def _save(self, member: Keeper, step: int, asked: Wishes) -> None:
+        is_last = step == self.last
+        do: Do = "stop" if asked.stop or is_last else "save" if asked.save else "go"
+        if worker.save_due(self.task, self.watch, step, do, is_last=is_last):
+            member.saved()
+
+    def _results(self) -> list[RankResult]:
+        """Return what all ranks of the generation measured; every rank calls it."""
+        rank = self.rank
+        if self.watch.kept:
+            own = self.watch.result(time.perf_counter())
+        else:
+            versions = dict.fromkeys(rank.weights, 1)
+            own = RankResult(rank.rank, (), (), 0, (0.0,), 0.0, versions)
+        everyone = tuple(range(rank.transport.num_ranks))
+        rows = rank.transport.all_gather_bytes(json.dumps(as_json(own)).encode(), everyone)
+        return [from_json(json.loads(row)) for row in rows]
+
+    def close(self) -> None:
+        """Return once nothing runs beside this thread any more."""
+        for lane in (self.rank.lane, *self.rank.copy_lanes):
+            lane.close()

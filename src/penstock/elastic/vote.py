@@ -1,0 +1,75 @@
+"""Vote: the word that makes a step count, and what else rides on it.
+
+Every rank comes to it when its gradients of the step are whole; when it is through, all have come.
+With it go what ranks ask for - a new generation, a checkpoint, the end - and what they know of the
+step: so all ranks know its loss, and none has to be asked for it when others have died.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, cast, final
+
+import torch
+
+from penstock.graph.trace import is_output
+from penstock.program.program import Reduce
+from penstock.runtime.calls import StepResult
+from penstock.runtime.rank import Rank
+
+
+class Wishes(NamedTuple):
+    """What a rank asks for, or any rank did."""
+
+    regroup: bool = False
+    save: bool = False
+    stop: bool = False
+
+
+@final
+class Vote:
+    """The votes of one rank.
+
+    wishes:  what this rank asks for now.
+    before:  is called when all gradients of a step are whole here, before the word goes around.
+    passed:  number of the newest step that counts; `asked`: what any rank asked for with it.
+    told:    that step, as all ranks together know it.
+    """
+
+    def __init__(self, rank: Rank, wishes: Callable[[], Wishes]) -> None:
+        self.rank, self.wishes = rank, wishes
+        self.before: Callable[[], None] = lambda: None
+        self.passed, self.asked = -1, Wishes()
+        self.told: StepResult | None = None
+        graph = rank.capture.graph
+        self._names = [name for name, _ in graph.figures if not is_output(name)]
+
+    def __call__(self, reduce: Reduce) -> None:
+        """Return once all ranks have come to the end of a step.
+
+        Raises:   TransportError: one has not, and will not.
+        """
+        rank, step = self.rank, self.rank.progress.first_step + reduce.step
+        rank.join_buffers(step + 1)
+        self.before()
+        word = self._word(reduce.step)
+        if len(reduce.ranks) > 1:
+            rank.transport.all_reduce(word, reduce.ranks)
+        heard = cast(list[float], word.tolist())  # pyright: ignore[reportUnknownMemberType]
+        asked, (count, loss, *figures) = heard[:3], heard[3:]
+        self.passed, self.asked = step, Wishes(*(number > 0 for number in asked))
+        means = {name: total / count for name, total in zip(self._names, figures, strict=True)}
+        if rank.loss_scale is not None:
+            means |= rank.loss_scale.figures()
+        mean = loss / count if count else None
+        self.told = StepResult(step, mean, 0.0, int(count), means)
+
+    def _word(self, step: int) -> torch.Tensor:
+        """Return what this rank says: its wishes, micro-batches with a loss, sums over them."""
+        progress = self.rank.progress
+        losses = [float(part) for part in progress.losses.get(step, ())]
+        rows = progress.figures.get(step, ())
+        none = [0.0] * len(self._names)
+        whole = torch.stack([*rows]).double().sum(0).tolist() if rows else none  # pyright: ignore
+        sums = cast(list[float], whole)
+        return torch.tensor(
+            [*map(float, self.wishes()), len(losses), sum(losses), *sums], dtype=torch.float64
+        )

@@ -1,0 +1,316 @@
+"""Elastic: a run of the main job whose ranks may come and go: what it is guided by, and its files.
+
+events.jsonl   a line for each generation: when, who, why, what it took, predicted and measured
+elastic.json   where members listen, and the run's token; only its owner may read it
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import msgspec
+
+from penstock.elastic.guard import alone, copy_bytes
+from penstock.elastic.member import START, RunEvent
+from penstock.elastic.mesh import Mesh
+from penstock.elastic.moving import missing_of
+from penstock.elastic.placing import placed, sizes_of
+from penstock.elastic.views import Left
+from penstock.elastic.words import HeldTensor, View
+from penstock.errors import PlanError
+from penstock.files import write_text
+from penstock.plan import Plan, is_asynchronous, name_of
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.program import Program
+from penstock.runtime import checkpoint
+from penstock.training.agree import run_facts
+from penstock.training.choose import Choice, save
+from penstock.training.losses import (
+    MOVE_BYTES_PER_S,
+    READY_S,
+    PlanBasis,
+    WayOn,
+    needs_of,
+    told_of,
+    try_rerouted,
+)
+from penstock.training.windows import windows_of
+
+if TYPE_CHECKING:
+    from penstock.runtime.worker import Task
+
+EVENTS = "events.jsonl"
+ADDRESSES = "elastic.json"
+_WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
+
+
+class ReadyPlan(NamedTuple):
+    """A plan with all that running it takes, made once."""
+
+    choice: Choice
+    program: Program
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticRun:
+    """What all members of a run have alike.
+
+    task:    makes what ranks do of a plan, from a step on: (choice, step, checkpoint or None).
+    plans:   by number of ranks, made ahead.
+    folder:  where the run's files are; None: nothing is written, as in tests.
+    """
+
+    ways: PlanBasis
+    task: "Callable[[Choice, int, Path | None], Task]"
+    plans: Mapping[int, Plan]
+    first_step: int
+    last_step: int
+    folder: Path | None = None
+    resume: Path | None = None
+
+
+@final
+@dataclass(eq=False)
+class RunPilot:
+    """What one member asks: tasks of views, the next view, and where events go."""
+
+    run: ElasticRun
+    now: Callable[[], float] = time.time
+    _ready: dict[str, ReadyPlan] = field(default_factory=dict[str, ReadyPlan])
+    _options: tuple[WayOn, ...] = ()
+    _rate: float = MOVE_BYTES_PER_S
+    _ready_s: float = READY_S
+
+    @property
+    def last_step(self) -> int:
+        """Return the steps of the run."""
+        return self.run.last_step
+
+    def prepare(self) -> None:
+        """Lower all plans that were made ahead."""
+        for plan in self.run.plans.values():
+            self._of(text_of(plan))
+
+    def _of(self, text: str) -> ReadyPlan:
+        if text not in self._ready:
+            choice = self.run.ways.choice_of(Plan.from_text(text))
+            self._ready[text] = ReadyPlan(choice, lower_plan(choice.plan, choice.captured.graph))
+        return self._ready[text]
+
+    def task(self, view: View) -> "Task":
+        """Return what all ranks of a view do; of a run that is over, its last step once more."""
+        choice = self._of(view.plan).choice
+        resume = Path(view.resume) if view.resume not in ("", START) else None
+        return self.run.task(choice, min(view.step, self.run.last_step - 1), resume)
+
+    def facts(self, view: View) -> str:
+        """Return what all members have to have alike of a view."""
+        choice, program = self._of(view.plan)
+        steps = range(view.step, view.step + 1)
+        windows = windows_of(choice.captured.graph, choice.plan, steps, [])
+        assert windows.programs[0].num_ranks == program.num_ranks, "one plan, one program"
+        return " ".join(run_facts(choice, windows).values())
+
+    def guards(self, view: View) -> bool:
+        """Return whether a rank keeps a copy of what the one before it has alone, if any does."""
+        choice, program = self._of(view.plan)
+        return guarded(choice, program, self.run.ways)
+
+    def may_grow(self, count: int) -> bool:
+        """Return whether there is a plan for so many ranks."""
+        return count in self.run.plans
+
+    # -- what to do about a loss ------------------------------------------------------------------
+
+    def decide(self, view: View, left: Left, mesh: Mesh, joining: tuple[int, ...]) -> View:
+        """Return the view that follows: the way to go on that takes the least time in all.
+
+        Raises:   PlanError: there is no plan for the ranks that are left.
+        """
+        holds = {m: s.holds for m, s in mesh.stopped.items() if m in view.members}
+        holds = {m: rows for m, rows in holds.items() if m not in mesh.lost}
+        plain: dict[str, msgspec.Raw] = {}
+        for member in holds:
+            told = mesh.stopped[member]
+            plain = {**told.plain, **plain} if told.done == left.done else {**plain}
+        members = (*left.members, *joining)
+        options = self._options_for(view, members, left.done, holds)
+        chosen = min(options, key=lambda option: option.cost_s)
+        lacks = missing_of(self._everything(), holds)
+        step, resume = left.done, ""
+        why = "; ".join(str(o) for o in sorted(options, key=lambda option: option.cost_s))
+        if lacks:
+            step, resume = self._back()
+            why = f"nobody has {lacks[0]} any more ({len(lacks)} tensors): {why}"
+        self._options = (chosen, *(o for o in options if o is not chosen))
+        plan = told_of(
+            chosen.plan, f"from step {step} on", f"{words_of(left.gone, joining)}; {why}"
+        )
+        where = {m: mesh.where[m] for m in members if m in mesh.where}
+        return View(
+            view.generation + 1,
+            step,
+            text_of(plan),
+            chosen.members,
+            view.members,
+            dict(left.gone),
+            where,
+            {} if lacks else holds,
+            plain,
+            resume,
+            left.newest if not lacks else None,
+            f"{words_of(left.gone, joining)}: {why}",
+        )
+
+    def _everything(self) -> list[str]:
+        """Return the keys of all parameters and buffers of the model."""
+        way = self.run.ways.ways[0]
+        kinds = {"parameter": "weights", "buffer": "buffers"}
+        nodes = (node for node in way.captured.graph.nodes if node.kind in kinds)
+        return sorted({f"{kinds[node.kind]}/{node.name}" for node in nodes})
+
+    def _back(self) -> tuple[int, str]:
+        """Return the step of the newest checkpoint, and its folder; or those of the run's start."""
+        folder = None if self.run.folder is None else self.run.folder / "checkpoints"
+        newest = None if folder is None else checkpoint.latest(folder)
+        if newest is None:
+            return self.run.first_step, str(self.run.resume or START)
+        return checkpoint.load(newest).step, str(newest)
+
+    def _options_for(
+        self,
+        view: View,
+        members: tuple[int, ...],
+        done: int,
+        holds: Mapping[int, Sequence[HeldTensor]],
+    ) -> list[WayOn]:
+        """Return all ways to go on with some members, priced.
+
+        Raises:   PlanError: there is none.
+        """
+        sizes, left = sizes_of(holds, _WIDTH), self.last_step - done
+        found: list[WayOn] = []
+        old, program = self._of(view.plan)
+        plan = self.run.plans.get(len(members))
+        if plan is not None:
+            choice, own = self._of(text_of(plan))
+            order, moved = placed(members, needs_of(choice, own, sizes), holds)
+            found.append(self._option("reshape", plan, order, moved, left))
+        if {*members} < {*view.members}:
+            ranks = [rank for rank, member in enumerate(view.members) if member in members]
+            made = try_rerouted(old.plan, program, ranks, self.run.ways)
+            if made is not None:
+                order = tuple(view.members[rank] for rank in made[1])
+                found.append(self._option("reroute", made[0], order, 0, left))
+        if not found:
+            counts = ", ".join(map(str, sorted(self.run.plans)))
+            message = f"{len(members)} ranks are left, and there are plans for {counts}"
+            raise PlanError(message, hint="--resume continues from the last checkpoint")
+        return found
+
+    def _option(
+        self, what: str, plan: Plan, members: tuple[int, ...], moved: int, left: int
+    ) -> WayOn:
+        assert plan.predicted is not None, "it was simulated"
+        cost_s = self._ready_s + moved / self._rate + left * plan.predicted.step_s
+        return WayOn(what, plan, members, moved, cost_s)
+
+    # -- the run's files --------------------------------------------------------------------------
+
+    def happened(self, event: RunEvent) -> None:
+        """Write a line about an event, the plan that is run now, and where members are."""
+        if event.moved_bytes and event.ready_s > 0:
+            self._rate = event.moved_bytes / event.ready_s
+        folder, view = self.run.folder, event.view
+        if folder is None:
+            return
+        plan = self._of(view.plan).choice.plan
+        option = next((o for o in self._options if o.members == view.members), None)
+        row: dict[str, object] = {
+            "time": self.now(),
+            "step": view.step,
+            "generation": view.generation,
+            "what": event.what,
+            "members": list(view.members),
+            "gone": {str(member): how for member, how in view.gone.items()},
+            "plan": shape_of(plan),
+            "way": option.what if option else "",
+            "why": view.why,
+            "agreed_s": event.agreed_s,
+            "ready_s": event.ready_s,
+            "stepped_s": event.stepped_s,
+            "moved_bytes": event.moved_bytes,
+            "predicted_moved_bytes": option.moved_bytes if option else 0,
+            "predicted_step_s": plan.predicted.step_s if plan.predicted else None,
+            "back_to": view.resume,
+        }
+        with (folder / EVENTS).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if event.what != "begins":
+            choice, ways = self._of(view.plan).choice, self.run.ways
+            profiles = ways.way(plan.joined).profiles
+            save(folder, choice.captured, plan, profiles, ways.cluster)
+
+
+def copies_of(choice: Choice, program: Program, ways: PlanBasis) -> list[int]:
+    """Return by rank the bytes of the copy that it keeps of what the one before it has alone."""
+    graph = choice.captured.graph
+    profile = ways.way(choice.plan.joined).profiles[0]
+    stages = stages_of(choice.plan, graph).stages
+    kept = [sum(map(graph.kept_bytes, stage.parameters)) for stage in stages]
+    return copy_bytes(program, kept, profile.state_bytes_per_byte)
+
+
+def guarded(choice: Choice, program: Program, ways: PlanBasis) -> bool:
+    """Return whether ranks keep copies: some state is on one rank only, and there is room."""
+    if choice.plan.far or not any(alone(program)) or program.num_ranks == 1:
+        return False
+    peaks = choice.plan.predicted.peak_bytes if choice.plan.predicted else ()
+    rows = zip(peaks, copies_of(choice, program, ways), strict=False)
+    fits = (peak + copy <= ways.cluster.memory_of(r) for r, (peak, copy) in enumerate(rows))
+    return all(fits)
+
+
+def write_addresses(folder: Path, token: bytes, where: Mapping[int, Sequence[object]]) -> None:
+    """Write where members listen and the token, for those who may join: the run's owner."""
+    rows = {str(member): list(place) for member, place in where.items()}
+    path = folder / ADDRESSES
+    write_text(path, json.dumps({"token": token.hex(), "members": rows}) + "\n")
+    os.chmod(path, 0o600)
+
+
+def text_of(plan: Plan) -> str:
+    """Return a plan as text."""
+    return json.dumps(plan.to_json())
+
+
+def shape_of(plan: Plan) -> str:
+    """Return the shape of a plan in a few words."""
+    words = f"{plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
+    return f"{words}, {name_of(plan.schedule)}, {plan.share_words}"
+
+
+def words_of(gone: Mapping[int, str], joining: Sequence[int]) -> str:
+    """Return who went and who came."""
+    words = [f"rank {member} {how}" for member, how in gone.items()]
+    words += [f"member {member} joined" for member in joining]
+    return ", ".join(words) or "asked for"
+
+
+def check_elastic(plan: Plan) -> None:
+    """Raise unless ranks of a plan may come and go.
+
+    Raises:   PlanError: it is asynchronous: its steps have no end at which all could agree.
+    """
+    if is_asynchronous(plan):
+        message = f"{name_of(plan.schedule)} has no end of a step at which all ranks could agree"
+        raise PlanError(message, hint="leave out --schedule, or name a synchronous one")
+
+
+def with_plan(plans: Mapping[int, Plan], plan: Plan) -> dict[int, Plan]:
+    """Return plans by number of ranks, `plan` among them."""
+    return {**plans, plan.total_ranks: replace(plan)}

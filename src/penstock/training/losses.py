@@ -1,0 +1,190 @@
+"""Losses: what a run does when ranks are lost or come: plans made ahead, and which one is taken.
+
+Each way to go on is priced by simulation: the seconds of moving what is missing, and then of all
+steps that are left.
+
+    reshape   the best plan that a search finds for the ranks that are left
+    reroute   the same cuts; the lost rank's micro-batches go to the ranks of other replicas that
+              hold the same stage, and nothing is moved (ReCycle, SOSP 2024, without its split
+              backward where the schedule has none)
+    go back   to the last checkpoint, where nobody has some of the state any more
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from penstock.cluster import Cluster
+from penstock.errors import PenstockError, PlanError
+from penstock.plan import Decision, Plan
+from penstock.profile import Profile
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.program import Program
+from penstock.schedule.dapple import words_of_turns
+from penstock.schedule.recipe import Recipe
+from penstock.search import Fixed
+from penstock.training.choose import Choice, Joining, Machines, best_of, decided, predicted
+from penstock.units import format_bytes, format_seconds
+
+MOVE_BYTES_PER_S = 5e8  # until the first move was measured
+READY_S = 0.1  # of making ready for any other generation, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBasis:
+    """What plans are made from: ways of joining micro-batches, machines, what is fixed."""
+
+    ways: tuple[Joining, ...]
+    cluster: Cluster
+    fixed: Fixed
+
+    def way(self, joined: int) -> Joining:
+        """Return the way in which so many of the job's micro-batches are one of the plan's."""
+        return next(way for way in self.ways if way.joined == joined)
+
+    def choice_of(self, plan: Plan) -> Choice:
+        """Return a plan with the job and the step that it is of.
+
+        Raises:   PlanError: it joins micro-batches as none of these does.
+        """
+        if plan.joined not in {way.joined for way in self.ways}:
+            message = f"the plan joins {plan.joined} micro-batches"
+            raise PlanError(message, hint="give all members the same job file")
+        way = self.way(plan.joined)
+        return Choice(way.job, way.captured, plan)
+
+
+class WayOn(NamedTuple):
+    """A way to go on: a plan, in which order its ranks hold what, and what it will take."""
+
+    what: str
+    plan: Plan
+    members: tuple[int, ...]
+    moved_bytes: int
+    cost_s: float
+
+    def __str__(self) -> str:
+        assert self.plan.predicted is not None, "it was simulated"
+        step = format_seconds(self.plan.predicted.step_s)
+        moved = f"{format_bytes(self.moved_bytes)} moved"
+        return f"{self.what} {step} a step, {moved}, {format_seconds(self.cost_s)} in all"
+
+
+def committing(plan: Plan, ways: PlanBasis) -> Plan:
+    """Return a plan each of whose steps counts only once all ranks say so, with its prediction."""
+    own = replace(plan, commits=True, compiled=False, post_validation=False)
+    way = ways.way(plan.joined)
+    return predicted(own, way.captured.graph, way.profiles, ways.cluster)
+
+
+def plans_ahead(
+    ways: PlanBasis, most: int, limit_s: float, told: Callable[[int], None]
+) -> dict[int, Plan]:
+    """Return the best plan of each number of ranks below `most` that there is one for.
+
+    limit_s:  of searching for each.  told: is given the number of ranks, before each search.
+    """
+    found: dict[int, Plan] = {}
+    there = Machines(ways.cluster)
+    for count in range(most - 1, 0, -1):
+        told(count)
+        fixed = replace(ways.fixed, ranks=count)
+        try:
+            found[count] = committing(best_of(ways.ways, fixed, there, limit_s).plan, ways)
+        except PlanError:  # its memory, or something that is fixed
+            continue
+    return found
+
+
+def rerouted(plan: Plan, program: Program, left: Sequence[int]) -> tuple[Plan, tuple[int, ...]]:
+    """Return a plan with the same cuts for the ranks `left` of a plan, and these by its ranks.
+
+    All that were ranks of one stage in any replica take its micro-batches in turn.
+    Raises:   PlanError: nobody is left of a stage; or what a rank holds is no run of stages, is
+              divided, repeated or in far memory.
+    """
+    if plan.shards or plan.offloads or any(plan.recompute):
+        raise PlanError("what is divided, repeated or in far memory is not rerouted")
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(program.num_ranks):
+        groups.setdefault(tuple(sorted(program.stages_of(rank))), []).append(rank)
+    ordered = sorted(groups)
+    if [stage for group in ordered for stage in group] != list(range(plan.num_stages)):
+        raise PlanError("a rank holds stages that are no run, or others than its peers do")
+    here = [[rank for rank in groups[group] if rank in left] for group in ordered]
+    if not all(here) or len(ordered) < 2:
+        raise PlanError("nobody is left of a stage")
+    ends = [group[-1] for group in ordered[:-1]]
+    words = words_of_turns([(1,) * len(ranks) for ranks in here])
+    order = tuple(rank for ranks in here for rank in ranks)
+    made = replace(
+        plan,
+        cuts=tuple(plan.cuts[end] for end in ends),
+        cut_names=tuple(plan.cut_names[end] for end in ends),
+        schedule=Recipe("dapple", (("ranks", words),)),
+        num_micro_batches=plan.step_micro_batches,
+        num_ranks=len(order),
+        replicas=1,
+        recompute=(),
+        offload=(),
+        shard=(),
+        shares=(),
+        parts=(),
+        prefetch=0,
+        hosts=(),
+        buffers="exact" if plan.buffers == "per replica" else plan.buffers,
+    )
+    return made, order
+
+
+def needs_of(choice: Choice, program: Program, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return by rank of a plan the bytes of each tensor that it needs, of those that exist.
+
+    sizes:  by key, of weights, buffers and the optimizer's state.
+    """
+    graph = choice.captured.graph
+    stages = stages_of(choice.plan, graph).stages
+    by_name: dict[str, dict[str, int]] = {}
+    for key, size in sizes.items():
+        place, _, rest = key.partition("/")
+        name = rest if place in ("weights", "buffers") else rest.rpartition("/")[0]
+        by_name.setdefault(name, {})[key] = size
+    found: list[dict[str, int]] = []
+    for rank in range(program.num_ranks):
+        own: dict[str, int] = {}
+        for stage in program.stages_of(rank):
+            for node in (*stages[stage].parameters, *stages[stage].buffers):
+                own |= by_name.get(graph.nodes[node].name, {})
+        found.append(own)
+    return found
+
+
+def fits(plan: Plan, cluster: Cluster) -> bool:
+    """Return whether every rank has the memory that was predicted."""
+    assert plan.predicted is not None, "it was simulated"
+    peaks = plan.predicted.peak_bytes
+    return all(peak <= cluster.memory_of(rank) for rank, peak in enumerate(peaks))
+
+
+def try_rerouted(plan: Plan, program: Program, left: Sequence[int], ways: PlanBasis) -> "_Rerouted":
+    """Return `rerouted`, priced; or None where that is impossible, or does not fit."""
+    try:
+        made, order = rerouted(plan, program, left)
+        made = committing(replace(made, predicted=None), ways)
+        lower_plan(made, ways.way(made.joined).captured.graph)
+    except PenstockError:  # no such schedule, shares or memory: another way is taken
+        return None
+    return (made, order) if fits(made, ways.cluster) else None
+
+
+_Rerouted = tuple[Plan, tuple[int, ...]] | None
+
+
+def told_of(plan: Plan, what: str, why: str) -> Plan:
+    """Return a plan that says why it is run."""
+    return decided(plan, [Decision("generation", what, "search", why)])
+
+
+def profiles_of(ways: PlanBasis, plan: Plan) -> tuple[Profile, ...]:
+    """Return the profiles by which a plan was priced."""
+    return ways.way(plan.joined).profiles

@@ -1,0 +1,177 @@
+"""Elastic runs of tiny models as threads, which are killed where a test wants it."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.cluster import Cluster
+from penstock.elastic.launch import Ended, Start, run_threads
+from penstock.elastic.member import Member, RunEvent
+from penstock.elastic.words import View
+from penstock.graph.trace import Capture, capture
+from penstock.job import Job
+from penstock.plan import Plan
+from penstock.profile.estimate import estimated
+from penstock.program.lower_plan import stages_of
+from penstock.runtime import checkpoint
+from penstock.runtime.calls import Bound, StepResult
+from penstock.runtime.rank import Rank
+from penstock.runtime.worker import Task
+from penstock.search import Fixed
+from penstock.training.choose import Choice, Joining
+from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.losses import PlanBasis, committing
+from penstock.training.windows import windows_of
+from tests.parity.models import MODELS, OPTIMIZERS, data, loss, plan_of
+
+MICRO_BATCHES, STEPS = 4, 5
+
+
+class Killed(BaseException):
+    """What a test kills a member with."""
+
+
+def job_of(name: str, optimizer: str = "adamw", **options) -> Job:
+    """Return the job of one of the parity models, in float64."""
+
+    def make() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return MODELS[name]().to(torch.float64)
+
+    own = {"micro_batches": MICRO_BATCHES, "num_steps": STEPS, "seed": 3, **options}
+    return Job(make, loss, data, OPTIMIZERS[optimizer], **own)
+
+
+@cache
+def captured_of(name: str) -> Capture:
+    return capture(job_of(name))
+
+
+@cache
+def ways_of(name: str, optimizer: str, ranks: int) -> PlanBasis:
+    captured = captured_of(name)
+    here = Cluster.here(ranks)
+    device = replace(here.devices[0], flop_per_s=(("float64", 1e10),))
+    cluster = replace(here, devices=(device,))
+    profile = estimated(captured.graph, cluster.devices[0], 2.0)
+    way = Joining(1, job_of(name, optimizer), captured, (profile,))
+    return PlanBasis((way,), cluster, Fixed())
+
+
+def plan_for(ways: PlanBasis, stages: int, replicas: int, schedule: str = "one_f_one_b", **options):
+    """Return a plan of so many stages and replicas that commits its steps."""
+    graph = ways.ways[0].captured.graph
+    share = MICRO_BATCHES // replicas
+    shares = [MICRO_BATCHES // replicas + (r < MICRO_BATCHES % replicas) for r in range(replicas)]
+    if len({*shares}) > 1:
+        share, options = max(shares), {**options, "shares": tuple(shares)}
+    made = plan_of(graph, schedule, stages, share, replicas=replicas, **options)
+    return committing(made, ways)
+
+
+@dataclass
+class Told:
+    """What an elastic run told."""
+
+    steps: list[StepResult] = field(default_factory=list[StepResult])
+    events: list[RunEvent] = field(default_factory=list[RunEvent])
+    weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    ended: Mapping[int, Ended] = field(default_factory=dict[int, Ended])
+
+
+Kill = Callable[[int, Member], contextlib.AbstractContextManager[None]]
+
+
+def run(
+    ways: PlanBasis,
+    plans: dict[int, Plan],
+    first: int,
+    folder: Path,
+    killed: Kill | None = None,
+    *,
+    every: int = 0,
+) -> Told:
+    """Run `first` ranks, by `plans` of so many ranks; return what happened.
+
+    every:  steps after which a checkpoint is written.
+    """
+    told = Told()
+    folder.mkdir(exist_ok=True)
+    job = ways.ways[0].job
+
+    def task(choice: Choice, step: int, resume: Path | None) -> Task:
+        graph = choice.captured.graph
+        windows = windows_of(graph, choice.plan, range(step, job.num_steps), [])
+        return Task(
+            choice.captured,
+            stages_of(choice.plan, graph),
+            choice.job,
+            windows,
+            checkpoints=folder / "checkpoints",
+            checkpoint_every=every,
+            resume=resume,
+        )
+
+    def pilot() -> RunPilot:
+        made = RunPilot(ElasticRun(ways, task, plans, 0, job.num_steps, folder))
+        made.happened = told.events.append
+        return made
+
+    view = View(1, 0, text_of(plans[first]), tuple(range(first)))
+    told.ended = run_threads(Start(view, b"token", pilot), told.steps.append, killed=killed)
+    newest = checkpoint.latest(folder / "checkpoints")
+    if newest is not None:
+        told.weights = dict(checkpoint.load(newest).tensors)
+    return told
+
+
+class Doom(threading.local):
+    """When the member of this thread dies: before a call of a step, or never."""
+
+    at: tuple[int, int] | None = None
+
+
+_doom = Doom()
+
+
+def doomed(who: int, step: int, call: int) -> Kill:
+    """Kill member `who` before call number `call` of its step `step`."""
+    return doomed_all({who: (step, call)})
+
+
+def doomed_all(when: Mapping[int, tuple[int, int]]) -> Kill:
+    """Kill members before a call of a step: (step, call), by member."""
+
+    @contextlib.contextmanager
+    def killed(number: int, member: Member) -> Iterator[None]:
+        _doom.at = when.get(number)
+        yield
+
+    return killed
+
+
+def mortal(patched: pytest.MonkeyPatch) -> None:
+    """Let members that are doomed die."""
+
+    def run(rank: Rank, calls: Sequence[Bound], first_step: int) -> list[float]:
+        rank.progress.first_step = first_step
+        for carried in rank.carried.values():
+            carried.begin(rank._first_number(first_step))
+        marks = [time.perf_counter()]
+        rank.progress.last_update_s = marks[0]
+        for number, bound in enumerate(calls):
+            if _doom.at is not None and _doom.at <= (first_step, number):
+                raise Killed
+            bound.call()
+            marks.append(time.perf_counter())
+        return marks
+
+    patched.setattr(Rank, "run", run)
