@@ -29,7 +29,7 @@ from penstock.fleet.measurement import (
     of_transfer,
     peaks_of,
 )
-from penstock.fleet.together import Course, Member, scaling, together
+from penstock.fleet.together import ClusterMember, Course, scaling, together
 from penstock.units import MB
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -202,7 +202,7 @@ def eleven(data: Path) -> Row:
     one = found["cluster_speed_mean_std_steps_per_s"]["res32k80"][0]
     replace_s = found["replacement_startup_s"]["immediate"]["k80"]
     replace_s += statistics.fmean(found["worker_restart_seconds"]["res32cold"])
-    speed = together([Member("k80", 4, 1 / one, 1 / one, 1 / one)], {}).steps_per_s
+    speed = together([ClusterMember("k80", 4, 1 / one, 1 / one, 1 / one)], {}).steps_per_s
     runs = found["training_time_prediction_11_runs"]
     errors = [
         (
@@ -246,7 +246,7 @@ def clusters(data: Path) -> Iterator[Row]:
         (server,) = learn(servers[:at] + servers[at + 1 :]).foresee([servers[at]])
         law = scaling({n: own[n - 1] for n in range(1, 5)})
         for ranks in range(5, 9):
-            member = [Member("p100", ranks, 1 / own[0], 1 / own[0], 1 / own[0])]
+            member = [ClusterMember("p100", ranks, 1 / own[0], 1 / own[0], 1 / own[0])]
             foreseen = {
                 "members": together(member, {}).steps_per_s,
                 "capped": together(member, {"server": 1 / server.seconds}).steps_per_s,

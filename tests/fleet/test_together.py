@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import EstimateError
-from penstock.fleet.together import Course, Member, Scaling, detect, scaling, together
+from penstock.fleet.together import ClusterMember, Course, Scaling, detect, scaling, together
 
 seconds = st.floats(0.01, 10.0)
 members = st.lists(
     st.builds(
-        lambda ranks, s, less, more: Member("d", ranks, s, s * less, s * more),
+        lambda ranks, s, less, more: ClusterMember("d", ranks, s, s * less, s * more),
         st.integers(1, 9), seconds, st.floats(0.5, 1.0), st.floats(1.0, 2.0),
     ),
     min_size=1, max_size=4,
@@ -48,21 +48,21 @@ def test_least_cap_holds_what_is_faster(of, server, loader):
 
 
 def test_speed_inside_the_interval_is_as_predicted():
-    speed = together([Member("k80", 4, 0.1, 0.08, 0.125)], {"server": 36.0})
+    speed = together([ClusterMember("k80", 4, 0.1, 0.08, 0.125)], {"server": 36.0})
     found = detect(speed, 35.0)
     assert (found.as_predicted, found.held_by) == (True, "server")
     assert "add a server" in found.mend
 
 
 def test_speed_below_the_interval_is_held_by_something_else():
-    speed = together([Member("k80", 4, 0.1, 0.08, 0.125)], {})
+    speed = together([ClusterMember("k80", 4, 0.1, 0.08, 0.125)], {})
     found = detect(speed, 20.0)
     assert (found.as_predicted, found.held_by, found.ratio) == (False, "something else", 0.5)
     assert "penstock train" in found.mend
 
 
 def test_faster_than_predicted_is_no_fault():
-    assert detect(together([Member("k80", 4, 0.1, 0.1, 0.1)], {}), 99.0).as_predicted
+    assert detect(together([ClusterMember("k80", 4, 0.1, 0.1, 0.1)], {}), 99.0).as_predicted
 
 
 @given(seconds, st.floats(0, 0.3), st.floats(0, 0.02))
@@ -75,7 +75,7 @@ def test_law_of_scaling_is_found_from_its_own_points(first, contention, crosstal
 
 def test_law_lowers_the_sum_of_members():
     law = Scaling(10.0, 0.1, 0.0)
-    speed = together([Member("k80", 5, 0.1, 0.1, 0.1)], {}, law=law)
+    speed = together([ClusterMember("k80", 5, 0.1, 0.1, 0.1)], {}, law=law)
     assert speed.steps_per_s == pytest.approx(50 / 1.4)
 
 
@@ -103,6 +103,6 @@ def test_no_member_no_cap_and_no_speed_are_refused():
     with pytest.raises(EstimateError, match="no rank"):
         together([], {})
     with pytest.raises(EstimateError, match="cap of the link is 0"):
-        together([Member("k80", 1, 1, 1, 1)], {"link": 0.0})
+        together([ClusterMember("k80", 1, 1, 1, 1)], {"link": 0.0})
     with pytest.raises(EstimateError, match="observed speed is 0"):
-        detect(together([Member("k80", 1, 1, 1, 1)], {}), 0.0)
+        detect(together([ClusterMember("k80", 1, 1, 1, 1)], {}), 0.0)

@@ -179,14 +179,15 @@ def _law(text: str | None) -> "Scaling | None":
 
 
 def _run(found: _Of, ranks: Mapping[str, int], asked: JobFlags) -> _OnCluster:
-    from penstock.fleet.together import Course, Member, detect, together
+    from penstock.fleet.together import ClusterMember, Course, detect, together
 
     if not found.steps:
         hint = "give --fit a table of steps: model, device, flop, parameters, tensors, seconds"
         raise EstimateError("nothing is known of steps on any device", hint=hint)
     steps = found.steps
     members = [
-        Member(of, n, steps[of].seconds, steps[of].low, steps[of].high) for of, n in ranks.items()
+        ClusterMember(of, n, steps[of].seconds, steps[of].low, steps[of].high)
+        for of, n in ranks.items()
     ]
     caps, law = _caps(asked.cap), _law(asked.scales)
     speed = together(members, caps, equal_shares=asked.equal_shares, law=law)

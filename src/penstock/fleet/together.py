@@ -32,7 +32,7 @@ _MENDS: dict[HeldBy, str] = {
 }
 
 
-class Member(NamedTuple):
+class ClusterMember(NamedTuple):
     """`ranks` ranks that take so many seconds for a step alone, and the interval of that."""
 
     device: str
@@ -62,7 +62,7 @@ class ClusterSpeed:
 
 
 def together(
-    members: Sequence[Member],
+    members: Sequence[ClusterMember],
     caps: Mapping[CapOf, float],
     *,
     equal_shares: bool = False,

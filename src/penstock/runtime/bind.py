@@ -122,6 +122,9 @@ class _Binder:
             self.parked.of.update(dict.fromkeys(self._pieces(action), slot))
         self.here = {(action.stage, action.micro_batch) for action in computes}
         self.first_gradient = self._first_gradients(computes)
+        self.last_gradient = self._first_gradients(computes[::-1])
+        sums = "replicas", "shards"
+        self.summed = {i.bucket for i in self.code if isinstance(i, Reduce) and i.how in sums}
         self.leaf_uses = self._leaf_uses(computes)
         self.sums, self.copies = Awaited(rank, program), Moves(rank)
         self.order = rank.order(program)  # in which the micro-batches are read
@@ -498,7 +501,32 @@ class _Binder:
             for target, at in more:
                 target.add_(results[at])
 
-        return add
+        return self._watched(action, parts, place, add) if self.rank.noise.is_on else add
+
+    def _watched(
+        self, action: Action, parts: dict[int, int], place: dict[int, int], add: Consumer
+    ) -> Consumer:
+        """Return `add`, with a look at the gradients that are added in steps that are watched.
+
+        And, of a stage that is summed over no other rank, at their sum after the last.
+        """
+        noise, stage = self.rank.noise, action.stage
+        nodes = self.rank.watched(stage)
+        pick = _picker([place[value] for node, value in parts.items() if node in nodes])
+        is_last = self.last_gradient[stage, action.micro_batch // self.per_step] == action
+        is_alone = is_last and f"stage{stage}" not in self.summed
+        weights = self.rank.weights_of(stage)
+        sums = weights.gradients if weights.shard is None else weights.shard.gradients
+        whole = [sums[node] for node in nodes if node in sums]
+
+        def watched(results: Results) -> None:
+            add(results)
+            if noise.is_due:
+                noise.small(pick(results))
+                if is_alone:
+                    noise.large(whole)
+
+        return watched
 
     def _note_loss(self, micro_batch: int, at: int) -> Consumer:
         rank, step = self.rank, micro_batch // self.per_step

@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from penstock.errors import PenstockError, RunError
 from penstock.graph.trace import device_here
+from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import die_with, join, let_children_die_with_this
 from penstock.runtime.finite import NotFiniteError
@@ -262,6 +263,7 @@ def as_json(result: RankResult) -> dict[str, Any]:
         "spent": None if result.spent is None else asdict(result.spent),
         "samples": None if result.samples is None else asdict(result.samples),
         "saves": asdict(result.saves),
+        "noise": asdict(result.noise),
     }
 
 
@@ -277,6 +279,7 @@ def from_json(content: dict[str, Any]) -> RankResult:
         spent=None if content["spent"] is None else typed(Spent, content["spent"]),
         samples=None if content["samples"] is None else typed(Samples, content["samples"]),
         saves=typed(Saves, content["saves"]),
+        noise=typed(NoiseTold, content["noise"]),
     )
 
 

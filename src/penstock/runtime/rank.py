@@ -6,7 +6,7 @@ A Program is bound once to a flat list of calls (bind.py).  Running a window is 
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -34,6 +34,7 @@ from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
 from penstock.runtime.lane import Lane
 from penstock.runtime.loss_scale import LossScale
+from penstock.runtime.noise import NoiseMeter
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.packing import Packing, packing_of
 from penstock.runtime.reader import Reader, ReadOrder
@@ -105,7 +106,7 @@ class Rank:
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._far: dict[int, FarFrames] = {}
-        self._reader = Reader(job, self.device)
+        self._reader, self.noise = Reader(job, self.device), NoiseMeter()
 
     @property
     def replica(self) -> int:
@@ -144,6 +145,8 @@ class Rank:
             hint = "let all windows of a run shard the same stages alike, and offload the same"
             raise RunError(message, hint=hint)
         self.sharded, self.parts, self.far = divided
+        is_watched = program.num_steps == 1 and program.together == 1
+        self.noise.watch(program.grid.step_micro_batches if is_watched else 0)
         bound = bind.bind(self, program)
         self.optimizers.release()
         return bound
@@ -153,6 +156,7 @@ class Rank:
         self.progress.first_step = first_step
         for carried in self.carried.values():
             carried.begin(self._first_number(first_step))
+        self.noise.begin(first_step, self.loss_scale.scale if self.loss_scale else 1.0)
         clock = time.perf_counter
         marks = [clock()]
         mark = marks.append
@@ -160,6 +164,7 @@ class Rank:
         for call in [bound.call for bound in calls]:
             call()
             mark(clock())
+        self.noise.end()
         return marks
 
     def live(self) -> dict[str, Tensor]:
@@ -275,6 +280,15 @@ class Rank:
         ranks = next(group for group in carry.groups if self.rank in group)
         is_first, coefficients = ranks[0] == self.rank, tuple(carry.coefficients.values())
         return Carried(lambda: tensors, coefficients, ranks, is_first)
+
+    def watched(self, stage: int) -> frozenset[int]:
+        """Return the parameters of a stage whose gradients are watched for their noise.
+
+        Not those of several stages, nor those whose gradient has several parts.
+        """
+        tied = {node for node, holders in self.stages.tied if stage in holders}
+        parts = Counter(node for node, _ in self.stages.stages[stage].backward.gradients)
+        return frozenset(node for node, count in parts.items() if count == 1) - tied
 
     def far_frames(self, stage: int) -> FarFrames:
         """Return what moves the activations of a stage that lives here to far memory."""

@@ -19,6 +19,7 @@ from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.profile import Profile
+from penstock.profile.noise import NoiseTold
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.emulate import sleeping
@@ -40,6 +41,7 @@ class Outcome:
     live_versions:  for each stage, how many versions of its weights were held.
     breakdown:      where the wall time went, on each rank; None where a rank cannot tell (a GPU).
     samples:        what sampled windows told of the actions of each rank; empty where likewise.
+    noise:          squares of gradients in the steps that each rank has watched.
     saves:          what each rank's checkpoints took that were written while it trained on.
     """
 
@@ -52,6 +54,7 @@ class Outcome:
     breakdown: Breakdown | None = None
     samples: tuple[Samples, ...] = ()
     saves: tuple[Saves, ...] = ()
+    noise: tuple[NoiseTold, ...] = ()
 
 
 def windows_of(program: Program, num_steps: int, first_step: int = 0) -> Windows:
@@ -183,4 +186,5 @@ def outcome_of(results: list[RankResult], steps: Steps, weights: Mapping[str, Te
         breakdown=breakdown_of_ranks(spent) if len(spent) == len(results) else None,
         samples=tuple(samples) if len(samples) == len(results) else (),
         saves=tuple(result.saves for result in results),
+        noise=tuple(result.noise for result in results),
     )

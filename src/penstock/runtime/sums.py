@@ -89,6 +89,8 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     stage = int(reduce.bucket.removeprefix("stage"))
     weights = rank.weights_of(stage)
     tied = {node for node, holders in rank.stages.tied if stage in holders}
+    watched = [weights.gradients[node] for node in rank.watched(stage) if node in weights.gradients]
+    is_telling = rank.rank == min(reduce.ranks)
     cleared: list[Tensor] = []
     if (stage, reduce.step) not in own.added:  # they still hold the sum of the step before
         cleared += [value for node, value in weights.gradients.items() if node not in tied]
@@ -100,6 +102,8 @@ def _replicas(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
             gradient.zero_()
         for flat in weights.flat_gradients:
             sum_over(rank.transport, flat, reduce.ranks, rank.job)
+        if rank.noise.is_due and is_telling:
+            rank.noise.large(watched)
 
     return call
 
@@ -109,11 +113,14 @@ def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
 
     Where this rank adds none to a step, they are zeros.
     """
-    shard = rank.shard_of(int(reduce.bucket.removeprefix("stage")))
+    stage = int(reduce.bucket.removeprefix("stage"))
+    shard, nodes = rank.shard_of(stage), rank.watched(stage)
 
     def call() -> None:
         shard.begin()
         shard.scatter()
+        if rank.noise.is_due:
+            rank.noise.large(shard.summed_by_node[n] for n in nodes if n in shard.summed_by_node)
 
     return call
 

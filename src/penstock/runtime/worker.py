@@ -27,6 +27,7 @@ from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
+from penstock.profile.noise import NoiseTold
 from penstock.profile.store import code_folder
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
@@ -160,6 +161,7 @@ class RankResult:
     spent:  how its training loop divides; None where nothing tells, as on a GPU, whose work is
             only queued by the thread that reads the clock.
     samples:  what sampled windows told of its actions; None where likewise.
+    noise:    squares of gradients in the steps that were watched.
     saves:    what checkpoints took that were written while it trained on.
     """
 
@@ -172,6 +174,7 @@ class RankResult:
     versions: dict[int, int]
     spent: Spent | None = None
     samples: Samples | None = None
+    noise: NoiseTold = NoiseTold()  # noqa: RUF009 - a frozen record
     saves: Saves = Saves()  # noqa: RUF009 - a frozen record
 
 
@@ -496,6 +499,7 @@ class WindowRunner:
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
             spent=self._spent(end_s, calls, marks, num_steps),
             samples=self.sampler.told(is_last=True) if rank.device.type == "cpu" else None,
+            noise=rank.noise.told(),
             saves=self.saver.told if self.saver else Saves(),
         )
 

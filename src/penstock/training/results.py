@@ -1,6 +1,7 @@
 """Results: what a run leaves in its folder after its last step, and returns."""
 
 import json
+import math
 import os
 import shlex
 import statistics
@@ -15,6 +16,7 @@ from penstock.files import finite, write_text
 from penstock.job import SCALED, Job
 from penstock.plan import Plan, Prediction
 from penstock.profile.kinds import load_profiles
+from penstock.profile.noise import noise_of, steps_needed
 from penstock.profile.store import default_folder
 from penstock.report import report_of
 from penstock.rules import Rule
@@ -86,7 +88,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     expected = _expected(folder / "predicted.trace.json", measured, predicted)
     why = None if measured is None else bottleneck(measured, expected)
     summary: dict[str, object] = {
-        **_losses(folder, job, outcome, choice, listener),
+        **{**_losses(folder, job, outcome, choice, listener), **_noise(outcome, choice)},
         "steps": num_steps,
         "checked": checked,
         "step_s_predicted": predicted.step_s if predicted else None,
@@ -111,6 +113,26 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         profiles = load_profiles(folder / "profile.json")
         learn_step(choice, profiles, cluster, outcome.samples, default_folder())
     return Trained(folder, choice.plan if choice else None, outcome, summary, expected, why)
+
+
+def _noise(outcome: "Outcome", choice: Choice | None) -> dict[str, float]:
+    """Return the noise scale of the gradients in samples, and of how many steps; {}: not watched.
+
+    Also the steps to a target with twice the batch, as a part of those with this one.  Left out
+    where the gradient drowns in noise.
+    """
+    if choice is None:
+        return {}
+    graph, count = choice.captured.graph, choice.plan.step_micro_batches
+    found = noise_of(outcome.noise, count, graph.samples)
+    if found is None or not math.isfinite(found.scale):
+        return {}
+    return {
+        "noise_scale_samples": found.scale,
+        "noise_scale_steps": found.steps,
+        "noise_scale_batch": found.batch,
+        "noise_scale_double": steps_needed(1.0, found.batch, found.scale, other=2 * found.batch),
+    }
 
 
 def _sampling(outcome: "Outcome") -> dict[str, float] | None:
