@@ -148,7 +148,7 @@ def _near_bytes(frames: FarFrames, number: int, frame: Frame) -> int:
 
 
 def _far_bytes(frames: FarFrames, number: int, frame: Frame) -> int:
-    return sum(len(far) for far, _ in frames.away[number])
+    return sum(frames.away[number].room.sizes)
 
 
 def told(made: Setting, plan: Plan, steps: int, *, asleep: bool) -> list[Any]:

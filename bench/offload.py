@@ -16,8 +16,11 @@ all_or_nothing_s   the best of plans with state, activations, weights, or all of
 recompute_s   the best that it finds under the cap with nothing in far memory; null: none fits
 predicted_s, predicted_bytes, ours_peak_bytes   of ours: predicted, and measured
 weights_bytes, all_bytes   of the model: its weights, and with gradients and state
+*_awake_s   seconds of a step less those in which the computing thread waited for a core: what
+            other programs on a machine in use do not change but by sharing caches and memory
 *_cpu_s     processor seconds of a step, over the rank's threads
-slower      ours_s / free_s: the median of the rounds' ratios
+slower      ours_s / free_s: the median of the rounds' ratios; slower_awake: likewise
+far_bytes_per_s   of a copy to far memory or back, as measured for the prediction
 plan        ours, in words
 Seconds are of a step: medians over the rounds; low and high of ours are its spread.
 """
@@ -41,12 +44,12 @@ from penstock.graph.trace import Capture, capture
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, plan_by_hand
 from penstock.profile import Profile
-from penstock.profile.measure import measure
+from penstock.profile.measure import awake_s, measure
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime.launch import run_processes
 from penstock.runtime.transport import Transport
 from penstock.runtime.windows import repeated
-from penstock.runtime.worker import RankResult, Report, Task, work
+from penstock.runtime.worker import RankResult, Report, StepResult, Task, work
 from penstock.search import Fixed, search
 from penstock.search.judge import Judge
 from penstock.search.sharded import in_units
@@ -128,12 +131,37 @@ def cap_of(case: str, made: Setting) -> int:
 # -- runs -----------------------------------------------------------------------------------------
 
 
+class Run(NamedTuple):
+    """A run: what the rank tells, and seconds of a step, the first one left out."""
+
+    told: RankResult
+    awake_s: float
+    cpu_s: float
+
+    @property
+    def step_s(self) -> float:
+        return statistics.fmean(self.told.window_s[1:])
+
+
 def _work(task: Task, transport: Transport, report: Report) -> RankResult:
-    """Run a task; the processor seconds of the process stand for those of its window."""
-    before = _cpu_s()
-    result = work(task, transport, report)
-    count = max(1, task.windows.count(1000))
-    return replace(result, typical_s=(_cpu_s() - before) / count)
+    """Run a task; its window's seconds are awake ones, its last two figures those of the processor.
+
+    Steps but the first are looked at.
+    """
+    awake, cpu = list[float](), list[float]()
+
+    def told(step: StepResult) -> None:
+        awake.append(awake_s())
+        cpu.append(_cpu_s())
+        report(step)
+
+    result = work(task, transport, told)
+    each = [
+        (last - first) / (len(row) - 1)
+        for row in (awake, cpu)
+        for first, last in [row[:: len(row) - 1]]
+    ]
+    return replace(result, window_s=(*result.window_s, *each))
 
 
 def _cpu_s() -> float:
@@ -141,17 +169,14 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def ran(made: Setting, plan: Plan, steps: int, *, profiled: bool = False) -> RankResult:
+def ran(made: Setting, plan: Plan, steps: int, *, profiled: bool = False) -> Run:
     graph = made.captured.graph
     program = lower_plan(plan, graph)
     task = Task(made.captured, stages_of(plan, graph), made.job, repeated(program, range(steps)))
     task = replace(task, memory_window=1 if profiled else None)
     (result,) = run_processes(partial(_work, task), 1, lambda step: None, groups=task.groups)
-    return result
-
-
-def step_s(result: RankResult) -> float:
-    return statistics.fmean(result.window_s[1:])
+    *window_s, awake, cpu = result.window_s
+    return Run(replace(result, window_s=tuple(window_s)), awake, cpu)
 
 
 def words_of(plan: Plan) -> str:
@@ -173,27 +198,30 @@ def row(case: str, made: Setting, steps: int, rounds: int) -> dict[str, Any]:
         "all_or_nothing": made.everything(cap),
         "recompute": recompute,
     }
-    runs: dict[str, list[RankResult]] = {way: [] for way in plans}
+    runs: dict[str, list[Run]] = {way: [] for way in plans}
     for number in range(rounds):
         for way, plan in list(plans.items())[:: 1 if number % 2 == 0 else -1]:
             if plan is not None:
                 runs[way].append(ran(made, plan, steps))
     judged, (weights, all_) = made.judge(cap).candidate(ours), sizes(made)
-    pairs = zip(*(map(step_s, runs[way]) for way in ("ours", "free")), strict=True)
-    spent = {f"{way}_cpu_s": _median(r.typical_s for r in found) for way, found in runs.items()}
+    pairs = [*zip(runs["ours"], runs["free"], strict=True)]
+    spent = {f"{way}_awake_s": _median(r.awake_s for r in found) for way, found in runs.items()}
+    spent |= {f"{way}_cpu_s": _median(r.cpu_s for r in found) for way, found in runs.items()}
     return {
         "case": case,
         "cap_bytes": cap,
-        **{f"{way}_s": _median(map(step_s, found)) for way, found in runs.items()},
+        **{f"{way}_s": _median(r.step_s for r in found) for way, found in runs.items()},
         "predicted_s": judged.step_s,
         "predicted_bytes": judged.peak_bytes[0],
-        "ours_peak_bytes": ran(made, ours, 3, profiled=True).peak_bytes,
+        "ours_peak_bytes": ran(made, ours, 3, profiled=True).told.peak_bytes,
+        "far_bytes_per_s": 1 / made.profile.far_s_per_byte,
         "weights_bytes": weights,
         "all_bytes": all_,
         **spent,
-        "slower": statistics.median(own / free for own, free in pairs),
-        "low_s": min(map(step_s, runs["ours"])),
-        "high_s": max(map(step_s, runs["ours"])),
+        "slower": statistics.median(own.step_s / free.step_s for own, free in pairs),
+        "slower_awake": statistics.median(own.awake_s / free.awake_s for own, free in pairs),
+        "low_s": min(own.step_s for own in runs["ours"]),
+        "high_s": max(own.step_s for own in runs["ours"]),
         "plan": words_of(ours),
     }
 
@@ -217,9 +245,12 @@ def shown(one: dict[str, Any]) -> str:
 
     held = " / ".join(format_bytes(one[name]) for name in ("predicted_bytes", "ours_peak_bytes"))
     ways = ", ".join(f"{way} {seconds(way)}" for way in ("free", "all_or_nothing", "recompute"))
+    names = "ours_awake", "free_awake", "all_or_nothing_awake", "recompute_awake"
+    awake = ", ".join(seconds(way) for way in names)
     left = f"{one['case']:<12} cap {format_bytes(one['cap_bytes'])}, held {held}:"
     predicted = format_seconds(one["predicted_s"])
     own = f"ours {seconds('ours')} ({predicted} predicted, {one['slower']:.2f} of free)"
+    own += f"; awake {awake} ({one['slower_awake']:.2f})"
     return f"{left} {own}; {ways}; {one['plan']}"
 
 

@@ -39,7 +39,7 @@ from bench.replicas import adamw
 from penstock import _compat
 from penstock.cli import face
 from penstock.cluster import Cluster
-from penstock.far import far_memory
+from penstock.far import FarMemory
 from penstock.graph.code import function_of
 from penstock.graph.fuse import fused_function_of
 from penstock.graph.trace import Capture, build_model, capture, device_here
@@ -236,7 +236,7 @@ def overlap() -> Row:
     device = device_here()
     a = torch.randn(8192, 8192, device=device)
     here = torch.randn(2**28, device=device)
-    far = far_memory(here.nbytes, device).view(torch.float32)
+    far = FarMemory(device).room([here.nbytes]).blocks[0].view(torch.float32)
     side = torch.cuda.Stream()
 
     def products() -> None:

@@ -16,5 +16,7 @@ def test_each_case_holds_its_cap_and_has_its_keys(monkeypatch):
     assert one["ours_peak_bytes"] <= one["cap_bytes"]
     assert one["ours_peak_bytes"] <= 1.01 * one["predicted_bytes"]
     named = "case", "free_s", "ours_s", "all_or_nothing_s", "predicted_s", "slower", "plan"
+    named += "slower_awake", "far_bytes_per_s", "ours_awake_s", "ours_cpu_s"
     assert all(one[name] is not None for name in named)
+    assert 0 < one["ours_awake_s"] <= one["ours_s"] * 1.5
     assert offload.shown(one).startswith("state")

@@ -2,7 +2,10 @@
 
 import functools
 import multiprocessing
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +118,32 @@ def test_optimizer_state_is_counted_per_byte_of_weights(optimizer, state: float)
     assert found["state_bytes_per_byte"] == state
     assert found["state_bytes_per_tensor"] == (4 if state > 1 else 0)  # Adam counts steps too
     assert all(value >= 0 for value in found.values())
+
+
+@pytest.mark.parametrize(("text", "awake"), [("9 2000000000 1", 8.0), (None, 10.0)])
+def test_time_awake_is_all_but_waiting_for_a_core(text, awake, monkeypatch) -> None:
+    def told(path: Path) -> str:
+        assert str(path) == "/proc/thread-self/schedstat"
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", told)
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
+    assert measure.awake_s() == awake
+
+
+def test_rate_of_far_memory_has_the_time_in_it_that_a_disk_takes(monkeypatch) -> None:
+    """Waiting for it takes no processor time."""
+    write, now = os.pwritev, [0.0]
+
+    def slow(handle, buffers, place):
+        now[0] += 1.0
+        return write(handle, buffers, place)
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    monkeypatch.setattr(measure, "awake_s", lambda: now[0])
+    assert measure._far_s(1 << 20) == 1.0 / (1 << 21)
 
 
 def test_companions_run_beside_and_are_gone_afterwards(monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """Copies: what is moved to far memory, and back, on one rank."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock.errors import JobError
-from penstock.far import as_bytes, far_memory
+from penstock.far import FarMemory, FarRoom, as_bytes
 
 Frame = dict[int, Any]  # of one stage and micro-batch: values by node
 
@@ -23,6 +23,17 @@ class Move(NamedTuple):
     end: Callable[[], None]
 
 
+class _Entry(NamedTuple):
+    """A tensor of a state, and its place in far memory.
+
+    far:    it there, as it would lie near.
+    """
+
+    room: FarRoom
+    number: int
+    far: Tensor
+
+
 class FarState:
     """The state of a plain optimizer, in far memory or near; room is made when it is first moved.
 
@@ -32,55 +43,91 @@ class FarState:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.room: dict[tuple[Tensor, str], Tensor] = {}
+        self.memory: FarMemory | None = None
+        self.room: dict[tuple[Tensor, str], _Entry] = {}
 
     def offload(self) -> Move:
         """Return the move of all of it to far memory."""
-        found: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
-        for parameter, state in self.optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim():
-                    far = self._room(parameter, key, value)
-                    if value is not far:
-                        found.append((state, key, far, value))
-        return _moved(found)
+        rows = [
+            ((parameter, key), state, value)
+            for parameter, state in self.optimizer.state.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor) and value.dim()
+        ]
+        self._make_room({place: value for place, _, value in rows})
+        away = self._away()
+        found = [(place, state, value) for place, state, value in rows if id(value) not in away]
+
+        def copy() -> None:
+            pairs = ((self.room[place], _without_gaps(value)) for place, _, value in found)
+            for room, nears in _by_room(pairs):
+                room.put(nears)
+
+        def end() -> None:
+            for place, state, _ in found:
+                state[place[1]] = self.room[place].far
+
+        return Move(copy, end)
 
     def reload(self) -> Move:
         """Return the move of all of it back; what is near, as after reading a checkpoint, stays."""
-        found: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
-        for (parameter, key), far in self.room.items():
+        found: list[tuple[dict[str, Any], str, _Entry, Tensor]] = []
+        for (parameter, key), entry in self.room.items():
             state = self.optimizer.state.get(parameter, {})
-            if state.get(key) is far:
-                near = torch.empty_like(far, device=parameter.device, pin_memory=False)
-                found.append((state, key, near, far))
-        return _moved(found)
+            if state.get(key) is entry.far:
+                near = torch.empty_like(entry.far, device=parameter.device, pin_memory=False)
+                found.append((state, key, entry, near))
+
+        def copy() -> None:
+            for room, nears in _by_room((entry, near) for _, _, entry, near in found):
+                room.take(nears)
+
+        def end() -> None:
+            for state, key, _, near in found:
+                state[key] = near
+
+        return Move(copy, end)
 
     def near(self, held: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `held` that are not in far memory."""
-        far = {id(tensor) for tensor in self.room.values()}
-        return [tensor for tensor in held if id(tensor) not in far]
+        away = self._away()
+        return [tensor for tensor in held if id(tensor) not in away]
 
-    def _room(self, parameter: Tensor, key: str, value: Tensor) -> Tensor:
-        place = parameter, key
-        known = self.room.get(place)
-        if known is None or known.shape != value.shape or known.dtype != value.dtype:
-            flat = far_memory(value.numel() * value.element_size(), value.device)
-            known = self.room[place] = flat.view(value.dtype).view(value.shape)
-        return known
+    def _away(self) -> set[int]:
+        return {id(entry.far) for entry in self.room.values()}
+
+    def _make_room(self, values: Mapping[tuple[Tensor, str], Tensor]) -> None:
+        """Make room, at once, for all that has none, or was of another shape or type."""
+        new: dict[tuple[Tensor, str], Tensor] = {}
+        for place, value in values.items():
+            known = self.room.get(place)
+            if known is None or (known.far.shape, known.far.dtype) != (value.shape, value.dtype):
+                new[place] = value
+        if not new:
+            return
+        device = next(iter(new.values())).device
+        self.memory = self.memory or FarMemory(device)
+        room = self.memory.room([value.numel() * value.element_size() for value in new.values()])
+        for number, (place, value) in enumerate(new.items()):
+            block: Any = room.blocks[number].view(value.dtype)
+            far = block.as_strided(value.shape, torch.empty_like(value, device="meta").stride())
+            self.room[place] = _Entry(room, number, far)
 
 
-def _moved(found: Sequence[tuple[dict[str, Any], str, Tensor, Tensor]]) -> Move:
-    """Return the move of entries of states: where they stand, to which tensor, and from which."""
+def _without_gaps(value: Tensor) -> Tensor:
+    """Return `value`, or a copy of it that lies in memory without gaps."""
+    dense = torch.empty_like(value, device="meta").stride() == value.stride()
+    return value if dense else torch.empty_like(value).copy_(value)
 
-    def copy() -> None:
-        for _, _, to, value in found:
-            to.copy_(value, non_blocking=True)  # its stream keeps the order
 
-    def end() -> None:
-        for state, key, to, _ in found:
-            state[key] = to
-
-    return Move(copy, end)
+def _by_room(pairs: Iterable[tuple[_Entry, Tensor]]) -> list[tuple[FarRoom, dict[int, Tensor]]]:
+    """Return by room which of its blocks are moved, and the bytes near, as they lie in memory."""
+    found: dict[int, tuple[FarRoom, dict[int, Tensor]]] = {}
+    for entry, near in pairs:
+        flat = near.detach().as_strided((near.numel(),), (1,), near.storage_offset())
+        _, nears = found.setdefault(id(entry.room), (entry.room, {}))
+        nears[entry.number] = flat.view(torch.uint8)
+    return [*found.values()]
 
 
 def far_state(optimizer: Optimizer | None, *, is_plain: bool) -> FarState | None:
@@ -107,6 +154,13 @@ class _TensorLayout(NamedTuple):
     offset: int
 
 
+class _Away(NamedTuple):
+    """What is away of a micro-batch: where, and how the values lie in each block."""
+
+    room: FarRoom
+    rows: list[list[_TensorLayout]]
+
+
 class FarFrames:
     """What F of one stage keeps of micro-batches, in far memory.
 
@@ -115,57 +169,58 @@ class FarFrames:
 
     def __init__(self, groups: Sequence[Sequence[int]], device: torch.device) -> None:
         self.groups, self.device = groups, device
-        self.free: list[list[Tensor]] = []  # rooms that are not used, with a part for each group
-        self.away: dict[int, list[tuple[Tensor, list[_TensorLayout]]]] = {}
+        self.memory = FarMemory(device)
+        self.free: list[FarRoom] = []  # those that are not used
+        self.away: dict[int, _Away] = {}
 
     def offload(self, micro_batch: int, frame: Frame) -> Move:
         """Return the move of what `frame` holds of a micro-batch to far memory."""
-        rooms: list[Tensor] = self.free.pop() if self.free else []
-        away: list[tuple[Tensor, list[_TensorLayout]]] = []
-        pairs: list[tuple[Tensor, Tensor]] = []
+        rows: list[list[_TensorLayout]] = []
+        nears: dict[int, Tensor] = {}
         for group in self.groups:
             values = [(value, frame[value]) for value in group if value in frame]
-            if not values:
-                continue
-            near, at = as_bytes(values[0][1]), len(away)
-            if at == len(rooms):
-                rooms.append(far_memory(len(near), self.device))
-            rows = [
-                _TensorLayout(v, t.dtype, t.shape, t.stride(), t.storage_offset())
-                for v, t in values
-            ]
-            away.append((rooms[at], rows))
-            pairs.append((rooms[at], near))
-
-        def copy() -> None:
-            for far, near in pairs:
-                far.copy_(near, non_blocking=True)
+            if values:
+                nears[len(rows)] = as_bytes(values[0][1])
+                rows.append([_layout(value, tensor) for value, tensor in values])
+        away = _Away(self._room([len(near) for near in nears.values()]), rows)
 
         def end() -> None:
-            pairs.clear()
-            for _, rows in away:
-                for row in rows:
+            nears.clear()
+            for each in rows:
+                for row in each:
                     del frame[row.value]
             self.away[micro_batch] = away
 
-        return Move(copy, end)
+        return Move(lambda: away.room.put(nears), end)
 
     def reload(self, micro_batch: int, frame: Frame) -> Move:
         """Return the move of it back into `frame`."""
-        away = self.away.pop(micro_batch)
-        nears = [torch.empty(len(far), dtype=torch.uint8, device=self.device) for far, _ in away]
-
-        def copy() -> None:
-            for near, (far, _) in zip(nears, away, strict=True):
-                near.copy_(far, non_blocking=True)
+        room, rows = self.away.pop(micro_batch)
+        nears = {
+            number: torch.empty(size, dtype=torch.uint8, device=self.device)
+            for number, size in enumerate(room.sizes)
+        }
 
         def end() -> None:
-            for near, (_, rows) in zip(nears, away, strict=True):
-                for row in rows:
+            for near, each in zip(nears.values(), rows, strict=True):
+                for row in each:
                     empty: Any = torch.empty(0, dtype=row.dtype, device=self.device)
                     where = row.offset, row.shape, row.stride
                     frame[row.value] = empty.set_(near.untyped_storage(), *where)
             nears.clear()
-            self.free.append([far for far, _ in away])
+            self.free.append(room)
 
-        return Move(copy, end)
+        return Move(lambda: room.take(nears), end)
+
+    def _room(self, sizes: Sequence[int]) -> FarRoom:
+        """Return a room that is not used, for blocks of so many bytes."""
+        known = next((room for room in self.free if room.sizes == tuple(sizes)), None)
+        if known is None:
+            return self.memory.room(sizes)
+        self.free.remove(known)
+        return known
+
+
+def _layout(value: int, tensor: Tensor) -> _TensorLayout:
+    offset = int(tensor.storage_offset())
+    return _TensorLayout(value, tensor.dtype, tensor.shape, tensor.stride(), offset)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.errors import JobError
-from penstock.far import far_memory
+from penstock.far import FarMemory, FarRoom
 from penstock.job import Job
 from penstock.runtime.copies import Move
 from penstock.runtime.flat import Flat, all_views, count_of
@@ -62,8 +62,12 @@ class Sharers(NamedTuple):
 
 
 class _FarPart(NamedTuple):
-    """The part of a rank in far memory: flat tensors, and by node views of them."""
+    """The part of a rank in far memory: flat tensors, and by node views of them.
 
+    room:    its blocks: weights, then gradients.
+    """
+
+    room: FarRoom
     kept: list[Tensor]
     sums: list[Tensor]
     parameters: dict[int, Tensor]
@@ -126,8 +130,12 @@ class StageShard:
 
     def _go_far(self, layouts: Sequence[Flat]) -> _FarPart:
         """Copy the part to far memory, and free it."""
-        kept, sums = map(_far_like, self.kept), map(_far_like, self.kept_sums)
-        far = _FarPart(list(kept), list(sums), {}, {})
+        flats = (*self.kept, *self.kept_sums)
+        device = next((flat.device for flat in flats), torch.device("cpu"))
+        room = FarMemory(device).room([flat.nbytes for flat in flats])
+        blocks = zip(room.blocks, flats, strict=True)
+        there = [block.view(flat.dtype) for block, flat in blocks]
+        far = _FarPart(room, there[: len(self.kept)], there[len(self.kept) :], {}, {})
         for layout, mine, own, summed in zip(layouts, self.mine, far.kept, far.sums, strict=True):
             starts = dict(zip(layout.nodes, layout.starts, strict=True))
             for node, start in starts.items():
@@ -146,15 +154,11 @@ class StageShard:
     def reload(self) -> Move:
         """Return the move of weights and summed gradients from far memory; room is made here."""
         far = self._far_part()
-        for flat in (*self.kept, *self.kept_sums):
+        flats = (*self.kept, *self.kept_sums)
+        for flat in flats:
             _fill(flat)
-
-        def copy() -> None:
-            pairs = zip((*self.kept, *self.kept_sums), (*far.kept, *far.sums), strict=True)
-            for near, there in pairs:
-                near.copy_(there)
-
-        return Move(copy, _nothing)
+        nears = {number: flat.view(torch.uint8) for number, flat in enumerate(flats)}
+        return Move(lambda: far.room.take(nears), _nothing)
 
     def offload(self) -> Move:
         """Return the move of the weights to far memory."""
@@ -171,8 +175,7 @@ class StageShard:
         return self.far
 
     def _copy_out(self, far: _FarPart) -> None:
-        for there, near in zip(far.kept, self.kept, strict=True):
-            there.copy_(near)
+        far.room.put({number: flat.view(torch.uint8) for number, flat in enumerate(self.kept)})
 
     # -- weights ---------------------------------------------------------------------------------
 
@@ -184,9 +187,12 @@ class StageShard:
     def gather(self) -> None:
         """Make the weights whole."""
         transport, ranks = self.sharers.transport, self.sharers.ranks
-        own = self.kept if self.far is None else self.far.kept
-        for flat, mine, kept, cuts in zip(self.whole, self.mine, own, self.cuts, strict=True):
-            flat[mine].copy_(kept)
+        rows = zip(self.whole, self.mine, self.kept, self.cuts, strict=True)
+        for number, (flat, mine, kept, cuts) in enumerate(rows):
+            if self.far is None or flat.dtype != kept.dtype:
+                flat[mine].copy_(kept if self.far is None else self.far.kept[number])
+            else:
+                self.far.room.take({number: flat[mine].view(torch.uint8)})
             if len(ranks) > 1:
                 transport.all_gather(flat, cuts, ranks)
 
@@ -219,11 +225,14 @@ class StageShard:
     def scatter(self) -> None:
         """Sum the gradients over all replicas, each the part that it keeps."""
         transport, ranks, _, job, _ = self.sharers
-        rows = zip(self.sums, self.mine, self.summed, self.cuts, strict=True)
-        for flat, mine, kept, cuts in rows:
+        rows = zip(self.sums, self.mine, self.kept_sums, self.cuts, strict=True)
+        for number, (flat, mine, kept, cuts) in enumerate(rows):
             if len(ranks) > 1:
                 scatter_over(transport, flat, cuts, ranks, job)
-            kept.copy_(flat[mine])
+            if self.far is None:
+                kept.copy_(flat[mine])
+            else:
+                self.far.room.put({len(self.kept) + number: flat[mine].view(torch.uint8)})
 
     @property
     def summed(self) -> list[Tensor]:
@@ -273,10 +282,6 @@ def cuts_of(layout: Flat, parts: Sequence[int]) -> tuple[int, ...]:
     step = _ALIGN_BYTES // layout.dtype.itemsize
     ends = (-(-layout.size * end // (sum(parts) * step)) * step for end in accumulate(parts))
     return (0, *(min(end, layout.size) for end in ends))
-
-
-def _far_like(flat: Tensor) -> Tensor:
-    return far_memory(flat.numel() * flat.itemsize, flat.device).view(flat.dtype)
 
 
 def _nothing() -> None:
