@@ -1115,6 +1115,14 @@ BREAKS = (
         "blocks written where the one before ended, not where they start",
     ),
     Break(
+        "an_update_forgets_the_one_before",
+        "simulate/price.py",
+        "second) * profile.update_workspace_of_second",
+        "0) * profile.update_workspace_of_second",
+        ("tests/simulate/test_price.py",),
+        "what AdamW still holds of the parameter before",
+    ),
+    Break(
         "a_cap_filled_to_the_brim",
         "training/ask.py",
         "return size_bytes - min(",

@@ -105,6 +105,25 @@ def optimizer_profile(optimizer) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "held"),
+    [
+        (lambda ps: torch.optim.SGD(ps, lr=0.1, foreach=False), (0, 0, 0)),
+        (lambda ps: torch.optim.Adam(ps, lr=0.1, foreach=False), (0, 2, 1)),
+        (lambda ps: torch.optim.Adam(ps, lr=0.1, foreach=True), (1, 0, 0)),
+    ],
+)
+def test_workspace_of_an_update_is_that_of_its_largest_parameters(optimizer, held) -> None:
+    """One by one, or all at once: as torch's optimizers are written."""
+    layers = [nn.Linear(64, 64, bias=False) for _ in range(5)]
+    job = job_of(lambda: nn.Sequential(*layers), floats(2, 64))
+    job = replace(job, optimizer=optimizer)
+    names = "per_byte", "of_largest", "of_second"
+    found = measure.optimizer_costs(capture(job), job)
+    each = tuple(found[f"update_workspace_{name}"] for name in names)
+    assert each == pytest.approx(held, abs=0.02)
+
+
+@pytest.mark.parametrize(
     ("optimizer", "state"),
     [
         (lambda ps: torch.optim.SGD(ps, lr=0.1), 0.0),

@@ -105,6 +105,19 @@ def test_recompute_adds_the_forward_ops_that_the_backward_pass_reads() -> None:
     assert again["W"] == keeping["W"].expected
 
 
+def test_an_update_holds_something_of_its_two_largest_parameters() -> None:
+    graph = chain([40, 30, 20], [20, 30, 10])
+    known = {"update_workspace_of_largest": 2.0, "update_workspace_of_second": 1.0}
+    profile = profile_of(graph, [1, 2, 3], update_workspace_per_byte=0.5, **known)
+    for cuts in ([], [0], [0, 1]):
+        plan = plan_by_hand(graph, cuts, "gpipe", num_micro_batches=1)
+        stages = stages_of(plan, graph)
+        held = held_of(graph, stages, profile).transient[KINDS.index("U")]
+        for stage, found in zip(stages.stages, held.tolist(), strict=True):
+            first, *rest = sorted(map(graph.kept_bytes, stage.parameters), reverse=True)
+            assert found == 0.5 * (first + sum(rest)) + 2 * first + sum(rest[:1])
+
+
 def test_numbers_of_the_state_stay_while_the_rest_of_it_is_away() -> None:
     counted = replace(PROFILE, state_bytes_per_tensor=4.0)
     plan = plan_of()

@@ -345,20 +345,26 @@ def _updated(
     """Return seconds of an update of `weights`, and the most bytes that it holds meanwhile.
 
     Bytes as fields of Profile.  One of torch's optimizers is also asked to update the largest
-    alone: those on a CPU take one parameter after the other.
+    alone, and that and the second: those on a CPU take one parameter after the other, and hold
+    something of the one before meanwhile.
     """
-    step, loan, found = whole.optimizer.step, Loan(whole, weights), list[int]()
+    step, loan = whole.optimizer.step, Loan(whole, weights)
     seconds = _timed(step, inside=partial(loan.run, gradients))
-    loan.run(gradients, lambda: found.append(_peak_bytes(step)))
     sizes = {name: p.numel() * p.element_size() for name, p in gradients.items()}
-    whole_bytes, alone = sum(sizes.values()), max(sizes, key=sizes.__getitem__)
-    each = found[0] / whole_bytes
-    if whole.is_plain and sizes[alone] < whole_bytes:
-        loan.run({alone: gradients[alone]}, lambda: found.append(_peak_bytes(step)))
-        each = max(0, found[0] - found[1]) / (whole_bytes - sizes[alone])
-    rest = max(0.0, found[0] - each * whole_bytes) / sizes[alone]
-    named = "update_workspace_per_byte", "update_workspace_of_largest"
-    return seconds, dict(zip(named, (each, rest), strict=True))
+    order = sorted(sizes, key=lambda name: -sizes[name])
+    counts = sorted({1, min(2, len(order)), len(order)} if whole.is_plain else {len(order)})
+    each = held = 0.0  # per byte of those that came last, and in all
+    per_byte: list[float] = []
+    for count in counts:
+        found = list[int]()
+        some = {name: gradients[name] for name in order[:count]}
+        loan.run(some, lambda found=found: found.append(_peak_bytes(step)))
+        more = sum(sizes[name] for name in order[len(per_byte) : count])
+        each, held = max(0.0, found[0] - held) / more, found[0]
+        per_byte.append(each)
+    named = "update_workspace_of_largest", "update_workspace_of_second"
+    beyond = {name: max(0.0, own - each) for name, own in zip(named, per_byte, strict=False)}
+    return seconds, {"update_workspace_per_byte": each, **beyond}
 
 
 def _state(optimizer: Optimizer) -> list[Tensor]:

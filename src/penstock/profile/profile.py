@@ -23,6 +23,7 @@ _NUMBERS = (
     "state_bytes_per_tensor",
     "update_workspace_per_byte",
     "update_workspace_of_largest",
+    "update_workspace_of_second",
     "copy_s_per_byte",
     "far_s_per_byte",
     "samples",
@@ -90,8 +91,9 @@ class Profile:
                               counts as part of it.
     state_bytes_per_byte:     optimizer state held per byte of parameter.
     state_bytes_per_tensor:   besides, per parameter: numbers such as a count of steps.
-    update_workspace_per_byte, update_workspace_of_largest:   held while the optimizer runs, per
-                              byte of parameter, and of the largest of those that it updates.
+    update_workspace_per_byte, update_workspace_of_largest, update_workspace_of_second:   held while
+                              the optimizer runs, per byte of parameter, and besides of the largest
+                              and of the second largest of those that it updates.
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte:           moving something to far memory, or back.
     packing:    what packing costs, by bits; empty where it was not asked for.
@@ -127,6 +129,7 @@ class Profile:
     steps: int = 0
     runs: int = 0
     update_workspace_of_largest: float = 0.0
+    update_workspace_of_second: float = 0.0
     state_bytes_per_tensor: float = 0.0
 
     def __post_init__(self) -> None:

@@ -475,9 +475,12 @@ def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
 def _update_bytes(graph: Graph, stage: Stage, profile: Profile, parts: int) -> int:
     """Return what an update of a stage, or of one of equal parts of it, holds meanwhile."""
     updated = _trained_bytes(graph, stage, reached=True) / parts
-    largest = max((graph.kept_bytes(p) for p in _trained(graph, stage)), default=0)
+    sizes = sorted((graph.kept_bytes(p) for p in _trained(graph, stage)), reverse=True)
+    largest, second, *_ = *sizes, 0, 0
+    largest = min(updated, largest)
     held = updated * profile.update_workspace_per_byte
-    return int(held + min(updated, largest) * profile.update_workspace_of_largest)
+    held += largest * profile.update_workspace_of_largest
+    return int(held + min(updated - largest, second) * profile.update_workspace_of_second)
 
 
 def _version_bytes(graph: Graph, stage: Stage) -> int:
