@@ -3,7 +3,7 @@
     python -m bench.buckets [--json] [--quick] [--rounds N]
 
 The GPT of bench/models.py and the one with a huge embedding, AdamW, one micro-batch a rank and
-step, on two ranks as in bench/shard.py: over free links, and over real lines.  All take turns in
+step, on two ranks as in bench/beside.py: over free links, and over real lines.  All take turns in
 the same processes and have to come to the same weights.
 
 way           whole: all gradients are summed at the end; block: a bucket and a unit for each block;
@@ -22,10 +22,9 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 
+from bench.beside import RATES, Told, cluster_of, job_of, link_of, played, predicted, ratio_of
 from bench.machine import machine
 from bench.network import can_throttle
-from bench.replicas import RATES, cluster_of
-from bench.shard import Told, job_of, played, predicted
 from penstock.graph.trace import Capture, capture
 from penstock.plan import Plan, divided, plan_by_hand
 from penstock.profile import Profile
@@ -61,7 +60,7 @@ def rows(models: Sequence[str], rates: Sequence[float], rounds: int) -> Iterator
                 yield {
                     "model": name,
                     "ranks": RANKS,
-                    "link": "free" if rate == float("inf") else f"{rate / 1e6:g} MB/s",
+                    "link": link_of(rate),
                     "way": way,
                     "units": plans[way].num_stages if way != PEER else None,
                     **_seconds(told[way], told[SEARCHED]),
@@ -71,12 +70,11 @@ def rows(models: Sequence[str], rates: Sequence[float], rounds: int) -> Iterator
 
 def _seconds(own: Told, searched: Told) -> Row:
     times_s = own.times_s
-    ratios = [a / b for a, b in zip(searched.times_s, times_s, strict=True)]
     return {
         "seconds": statistics.median(times_s),
         "low": min(times_s),
         "high": max(times_s),
-        "ratio": statistics.median(ratios),
+        "ratio": ratio_of(searched, own),
     }
 
 

@@ -37,10 +37,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.beside import adamw
 from bench.machine import machine
 from bench.models import GPT
 from bench.replan import ahead
-from bench.replicas import adamw
 from penstock.cli import face
 from penstock.cluster import Cluster, Link
 from penstock.graph.trace import Capture, capture

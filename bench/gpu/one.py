@@ -33,9 +33,9 @@ import torch
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from bench.beside import adamw
 from bench.machine import machine
 from bench.models import GPT, TINY, Size, loss, micro_batches
-from bench.replicas import adamw
 from penstock import _compat
 from penstock.cli import face
 from penstock.cluster import Cluster

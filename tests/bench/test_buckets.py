@@ -2,13 +2,13 @@
 
 import pytest
 
-from bench import buckets, shard
+from bench import beside, buckets
+from bench.beside import Told
 from bench.models import TINY
-from bench.shard import Told
 
 
 def test_rows_are_of_all_settings_and_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "GPT", TINY)
+    monkeypatch.setattr(beside, "GPT", TINY)
 
     def played(name, plans, where, rounds, peers):
         assert (name, where, rounds, peers) == ("gpt", (2, 1e8), 2, ["ddp"])

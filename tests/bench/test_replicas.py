@@ -1,21 +1,19 @@
 """bench.replicas gives what its docstring says."""
 
 import math
+from dataclasses import replace
 
-import torch.distributed as dist
-
-from bench import replicas
-from bench.measure import in_ranks
+from bench import beside, replicas
 from bench.models import TINY
 from penstock.graph.trace import capture
 from penstock.profile.measure import measure
 from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Compute, Reduce
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport
+from tests.bench.sides import play_tiny
 
 
 def test_gradients_of_every_unit_but_the_last_are_summed_beside_the_backward():
-    captured = capture(replicas.job_of(TINY))
+    captured = capture(TINY.job())
     plan = replicas.plan_of(captured, 4)
     code = lower_plan(plan, captured.graph).code[0]
     last = max(at for at, one in enumerate(code) if isinstance(one, Compute))
@@ -25,26 +23,21 @@ def test_gradients_of_every_unit_but_the_last_are_summed_beside_the_backward():
 
 
 def test_slower_line_is_predicted_to_cost_more_and_sums_at_the_end_more_than_that():
-    captured = capture(replicas.job_of(TINY))
-    profile = measure(captured, replicas.job_of(TINY))
-    found = [replicas.predicted_s(captured, profile, 2, rate) for rate in (math.inf, 1e9, 1e7)]
+    job = replace(TINY.job(), optimizer=beside.adamw)
+    captured = capture(job)
+    profile, plan = measure(captured, job), replicas.plan_of(captured, 2)
+    said = [beside.predicted(plan, captured, profile, (2, rate)) for rate in (math.inf, 1e9, 1e7)]
+    found = [each["predicted_s"] for each in said]
     assert found == sorted(found)
-    program = lower_plan(replicas.plan_of(captured, 2), captured.graph)
+    program = lower_plan(plan, captured.graph)
     sums = [each.size_bytes for each in program.code.reductions]
-    cluster = replicas.cluster_of(2, 1e7)
+    cluster = beside.cluster_of(2, 1e7)
     assert found[2] < found[0] + sum(cluster.all_reduce_s(size, (0, 1)) for size in sums)
 
 
 def test_rows_are_of_both_sides_which_come_to_the_same_weights(monkeypatch):
-    def work(rank, folder):
-        store = dist.FileStore(str(folder / "store"), 2)
-        own = dist.PrefixStore("gloo", store)
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=2)
-        end = SharedMemoryTransport(rank, 2, dist.PrefixStore("ours", store))
-        return replicas.by_turns(end, TINY, 1)
-
-    monkeypatch.setattr(replicas, "played", lambda *_: in_ranks(work)[0])
-    (row,) = replicas.rows(TINY, (2,), (math.inf,), 1)
+    play_tiny(monkeypatch, replicas)
+    (row,) = replicas.rows("gpt", (2,), (math.inf,), 1)
     names = ["model", "ranks", "link", "ours_s", "peer_s", "ratio", "predicted_s"]
     assert list(row) == names
     assert row["ratio"] == row["ours_s"] / row["peer_s"] > 0
