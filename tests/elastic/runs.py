@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.cluster import Cluster
 from penstock.elastic.launch import Ended, Start, run_threads
-from penstock.elastic.member import Member, RunEvent
+from penstock.elastic.member import RunEvent, RunMember
 from penstock.elastic.words import View
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
@@ -87,7 +87,7 @@ class Told:
     ended: Mapping[int, Ended] = field(default_factory=dict[int, Ended])
 
 
-Kill = Callable[[int, Member], contextlib.AbstractContextManager[None]]
+Kill = Callable[[int, RunMember], contextlib.AbstractContextManager[None]]
 
 
 def run(
@@ -151,7 +151,7 @@ def doomed_all(when: Mapping[int, tuple[int, int]]) -> Kill:
     """Kill members before a call of a step: (step, call), by member."""
 
     @contextlib.contextmanager
-    def killed(number: int, member: Member) -> Iterator[None]:
+    def killed(number: int, member: RunMember) -> Iterator[None]:
         _doom.at = when.get(number)
         yield
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from penstock.elastic.member import GivenUpError, Member, Outside, Pilot
+from penstock.elastic.member import GivenUpError, Outside, Pilot, RunMember
 from penstock.elastic.mesh import GenerationStore, Mesh, listening, where_of
 from penstock.elastic.words import View, Where
 from penstock.errors import PenstockError, RunError
@@ -221,7 +221,7 @@ def live(
 ) -> None:
     """Live as one member in a process of its own, and say how it ended."""
     join = partial(_shared, mesh)
-    member = Member(mesh, start.pilots(), Outside(join, parent.report, start.asked, leaves))
+    member = RunMember(mesh, start.pilots(), Outside(join, parent.report, start.asked, leaves))
     try:
         mesh.start()
         mesh.connect(where)
@@ -273,7 +273,7 @@ def run_threads(
     start: Start,
     report: Report,
     *,
-    killed: Callable[[int, Member], contextlib.AbstractContextManager[None]] | None = None,
+    killed: Callable[[int, RunMember], contextlib.AbstractContextManager[None]] | None = None,
 ) -> dict[int, Ended]:
     """Run the members of a view as threads; return how each of them ended.
 
@@ -288,7 +288,7 @@ def run_threads(
         torch.set_num_threads(1)
         mesh = Mesh(number, listeners[number], start.token)
         outside = Outside(made.join, report, start.asked)
-        member = Member(mesh, start.pilots(), outside)
+        member = RunMember(mesh, start.pilots(), outside)
         mesh.start()
         try:
             mesh.connect(where)

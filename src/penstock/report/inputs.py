@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -41,6 +41,40 @@ class _MetricsLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """The ranks that worked together for a while, as a line of events.jsonl has it.
+
+    time:     at the end of its first step, in seconds of the clock.
+    members:  their numbers in the run, by rank.
+    gone:     who had gone before, and how.
+    agreed_s, ready_s, stepped_s:  from the end of the one before until all agreed, until the state
+              was in place, until the first step was done.
+    """
+
+    time: float
+    step: int
+    generation: int
+    what: str
+    members: tuple[int, ...]
+    plan: str
+    why: str
+    gone: Mapping[str, str] = field(default_factory=dict[str, str])
+    way: str = ""
+    agreed_s: float = 0.0
+    ready_s: float = 0.0
+    stepped_s: float = 0.0
+    moved_bytes: int = 0
+    predicted_moved_bytes: int = 0
+    predicted_step_s: float | None = None
+    back_to: str = ""
+
+    @property
+    def cost_s(self) -> float:
+        """Return the seconds from the end of the one before to the end of the next step."""
+        return self.agreed_s + self.ready_s + self.stepped_s
+
+
+@dataclass(frozen=True, slots=True)
 class _Summary:
     """The figures of a summary that are not facts of the job; `breakdown` has its own reader."""
 
@@ -53,6 +87,7 @@ class _Summary:
     cap_bytes: _Sizes = None
     breakdown: Any = None
     bottleneck: Any = None
+    generations: tuple[Generation, ...] = ()
 
 
 class StepFigures(NamedTuple):
@@ -93,6 +128,7 @@ class Inputs:
     facts: tuple[tuple[str, float | str], ...]
     breakdown: Breakdown | None = None
     checked: str | None = None
+    generations: tuple[Generation, ...] = ()
 
     @property
     def clocks(self) -> tuple[tuple[str, Timeline], ...]:
@@ -157,6 +193,7 @@ def inputs_of(
         facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in own_names})),
         breakdown=_breakdown(summary.get("breakdown")),
         checked=own.checked,
+        generations=own.generations,
     )
 
 

@@ -7,11 +7,22 @@ from importlib.resources import files
 from penstock.report.headline import headline, sentence
 from penstock.report.inputs import Inputs
 from penstock.report.markup import Markup, tag
+from penstock.report.ranks import ranks
 from penstock.report.sections import about, memory, plan, timelines, training
 from penstock.report.times import times
 from penstock.report.wall import wall
 
-SECTIONS = (headline, timelines, wall, times, memory, training, plan, about)  # in reading order
+SECTIONS = (
+    headline,
+    ranks,
+    timelines,
+    wall,
+    times,
+    memory,
+    training,
+    plan,
+    about,
+)  # in reading order
 
 
 def page(inputs: Inputs) -> str:

@@ -29,6 +29,7 @@ from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.training.agree import run_facts
 from penstock.training.choose import Choice, save
+from penstock.training.events import EVENTS
 from penstock.training.losses import (
     MOVE_BYTES_PER_S,
     READY_S,
@@ -43,7 +44,6 @@ from penstock.training.windows import windows_of
 if TYPE_CHECKING:
     from penstock.runtime.worker import Task
 
-EVENTS = "events.jsonl"
 ADDRESSES = "elastic.json"
 _WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -198,7 +198,9 @@ class RunPilot:
         plan = self.run.plans.get(len(members))
         if plan is not None:
             choice, own = self._of(text_of(plan))
-            order, moved = placed(members, needs_of(choice, own, sizes), holds)
+            copied = guarded(choice, own, self.run.ways)
+            needs = needs_of(choice, own, sizes, guarded=copied)
+            order, moved = placed(members, needs, holds)
             found.append(self._option("reshape", plan, order, moved, left))
         if {*members} < {*view.members}:
             ranks = [rank for rank, member in enumerate(view.members) if member in members]

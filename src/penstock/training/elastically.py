@@ -18,7 +18,6 @@ from penstock.runtime.worker import RankResult
 from penstock.search import Fixed
 from penstock.training.choose import Choice, Joining
 from penstock.training.elastic import (
-    EVENTS,
     ElasticRun,
     RunPilot,
     check_elastic,
@@ -26,6 +25,7 @@ from penstock.training.elastic import (
     with_plan,
     write_addresses,
 )
+from penstock.training.events import EVENTS
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
 

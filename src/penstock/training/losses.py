@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock.cluster import Cluster
+from penstock.elastic.guard import alone
 from penstock.errors import PenstockError, PlanError
 from penstock.plan import Decision, Plan
 from penstock.profile import Profile
@@ -137,10 +138,13 @@ def rerouted(plan: Plan, program: Program, left: Sequence[int]) -> tuple[Plan, t
     return made, order
 
 
-def needs_of(choice: Choice, program: Program, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+def needs_of(
+    choice: Choice, program: Program, sizes: Mapping[str, int], *, guarded: bool
+) -> list[dict[str, int]]:
     """Return by rank of a plan the bytes of each tensor that it needs, of those that exist.
 
-    sizes:  by key, of weights, buffers and the optimizer's state.
+    sizes:    by key, of weights, buffers and the optimizer's state.
+    guarded:  whether it also needs what the rank before it has alone.
     """
     graph = choice.captured.graph
     stages = stages_of(choice.plan, graph).stages
@@ -150,9 +154,11 @@ def needs_of(choice: Choice, program: Program, sizes: Mapping[str, int]) -> list
         name = rest if place in ("weights", "buffers") else rest.rpartition("/")[0]
         by_name.setdefault(name, {})[key] = size
     found: list[dict[str, int]] = []
-    for rank in range(program.num_ranks):
+    count, apart = program.num_ranks, alone(program)
+    for rank in range(count):
         own: dict[str, int] = {}
-        for stage in program.stages_of(rank):
+        copied = apart[(rank - 1) % count] if guarded else ()
+        for stage in {*program.stages_of(rank), *copied}:
             for node in (*stages[stage].parameters, *stages[stage].buffers):
                 own |= by_name.get(graph.nodes[node].name, {})
         found.append(own)

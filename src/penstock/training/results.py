@@ -29,6 +29,7 @@ from penstock.timeline import (
     num_steps,
 )
 from penstock.training.choose import Choice
+from penstock.training.events import EVENTS
 from penstock.training.learn import learn, learn_step
 from penstock.training.listener import Listener, Row
 from penstock.training.replans import replanned
@@ -99,7 +100,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         "live_versions": list(outcome.live_versions),
         "breakdown": measured.to_json() if measured else None,
         "bottleneck": why.to_json() if why else None,
-        "replanned": replanned(folder),
+        **_changes(folder),
         "sampling": _sampling(outcome),
         "checkpointing": _checkpointing(outcome),
         **(dict(job.facts()) if job.facts else {}),
@@ -133,6 +134,15 @@ def _noise(outcome: "Outcome", choice: Choice | None) -> dict[str, float]:
         "noise_scale_batch": found.batch,
         "noise_scale_double": steps_needed(1.0, found.batch, found.scale, other=2 * found.batch),
     }
+
+
+def _changes(folder: Path) -> dict[str, object]:
+    """Return the plans that were made again, and the generations of an elastic run."""
+    found: dict[str, object] = {"replanned": replanned(folder)}
+    path = folder / EVENTS
+    if path.exists():
+        found["generations"] = [json.loads(line) for line in path.read_text().splitlines()]
+    return found
 
 
 def _sampling(outcome: "Outcome") -> dict[str, float] | None:

@@ -73,6 +73,8 @@ FILES = (
     "checkpoints",
     "job.json",
     "replans.json",
+    "events.jsonl",
+    "elastic.json",
 )
 
 
@@ -380,7 +382,7 @@ class Session:
                 self.listener.say(f"what is damaged is kept as {aside}")
         if self.text:
             saved.keep_job(self.folder, self.text)
-        old = () if checkpoint else ("replans.json",)
+        old = ("events.jsonl",) if checkpoint else ("replans.json", "events.jsonl")
         for name in ("summary.json", "report.html", "measured.trace.json", *old):
             (self.folder / name).unlink(missing_ok=True)
         if checkpoint is None:

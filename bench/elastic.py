@@ -1,0 +1,429 @@
+"""Elastic: ranks of a run are killed at random moments; what that costs, beside torchrun's restart.
+
+    python -m bench.elastic [--json] [--kills N] [--only data|grid|pipeline|sharded] [--no-peer]
+
+A chain of 16 layers of 256 (1 million parameters, AdamW), 4 ranks as processes of this host, 8
+micro-batches a step.  One of the ranks is killed by SIGKILL, 20 times at random; the others go on.
+
+what          "kill": from the kill to the end of the next step, median and worst; "overhead": a
+              step of an undisturbed elastic run, the peer the same plan run as usual; "reroute":
+              a step of two replicas of two stages without one rank, the peer without its replica
+ours_s, worst_s, peer_s   seconds; ratio is ours / peer
+peer          torchrun --max-restarts with a checkpoint after every step and
+              TORCH_DISABLE_SHARE_RDZV_TCP_STORE set (without, it never recovers in torch 2.13);
+              DistributedDataParallel over gloo
+steps_lost    steps that were done again; samples_wrong: micro-batches lost or repeated
+equal         whether weights are to the bit those of runs of the same ranks that left in peace
+predicted_s   by the simulator
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.machine import machine
+from penstock.cluster import Cluster
+from penstock.elastic.launch import Heir, Start, run_members
+from penstock.elastic.words import View
+from penstock.graph.trace import Capture, capture
+from penstock.job import Job
+from penstock.plan import Plan, plan_by_hand
+from penstock.profile.measure import measure
+from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.runtime import checkpoint
+from penstock.runtime.calls import StepResult
+from penstock.runtime.launch import run_processes
+from penstock.runtime.worker import Task, work
+from penstock.search import Fixed
+from penstock.training.choose import Choice, Joining
+from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.events import EVENTS
+from penstock.training.losses import PlanBasis, committing, rerouted
+from penstock.training.windows import windows_of
+
+WIDTH, LAYERS, SAMPLES, MICRO_BATCHES, RANKS = 256, 16, 16, 8, 4
+STEPS = 30
+TOPOLOGIES = {  # stages, replicas, whether they are divided; stages and replicas of three ranks
+    "data": (1, 4, False, (1, 3)),
+    "grid": (2, 2, False, (3, 1)),
+    "pipeline": (4, 1, False, (3, 1)),
+    "sharded": (1, 4, True, (1, 3)),
+}
+_MASTER = "127.0.0.1:29517"
+Row = dict[str, float | int | str | bool]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = ((nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS))
+    return nn.Sequential(*itertools.chain(*layers))
+
+
+def batches(start: int) -> Iterator[Tensor]:
+    for index in itertools.count(start):
+        yield torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(index))
+
+
+def loss(net: nn.Module, batch: Tensor) -> Tensor:
+    return (net(batch) - batch.roll(1, 1)).square().mean()
+
+
+def job_of(num_steps: int, micro_batches: int = MICRO_BATCHES) -> Job:
+    def optimizer(weights: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(weights, 1e-3)
+
+    return Job(model, loss, batches, optimizer, micro_batches=micro_batches, num_steps=num_steps)
+
+
+def basis_of(captured: Capture, job: Job) -> PlanBasis:
+    """Return what plans are made from: ops measured here."""
+    profile = measure(captured, job)
+    way = Joining(1, job, captured, (profile,))
+    return PlanBasis((way,), Cluster.here(RANKS), Fixed())
+
+
+def plan_of(basis: PlanBasis, stages: int, replicas: int, *, divided: bool = False) -> Plan:
+    """Return 1F1B of evenly cut stages; divided, each in two units that all replicas share."""
+    way = basis.ways[0]
+    graph, total = way.captured.graph, way.job.micro_batches
+    points = len(graph.cut_points)
+    units = 2 if divided else 1
+    count = stages * units
+    cuts = [(points * k) // count for k in range(1, count)]
+    shares = tuple(total // replicas + (r < total % replicas) for r in range(replicas))
+    options: dict[str, Any] = {"shard": ("shard",) * count} if divided else {}
+    made = plan_by_hand(
+        graph,
+        cuts,
+        "one_f_one_b" if units == 1 else "breadth_first",
+        num_micro_batches=max(shares),
+        num_ranks=stages,
+        replicas=replicas,
+        shares=shares if len({*shares}) > 1 else (),
+        **options,
+    )
+    return committing(made, basis)
+
+
+def task_of(choice: Choice, step: int, resume: Path | None, *, folder: Path) -> Task:
+    """Return what ranks do from a step on."""
+    graph, steps = choice.captured.graph, range(step, choice.job.num_steps)
+    about = choice.captured, stages_of(choice.plan, graph), choice.job
+    windows = windows_of(graph, choice.plan, steps, [])
+    return Task(*about, windows, checkpoints=folder / "checkpoints", resume=resume)
+
+
+# -- ours -----------------------------------------------------------------------------------------
+
+
+class Killed:
+    """One run, of which a rank is killed at a moment that nothing depends on."""
+
+    def __init__(self, basis: PlanBasis, plans: dict[int, Plan], folder: Path, seed: int) -> None:
+        self.basis, self.plans, self.folder = basis, plans, folder
+        self.source = random.Random(seed)
+        self.steps: list[StepResult] = []
+        self.killed_at = 0.0
+        self.step = self.source.randrange(4, STEPS - 10)
+        self.who = self.source.randrange(max(plans))
+
+    def report(self, step: StepResult) -> None:
+        self.steps.append(step)
+        if step.step == self.step and self.who >= 0:
+            delay_s, who, self.who = self.source.random() * step.seconds, self.who, -1
+            threading.Timer(delay_s, partial(self._kill, who)).start()
+
+    def _kill(self, who: int) -> None:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        self.killed_at = time.time()
+        os.kill(int(children[who]), signal.SIGKILL)
+
+    def run(self) -> Row:
+        """Return seconds to the end of the next step, and what went wrong."""
+        job, first = self.basis.ways[0].job, max(self.plans)
+        run = ElasticRun(
+            self.basis,
+            partial(task_of, folder=self.folder),
+            self.plans,
+            0,
+            job.num_steps,
+            self.folder,
+        )
+        pilot = RunPilot(run)
+        pilot.prepare()
+        view = View(1, 0, text_of(self.plans[first]), tuple(range(first)))
+        start = Start(view, b"bench", lambda: pilot)
+        heir = Heir(lambda step: None, lambda results: None)
+        run_members(start, self.report, heir)
+        events = [json.loads(line) for line in (self.folder / EVENTS).read_text().splitlines()]
+        lost = next(event for event in events if event["what"] == "lost")
+        steps = [step.step for step in self.steps]
+        return {
+            "seconds": lost["time"] - self.killed_at,
+            "step": lost["step"],
+            "steps_lost": sum(event["back_to"] not in ("", "start") for event in events[1:]),
+            "samples_wrong": len(set(range(STEPS)) ^ set(steps)) + len(steps) - len(set(steps)),
+            "equal": self._is_equal(lost["step"], events),
+        }
+
+    def _is_equal(self, step: int, events: Sequence[Any]) -> bool:
+        """Return whether ranks that leave in peace after `step` steps come to the same weights."""
+        folder, own = self.folder / "peace", checkpoint.latest(self.folder / "checkpoints")
+        assert own is not None, "a run ends with a checkpoint"
+        way, ran = self.basis.ways[0], Plan.load(self.folder / "plan.json")
+        middle: Path | None = None
+        for plan, steps in ((self.plans[max(self.plans)], range(step)), (ran, range(step, STEPS))):
+            windows = windows_of(way.captured.graph, plan, steps, [])
+            about = way.captured, stages_of(plan, way.captured.graph), way.job, windows
+            task = Task(*about, checkpoints=folder, resume=middle)
+            count = plan.total_ranks
+            run_processes(partial(work, task), count, lambda told: None, groups=task.groups)
+            middle = checkpoint.latest(folder)
+        assert middle is not None, "a run ends with a checkpoint"
+        assert len(events) == 2, "one rank was lost, once"
+        ours, theirs = checkpoint.load(own).tensors, checkpoint.load(middle).tensors
+        return all(torch.equal(ours[key], value) for key, value in theirs.items())
+
+
+def kills(name: str, basis: PlanBasis, count: int, told: Any) -> Row:
+    """Return a row of a topology: `count` runs, each of which loses one rank."""
+    stages, replicas, divided, after = TOPOLOGIES[name]
+    plans = {
+        RANKS: plan_of(basis, stages, replicas, divided=divided),
+        RANKS - 1: plan_of(basis, *after, divided=divided),
+    }
+    found: list[Row] = []
+    for number in range(count):
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            found.append(Killed(basis, plans, Path(folder), number).run())
+            told(f"{name} {number + 1}/{count}: {found[-1]['seconds']:.3f} s")
+    seconds = [float(row["seconds"]) for row in found]
+    return {
+        "topology": name,
+        "what": "kill",
+        "ours_s": statistics.median(seconds),
+        "worst_s": max(seconds),
+        "kills": count,
+        "steps_lost": sum(int(row["steps_lost"]) for row in found),
+        "samples_wrong": sum(int(row["samples_wrong"]) for row in found),
+        "equal": all(bool(row["equal"]) for row in found),
+    }
+
+
+# -- a healthy step -------------------------------------------------------------------------------
+
+
+def overhead(name: str, basis: PlanBasis, rounds: int) -> Row:
+    """Return a row: a step of an elastic run and of a usual one, by turns."""
+    stages, replicas, divided, _ = TOPOLOGIES[name]
+    plan = plan_of(basis, stages, replicas, divided=divided)
+    way = basis.ways[0]
+    pairs: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="penstock-") as place:
+            folder = Path(place)
+            steps: list[StepResult] = []
+            task = partial(task_of, folder=folder)
+            run = ElasticRun(basis, task, {RANKS: plan}, 0, way.job.num_steps, folder)
+            view = View(1, 0, text_of(plan), tuple(range(RANKS)))
+            heir = Heir(lambda step: None, lambda results: None)
+            run_members(Start(view, b"bench", lambda run=run: RunPilot(run)), steps.append, heir)
+            ours = statistics.median(step.seconds for step in steps[3:])
+            graph = way.captured.graph
+            windows = windows_of(graph, _usual(plan), range(STEPS), [])
+            about = way.captured, stages_of(plan, graph), way.job, windows
+            usual = Task(*about, checkpoints=folder / "usual")
+            results = run_processes(
+                partial(work, usual), RANKS, lambda told: None, groups=usual.groups
+            )
+            slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
+            pairs.append((ours, statistics.median(slowest[3:])))
+    return {
+        "topology": name,
+        "what": "overhead",
+        "ours_s": statistics.median(a for a, _ in pairs),
+        "peer": "the same plan, not elastic",
+        "peer_s": statistics.median(b for _, b in pairs),
+        "ratio": statistics.median(a / b for a, b in pairs),
+    }
+
+
+def _usual(plan: Plan) -> Plan:
+    return replace(plan, commits=False)
+
+
+def reroute(micro_batches: int, rounds: int) -> Row:
+    """Return a row: two replicas of two stages without a rank, rerouted or without its replica."""
+    job = job_of(STEPS, micro_batches)
+    captured = capture(job)
+    basis = basis_of(captured, job)
+    grid = plan_of(basis, 2, 2)
+    made, _ = rerouted(grid, lower_plan(grid, captured.graph), [0, 1, 2])
+    plans = [committing(made, basis), plan_of(basis, 2, 1), grid]
+    found: list[list[float]] = []
+    for _ in range(rounds):
+        found.append([_step_s(plan, captured, job) for plan in plans])
+    ours, peer, _ = (statistics.median(row) for row in zip(*found, strict=True))
+    predicted, undisturbed = plans[0].predicted, plans[2].predicted
+    assert predicted is not None, "it was simulated"
+    assert undisturbed is not None, "it was simulated"
+    return {
+        "topology": "grid",
+        "what": f"reroute, {micro_batches} micro-batches",
+        "ours_s": ours,
+        "peer": "without the replica",
+        "peer_s": peer,
+        "ratio": statistics.median(row[0] / row[1] for row in found),
+        "predicted_s": predicted.step_s,
+        "slowdown": statistics.median(row[0] / row[2] for row in found),
+        "predicted_slowdown": predicted.step_s / undisturbed.step_s,
+    }
+
+
+def _step_s(plan: Plan, captured: Capture, job: Job) -> float:
+    windows = windows_of(captured.graph, plan, range(15), [])
+    task = Task(captured, stages_of(plan, captured.graph), job, windows)
+    count = plan.total_ranks
+    results = run_processes(partial(work, task), count, lambda told: None, groups=task.groups)
+    slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
+    return statistics.median(slowest[3:])
+
+
+# -- torchrun -------------------------------------------------------------------------------------
+
+
+def peer_rank(folder: Path) -> None:
+    """Train by DistributedDataParallel, as a rank that torchrun starts and starts again."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, count = dist.get_rank(), dist.get_world_size()
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    saved, first = folder / "peer.pt", 0
+    if saved.exists():
+        state = torch.load(saved, weights_only=True)
+        net.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    for step in range(first, STEPS):
+        optimizer.zero_grad()
+        data = batches(step * MICRO_BATCHES + rank * MICRO_BATCHES // count)
+        for _ in range(MICRO_BATCHES // count):
+            loss(net, next(data)).backward()
+        optimizer.step()
+        if rank == 0:
+            content = {
+                "model": net.module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "step": step + 1,
+            }
+            torch.save(content, folder / "new.pt")
+            os.replace(folder / "new.pt", saved)
+            with (folder / "steps").open("a") as file:
+                file.write(f"{step} {time.time()}\n")
+        time.sleep(0.05)  # the kill comes between two steps
+
+
+def peer(count: int, told: Any) -> list[float]:
+    """Return the seconds from a kill to the end of the next new step, of `count` runs."""
+    found: list[float] = []
+    for number in range(count):
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            found.append(_peer_once(Path(folder), number))
+            told(f"torchrun {number + 1}/{count}: {found[-1]:.2f} s")
+    return found
+
+
+def _peer_once(folder: Path, number: int) -> float:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+    command += ["--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", _MASTER]
+    command += ["-m", "bench.elastic", "--peer-rank", str(folder)]
+    kept = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=kept, stderr=subprocess.DEVNULL)
+    try:
+        steps = folder / "steps"
+        while not steps.exists() or len(steps.read_text().splitlines()) < 8:
+            time.sleep(0.02)
+        victim = int((folder / f"pid-{number % RANKS}").read_text())
+        killed = time.time()
+        os.kill(victim, signal.SIGKILL)
+        last = len(steps.read_text().splitlines())
+        while process.poll() is None:
+            rows = [row.split() for row in steps.read_text().splitlines()[last:]]
+            new = [float(at) for _, at in rows if float(at) > killed + 0.5]
+            if new:
+                return new[0] - killed
+            time.sleep(0.02)
+        raise RuntimeError("torchrun ended without another step")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def rows_of(asked: argparse.Namespace, told: Any) -> Iterator[Row]:
+    job = job_of(STEPS)
+    captured = capture(job)
+    basis = basis_of(captured, job)
+    theirs = [] if asked.no_peer else peer(min(asked.kills, 3), told)
+    names = [asked.only] if asked.only else list(TOPOLOGIES)
+    for name in names:
+        row = kills(name, basis, asked.kills, told)
+        if theirs:
+            row |= {"peer": "torchrun", "peer_s": statistics.median(theirs)}
+            row |= {"ratio": float(row["ours_s"]) / statistics.median(theirs)}
+        yield row
+        yield overhead(name, basis, asked.rounds)
+    for count in (8, 16, 32) if not asked.only else ():
+        yield reroute(count, asked.rounds)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="print a row as JSON in each line")
+    parser.add_argument("--kills", type=int, default=20, help="of each topology")
+    parser.add_argument("--rounds", type=int, default=5, help="of each healthy step")
+    parser.add_argument("--only", choices=TOPOLOGIES, help="of the topologies")
+    parser.add_argument("--no-peer", action="store_true", help="without torchrun")
+    parser.add_argument("--peer-rank", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.peer_rank:
+        peer_rank(asked.peer_rank)
+        return 0
+    torch.set_num_threads(1)
+    print(machine(), file=sys.stderr)
+
+    def told(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    for row in rows_of(asked, told):
+        print(json.dumps(row) if asked.json else row, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
