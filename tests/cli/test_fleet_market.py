@@ -1,10 +1,11 @@
 """penstock fleet market and replay: tables and documents of traces; what cannot be is refused."""
 
 import json
+import tomllib
 
 import pytest
 
-from tests.cli.conftest import Call
+from tests.cli.conftest import MLP, Call
 
 TRACE = "time_h,pool,machines,usd_h,on_demand_usd_h\n" + "".join(
     f"{hour},zone,{8 if hour % 5 < 3 else 2},1,3\n" for hour in range(60)
@@ -93,3 +94,52 @@ def test_replay_asks_for_prices_that_the_trace_lacks(call: Call, files, tmp_path
     error, hint = call("fleet", "replay", bare, "--job", files[1], "--deadline", 20).refusal(2)
     assert "no price on demand" in error
     assert "--prices" in hint
+
+
+def test_advice_is_written_as_a_policy_that_replay_takes(call: Call, files, tmp_path):
+    trace, job = files
+    policy, page = tmp_path / "policy.toml", tmp_path / "advice.html"
+    asked = ("--trace", trace, "--deadline", "20h", "--budget", "400usd", "--futures", 4)
+    done = call("fleet", "advise", job, *asked, "--policy-file", policy, "--report", page, "--json")
+    found = json.loads(done.out)
+    assert found["choice"]["in_time"] == 1
+    assert found["reasons"][0].startswith("the cheapest of")
+    assert tomllib.loads(policy.read_text())["policy"] == found["choice"]["policy"]
+    assert len(tomllib.loads(policy.read_text())["hosts"]) in (0, 8)
+    assert page.read_text().startswith("<!doctype html>")
+    again = call(
+        *("fleet", "replay", trace, "--job", job, "--deadline", 20, "--policy", policy),
+        *("--report", page, "--json"),
+    )
+    (row,) = json.loads(again.out)["policies"]
+    assert row["policy"] == found["choice"]["policy"]
+    assert "A fleet replayed" in page.read_text()
+    assert "none is cheaper and sooner" in call("fleet", "advise", job, *asked).out
+
+
+def test_advice_of_a_script_takes_speeds_of_plans_for_more_hosts(call: Call, files, tmp_path):
+    cluster = tmp_path / "cluster.toml"
+    hosts = "".join(f'[[host]]\nname = "h{k}"\ndevice = "t"\nnum_devices = 1\n\n' for k in range(2))
+    cluster.write_text(
+        '[[device]]\nname = "t"\nmemory_bytes = 1000000000\nflop_per_s = { float32 = 1e9 }\n'
+        "memory_bytes_per_s = 1e9\n\n" + hosts + "[inside]\nlatency_s = 1e-6\nbytes_per_s = 1e12\n"
+        "[between]\nlatency_s = 1e-6\nbytes_per_s = 1e12\n"
+    )
+    asked = ("--trace", files[0], "--deadline", "5", "--futures", 2, "--json")
+    more = ("--cluster", cluster, "--steps", 1000)
+    found = json.loads(call("fleet", "advise", MLP, *asked, *more).out)
+    assert found["choice"]["plan"].endswith("stages")
+    error, hint = call("fleet", "advise", MLP, *asked).refusal(2)
+    assert "neither speeds nor steps" in error
+    assert "--cluster" in hint
+    error, _ = call("fleet", "advise", files[1], *asked, *more).refusal(2)
+    assert "has its speeds" in error
+
+
+def test_advice_refuses_what_is_no_number(call: Call, files):
+    trace, job = files
+    asked = ("fleet", "advise", job, "--trace", trace)
+    error, hint = call(*asked, "--deadline", "soon").refusal(2)
+    assert "--deadline is 'soon'" in error
+    assert "20h" in hint
+    assert "budget of -1" in call(*asked, "--deadline", 9, "--budget", "-1").refusal(2)[0]

@@ -151,6 +151,13 @@ def test_markets_together_hold_what_each_offers(tmp_path):
         only(both, ("c",))
 
 
+def test_markets_together_end_where_the_first_of_them_does(tmp_path):
+    a = read_market(written(tmp_path, "time_s,pool,machines\n0,a,1\n10,a,0\n40,a,2\n"))
+    b = read_market(written(tmp_path, "time_s,pool,machines\n0,b,5\n20,b,4\n"))
+    assert (b.until_s, together([a, b]).until_s) == (40, 40)
+    assert together([a, b]).times_s.tolist() == [0, 10, 20]
+
+
 def test_price_that_no_file_has_is_asked_for(tmp_path):
     market = read_market(written(tmp_path, "time_s,machines\n0,1\n"))
     with pytest.raises(FleetError, match="no price on demand"):

@@ -22,6 +22,9 @@ JobFile = Annotated[Path, typer.Option("--job", metavar="TOML", help="Steps, spe
 Deadline = Annotated[float, typer.Option(help="Hours until the job must be done.")]
 Futures = Annotated[int, typer.Option(min=0, help="Futures that are sampled; 0: the trace itself.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the futures.")]
+ReportPage = Annotated[
+    Path | None, typer.Option("--report", metavar="HTML", help="Write a page with pictures.")
+]
 Prices = Annotated[
     str | None,
     typer.Option(metavar="ON_DEMAND,SPOT", help="Dollars per hour where the trace has none."),
@@ -41,6 +44,7 @@ def replay(  # noqa: PLR0913 - one argument per flag
     prices: Prices = None,
     fitted: Annotated[bool, typer.Option("--fitted", help="Futures by laws of spells.")] = False,
     pool: PoolNames = None,
+    report: ReportPage = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Replay a job on machines that come, go and change their price: hours, dollars, work lost.
@@ -54,6 +58,8 @@ def replay(  # noqa: PLR0913 - one argument per flag
     from penstock.fleet.outcome import judged
     from penstock.fleet.work import read_job
 
+    if report is not None:
+        face.check_place(report)
     what = read_job(job)
     there = market_of(traces, pool or (), prices, what)
     tell(there)
@@ -62,6 +68,11 @@ def replay(  # noqa: PLR0913 - one argument per flag
     rulers = rulers_of(names, there, what, deadline)
     with face.progress("replaying") as told:
         found = judged(sampled, what, rulers, deadline_s=3600 * deadline, told=told)
+    if report is not None:
+        from penstock.fleet.pictures import page_of_replay
+
+        page_of_replay(sampled[0], what, found).save(report)
+        face.say(f"wrote {report}")
     if as_json:
         face.show_json(found.to_json())
     else:

@@ -88,6 +88,7 @@ def judged(
     rulers: Sequence[Ruler],
     *,
     deadline_s: float,
+    tick_s: float = 300.0,
     told: Callable[[int, int], None] | None = None,
 ) -> Outcomes:
     """Return what each policy does in each future, beside the omniscient.
@@ -96,7 +97,6 @@ def judged(
     """
     best = np.array([bound_of(future, job, deadline_s=deadline_s).usd for future in futures])
     total = len(futures) * len(rulers)
-    tick_s = min(300.0, max(1.0, job.start_s))
     all_of: list[tuple[Replayed, ...]] = []
     for ruler in rulers:
         past = len(all_of) * len(futures)

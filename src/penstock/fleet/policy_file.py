@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.errors import FleetError
 from penstock.files import read_bytes, write_text
+from penstock.fleet.replay import Replayed
 from penstock.typed import damage, typed
 
 _HINT = "penstock fleet advise --policy-file writes one"
@@ -22,6 +23,7 @@ class PolicyFile:
     deadline_h   hours until the job must be done; budget_usd: 0.0 without one
     expected     what is expected of it: dollars, hours, and the chance to be in time
     reasons      why it was chosen
+    hosts        that it begins with, one for each rank in order: preemptible-0, on-demand-1, ...
     """
 
     policy: str
@@ -34,6 +36,7 @@ class PolicyFile:
     expected_hours: float
     chance_in_time: float
     reasons: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write it as TOML."""
@@ -53,3 +56,13 @@ def read_policy(path: Path) -> PolicyFile:
         raise FleetError(f"{place} is not TOML: {problem}", hint=_HINT) from problem
     with damage(place, FleetError, hint=_HINT):
         return typed(PolicyFile, content)
+
+
+def begun(run: Replayed) -> tuple[str, ...]:
+    """Return names of the hosts that a replay began with, preemptible ones first."""
+    held = [row for row in run.timeline.tolist() if row[1] + row[2] > 0]
+    if not held:
+        return ()
+    _, preemptible, sure, *_ = held[0]
+    kinds = ["preemptible"] * int(preemptible) + ["on-demand"] * int(sure)
+    return tuple(f"{kind}-{rank}" for rank, kind in enumerate(kinds))

@@ -79,25 +79,25 @@ def _cards(inputs: Inputs) -> Iterator[Markup]:
     step = inputs.step_s
     if step.measured is not None:
         under = _against(step, seconds_text)
-        yield _card("Step time", seconds_text(step.measured), *under)
+        yield card("Step time", seconds_text(step.measured), *under)
     elif step.predicted is not None:
-        yield _card("Step time, predicted", seconds_text(step.predicted), "not measured")
+        yield card("Step time, predicted", seconds_text(step.predicted), "not measured")
     fullest = _fullest(inputs)
     if fullest is not None:
         rank, size_bytes, predicted, cap = fullest
         under = _against(Pair(predicted, size_bytes), bytes_text)
         if cap:
             under.append(f"{share_text(size_bytes / cap)} of {bytes_text(cap)}")
-        yield _card(f"Peak memory, rank {rank}", bytes_text(size_bytes), *under)
+        yield card(f"Peak memory, rank {rank}", bytes_text(size_bytes), *under)
     elif inputs.peak_bytes[0]:
-        yield _card("Peak memory, predicted", bytes_text(max(inputs.peak_bytes[0])), "not measured")
+        yield card("Peak memory, predicted", bytes_text(max(inputs.peak_bytes[0])), "not measured")
     if inputs.clocks:
         bubbles = [share_text(bubble_fraction(t)) for _, t in reversed(inputs.clocks)]
         under = f"predicted {bubbles[1]}" if len(bubbles) == 2 else inputs.clocks[0][0]
-        yield _card("Time waiting", bubbles[0], under)
+        yield card("Time waiting", bubbles[0], under)
     if inputs.val_loss is not None:
         against = (f"{plain_words(name)} {number_text(value)}" for name, value in inputs.nats)
-        yield _card("Validation loss", number_text(inputs.val_loss), *against)
+        yield card("Validation loss", number_text(inputs.val_loss), *against)
     yield from _throughput(inputs)
 
 
@@ -108,7 +108,7 @@ def _throughput(inputs: Inputs) -> Iterator[Markup]:
         if known:
             under = f"median of {count_text(len(known), 'step')}"
             text = number_text(float(f"{statistics.median(known):.3g}"))
-            yield _card(f"{what.capitalize()} per second", text, under)
+            yield card(f"{what.capitalize()} per second", text, under)
             return
 
 
@@ -120,6 +120,7 @@ def _against(figures: Pair, text: Callable[[float | None], str]) -> list[str]:
     return [f"predicted {text(figures.predicted)}", f"error {error}"]
 
 
-def _card(name: str, value: str, *under: str) -> Markup:
+def card(name: str, value: str, *under: str) -> Markup:
+    """Return a figure under its name, with what stands below it."""
     lines = (tag("dd", line, class_="under") for line in under)
     return tag("div", tag("dt", name), tag("dd", value), *lines)

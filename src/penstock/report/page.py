@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from importlib.resources import files
 
 from penstock.report.headline import headline, sentence
@@ -26,15 +27,20 @@ SECTIONS = (
 
 
 def page(inputs: Inputs) -> str:
-    """Return the document.
+    """Return the document of a run."""
+    parts = (part for section in SECTIONS for part in section(inputs))
+    return document(inputs.title or "Penstock report", sentence(inputs), parts)
+
+
+def document(title: str, summary: str, parts: Iterable[Markup]) -> str:
+    """Return a document with a title, its summary in a few sentences, and its sections.
 
     It uses no network (its content policy forbids it), runs no script but its own, and
     shows pictures and tables without that too.
     """
-    title = inputs.title or "Penstock report"
     body = (
-        tag("header", tag("h1", title), tag("p", sentence(inputs), class_="sentence")),
-        tag("main", *(part for section in SECTIONS for part in section(inputs))),
+        tag("header", tag("h1", title), tag("p", summary, class_="sentence")),
+        tag("main", *parts),
         tag("div", id="tip", role="status", hidden=True),
     )
     script = _resource("page.js")
@@ -47,10 +53,10 @@ def page(inputs: Inputs) -> str:
         tag("title", title),
         tag("style", Markup(_resource("page.css"))),
     )
-    document = tag(
+    whole = tag(
         "html", tag("head", *head), tag("body", *body, tag("script", Markup(script))), lang="en"
     )
-    return f"<!doctype html>\n{document}\n"
+    return f"<!doctype html>\n{whole}\n"
 
 
 def _policy(script: str) -> str:

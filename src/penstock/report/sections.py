@@ -132,7 +132,7 @@ def _memory_charts(inputs: Inputs, ranks: Sequence[int]) -> Iterator[Markup]:
         title = f"Bytes held by rank {rank} over time"
         size = 540, 174 if len(ranks) <= 8 else 140
         picture = chart(title, curves[rank], levels, x=x, y=y, size=size)
-        yield tag("figure", tag("figcaption", f"Rank {rank}", *_key(curves[rank], above)), picture)
+        yield tag("figure", tag("figcaption", f"Rank {rank}", *key(curves[rank], above)), picture)
 
 
 def _held(inputs: Inputs, rank: int) -> Iterator[Curve]:
@@ -147,7 +147,8 @@ def _held(inputs: Inputs, rank: int) -> Iterator[Curve]:
             yield Curve(name, name, times_s, np.append(sizes, sizes[-1]), stepped=True)
 
 
-def _key(curves: Sequence[Curve], more: str) -> Iterator[Markup]:
+def key(curves: Sequence[Curve], more: str = "") -> Iterator[Markup]:
+    """Yield the line of each curve with its name, and a word more."""
     for curve in curves:
         line = tag("path", d="M0 7H22", class_=f"curve {curve.class_}")
         sample = tag("svg", line, width=22, height=14, aria_hidden="true", class_="swatch")

@@ -1,0 +1,186 @@
+"""penstock fleet advise: which machines to take when, for a deadline and a budget."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import face
+from penstock.cli.fleet_market import tell
+from penstock.cli.fleet_replay import Prices, ReportPage, market_of
+from penstock.errors import FleetError
+from penstock.files import Json
+
+if TYPE_CHECKING:
+    from penstock.fleet.advise import Advice, Advised
+    from penstock.fleet.work import FleetJob, Speed
+
+_MOST_RANKS = 64
+
+
+def advise(  # noqa: PLR0913 - one argument per flag
+    job: Annotated[str, typer.Argument(metavar="JOB", help="job.toml, or a file.py[:name].")],
+    trace: Annotated[list[Path], typer.Option(help="Of machines and prices; may be repeated.")],
+    deadline: Annotated[str, typer.Option(help="Hours until it must be done: 20 or 20h.")],
+    budget: Annotated[str | None, typer.Option(help="Dollars: 400 or 400usd.")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Of a file.py: a host of it is a machine.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Of a file.py: steps to train.")] = 0,
+    prices: Prices = None,
+    futures: Annotated[int, typer.Option(min=1, help="Futures for each choice.")] = 40,
+    policy_file: Annotated[Path | None, typer.Option(help="Write the choice to this TOML.")] = None,
+    report: ReportPage = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Say which machines to take when: policies times pools times plans, replayed over futures.
+
+    Shown is the front of dollars and hours, the choice for the deadline and the budget, and why.
+    The speeds of a file.py are those of the plans that are found for 1, 2, 4, ... hosts of
+    --cluster.  docs/fleet.md has the policies and the format of traces.
+
+    Example: penstock fleet advise job.toml --trace spot.csv --deadline 30h --prices 3.06,0.92
+    """
+    from penstock.fleet.advise import Aim, advise
+
+    for place in (policy_file, report):
+        if place is not None:
+            face.check_place(place)
+    hours = _number(deadline, "h", "--deadline")
+    aim = Aim(hours, math.inf if budget is None else _number(budget, "usd", "--budget"))
+    what = _job(job, cluster, steps)
+    there = market_of(trace, (), prices, what)
+    tell(there)
+    with face.progress("trying choices") as told:
+        found = advise(there, what, aim, futures=futures, told=told)
+    if policy_file is not None:
+        _write(found, aim.deadline_h, aim.budget_usd, policy_file)
+        face.say(f"wrote {policy_file}")
+    if report is not None:
+        from penstock.fleet.pictures import page_of_advice
+
+        page_of_advice(found, aim.deadline_h, aim.budget_usd).save(report)
+        face.say(f"wrote {report}")
+    if as_json:
+        face.show_json(document(found))
+    else:
+        face.show(words(found))
+
+
+def _number(text: str, unit: str, flag: str) -> float:
+    try:
+        return float(text.removesuffix(unit).strip())
+    except ValueError as problem:
+        message = f"{flag} is {text!r}, no number of {unit}"
+        raise FleetError(message, hint=f"write {flag} 20{unit}") from problem
+
+
+# -- speeds from the planner -----------------------------------------------------------------------
+
+
+def _job(text: str, cluster: Path | None, steps: int) -> "FleetJob":
+    """Return the job of a TOML file, or one whose speeds are those of plans for more hosts.
+
+    Raises:   FleetError: a flag that does not fit; whatever tracing and searching raise.
+    """
+    from penstock.fleet.work import FleetJob, read_job
+
+    if text.endswith(".toml"):
+        if cluster is not None:
+            raise FleetError("a job in TOML has its speeds", hint="leave --cluster out")
+        found = read_job(text)
+        return replace(found, steps=float(steps)) if steps else found
+    if cluster is None or not steps:
+        hint = "give --cluster machines.toml and --steps N"
+        raise FleetError(f"of {text} neither speeds nor steps are known", hint=hint)
+    return FleetJob(float(steps), tuple(planned(text, cluster)), has_copies=True)
+
+
+def planned(text: str, path: Path) -> "list[Speed]":
+    """Return the speed of the best plan on 1, 2, 4, ... and all hosts of a cluster."""
+    from penstock.cli import view
+    from penstock.cluster import Cluster
+    from penstock.fleet.work import Speed
+    from penstock.search.shapes import Fixed
+    from penstock.training import prepare
+    from penstock.training.choose import Machines, SearchAim, best
+
+    whole = Cluster.load(path)
+    counts = {2**k for k in range(7) if 2**k < len(whole.hosts)} | {len(whole.hosts)}
+    with face.only_results():
+        loaded = prepare.loaded(text, (), view.TERMINAL)
+        captured = prepare.traced(loaded, view.TERMINAL)
+        found: list[Speed] = []
+        for count in sorted(counts):
+            part = replace(whole, hosts=whole.hosts[:count])
+            if part.num_ranks > _MOST_RANKS:
+                break
+            machines = Machines(part, prepare.profiled, view.TERMINAL)
+            plan = best(loaded, Fixed(part.num_ranks), captured, machines, SearchAim("time")).choice
+            step_s = plan.plan.predicted.step_s if plan.plan.predicted else math.inf
+            sizes = f"{plan.plan.replicas} x {plan.plan.num_stages} stages"
+            found.append(Speed(count, 1 / step_s, sizes))
+    return found
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def words(found: "Advice") -> str:
+    """Return the front as a table, the choice and the reasons."""
+    head = "", "policy", "machines", "pools", "usd", "9 in 10 by", "in time", "useful", "plan"
+    rows = [_row(one, "*" if one is found.choice else "") for one in found.front]
+    if found.choice not in found.front:
+        rows.append(_row(found.choice, "*"))
+    lines = [face.table(head, rows), ""]
+    lines.append(f"of {len(found.tried)} choices none is cheaper and sooner than those above")
+    lines.append(f"* {found.choice.policy} on {found.choice.machines} machines:")
+    lines += [f"  {reason}" for reason in found.reasons]
+    return "\n".join(lines)
+
+
+def _row(one: "Advised", mark: str) -> tuple[object, ...]:
+    return (
+        mark,
+        one.policy,
+        one.machines,
+        ", ".join(one.pools),
+        f"{one.mean_usd:.2f}",
+        f"{one.late_h:.2f} h",
+        f"{100 * one.in_time:.0f} %",
+        f"{100 * one.useful:.0f} %",
+        one.plan or "-",
+    )
+
+
+def document(found: "Advice") -> dict[str, Json]:
+    """Return choice, front and reasons as one document."""
+    return {
+        "choice": found.choice.to_json(),
+        "front": [one.to_json() for one in found.front],
+        "tried": len(found.tried),
+        "reasons": list(found.reasons),
+        "omniscient_usd": found.best_usd,
+    }
+
+
+def _write(found: "Advice", deadline_h: float, budget_usd: float, path: Path) -> None:
+    """Write the choice as a policy file, with the hosts that it begins with."""
+    from penstock.fleet.policy_file import PolicyFile, begun
+
+    one = found.choice
+    PolicyFile(
+        policy=one.policy,
+        pools=one.pools,
+        machines=one.machines,
+        plan=one.plan,
+        deadline_h=deadline_h,
+        budget_usd=0.0 if budget_usd == math.inf else budget_usd,
+        expected_usd=one.mean_usd,
+        expected_hours=one.late_h,
+        chance_in_time=one.in_time,
+        reasons=found.reasons,
+        hosts=begun(found.first),
+    ).save(path)
