@@ -275,6 +275,22 @@ BREAKS = (
         "training goes on from weights of which a byte has changed",
     ),
     Break(
+        "interval_of_the_cost_twice",
+        "runtime/saver.py",
+        "math.sqrt(2 * cost_s * mtbf_s)",
+        "math.sqrt(2 * cost_s) * mtbf_s",
+        ("tests/runtime/test_saver.py",),
+        "checkpoints are written far too seldom",
+    ),
+    Break(
+        "tied_weights_must_be_there_twice",
+        "training/imported.py",
+        " and _memory(own[name]) not in held]",
+        "]",
+        ("tests/training/test_imported.py",),
+        "files of Hugging Face, which leave out one of two tied weights, are refused",
+    ),
+    Break(
         "manifest_without_its_digest",
         "runtime/checkpoint.py",
         "if state.digest and state.digest != digest_of(rest):",

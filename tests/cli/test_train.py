@@ -1,6 +1,7 @@
 """penstock train: the files of a run, going on from a checkpoint, and what ends it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -261,6 +262,56 @@ def test_damaged_checkpoint_is_refused_and_kept(call: Call, tmp_path: Path) -> N
     part.write_bytes(part.read_bytes()[:100])
     refused(call("train", f"{JOBS}:small", "--out", str(out), "--resume"), 2)
     assert part.exists()
+
+
+def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(call: Call, tmp_path: Path) -> None:
+    """What is damaged is told, by file and tensor, and kept under another name."""
+    out = tmp_path / "run"
+    command = ["train", f"{JOBS}:small", "--out", str(out), "--ranks", "1", "--stages", "1"]
+    done = call(*command, "--steps", "4", "--checkpoint-every", "2", "--keep", "1,every=2,no-best")
+    assert done.code == 0, done.err
+    checkpoints = out / "checkpoints"
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["step-000002", "step-000004"]
+    part = checkpoints / "step-000004" / "rank-0.safetensors"
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    done = call(*command, "--resume")
+    assert done.code == 0, done.err
+    assert re.search(
+        r"step-000004/rank-0.safetensors is damaged: the bytes of tensor \w+/", done.err
+    )
+    assert "going back to step-000002" in done.err
+    assert "resuming after step 2" in done.err
+    assert sorted(p.name for p in checkpoints.iterdir())[0] == "damaged-step-000004"
+
+
+def test_checkpoints_are_due_by_the_mean_time_between_failures(call: Call, tmp_path: Path) -> None:
+    """Which the command gives, or the file of the machines; with what one costs in the run."""
+    out, fixed = tmp_path / "run", ["--ranks", "1", "--stages", "1", "--steps", "40"]
+    done = call("train", f"{JOBS}:small", "--out", str(out), *fixed, "--mtbf", "2h", "--json")
+    assert done.code == 0, done.err
+    assert "a checkpoint every sqrt(2 x what one costs x 120 min between failures)" in done.err
+    told = json.loads(done.out)["checkpointing"]
+    assert told["beside"] >= 1
+    assert told["every_s"] == pytest.approx((2 * told["blocked_s"] * 7200) ** 0.5, rel=1e-6)
+    assert "by failures" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mtbf", "2"], '--mtbf is "2", no time'),
+        (["--mtbf", "2h", "--checkpoint-every", "9"], "--checkpoint-every is 9, and --mtbf 2h"),
+        (["--keep", "0"], "--keep has 0 newest"),
+        (["--keep", "3,all"], '--keep is "3,all"'),
+        (["--from", "nowhere.safetensors"], "there are no weights in nowhere.safetensors"),
+    ],
+)
+def test_what_cannot_be_kept_or_begun_with_is_refused(
+    call: Call, tmp_path: Path, flags: list[str], words: str
+) -> None:
+    done = call("train", f"{JOBS}:small", "--out", str(tmp_path / "run"), *flags)
+    assert words in done.refusal(2)[0]
 
 
 def test_full_disk_is_told_and_leaves_no_half_written_checkpoint(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import CheckpointError, RunError
 from penstock.runtime import checkpoint, folders
+from penstock.runtime.folders import Keep
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.worker import RankResult, save
 
@@ -122,10 +123,10 @@ def test_latest_looks_at_complete_checkpoints_only(tmp_path):
     assert checkpoint.latest(tmp_path) == tmp_path / "step-000004"
 
 
-def test_keep_newest_removes_the_oldest(tmp_path):
+def test_tidy_removes_the_oldest(tmp_path):
     for step in (999_999, 4, 1_000_000):
         write(tmp_path, step)
-    checkpoint.keep_newest(tmp_path, 2)
+    checkpoint.tidy(tmp_path, Keep(2))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1000000", "step-999999"]
 
 
@@ -190,7 +191,7 @@ def test_power_cut_anywhere_leaves_the_checkpoint_before_or_the_new_one(
             calls = cut_power_at(patched, number)
             try:
                 write(folder, step)
-                checkpoint.keep_newest(folder)
+                checkpoint.tidy(folder, Keep())
             except PowerCutError:
                 pass
         if calls[0] < number:
@@ -215,7 +216,7 @@ def test_sigkill_while_writing_leaves_a_whole_checkpoint(tmp_path):
                 checkpoint.write_part(folder, step, 0, (large, {"step": step}))
                 os.write(writer, b".")
                 checkpoint.finish(folder, step)
-                checkpoint.keep_newest(folder)
+                checkpoint.tidy(folder, Keep())
             os._exit(0)
         for _ in range(kill_after + 1):
             assert os.read(reader, 1) == b"."

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -18,12 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-from penstock.errors import CheckpointError, RunError
+from penstock.errors import CheckpointError, PlanError, RunError
 from penstock.runtime import checkpoint, folders, saver, writer
 from penstock.runtime.control import Control
+from penstock.runtime.folders import Keep
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.part_file import pour
-from penstock.runtime.saver import Saver, saving
+from penstock.runtime.saver import SavePolicy, Saver, interval_s, saving
 from penstock.runtime.snapshot import Snapshot, bytes_of, described
 from penstock.runtime.writer import Order
 from tests.runtime.test_launch import result
@@ -395,7 +397,8 @@ def crashing(folder: Path, at: int) -> int:
         pieces = described(tensors)
         shot.grow(sum(piece.size_bytes for piece in pieces))
         shot.take(tensors, pieces)
-        order = Order(str(folder), 4, 0, "-token", [0], shot.size_bytes, tuple(pieces), plain)
+        own = 4, 0, "-token", [0], shot.size_bytes, Keep()
+        order = Order(str(folder), *own, tuple(pieces), plain)
         writer.written(order, shot._memory.base, os.getppid())
         os._exit(0)
     os.waitpid(pid, 0)
@@ -419,3 +422,80 @@ def test_a_crash_at_any_byte_leaves_the_one_before_whole(tmp_path):
         checkpoint.discard(folder)
         assert not list(folder.glob(".*"))
     assert seen == {2}
+
+
+# -- which stay, and when they are due ------------------------------------------------------------
+
+
+@given(
+    steps=st.lists(st.integers(1, 60), unique=True, max_size=12),
+    newest=st.integers(1, 4),
+    every=st.integers(0, 9),
+)
+def test_what_stays_is_the_newest_and_every_nth(steps, newest, every):
+    """One after the other is saved, in order, and what goes is removed at once."""
+    there: list[int] = []
+    for step in sorted(steps):
+        there.append(step)
+        for old in Keep(newest, every).goes(there):
+            there.remove(old)
+    expected = {step for step in steps if every and step % every == 0}
+    assert there == sorted(expected | set(sorted(steps)[-newest:]))
+
+
+def test_a_policy_that_keeps_nothing_is_refused():
+    with pytest.raises(PlanError, match="--keep has 0 newest"):
+        Keep(0)
+
+
+def test_the_policy_holds_beside_the_steps_too(tmp_path):
+    def work(transport, report):
+        with saving(tmp_path, transport, Control(None), SavePolicy(Keep(1, 4))) as own:
+            own.begin(state_of(0, 0))
+            for step in range(1, 10):
+                own.save(step, state_of(0, step), waits=step == 9)
+        return result(0)
+
+    run_threads(work, 1, lambda step: None)
+    assert folders.steps_in(tmp_path) == [4, 8, 9]
+
+
+def lost_s(interval: float, cost: float, mtbf: float) -> float:
+    """Return the part of the time that is lost, simulated: failures at any moment alike."""
+    random, done, clock, failure = Random(3), 0.0, 0.0, 0.0
+    while clock < 4000 * mtbf:
+        failure = clock + random.expovariate(1 / mtbf)
+        while clock + interval + cost <= failure:
+            clock, done = clock + interval + cost, done + interval
+        clock = failure
+    return 1 - done / clock
+
+
+def test_the_interval_loses_least_time_of_all_when_failures_come_at_any_moment():
+    """By a simulation that knows nothing of the formula."""
+    cost, mtbf = 1.0, 800.0
+    found = interval_s(cost, mtbf)
+    assert found == 40.0
+    least = lost_s(found, cost, mtbf)
+    assert all(lost_s(factor * found, cost, mtbf) > least for factor in (0.4, 2.5))
+    assert interval_s(cost, mtbf, written_s=55.0) == 55.0
+
+
+def test_the_interval_follows_from_what_a_checkpoint_costs_in_the_run(tmp_path):
+    """None is due before what one costs can be known; the first one comes at once."""
+
+    def work(transport, report):
+        control = Control(None)
+        with saving(tmp_path, transport, control, SavePolicy(mtbf_s=2e9)) as own:
+            assert control.every_s == math.inf
+            own.begin(state_of(0, 0))
+            assert control.every_s == 0.0
+            for step in (1, 2, 3):
+                with own.timed():
+                    own.save(step, state_of(0, step), waits=False)
+            cost_s = sorted(own.told.blocked_s)[1]
+            assert control.every_s == own.told.every_s == interval_s(cost_s, 2e9)
+            own.settle()
+        return result(0)
+
+    run_threads(work, 1, lambda step: None)

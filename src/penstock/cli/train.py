@@ -27,7 +27,19 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the last checkpoint.")
     ] = False,
-    checkpoint_every: Annotated[str, typer.Option(help="500 (steps), 30s, 10m or 2h.")] = "100",
+    weights: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FOLDER|F.safetensors", help="Begin with these weights."),
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="500 (steps), 30s, 10m or 2h; default: by --mtbf, else 100.")
+    ] = None,
+    keep: Annotated[
+        str, typer.Option(metavar="N[,every=N][,no-best]", help="Which checkpoints stay.")
+    ] = "2",
+    mtbf: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Mean time between failures, as 3h.")
+    ] = None,
     offload: Annotated[str | None, typer.Option(help=ask.OFFLOAD_HELP)] = None,
     memory: Annotated[str | None, typer.Option(help=ask.MEMORY_HELP)] = None,
     post_validation: face.PostValidation = False,
@@ -71,7 +83,10 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             num_steps=steps,
             out=out,
             resume=resume,
+            weights=weights,
             checkpoint_every=checkpoint_every,
+            keep=keep,
+            mtbf=mtbf,
             check=check,
             strict=strict,
             eager=eager,

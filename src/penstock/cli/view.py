@@ -104,6 +104,8 @@ def _checkpoints(saved: Mapping[str, float]) -> str:
     blocked, most = (format_seconds(saved[name]) for name in ("blocked_s", "most_blocked_s"))
     size, late = format_bytes(int(saved["bytes"])), saved["waited"] + saved["postponed"]
     tail = f"; {late:.0f} waited for the one before" if late else ""
+    every = saved["every_s"]
+    tail += f"; the last interval was {format_seconds(every)}, by failures" if every else ""
     return (
         f"checkpoints written beside the steps: {saved['beside']:.0f} of {size}; "
         f"training stood still for {blocked} each, {most} at most{tail}"

@@ -28,6 +28,7 @@ class DeviceKind:
     """A kind of device that runs one rank.
 
     `notice_s`: seconds that the cloud warns before it takes a preemptible device.
+    `mtbf_s`: mean seconds until a host of it is taken or fails; 0: not known.
     Raises:   ClusterError: an impossible number, or a name that is empty or not printable.
     """
 
@@ -38,6 +39,7 @@ class DeviceKind:
     usd_per_hour: float = 0.0
     preemptible: bool = False
     notice_s: float = 0.0
+    mtbf_s: float = 0.0
 
     def __post_init__(self) -> None:
         where = f'device "{self.name}"'
@@ -51,6 +53,7 @@ class DeviceKind:
             _check(where, name, number, positive=True)
         _check(where, "usd_per_hour", self.usd_per_hour)
         _check(where, "notice_s", self.notice_s)
+        _check(where, "mtbf_s", self.mtbf_s)
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Return the most FLOP/s for `dtype`, a name like "bfloat16".
@@ -253,6 +256,17 @@ class Cluster:
         if host.memory_bytes:
             return host.memory_bytes[rank - self.ranks_on(host).start]
         return self.device_of(rank).memory_bytes
+
+    @property
+    def mtbf_s(self) -> float | None:
+        """Return the mean seconds until one of the hosts is lost; None where that is not known.
+
+        1 / sum over hosts of 1 / mtbf_s: hosts are lost independently, at any time alike.
+        Ignores:  hosts of which it is not known.
+        """
+        kinds = {kind.name: kind.mtbf_s for kind in self.devices}
+        known = [kinds[host.device] for host in self.hosts if kinds[host.device]]
+        return 1 / sum(1 / mtbf_s for mtbf_s in known) if known else None
 
     def link(self, a: int, b: int) -> Link:
         """Return the link from a to b: `inside` a host, the pair's, `between` or `across` regions.

@@ -39,9 +39,9 @@ from penstock.runtime.folders import (
 from penstock.runtime.folders import discard as discard
 from penstock.runtime.folders import finish as finish
 from penstock.runtime.folders import folder_of as folder_of
-from penstock.runtime.folders import keep_newest as keep_newest
 from penstock.runtime.folders import latest as latest
 from penstock.runtime.folders import steps_in as steps_in
+from penstock.runtime.folders import tidy as tidy
 from penstock.runtime.part_file import check
 from penstock.runtime.parts import key_in, whole
 from penstock.runtime.snapshot import bytes_of, described

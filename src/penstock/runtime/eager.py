@@ -48,7 +48,7 @@ from penstock.runtime.meter import Meter
 from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
-from penstock.runtime.saver import Saver, Saves, State, saving
+from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.transport import Transport
 from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model as load_model
@@ -73,6 +73,7 @@ class EagerTask:
     validate_every: int = 0
     every_s: float | None = None
     board: Board | None = None
+    policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
 
 
 def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
@@ -100,7 +101,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
     meter = Meter(transport)
     with (
         leaving(task.checkpoints, transport, (rank.rank,), rank.held),
-        saving(task.checkpoints, transport, rank.control) as rank.saver,
+        saving(task.checkpoints, transport, rank.control, task.policy) as rank.saver,
     ):
         spans, seconds = _run_steps(task, rank, meter, report)
     tells = device_here().type == "cpu" and meter.num_steps > 0
@@ -150,7 +151,8 @@ def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, s
             rank.saver.save(step, state, waits=is_over or validates)
             if validates:
                 own = task.job, rank.transport, task.checkpoints, step
-                found = validate(*own, lambda: rank.model)
+                best = task.policy.keep.best
+                found = validate(*own, lambda: rank.model, keeps_best=best)
                 if found is not None:
                     report(StepResult(step - 1, None, 0.0, 0, validated=found))
         rank.control.saved()
@@ -164,7 +166,9 @@ def _is_saved_on_the_way(task: EagerTask) -> bool:
     """Return whether a checkpoint is due before the last step, for which nothing waits."""
     due = range(task.first_step + 1, task.first_step + task.num_steps)
     aside = (step for step in due if not is_due(step, task.validate_every))
-    return task.every_s is not None or any(is_due(step, task.checkpoint_every) for step in aside)
+    if task.every_s is not None or task.policy.mtbf_s is not None:
+        return True
+    return any(is_due(step, task.checkpoint_every) for step in aside)
 
 
 class EagerRank:

@@ -14,14 +14,39 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PlanError
 from penstock.files import read_json, write_text
 from penstock.runtime.part_file import Block, Piece, write_file
 
 _NAME = re.compile(r"step-(\d{6,})")
 _LOOK_S, _PATIENCE_S = 0.05, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Which checkpoints stay: the newest, those after multiples of `every` steps, and the best.
+
+    every:    0: none for that reason.
+    best:     whether the one with the lowest validation loss is kept, as "best".
+    Raises:   PlanError: not even the newest one would stay.
+    """
+
+    newest: int = 2
+    every: int = 0
+    best: bool = True
+
+    def __post_init__(self) -> None:
+        if self.newest < 1 or self.every < 0:
+            message = f"--keep has {self.newest} newest checkpoints, and every {self.every} steps"
+            raise PlanError(message, hint="keep the newest one at least: --keep 1")
+
+    def goes(self, steps: Sequence[int]) -> list[int]:
+        """Return which of the checkpoints after `steps`, the oldest first, are removed."""
+        old = steps[: -self.newest]
+        return [step for step in old if not self.every or step % self.every]
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -142,10 +167,10 @@ def complete(checkpoints: Path) -> list[Path]:
     )
 
 
-def keep_newest(checkpoints: Path, count: int = 2) -> None:
-    """Remove all but the newest `count` checkpoints."""
-    for old in complete(checkpoints)[:-count]:
-        remove(old)
+def tidy(checkpoints: Path, keep: Keep) -> None:
+    """Remove the checkpoints that do not stay."""
+    for step in keep.goes(steps_in(checkpoints)):
+        remove(folder_of(checkpoints, step))
 
 
 def remove(folder: Path) -> None:

@@ -8,9 +8,11 @@ together; so are all where there is no memory for a copy.
 
 import json
 import logging
+import math
 import os
 import secrets
 import select
+import statistics
 import subprocess
 import sys
 import time
@@ -49,6 +51,7 @@ class Saves:
     written_s:   from then on until all ranks' parts were there, of each.
     waited:      how many had to wait for the one before.
     postponed:   how many, due by the clock, were put off until the one before was there.
+    every_s:     after which one was due at the end, where that follows from failures.
     """
 
     size_bytes: int = 0
@@ -56,6 +59,31 @@ class Saves:
     written_s: tuple[float, ...] = ()
     waited: int = 0
     postponed: int = 0
+    every_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavePolicy:
+    """Which checkpoints stay, and when they are due.
+
+    mtbf_s:  mean seconds between failures, by which they are due; None: they are due otherwise.
+    """
+
+    keep: folders.Keep = folders.Keep()  # noqa: RUF009 - a frozen record
+    mtbf_s: float | None = None
+
+
+def interval_s(cost_s: float, mtbf_s: float, written_s: float = 0.0) -> float:
+    """Return after how many seconds the next checkpoint is due, so that least time is lost.
+
+    sqrt(2 * cost_s * mtbf_s), at least `written_s`, which writing one takes beside the steps.
+
+    Ignores:  failures while one is written, and before as many steps as lie between two; that
+              failures are not equally likely at all times.
+    Source:   Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly,
+              "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006.
+    """
+    return max(math.sqrt(2 * cost_s * mtbf_s), written_s)
 
 
 class _Agreed(NamedTuple):
@@ -68,8 +96,18 @@ class _Agreed(NamedTuple):
 class Saver:
     """Writes the checkpoints of one rank into the folder `checkpoints`."""
 
-    def __init__(self, checkpoints: Path, transport: Transport) -> None:
+    def __init__(
+        self,
+        checkpoints: Path,
+        transport: Transport,
+        control: Control,
+        policy: SavePolicy = SavePolicy(),
+    ) -> None:
         self.checkpoints, self.transport = checkpoints, transport
+        self.control, self.policy = control, policy
+        self._costs_s: list[float] = []
+        if policy.mtbf_s is not None:
+            control.every_s = math.inf  # until it is known what one costs
         self.told = Saves()
         self._agreed: _Agreed | None = None
         self._writer: _Beside | None = None
@@ -88,6 +126,8 @@ class Saver:
             json.loads(each)
             for each in self.transport.all_gather_bytes(text, _everyone(self.transport))
         ]
+        if self.policy.mtbf_s is not None:
+            self.control.every_s = 0.0  # the first one tells what one costs
         if not _is_room(told):
             if self.transport.rank == 0:
                 log.warning("no memory for copies of the state: training waits for checkpoints")
@@ -100,7 +140,8 @@ class Saver:
     def _order(self, step: int, plain: Mapping[str, object], size_bytes: int) -> Order:
         assert self._agreed is not None, "`begin` is called before"
         place, (token, ranks) = str(self.checkpoints.absolute()), self._agreed
-        return Order(place, step, self.transport.rank, token, ranks, size_bytes, (), dict(plain))
+        own = step, self.transport.rank, token, ranks, size_bytes, self.policy.keep
+        return Order(place, *own, plain=dict(plain))
 
     # -- a checkpoint -----------------------------------------------------------------------------
 
@@ -114,7 +155,7 @@ class Saver:
         self._is_aside = not waits and self._agreed is not None
         if not self._is_aside:
             self.settle()
-            save(self.checkpoints, step, self.transport, state)
+            save(self.checkpoints, step, self.transport, state, self.policy.keep)
             return
         if self.is_writing():
             if not self.told.waited and self._is_first:
@@ -133,9 +174,15 @@ class Saver:
         """Count what is done meanwhile as the time for which a checkpoint blocks training."""
         start_s = time.monotonic()
         yield
+        seconds = time.monotonic() - start_s
         if self._is_aside:
-            seconds = time.monotonic() - start_s
             self._count(blocked_s=(*self.told.blocked_s, seconds))
+        if self.policy.mtbf_s is not None and (self._is_aside or self._agreed is None):
+            self._costs_s.append(seconds)
+            written_s = max(self.told.written_s, default=0.0)
+            due_s = interval_s(statistics.median(self._costs_s), self.policy.mtbf_s, written_s)
+            self.control.every_s = due_s
+            self._count(every_s=due_s)
 
     def is_put_off(self) -> bool:
         """Return whether a checkpoint that is due by the clock is put off: one is being written."""
@@ -206,16 +253,20 @@ class Saver:
 
 @contextmanager
 def saving(
-    checkpoints: Path | None, transport: Transport, control: Control
+    checkpoints: Path | None,
+    transport: Transport,
+    control: Control,
+    policy: SavePolicy = SavePolicy(),
 ) -> Generator[Saver | None]:
     """Give what writes a rank's checkpoints; at the end all is there that was begun.
 
-    control:  which by the clock asks for none while one is being written.
+    control:  which by the clock asks for none while one is being written, and learns when the next
+              one is due, where that follows from failures.
     """
     if checkpoints is None:
         yield None
         return
-    saver = Saver(checkpoints, transport)
+    saver = Saver(checkpoints, transport, control, policy)
     control.put_off = saver.is_put_off
     try:
         yield saver
@@ -318,7 +369,13 @@ class _Beside:
 # -- at once --------------------------------------------------------------------------------------
 
 
-def save(checkpoints: Path, step: int, transport: Transport, state: State | None) -> None:
+def save(
+    checkpoints: Path,
+    step: int,
+    transport: Transport,
+    state: State | None,
+    keep: folders.Keep = folders.Keep(),  # noqa: B008 - a frozen record
+) -> None:
     """Write a checkpoint together with all other ranks; `state` is this rank's part, if any.
 
     Raises:   CheckpointError: this rank cannot write.  TransportError: another one cannot.
@@ -332,7 +389,7 @@ def save(checkpoints: Path, step: int, transport: Transport, state: State | None
     def finish() -> None:
         if transport.rank == 0:
             checkpoint.finish(checkpoints, step)
-            checkpoint.keep_newest(checkpoints)
+            checkpoint.tidy(checkpoints, keep)
 
     problem = _problem_of(write)
     failed = _failed(transport, problem)

@@ -75,10 +75,12 @@ def validate(
     checkpoints: Path,
     step: int,
     model: Callable[[], nn.Module],
+    *,
+    keeps_best: bool = True,
 ) -> Mapping[str, float] | None:
     """Validate the checkpoint after `step` steps; every rank calls it, the first one returns it.
 
-    The best one so far is kept as `checkpoints`/best.
+    keeps_best:  whether the best one so far is kept as `checkpoints`/best.
     model:    returns the model with the weights of the checkpoint; called by the first rank.
     """
     everyone = tuple(range(transport.num_ranks))
@@ -95,7 +97,7 @@ def validate(
             last_s = time.monotonic()
 
     found = validated(job, model(), told)
-    if math.isfinite(found.get("val_loss", math.nan)):
+    if keeps_best and math.isfinite(found.get("val_loss", math.nan)):
         checkpoint.keep_best(checkpoints, step, found["val_loss"])
     transport.broadcast_bytes(b"", everyone)
     return {**found, "val_seconds": time.monotonic() - start_s}

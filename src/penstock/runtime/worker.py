@@ -42,7 +42,7 @@ from penstock.runtime.lane import Begun
 from penstock.runtime.meter import Meter
 from penstock.runtime.rank import Rank
 from penstock.runtime.sampler import Sampler, Samples
-from penstock.runtime.saver import Saver, Saves, State, saving
+from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.saver import save as save
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.shared_memory import host_key
@@ -66,6 +66,7 @@ class Task:
                        at a multiple of `checkpoint_every` steps, and at the end of all.
     validate_every:    steps after which a checkpoint is due and validated; 0: never.
     every_s:           seconds after which a checkpoint is due besides.
+    policy:            which checkpoints stay, and whether failures say when they are due.
     board:             where ranks agree on that, and are asked to stop after a checkpoint.
     resume:            checkpoint to start from.
     function_of:       makes a segment's function; another one emulates it.
@@ -89,6 +90,7 @@ class Task:
     checkpoint_every: int = 0
     validate_every: int = 0
     every_s: float | None = None
+    policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
     board: Board | None = None
     resume: Path | None = None
     memory_window: int | None = None
@@ -223,7 +225,7 @@ def _worked(
     watch = WindowRunner(rank, control, task.guide)
     with (
         leaving(task.checkpoints, transport, rank.peers, partial(held_tensors, rank)),
-        saving(task.checkpoints, transport, control) as watch.saver,
+        saving(task.checkpoints, transport, control, task.policy) as watch.saver,
     ):
         last = _run_windows(task, watch, bound)
     for lane in (rank.lane, *rank.copy_lanes):
@@ -355,7 +357,8 @@ def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
         load_model(task.capture.model, kept.tensors)
         return task.capture.model
 
-    found = validate(task.job, rank.transport, checkpoints, step, model)
+    own = task.job, rank.transport, checkpoints, step
+    found = validate(*own, model, keeps_best=task.policy.keep.best)
     if found is not None:
         rank.report(StepResult(step - 1, None, 0.0, 0, validated=found))
 
@@ -372,7 +375,7 @@ def is_due(step: int, every: int) -> bool:
 
 def _is_saved_on_the_way(task: Task) -> bool:
     """Return whether a checkpoint is due before the last step, for which nothing waits."""
-    if task.every_s is not None:
+    if task.every_s is not None or task.policy.mtbf_s is not None:
         return True
     ends = (step + program.num_steps for program, step in task.windows)
     due = (end for end, _ in pairwise(ends) if is_due(end, task.checkpoint_every))

@@ -37,6 +37,7 @@ class Order:
     pieces:  of this rank, as they lie in the memory one after another.
     token:   of the run: what others left half-written is not taken for its.
     ranks:   whose parts make it whole; the first of them finishes it.
+    keep:    which checkpoints stay once it is there.
     """
 
     checkpoints: str
@@ -45,6 +46,7 @@ class Order:
     token: str
     ranks: Sequence[int]
     size_bytes: int
+    keep: folders.Keep
     pieces: tuple[Piece, ...] = ()
     plain: dict[str, Any] | None = None
 
@@ -66,6 +68,7 @@ class Order:
     def of_line(cls, line: bytes) -> "Order":
         """Return the order that `line` made a line of."""
         told: dict[str, Any] = json.loads(line)
+        told["keep"] = folders.Keep(**told["keep"])
         told["pieces"] = tuple(Piece._make(row) for row in told["pieces"])
         return cls(**told)
 
@@ -127,7 +130,7 @@ def _completed(order: Order, parent: int) -> bool:
         if order.rank == order.ranks[0]:
             if folders.has_parts(order.hidden, order.ranks):
                 folders.finish(Path(order.checkpoints), order.step, order.token)
-                folders.keep_newest(Path(order.checkpoints))
+                folders.tidy(Path(order.checkpoints), order.keep)
                 return True
         elif not order.hidden.exists():
             return order.is_there

@@ -167,6 +167,7 @@ def _checkpointing(outcome: "Outcome") -> dict[str, object] | None:
     if not any(saves.blocked_s for saves in told):
         return None
     blocked = [max(row) for row in zip(*(saves.blocked_s for saves in told), strict=True)]
+    every = [saves.every_s for saves in told if saves.every_s is not None]
     written = [seconds for saves in told for seconds in saves.written_s]
     return {
         "beside": len(blocked),
@@ -176,6 +177,7 @@ def _checkpointing(outcome: "Outcome") -> dict[str, object] | None:
         "written_s": statistics.median(written) if written else None,
         "waited": max(saves.waited for saves in told),
         "postponed": sum(saves.postponed for saves in told),
+        "every_s": max(every) if every else None,
     }
 
 

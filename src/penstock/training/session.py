@@ -15,6 +15,7 @@ from penstock.job import Job
 from penstock.plan import Decision, Plan, Units
 from penstock.profile.kinds import load_profiles
 from penstock.rules.ruled import ruled
+from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
 from penstock.search import Fixed
 from penstock.training import saved, trial
@@ -85,6 +86,7 @@ class Session:
     job:      what is trained: the author's, with modules replaced where rules say so.
     text:     how the job was named, "file.py:name"; "": it was given as a record.
     units:    into which the stages of the plan are cut, whichever it is; None: it stays as it is.
+    weights:  the file or folder whose weights the model begins with; "": it makes its own.
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
     basis:    what the plan was found by, where it may be made again during the run.
     elastic:  whether the run goes on when ranks are lost.
@@ -100,8 +102,10 @@ class Session:
     there: Machines
     author: Job
     every: CheckpointInterval = EVERY
+    keep: Keep = Keep()  # noqa: RUF009 - a frozen record
     care: CheckOptions = CheckOptions()  # noqa: RUF009 - a frozen record
     units: Units | None = None
+    weights: str = ""
     on_step: Callable[[Row], None] | None = None
     checked: str = ""
     basis: SearchBasis | None = None
@@ -164,7 +168,8 @@ class Session:
     def _key(self) -> str:
         """Return what names the job, with the modules that are replaced."""
         replaces = [str(rule) for rule in self.fixed.rules if rule.verb == "replace"]
-        return "; ".join([self.text, *replaces]) if self.text else ""
+        begins = [f"--from {Path(self.weights).absolute()}"] if self.weights else []
+        return "; ".join([self.text, *replaces, *begins]) if self.text else ""
 
     def _is_strict(self) -> bool:
         """Return whether a plan is required."""
@@ -186,6 +191,8 @@ class Session:
         return {
             "steps": self.num_steps,
             "a checkpoint every": self.every,
+            "--keep": self.keep,
+            "--from": self.weights,
             "--resume": self.resume,
             "--units": self.units,
             "--with": [(rule.verb, rule.pattern, rule.how) for rule in rules],
@@ -530,6 +537,7 @@ class Session:
         self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
     ) -> "Task":
         from penstock.program.lower_plan import stages_of
+        from penstock.runtime.saver import SavePolicy
         from penstock.runtime.worker import Task
         from penstock.training.windows import memory_window
 
@@ -544,6 +552,7 @@ class Session:
             checkpoint_every=self.every.steps,
             validate_every=self.job.validate_every or 0,
             every_s=self.every.seconds,
+            policy=SavePolicy(self.keep, self.every.mtbf_s),
             board=board,
             resume=checkpoint,
             memory_window=memory_window(windows),
@@ -620,6 +629,7 @@ class Session:
     ) -> Trained:
         from penstock.runtime.eager import EagerTask, work_eagerly
         from penstock.runtime.launch import run_processes
+        from penstock.runtime.saver import SavePolicy
 
         most = self.fixed.ranks or Cluster.here().num_ranks
         steps = range(first_step, self.num_steps)
@@ -639,6 +649,7 @@ class Session:
                 validate_every=self.job.validate_every or 0,
                 every_s=self.every.seconds,
                 board=board,
+                policy=SavePolicy(self.keep, self.every.mtbf_s),
             )
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear(first_step, checkpoint)

@@ -17,6 +17,7 @@ from penstock.schedule.recipe import AnySchedule
 from penstock.search import Fixed
 from penstock.training import ask
 from penstock.training.choose import Machines
+from penstock.training.imported import beginning_with
 from penstock.training.listener import SILENT, Listener, Row
 from penstock.training.lock import locked
 from penstock.training.prepare import started_on
@@ -24,7 +25,13 @@ from penstock.training.replaced import replaced
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
 from penstock.training.torchrun import train_under_torchrun
-from penstock.training.windows import parse_every
+from penstock.training.windows import (
+    EVERY,
+    CheckpointInterval,
+    parse_every,
+    parse_keep,
+    parse_seconds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -53,7 +60,10 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     num_steps: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    checkpoint_every: int | str = 100,
+    weights: Path | str | None = None,
+    checkpoint_every: int | str | None = None,
+    keep: str = "2",
+    mtbf: str | None = None,
     check: bool = True,
     strict: bool = False,
     eager: bool = False,
@@ -84,7 +94,11 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     num_steps:         in all; default: the job's.
     out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
     resume:            continue from the last checkpoint in `out`, if there is one.
-    checkpoint_every:  500 (steps), "30s", "10m" or "2h".
+    weights:           a file or folder of safetensors that the model begins with, by its own names.
+    checkpoint_every:  500 (steps), "30s", "10m" or "2h"; default: by `mtbf` or that of the cluster,
+                       where it is known, else 100 steps.
+    keep:              which checkpoints stay: "3" (the newest), "3,every=1000" (steps), "no-best".
+    mtbf:              mean time between failures: "3h".
     check:             whether the job is examined, and two steps are compared with the plain loop.
     strict:            whether a job that no plan trains as its author wrote it is refused, instead
                        of trained as eager replicas or in one process.
@@ -117,6 +131,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
         author = load_job(job) if isinstance(job, str) else job
+        author = author if weights is None else beginning_with(author, weights)
         said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
         loaded = replaced(author, said)
         ask.check_fits(asked, loaded, post_validation=post_validation)
@@ -124,6 +139,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             job=loaded,
             author=author,
             text=job if isinstance(job, str) else "",
+            weights="" if weights is None else str(weights),
             folder=folder,
             num_steps=num_steps or loaded.num_steps,
             fixed=Fixed(
@@ -138,7 +154,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             given_plan=chosen,
             resume=resume,
             there=Machines(there, listener=listener),
-            every=parse_every(str(checkpoint_every)),
+            every=_every(checkpoint_every, mtbf, there, listener),
+            keep=parse_keep(keep),
             care=CheckOptions(check, strict, eager, trial, replan),
             on_step=on_step,
             units=ask.units_asked(None if units is None else str(units)),
@@ -158,6 +175,32 @@ def _check_elastic(elastic: bool, *, eager: bool) -> None:
         what = "--eager" if eager else "torchrun"
         hint = "start it as `penstock train` on one host; others join by `penstock join`"
         raise PlanError(f"ranks that come and go are not those of {what}", hint=hint)
+
+
+def _every(
+    asked: int | str | None, mtbf: str | None, cluster: Cluster | None, listener: Listener
+) -> CheckpointInterval:
+    """Return how often checkpoints are due: as asked, by failures, or as always.
+
+    Raises:   PlanError: both an interval and a mean time between failures are given.
+    """
+    if asked is not None and mtbf is not None:
+        message = f"--checkpoint-every is {asked}, and --mtbf {mtbf} asks for another interval"
+        raise PlanError(message, hint="leave out one of them")
+    if asked is not None:
+        return parse_every(str(asked))
+    known = cluster.mtbf_s if cluster is not None else None
+    mtbf_s = known if mtbf is None else parse_seconds(mtbf, "--mtbf")
+    if mtbf_s is not None:
+        every = CheckpointInterval(0, None, mtbf_s)
+        listener.say(f"a checkpoint every {every}, measured in this run")
+        return every
+    if cluster is not None and any(kind.preemptible for kind in cluster.devices):
+        listener.say(
+            f"a checkpoint every {EVERY}: how often preemptible hosts are taken is not said; "
+            "--mtbf 3h, or mtbf_s of the device"
+        )
+    return EVERY
 
 
 def _train_here(session: Session) -> "Trained":

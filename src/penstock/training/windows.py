@@ -10,28 +10,39 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, is_asynchronous, schedule_of
 from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Program
+from penstock.runtime.folders import Keep
 from penstock.runtime.windows import Windows, repeated
 from penstock.schedule.recipe import Recipe, units_of
+from penstock.units import format_seconds
 
 _MOST_STEPS = 100  # of an asynchronous window between checkpoints that are due by the clock
 FIRST_WINDOW = 4  # steps of an asynchronous schedule that are run, and watched, before the rest
 
+_MOST_DIGITS = 12
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class CheckpointInterval(NamedTuple):
-    """How often checkpoints are written, besides the one at the end: in steps, or in seconds."""
+    """How often checkpoints are written, besides the one at the end: in steps, or in seconds.
+
+    mtbf_s:  mean seconds between failures, by which the run finds the interval.
+    """
 
     steps: int = 100
     seconds: float | None = None
+    mtbf_s: float | None = None
 
     def window_steps(self, step_s: float | None) -> int:
         """Return after how many steps an asynchronous schedule drains, if one takes `step_s`."""
+        if self.mtbf_s is not None:
+            return _MOST_STEPS
         if self.seconds is None:
             return self.steps
         return max(1, min(_MOST_STEPS, int(self.seconds / step_s) if step_s else _MOST_STEPS))
 
     def __str__(self) -> str:
+        if self.mtbf_s is not None:
+            return f"sqrt(2 x what one costs x {format_seconds(self.mtbf_s)} between failures)"
         return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
 
 
@@ -51,6 +62,37 @@ def parse_every(text: str) -> CheckpointInterval:
         return CheckpointInterval(int(number))
     message = f'--checkpoint-every is "{text}", neither a number of steps nor a time'
     raise PlanError(message, hint="write 500 (steps), 30s, 10m or 2h")
+
+
+def parse_seconds(text: str, flag: str) -> float:
+    """Return the seconds that "30s", "10m" or "2h" means.
+
+    Raises:   PlanError: it is no time.
+    """
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)(s|m|h)", text.strip())
+    if found is None or not float(found[1]):
+        raise PlanError(f'{flag} is "{text}", no time', hint="write 30s, 10m or 2h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def parse_keep(text: str) -> Keep:
+    """Return what "3", "3,every=1000" or "1,no-best" means.
+
+    Raises:   PlanError: something else.
+    """
+    newest, every, best = 2, 0, True
+    for word in text.split(","):
+        name, _, number = word.strip().rpartition("=")
+        if name == "every" and number.isdecimal() and len(number) < _MOST_DIGITS:
+            every = int(number)
+        elif not name and number.isdecimal() and len(number) < _MOST_DIGITS:
+            newest = int(number)
+        elif word.strip() in ("best", "no-best"):
+            best = word.strip() == "best"
+        else:
+            hint = "write 3 (the newest), 3,every=1000 (steps, for good), or 3,no-best"
+            raise PlanError(f'--keep is "{text}"', hint=hint)
+    return Keep(newest, every, best)
 
 
 def check_early(plan: Plan) -> None:
