@@ -29,6 +29,7 @@ ROOMS = (
     "schedule",
     "plan",
     "rules",
+    "manifest",
     "program",
     "timeline",
     "simulate",

@@ -302,6 +302,7 @@ def test_checkpoints_are_due_by_the_mean_time_between_failures(call: Call, tmp_p
     [
         (["--mtbf", "2"], '--mtbf is "2", no time'),
         (["--mtbf", "2h", "--checkpoint-every", "9"], "--checkpoint-every is 9, and --mtbf 2h"),
+        (["--mtbf", "2h", "--elastic"], "--mtbf is 2h, and ranks that are lost"),
         (["--keep", "0"], "--keep has 0 newest"),
         (["--keep", "3,all"], '--keep is "3,all"'),
         (["--from", "nowhere.safetensors"], "there are no weights in nowhere.safetensors"),

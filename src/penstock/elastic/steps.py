@@ -54,7 +54,8 @@ class GenerationSteps:
         self.first, self.last, self.is_over = first, last, False
         self.watch = worker.WindowRunner(rank, Control(None))
         if task.checkpoints is not None:  # written at once: who writes beside may die meanwhile
-            self.watch.saver = Saver(task.checkpoints, rank.transport)
+            own = rank.transport, self.watch.control, task.policy
+            self.watch.saver = Saver(task.checkpoints, *own)
         written = written_buffers(rank.capture.graph)
         self.buffers = [
             value for w in rank.weights.values() for n, value in w.buffers.items() if n in written

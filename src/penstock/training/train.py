@@ -121,7 +121,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         asks = {"--ranks": ranks, "--stages": stages, "--schedule": schedule, "--offload": offload}
         asks |= {"--post-validation": post_validation, "--memory": memory}
         wished = plan or schedule or stages or units or offload or memory or post_validation
-        _check_elastic(elastic, eager=eager)
+        _check_elastic(elastic, eager=eager, mtbf=mtbf)
         if eager and (wished or rules):
             raise PlanError("--eager trains without a plan", hint=_OF_PLANS)
         if plan is not None:
@@ -154,7 +154,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             given_plan=chosen,
             resume=resume,
             there=Machines(there, listener=listener),
-            every=_every(checkpoint_every, mtbf, there, listener),
+            every=_every(checkpoint_every, mtbf, None if elastic else there, listener),
             keep=parse_keep(keep),
             care=CheckOptions(check, strict, eager, trial, replan),
             on_step=on_step,
@@ -166,7 +166,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         return train_under_torchrun(make) if under_torchrun() else _train_here(make())
 
 
-def _check_elastic(elastic: bool, *, eager: bool) -> None:
+def _check_elastic(elastic: bool, *, eager: bool, mtbf: str | None) -> None:
     """Raise where ranks that come and go are asked for together with what cannot have them.
 
     Raises:   PlanError.
@@ -175,6 +175,11 @@ def _check_elastic(elastic: bool, *, eager: bool) -> None:
         what = "--eager" if eager else "torchrun"
         hint = "start it as `penstock train` on one host; others join by `penstock join`"
         raise PlanError(f"ranks that come and go are not those of {what}", hint=hint)
+    if elastic and mtbf is not None:
+        message = f"--mtbf is {mtbf}, and ranks that are lost are made up for by others"
+        raise PlanError(
+            message, hint="leave out --mtbf or --elastic; --checkpoint-every goes with it"
+        )
 
 
 def _every(

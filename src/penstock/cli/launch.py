@@ -1,0 +1,73 @@
+"""penstock launch: the same training under other programs that start processes on many hosts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from penstock.cli import face
+from penstock.cli.train import train
+from penstock.cluster import Cluster
+from penstock.errors import PlanError
+from penstock.files import write_text
+from penstock.manifest import Kind, Launched, manifest
+from penstock.plan import Plan
+
+_KINDS = "|".join(get_args(Kind))
+
+
+def launch(  # the flags of the command  # noqa: PLR0913
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A file.py[:name] or module[:name].")],
+    kind: Annotated[str, typer.Option("--print", metavar=_KINDS, help="For which program.")],
+    cluster: Annotated[Path, typer.Option(help="The machines (TOML) to start it on.")],
+    flags: Annotated[
+        list[str] | None, typer.Argument(metavar="-- FLAGS", help="Of `penstock train`.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Train with this plan, on its hosts.")] = None,
+    image: Annotated[str, typer.Option(help="Of a container, for kubernetes.")] = "",
+    volume: Annotated[str, typer.Option(help="A claim that all hosts see, for kubernetes.")] = "",
+    name: Annotated[str, typer.Option(help="Default: that of the job.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as a text of JSON.")] = False,
+) -> None:
+    """Print what torchrun, Kubernetes, SkyPilot or Slurm needs to train a job on a cluster.
+
+    Example: penstock launch job.py --print slurm --cluster c.toml -- --out /shared/run --resume
+    """
+    found = next((each for each in get_args(Kind) if each == kind), None)
+    if found is None:
+        raise PlanError(f'--print is "{kind}"', hint=f"it can be {_KINDS.replace('|', ', ')}")
+    machines = Cluster.load(cluster)
+    own = ["--cluster", str(cluster)]
+    if plan is not None:
+        own += ["--plan", str(plan)]
+        _check_plan(Plan.load(plan), machines, plan)
+    command = ("train", job, *own, *(flags or ()))
+    _check(command[1:])
+    text = manifest(Launched(name or job, command, machines, image, volume), found)
+    if out is not None:
+        face.check_place(out)
+        write_text(out, text)
+        face.say(f"wrote {out}")
+    elif as_json:
+        face.show_json({"kind": found, "ranks": machines.num_ranks, "text": text})
+    else:
+        face.show(text.rstrip("\n"))
+
+
+def _check_plan(plan: Plan, cluster: Cluster, path: Path) -> None:
+    """Raise unless the cluster has as many ranks as the plan.
+
+    Raises:   PlanError: it has not.
+    """
+    if plan.total_ranks != cluster.num_ranks:
+        message = f"{path} is for {plan.total_ranks} ranks, the cluster has {cluster.num_ranks}"
+        raise PlanError(message, hint="leave the hosts in --cluster that the plan is for")
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """Raise if `penstock train` would not take these arguments, as it would itself."""
+    command = typer.Typer(add_completion=False)
+    command.command()(train)
+    typer.main.get_command(command).make_context("penstock train", [*arguments])
