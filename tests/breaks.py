@@ -315,12 +315,12 @@ BREAKS = (
         "the copy is written over while it is still being written from",
     ),
     Break(
-        "checkpoint_copied_across",
+        "conjugates_as_they_lie",
         "runtime/snapshot.py",
-        'if value.device.type == "cpu" and value.is_contiguous():',
-        'if value.device.type == "cpu":',
+        "return dense.resolve_conj().resolve_neg()",
+        "return dense",
         ("tests/runtime/test_saver.py",),
-        "what does not lie in order is copied, all at once",
+        "tensors that are conjugated or negated in view only are saved without that, or not at all",
     ),
     Break(
         "writer_follows_in_silence",
