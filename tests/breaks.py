@@ -1487,6 +1487,22 @@ BREAKS = (
         "E[1/y] counts the steps in which there is no rank",
     ),
     Break(
+        "steps_do_not_follow_the_batch",
+        "fleet/batch.py",
+        "count = steps_needed(steps, batch, self.scale, other=samples)",
+        "count = steps * batch / samples",
+        ("tests/fleet/test_batch.py",),
+        "twice the batch is believed to halve the steps, whatever the noise",
+    ),
+    Break(
+        "dearest_first",
+        "cli/fleet_batch.py",
+        "one.seconds if objective",
+        "-one.seconds if objective",
+        ("tests/cli/test_fleet_batch.py",),
+        "the slowest ranks and batch are named first",
+    ),
+    Break(
         "noise_of_one_replica",
         "runtime/sums.py",
         "is_telling = rank.rank == min(reduce.ranks)",
