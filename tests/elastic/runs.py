@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from penstock.cluster import Cluster
-from penstock.elastic.launch import Ended, Start, run_threads
+from penstock.elastic.launch import Ended, Start, ThreadGenerations, run_threads
 from penstock.elastic.member import RunEvent, RunMember
-from penstock.elastic.words import View
+from penstock.elastic.words import View, Where
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan
@@ -90,7 +90,7 @@ class Told:
 Kill = Callable[[int, RunMember], contextlib.AbstractContextManager[None]]
 
 
-def run(
+def run(  # noqa: PLR0913 - what a run is made of
     ways: PlanBasis,
     plans: dict[int, Plan],
     first: int,
@@ -98,10 +98,12 @@ def run(
     killed: Kill | None = None,
     *,
     every: int = 0,
+    joins: Callable[[Start, list[Mapping[int, Where]]], None] | None = None,
 ) -> Told:
     """Run `first` ranks, by `plans` of so many ranks; return what happened.
 
     every:  steps after which a checkpoint is written.
+    joins:  is called in a thread of its own when the run begins.
     """
     told = Told()
     folder.mkdir(exist_ok=True)
@@ -126,7 +128,14 @@ def run(
         return made
 
     view = View(1, 0, text_of(plans[first]), tuple(range(first)))
-    told.ended = run_threads(Start(view, b"token", pilot), told.steps.append, killed=killed)
+    found: list[Mapping[int, Where]] = []
+    start = Start(view, b"token", pilot, where=found.append, generations=ThreadGenerations())
+    threads = [threading.Thread(target=joins, args=(start, found))] if joins else []
+    for thread in threads:
+        thread.start()
+    told.ended = run_threads(start, told.steps.append, killed=killed)
+    for thread in threads:
+        thread.join()
     newest = checkpoint.latest(folder / "checkpoints")
     if newest is not None:
         told.weights = dict(checkpoint.load(newest).tensors)
@@ -137,6 +146,7 @@ class Doom(threading.local):
     """When the member of this thread dies: before a call of a step, or never."""
 
     at: tuple[int, int] | None = None
+    waits: Callable[[int], None] = staticmethod(lambda step: None)
 
 
 _doom = Doom()
@@ -158,6 +168,25 @@ def doomed_all(when: Mapping[int, tuple[int, int]]) -> Kill:
     return killed
 
 
+def _is_asked(member: RunMember) -> bool:
+    return bool(member.mesh.asks)
+
+
+def patient(step: int, until: Callable[[RunMember], bool] = _is_asked) -> Kill:
+    """Let members wait before a step until that is so: as a rule, somebody asks to join."""
+
+    @contextlib.contextmanager
+    def killed(number: int, member: RunMember) -> Iterator[None]:
+        def waits(now: int) -> None:
+            if now == step:
+                assert member.mesh.wait(lambda: until(member), 60.0)
+
+        _doom.at, _doom.waits = None, waits
+        yield
+
+    return killed
+
+
 def mortal(patched: pytest.MonkeyPatch) -> None:
     """Let members that are doomed die."""
 
@@ -167,6 +196,7 @@ def mortal(patched: pytest.MonkeyPatch) -> None:
             carried.begin(rank._first_number(first_step))
         marks = [time.perf_counter()]
         rank.progress.last_update_s = marks[0]
+        _doom.waits(first_step)
         for number, bound in enumerate(calls):
             if _doom.at is not None and _doom.at <= (first_step, number):
                 raise Killed

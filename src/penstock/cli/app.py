@@ -15,6 +15,7 @@ from penstock.cli.explain import diff, explain
 from penstock.cli.export import export
 from penstock.cli.fleet import app as fleet
 from penstock.cli.infer import infer
+from penstock.cli.join import join
 from penstock.cli.launch import launch
 from penstock.cli.plan import plan
 from penstock.cli.predict import predict
@@ -25,8 +26,8 @@ from penstock.cli.simulate import simulate
 from penstock.cli.train import train
 
 COMMANDS = (
-    train, launch, infer, plan, explain, diff, simulate, replay, predict, configure, report, export,
-    schedule, check, doctor,
+    train, join, launch, infer, plan, explain, diff, simulate, replay, predict, configure, report,
+    export, schedule, check, doctor,
 )  # fmt: skip
 
 app = typer.Typer(

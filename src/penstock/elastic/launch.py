@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +25,7 @@ import torch
 
 from penstock.elastic.member import GivenUpError, Outside, Pilot, RunMember
 from penstock.elastic.mesh import GenerationStore, Mesh, listening, where_of
-from penstock.elastic.words import View, Where
+from penstock.elastic.words import Ask, View, Where, WireError
 from penstock.errors import PenstockError, RunError
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import let_children_die_with_this
@@ -37,6 +38,25 @@ from penstock.runtime.worker import RankResult
 _JOIN_S = 30.0  # for which members of a view may take to be ready
 
 Report = Callable[[StepResult], None]
+Join = Callable[[View, int, Callable[[], None]], Transport]
+
+
+@final
+class ThreadGenerations:
+    """The transports of members that are threads of one process, by generation."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[ThreadTransport, ...]] = {}
+        self._lock = threading.Lock()
+
+    def join(self, view: View, position: int, news: Callable[[], None]) -> Transport:
+        """Return the end of one rank of a view."""
+        news()
+        with self._lock:
+            if view.generation not in self._made:
+                made = thread_transports(len(view.members), copies=True)
+                self._made[view.generation] = made
+            return self._made[view.generation][position]
 
 
 class Heir(NamedTuple):
@@ -55,6 +75,7 @@ class Start(NamedTuple):
     pilots:  makes the pilot of one member.
     asked:   the number of a signal by which the run is to stop, or 0.
     where:   is told where members listen.
+    generations: where members that are threads find each other.
     """
 
     view: View
@@ -62,6 +83,7 @@ class Start(NamedTuple):
     pilots: Callable[[], Pilot]
     asked: Callable[[], int] = lambda: 0
     where: Callable[[Mapping[int, Where]], None] = lambda where: None
+    generations: ThreadGenerations | None = None
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -233,6 +255,75 @@ def live(
         mesh.close()
 
 
+class Caller(NamedTuple):
+    """A newcomer: its lines, where it listens, and the digest of the step that it has traced."""
+
+    mesh: Mesh
+    where: Where
+    graph: str
+
+
+def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
+    """Return the view in which a newcomer is, once the members of a run have taken it in.
+
+    members:  where some of them listen.
+    Raises:   RunError: none of them is there, or takes it: it trains another job, is on another
+              host, or there is no plan for as many ranks.
+    """
+    mesh, welcome = caller.mesh, None
+    for where in members:
+        with contextlib.suppress(WireError):
+            welcome = mesh.call(where, Ask(caller.where, caller.graph, ()))
+            break
+    if welcome is None:
+        places = ", ".join(f"{where.host}:{where.port}" for where in members)
+        raise RunError(f"no rank of the run answers at {places}", hint="is it still running?")
+    if welcome.graph != caller.graph:
+        message = f"the run trains graph {welcome.graph}; this process traced {caller.graph}"
+        raise RunError(message, hint="have the job file and packages of the run")
+    if {where.key for where in welcome.members.values()} != {caller.where.key}:
+        raise RunError("the run is on another host", hint="join it on its own host")
+    known, until = dict(welcome.members), time.monotonic() + limit_s
+    while time.monotonic() < until:
+        mesh.connect({**known, mesh.own: caller.where})
+        mesh.tell(Ask(caller.where, caller.graph, tuple(known)))
+        seen = 0 if mesh.view is None else mesh.view.generation
+        mesh.wait(lambda seen=seen: mesh.view is not None and mesh.view.generation > seen, 1.0)
+        view = mesh.view
+        if view is not None and mesh.own in view.members:
+            return view
+        if view is not None:
+            known = {m: view.where[m] for m in view.members if m in view.where}
+    message = f"the run did not take this process in within {limit_s:.0f} s"
+    raise RunError(message, hint="it has plans for as many ranks as it began with, and for fewer")
+
+
+def join(
+    caller: Caller,
+    members: Sequence[Where],
+    pilot: Pilot,
+    limit_s: float,
+    make: Join | None = None,
+) -> int:
+    """Be a rank of a run that is under way, to its end; return how many steps there were then.
+
+    make:     makes its end of a transport; default: shared memory.
+    Raises:   RunError: it is not taken in; the job fails, or nobody is left.
+    """
+    mesh = caller.mesh
+    member = RunMember(mesh, pilot, Outside(make or partial(_shared, mesh), _unheard))
+    mesh.start()
+    try:
+        member.live(taken_in(caller, members, limit_s))
+    finally:
+        mesh.close()
+    return mesh.done
+
+
+def _unheard(step: StepResult) -> None:
+    """Let a report pass: the members that began the run write it down."""
+
+
 def _shared(mesh: Mesh, view: View, position: int, news: Callable[[], None]) -> Transport:
     """Return a member's end of a view whose members are all on this host."""
     store = GenerationStore(mesh, view.generation)
@@ -241,24 +332,6 @@ def _shared(mesh: Mesh, view: View, position: int, news: Callable[[], None]) -> 
 
 
 # -- threads --------------------------------------------------------------------------------------
-
-
-@final
-class ThreadGenerations:
-    """The transports of members that are threads of one process, by generation."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[ThreadTransport, ...]] = {}
-        self._lock = threading.Lock()
-
-    def join(self, view: View, position: int, news: Callable[[], None]) -> Transport:
-        """Return the end of one rank of a view."""
-        news()
-        with self._lock:
-            if view.generation not in self._made:
-                made = thread_transports(len(view.members), copies=True)
-                self._made[view.generation] = made
-            return self._made[view.generation][position]
 
 
 class Ended(NamedTuple):
@@ -280,9 +353,10 @@ def run_threads(
     killed:   is entered by each member with its number; what it raises inside kills the member as
               SIGKILL would: its lines end without a word.
     """
-    made, ended = ThreadGenerations(), dict[int, Ended]()
+    made, ended = start.generations or ThreadGenerations(), dict[int, Ended]()
     listeners = {member: listening() for member in start.view.members}
     where = {member: where_of(end, "threads") for member, end in listeners.items()}
+    start.where(where)
 
     def live_one(number: int) -> None:
         torch.set_num_threads(1)

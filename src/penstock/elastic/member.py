@@ -26,7 +26,7 @@ from penstock.elastic.moving import catalog_of, move, moves_to
 from penstock.elastic.steps import GenerationSteps, Over
 from penstock.elastic.views import Left, left_of, may_go_on
 from penstock.elastic.vote import Vote, Wishes
-from penstock.elastic.words import Failed, Halt, Told, View
+from penstock.elastic.words import Failed, Halt, Told, View, Welcome
 from penstock.errors import PenstockError, RunError
 from penstock.runtime import checkpoint, worker
 from penstock.runtime.calls import Bound, StepResult
@@ -70,6 +70,11 @@ class Pilot(Protocol):
     @property
     def last_step(self) -> int:
         """Return the steps of the run."""
+        ...
+
+    @property
+    def graph(self) -> str:
+        """Return the digest of the step that is trained."""
         ...
 
     def task(self, view: View) -> Task:
@@ -154,8 +159,8 @@ class RunMember:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this is the first member of its last view."""
-        return self._view is not None and self._view.members[0] == self.mesh.own
+        """Return whether this is the first member of its last view: that with the least number."""
+        return self._view is not None and min(self._view.members) == self.mesh.own
 
     def leave_transport(self) -> None:
         """Let go of the transport, as a process that dies does."""
@@ -196,6 +201,8 @@ class RunMember:
         Raises:   TransportError: a member is lost.
         """
         self._view = view
+        self.mesh.where |= view.where
+        self.mesh.greets = partial(self._welcome, view)
         self._check(view)
         position, task = view.members.index(self.mesh.own), self.pilot.task(view)
         transport = self.outside.join(view, position, partial(self._check, view))
@@ -203,7 +210,7 @@ class RunMember:
         self._check(view)
         rank = worker.rank_of(task, transport, self._heard)
         rank.is_guarded = True
-        vote = Vote(rank, partial(self._wishes, view, position, task))
+        vote = Vote(rank, partial(self._wishes, view, task))
         rank.commit = vote
         bound = _bound(rank, task)
         guard = Guard(rank, task.windows.programs[0]) if self.pilot.guards(view) else None
@@ -221,16 +228,21 @@ class RunMember:
             vote.before = guard.exchange
         steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
         about = self._event(view, before, came)
-        note = partial(self._note, about, time.monotonic()) if position == 0 else _nothing
-        if position == 0:
+        note = partial(self._note, about, time.monotonic()) if self.is_first else _nothing
+        if self.is_first:
             self._report(view.newest)
         held = partial(worker.held_tensors, rank)
         try:
             with leaving(task.checkpoints, transport, rank.peers, held):
-                return steps.run(self, position, note)
+                return steps.run(self, note)
         finally:
             self._abort_unless_over(steps)
             steps.close()
+
+    def _welcome(self, view: View) -> Welcome:
+        """Return what a newcomer has to know of this generation."""
+        where = self.mesh.where
+        return Welcome({m: where[m] for m in view.members if m in where}, self.pilot.graph)
 
     def _load(self, view: View, rank: Rank, guard: Guard | None) -> int:
         """Fill a rank with the state of the view's step; return the bytes that came from others.
@@ -326,15 +338,15 @@ class RunMember:
 
     def _left(self, view: View) -> Left | None:
         mesh = self.mesh
-        return left_of(view.generation, view.members, mesh.lost, mesh.stopped)
+        return left_of(view.generation, sorted(view.members), mesh.lost, mesh.stopped)
 
     def _decided(self, view: View) -> View | None:
         """Return the next view if this member is the one to decide, and can."""
         left, mesh = self._left(view), self.mesh
-        first = next((m for m in view.members if m not in mesh.lost), None)
+        first = min((m for m in view.members if m not in mesh.lost), default=None)
         if left is None or first != mesh.own:
             return None
-        if not left.members or not may_go_on(view.members, {*left.members}, mesh.lost):
+        if not left.members or not may_go_on(sorted(view.members), {*left.members}, mesh.lost):
             return None
         decided = self.pilot.decide(view, left, mesh, tuple(self._newcomers(view)))
         mesh.tell(decided)
@@ -421,9 +433,9 @@ class RunMember:
 
     # -- what steps ask for ---------------------------------------------------------------------
 
-    def _wishes(self, view: View, position: int, task: Task) -> Wishes:
+    def _wishes(self, view: View, task: Task) -> Wishes:
         """Return what this member asks for with the next vote."""
-        is_first = position == 0
+        is_first = self.is_first
         is_due = task.every_s is not None and time.monotonic() - self._saved_s >= task.every_s
         return Wishes(
             regroup=self.outside.leaves() or (is_first and bool(self._newcomers(view))),
@@ -432,13 +444,11 @@ class RunMember:
         )
 
     def _newcomers(self, view: View) -> list[int]:
-        """Return those who ask to be taken in, and can be."""
+        """Return who asks to be taken in, and can be: one at a time."""
         mesh, here = self.mesh, {m for m in view.members if m not in self.mesh.lost}
         asks = {m: ask for m, ask in sorted(mesh.asks.items()) if m not in view.members}
         ready = [m for m, ask in asks.items() if here <= {*ask.known} and m in mesh.members]
-        while ready and not self.pilot.may_grow(len(here) + len(ready)):
-            ready.pop()
-        return ready
+        return ready[:1] if self.pilot.may_grow(len(here) + 1) else []
 
     def _heard(self, result: StepResult) -> None:
         """Pass on what a rank reports; of steps only the vote tells."""
@@ -453,13 +463,13 @@ class RunMember:
         """Note how the step that begins is finished if it counts, and undone if it does not."""
         self._state.finish, self._state.undo = finish, undo
 
-    def counts(self, told: Told, rank: Rank, position: int) -> None:
+    def counts(self, told: Told, rank: Rank) -> None:
         """Note that a step has happened; the first rank reports it."""
         self._newest = told
         if self._guard is not None:
             self._guard.update(told.step)
         self._hold(rank, told.step + 1)
-        if position == 0:
+        if self.is_first:
             self._report(told)
 
     def late(self, rank: Rank, step: int) -> None:

@@ -136,8 +136,8 @@ class Mesh:
                         self._call(members[member])
             self.wait(lambda: all(m in self._lines for m in missing), _TRY_S)
 
-    def call(self, where: Where, *, limit_s: float = 10.0) -> Welcome:
-        """Connect to one member of a run, as a newcomer, and return what it says.
+    def call(self, where: Where, ask: Ask, *, limit_s: float = 10.0) -> Welcome:
+        """Connect to one member of a run, as a newcomer that knows nobody, and return its answer.
 
         Raises:   WireError: nobody is there, or does not accept the token.
         """
@@ -152,7 +152,10 @@ class Mesh:
             return bool(found) or line.is_ending
 
         self._welcome: Welcome | None = None
-        self.wait(welcomed, limit_s)
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until and not welcomed():
+            self.send(line.peer, ask)
+            self.wait(welcomed, 2 * BEAT_S)
         if not found:
             hint = "is the token that of this run?"
             raise WireError(f"{where.host}:{where.port} does not take it in", hint=hint)
@@ -330,8 +333,6 @@ class Mesh:
             return
         self._strangers.discard(line)
         self._lines[line.peer] = line
-        if self.greets is not None and not line.handshake.is_caller:
-            self._owe(line, written(self.greets()))
 
     def _hear(self, member: int, word: Word) -> None:
         match word:
@@ -339,6 +340,10 @@ class Mesh:
                 pass
             case Welcome():
                 self._welcome = word
+            case Ask(known=()):
+                line = self._lines.get(member)
+                if self.greets is not None and line is not None:
+                    self._owe(line, written(self.greets()))
             case Ask():
                 self.asks[member] = word
                 self.where[member] = word.where

@@ -30,7 +30,7 @@ class Keeper(Protocol):
 
     def begins(self, finish: Callable[[], None], undo: Callable[[], None]) -> None: ...
 
-    def counts(self, told: Told, rank: Rank, position: int) -> None: ...
+    def counts(self, told: Told, rank: Rank) -> None: ...
 
     def late(self, rank: Rank, step: int) -> None: ...
 
@@ -61,7 +61,7 @@ class GenerationSteps:
             value for w in rank.weights.values() for n, value in w.buffers.items() if n in written
         ]
 
-    def run(self, member: Keeper, position: int, note: Callable[[], None]) -> Over | None:
+    def run(self, member: Keeper, note: Callable[[], None]) -> Over | None:
         """Run steps until the run is over, or somebody asks for another generation (None).
 
         note:  called once the first step is done.
@@ -70,7 +70,7 @@ class GenerationSteps:
         once, asked = worker.run_once(self.task), Wishes()
         with torch.no_grad():
             for number, step in enumerate(range(self.first, self.last)):
-                self._step(member, position, step, (number, number in once))
+                self._step(member, step, (number, number in once))
                 if number == 0:
                     note()
                 asked = self.vote.asked
@@ -91,7 +91,7 @@ class GenerationSteps:
         self.is_over = True
         return over
 
-    def _step(self, member: Keeper, position: int, step: int, place: tuple[int, bool]) -> None:
+    def _step(self, member: Keeper, step: int, place: tuple[int, bool]) -> None:
         number, is_once = place
         program = self.task.windows.ask(step)
         assert program is not None, "a step is left"
@@ -103,7 +103,7 @@ class GenerationSteps:
         assert told is not None, "the step counts"
         count = told.micro_batches * self.task.joined
         own = step, told.loss, time.monotonic() - start, count, dict(told.figures)
-        member.counts(Told(*own), self.rank, position)
+        member.counts(Told(*own), self.rank)
 
     def _begin(self, member: Keeper, calls: list[Bound], step: int) -> None:
         """Say how the step that begins is finished by this rank alone, or undone.

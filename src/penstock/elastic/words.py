@@ -78,8 +78,6 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     members: dict[int, Where]
     graph: str
-    view: str
-    facts: dict[str, str]
 
 
 class Halt(msgspec.Struct, frozen=True, tag="stopped"):

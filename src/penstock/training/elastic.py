@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -20,9 +20,9 @@ from penstock.elastic.mesh import Mesh
 from penstock.elastic.moving import missing_of
 from penstock.elastic.placing import placed, sizes_of
 from penstock.elastic.views import Left
-from penstock.elastic.words import HeldTensor, View
-from penstock.errors import PlanError
-from penstock.files import write_text
+from penstock.elastic.words import HeldTensor, View, Where
+from penstock.errors import PlanError, RunError
+from penstock.files import read_json
 from penstock.plan import Plan, is_asynchronous, name_of
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
@@ -39,7 +39,8 @@ from penstock.training.losses import (
     told_of,
     try_rerouted,
 )
-from penstock.training.windows import windows_of
+from penstock.training.windows import EVERY, CheckpointInterval, windows_of
+from penstock.typed import damage, typed
 
 if TYPE_CHECKING:
     from penstock.runtime.worker import Task
@@ -62,6 +63,7 @@ class ElasticRun:
     task:    makes what ranks do of a plan, from a step on: (choice, step, checkpoint or None).
     plans:   by number of ranks, made ahead.
     folder:  where the run's files are; None: nothing is written, as in tests.
+    token:   what whoever joins has to know.
     """
 
     ways: PlanBasis
@@ -71,6 +73,8 @@ class ElasticRun:
     last_step: int
     folder: Path | None = None
     resume: Path | None = None
+    token: bytes = b""
+    every: CheckpointInterval = EVERY
 
 
 @final
@@ -89,6 +93,11 @@ class RunPilot:
     def last_step(self) -> int:
         """Return the steps of the run."""
         return self.run.last_step
+
+    @property
+    def graph(self) -> str:
+        """Return the digest of the step that is trained."""
+        return self.run.ways.ways[0].captured.graph.digest
 
     def prepare(self) -> None:
         """Lower all plans that were made ahead."""
@@ -253,6 +262,7 @@ class RunPilot:
         with (folder / EVENTS).open("a") as file:
             file.write(json.dumps(row) + "\n")
         if event.what != "begins":
+            write_addresses(self.run, view.where)
             choice, ways = self._of(view.plan).choice, self.run.ways
             profiles = ways.way(plan.joined).profiles
             save(folder, choice.captured, plan, profiles, ways.cluster)
@@ -277,12 +287,44 @@ def guarded(choice: Choice, program: Program, ways: PlanBasis) -> bool:
     return all(fits)
 
 
-def write_addresses(folder: Path, token: bytes, where: Mapping[int, Sequence[object]]) -> None:
-    """Write where members listen and the token, for those who may join: the run's owner."""
-    rows = {str(member): list(place) for member, place in where.items()}
-    path = folder / ADDRESSES
-    write_text(path, json.dumps({"token": token.hex(), "members": rows}) + "\n")
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """What a newcomer has to know of a run: its token, where members listen, plans, and steps.
+
+    every:    how often checkpoints are written: steps, and seconds.
+    """
+
+    token: str
+    members: dict[str, Where]
+    plans: tuple[str, ...]
+    steps: int
+    every: CheckpointInterval
+
+
+def write_addresses(run: ElasticRun, where: Mapping[int, Where]) -> None:
+    """Write what a newcomer has to know, for the run's owner alone."""
+    assert run.folder is not None, "a run of the main job has files"
+    members = {str(member): place for member, place in where.items()}
+    plans = tuple(text_of(plan) for plan in run.plans.values())
+    own = Addresses(run.token.hex(), members, plans, run.last_step, run.every)
+    path = run.folder / ADDRESSES
+    path.touch(mode=0o600)
     os.chmod(path, 0o600)
+    path.write_text(json.dumps(asdict(own)) + "\n")
+
+
+def addresses_in(folder: Path) -> Addresses:
+    """Return what a newcomer has to know of the run in `folder`.
+
+    Raises:   RunError: there is no elastic run, or its file is damaged.
+    """
+    path = folder / ADDRESSES
+    if not path.exists():
+        message = f"{folder} holds no run that ranks can join: no {ADDRESSES}"
+        raise RunError(message, hint="start it with: penstock train JOB --elastic")
+    content = read_json(path, RunError, "file of addresses")
+    with damage(f"{path}", RunError, hint="start the run again"):
+        return typed(Addresses, content)
 
 
 def text_of(plan: Plan) -> str:

@@ -28,6 +28,7 @@ from penstock.training.elastic import (
 from penstock.training.events import EVENTS
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
+from penstock.training.windows import CheckpointInterval
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
@@ -36,17 +37,17 @@ if TYPE_CHECKING:
 SEARCH_S = 2.0  # for the plan of each number of ranks that may be left
 
 
-def ways_of(folder: Path, choice: Choice, others: tuple[Joining, ...], fixed: Fixed) -> PlanBasis:
+def ways_of(folder: Path, choice: Choice, fixed: Fixed) -> PlanBasis:
     """Return what plans for other numbers of ranks are made from.
 
     folder:  of the run, where profiles and machines are.
-    others:  ways of joining micro-batches that the search had; empty: the choice's own.
+    Micro-batches are joined as the plan has them: a newcomer knows no other way.
     """
     profiles = load_profiles(folder / "profile.json")
     own = Joining(choice.plan.joined, choice.job, choice.captured, profiles)
     cluster = Cluster.load(folder / "cluster.toml")
     free = replace(fixed, ranks=None, replicas=None, stages=None, post_validation=False)
-    return PlanBasis(others or (own,), cluster, replace(free, as_placed=True))
+    return PlanBasis((own,), cluster, replace(free, as_placed=True))
 
 
 def run_of(
@@ -54,20 +55,22 @@ def run_of(
     choice: Choice,
     task: "Callable[[Choice, int, Path | None], Task]",
     steps: range,
-    about: tuple[Path, Path | None, Listener],
+    about: tuple[Path, Path | None, CheckpointInterval, Listener],
 ) -> ElasticRun:
     """Return what members of a run have alike: above all, a plan for each number of ranks left.
 
-    about:    the run's folder, the checkpoint that it starts from, and who listens.
+    about:    the run's folder, the checkpoint that it starts from, how often others are written,
+              and who listens.
     Raises:   PlanError: the plan is asynchronous.
     """
-    folder, resume, listener = about
+    folder, resume, every, listener = about
     check_elastic(choice.plan)
     most = choice.plan.total_ranks
     plan = committing(choice.plan, ways)
     with listener.busy("planning for the loss of ranks"):
         plans = with_plan(plans_ahead(ways, most, SEARCH_S, lambda count: None), plan)
-    return ElasticRun(ways, task, plans, steps.start, steps.stop, folder, resume)
+    token = secrets.token_bytes(32)
+    return ElasticRun(ways, task, plans, steps.start, steps.stop, folder, resume, token, every)
 
 
 def run_elastically(
@@ -86,11 +89,10 @@ def run_elastically(
     resume = START if run.resume is None else str(run.resume)
     members = tuple(range(most))
     view = View(1, run.first_step, text_of(run.plans[most]), members, resume=resume)
-    token = secrets.token_bytes(32)
     assert run.folder is not None, "a run of the main job has files"
     (run.folder / EVENTS).unlink(missing_ok=True)
-    wrote = partial(write_addresses, run.folder, token)
-    return run_members(Start(view, token, lambda: pilot, board.asked, wrote), report, heir)
+    wrote = partial(write_addresses, run)
+    return run_members(Start(view, run.token, lambda: pilot, board.asked, wrote), report, heir)
 
 
 def steps_in(metrics: Path) -> list[StepResult]:

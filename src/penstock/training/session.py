@@ -444,12 +444,11 @@ class Session:
         """
         from penstock.training import elastically
 
-        others = self.basis.ways if self.basis else ()
-        ways = elastically.ways_of(self.folder, choice, others, self.fixed)
+        ways = elastically.ways_of(self.folder, choice, self.fixed)
         steps = range(first_step, self.num_steps)
         with stopping(None) as board:
             task = partial(self._elastic_task, board=board)
-            about = self.folder, checkpoint, self.listener
+            about = self.folder, checkpoint, self.every, self.listener
             run = elastically.run_of(ways, choice, task, steps, about)
             self._clear(first_step, checkpoint)
             heir = elastically.Heir(partial(self._inherit, choice), self._finish_inherited)
