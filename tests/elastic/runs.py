@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,23 @@ def plan_for(ways: PlanBasis, stages: int, replicas: int, schedule: str = "one_f
     return committing(made, ways)
 
 
+def task_of(
+    choice: Choice, step: int, resume: Path | None, *, folder: Path, every: int = 0
+) -> Task:
+    """Return what ranks do from a step on; a checkpoint is written after `every` steps."""
+    graph = choice.captured.graph
+    windows = windows_of(graph, choice.plan, range(step, choice.job.num_steps), [])
+    return Task(
+        choice.captured,
+        stages_of(choice.plan, graph),
+        choice.job,
+        windows,
+        checkpoints=folder / "checkpoints",
+        checkpoint_every=every,
+        resume=resume,
+    )
+
+
 @dataclass
 class Told:
     """What an elastic run told."""
@@ -105,22 +122,9 @@ def run(  # noqa: PLR0913 - what a run is made of
     every:  steps after which a checkpoint is written.
     joins:  is called in a thread of its own when the run begins.
     """
-    told = Told()
+    told, task = Told(), partial(task_of, folder=folder, every=every)
     folder.mkdir(exist_ok=True)
     job = ways.ways[0].job
-
-    def task(choice: Choice, step: int, resume: Path | None) -> Task:
-        graph = choice.captured.graph
-        windows = windows_of(graph, choice.plan, range(step, job.num_steps), [])
-        return Task(
-            choice.captured,
-            stages_of(choice.plan, graph),
-            choice.job,
-            windows,
-            checkpoints=folder / "checkpoints",
-            checkpoint_every=every,
-            resume=resume,
-        )
 
     def pilot() -> RunPilot:
         made = RunPilot(ElasticRun(ways, task, plans, 0, job.num_steps, folder))

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -35,6 +36,7 @@ from penstock.runtime.transport.shared_memory import SharedMemoryTransport, host
 from penstock.runtime.transport.threads import ThreadTransport, thread_transports
 from penstock.runtime.worker import RankResult
 
+_MOST_UNREAD = 256  # reports that may be on the way to the process that started the run
 _JOIN_S = 30.0  # for which members of a view may take to be ready
 
 Report = Callable[[StepResult], None]
@@ -62,7 +64,8 @@ class ThreadGenerations:
 class Heir(NamedTuple):
     """What a member does when the process that started the run has died, and it is the first.
 
-    report:  takes steps in its place; `finish` what all ranks measured, or None: it was stopped.
+    report:  takes steps in its place, those that it had already perhaps again.
+    finish:  takes what all ranks measured, or None: the run was stopped.
     """
 
     report: Report
@@ -171,13 +174,14 @@ class _Parent:
     """The process that started a member: what the first one says to it, or does in its place."""
 
     def __init__(self, pipe: Connection | None, heir: Heir) -> None:
-        self._pipe, self._heir, self._next = pipe, heir, 0
-        self._lock = threading.Lock()
+        self._pipe, self._heir, self._lock = pipe, heir, threading.Lock()
+        self._recent: deque[StepResult] = deque(maxlen=_MOST_UNREAD)
 
     def report(self, step: StepResult) -> None:
-        if not self._tell("step", asdict(step)) and step.step >= self._next:
-            self._heir.report(step)
-            self._next = step.step + (step.validated is None)
+        self._recent.append(step)
+        if not self._tell("step", asdict(step)):
+            while self._recent:  # it may have died before it had read the last of them
+                self._heir.report(self._recent.popleft())
 
     def finish(self, results: list[RankResult] | None, *, is_first: bool) -> None:
         content = None if results is None else [as_json(result) for result in results]
@@ -248,7 +252,8 @@ def live(
         mesh.start()
         mesh.connect(where)
         results = member.live(start.view)
-        parent.finish(results, is_first=member.is_first)
+        if not member.has_left:
+            parent.finish(results, is_first=member.is_first)
     except PenstockError as problem:
         parent.fail(problem.message, problem.hint, given_up=isinstance(problem, GivenUpError))
     finally:

@@ -155,6 +155,7 @@ class RunMember:
         self._guard: Guard | None = None
         self._saved_s = time.monotonic()
         self._ended_s = self._agreed_s = 0.0
+        self.has_left = False  # the run goes on without it, as it asked for
         mesh.on_change = self._changed
 
     @property
@@ -191,6 +192,7 @@ class RunMember:
             before, view = view, self._agreed(view)
             self._agreed_s = time.monotonic()
             if self.mesh.own not in view.members:
+                self.has_left = True
                 return None
 
     # -- one generation -------------------------------------------------------------------------

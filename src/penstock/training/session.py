@@ -90,6 +90,7 @@ class Session:
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
     basis:    what the plan was found by, where it may be made again during the run.
     elastic:  whether the run goes on when ranks are lost.
+    written:  the newest step of the metrics, where this process writes them in place of another.
     """
 
     job: Job
@@ -110,6 +111,7 @@ class Session:
     checked: str = ""
     basis: SearchBasis | None = None
     elastic: bool = False
+    written: int | None = None
 
     @property
     def listener(self) -> Listener:
@@ -468,8 +470,15 @@ class Session:
 
     def _inherit(self, choice: Choice, step: "StepResult") -> None:
         """Write the row of a step, in place of the process that started the run."""
-        if step.loss is None:
+        if self.written is None:
+            from penstock.training.elastically import steps_in
+
+            self.written = max(
+                (s.step for s in steps_in(self.folder / "metrics.jsonl")), default=-1
+            )
+        if step.loss is None or step.step <= self.written:
             return
+        self.written = step.step
         samples, tokens, *_ = _sizes(self.job, choice)
         with lines(self.folder / "metrics.jsonl") as write:
             write(_row(step, samples, tokens))
