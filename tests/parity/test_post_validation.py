@@ -17,7 +17,7 @@ from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.post_validation import Provisional
 from penstock.runtime.sums import GlobalNorm
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
-from penstock.runtime.worker import _WindowRunner
+from penstock.runtime.worker import WindowRunner
 from penstock.schedule import Action, Schedule, double_buffered, find, zb_h2
 from penstock.training.prove import Planned, prove
 from tests.pairwise import pairwise
@@ -93,7 +93,7 @@ def test_every_synchronous_schedule_gives_the_bits_of_clipping_before(schedule, 
 
 def test_messages_that_are_received_early_over_gloo_come_again_too(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "available", lambda: (False, "as between hosts"))
-    bind_receive, result = TorchDistributedTransport.bind_receive, _WindowRunner.result
+    bind_receive, result = TorchDistributedTransport.bind_receive, WindowRunner.result
     ways = []
 
     def counting(transport, edge, peer, specs, *, ahead=0):
@@ -116,7 +116,7 @@ def test_messages_that_are_received_early_over_gloo_come_again_too(tmp_path, mon
         assert not any(ways), "more receives were posted than there were messages"
         return result(runner, end_s)
 
-    monkeypatch.setattr(_WindowRunner, "result", over)
+    monkeypatch.setattr(WindowRunner, "result", over)
     monkeypatch.setattr(TorchDistributedTransport, "bind_receive", counting)
     run = run_of("batch_norm", "adamw", SOMETIMES, "one_f_one_b")
     run = run._replace(plan=replace(run.plan, early=2))

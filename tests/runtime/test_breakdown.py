@@ -352,6 +352,6 @@ def test_eager_run_is_broken_down_too(tmp_path):
 
 def test_rank_that_cannot_tell_leaves_no_breakdown(monkeypatch):
     """The clock of a thread that only queues work says nothing of it."""
-    monkeypatch.setattr(worker._WindowRunner, "_spent", lambda *_: None)
+    monkeypatch.setattr(worker.WindowRunner, "_spent", lambda *_: None)
     with pytest.raises(AssertionError, match="None"):
         run_case(Case("gpipe", 1))

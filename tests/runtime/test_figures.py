@@ -21,7 +21,7 @@ from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import is_asynchronous
 from penstock.program.lower_plan import lower_plan, stages_of
-from penstock.runtime import checkpoint
+from penstock.runtime import checkpoint, folders
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.run import Steps
@@ -281,7 +281,7 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(tmp_path: Path) -> None:
         checkpoint.finish(tmp_path, step)
         if math.isfinite(value):
             checkpoint.keep_best(tmp_path, step, value)
-        checkpoint.keep_newest(tmp_path)
+        folders.tidy(tmp_path, folders.Keep())
     assert checkpoint.best(tmp_path) == (2, 1.0)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["best", "step-000003", "step-000004"]
