@@ -38,8 +38,9 @@ def test_half_goes_on_if_the_first_that_may_be_alive_is_there() -> None:
     assert not may_go_on((0, 1), {1}, {0: "silent"})
 
 
-def test_a_step_that_anyone_has_seen_count_has_happened_for_all() -> None:
-    found = left_of(3, (4, 5, 6), {6: "died"}, {4: halt(7), 5: halt(8)})
+def test_nothing_is_decided_before_all_have_made_the_update_that_anyone_has_seen_count() -> None:
+    assert left_of(3, (4, 5, 6), {6: "died"}, {4: halt(7), 5: halt(8)}) is None
+    found = left_of(3, (4, 5, 6), {6: "died"}, {4: halt(8), 5: halt(8)})
     assert found is not None
     assert (found.members, found.done, found.gone) == ((4, 5), 8, {6: "died"})
     assert found.newest is not None

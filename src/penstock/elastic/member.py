@@ -306,22 +306,25 @@ class RunMember:
         while True:
             self.mesh.wait(partial(self._is_news, view), _LOOK_S)
             self._check_failed()
+            self._catch_up(view)
             new = self.mesh.view
             if new is None or new.generation <= view.generation:
                 new = self._decided(view)
             if new is not None:
-                self._settle(new)
+                self._state.undo()
                 return new
             if time.monotonic() > until:
                 raise self._too_few(view)
 
-    def _settle(self, new: View) -> None:
-        """End the step that this member was in: it counts, or it does not."""
-        if not new.resume and self._state.done < new.step:
+    def _catch_up(self, view: View) -> None:
+        """Make the update of a step that others have seen happen, and tell what is held then."""
+        told = (self.mesh.stopped[m] for m in view.members if m in self.mesh.stopped)
+        ahead = [one for one in told if one.generation == view.generation]
+        ahead = [one for one in ahead if one.done > self._state.done]
+        if ahead:
             self._state.finish()
-            self._newest = new.newest
-        else:
-            self._state.undo()
+            self._newest = ahead[0].newest
+            self._say(view)
 
     def _say(self, view: View) -> None:
         if self.mesh.view is not None and self.mesh.view.generation >= view.generation:

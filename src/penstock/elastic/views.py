@@ -47,7 +47,8 @@ def left_of(
     lost: Mapping[int, Fate],
     stopped: Mapping[int, Halt],
 ) -> Left | None:
-    """Return what is left of a generation; None while one of those that are there still runs.
+    """Return what is left of a generation; None while one of those that are there still runs, or
+    has not made the update of a step that others have seen happen.
 
     Of those that want to leave, what they hold counts, but they do not go on.  Of two that cannot
     reach each other the later one does not.
@@ -56,7 +57,9 @@ def left_of(
     told = {m: stopped[m] for m in here if m in stopped and stopped[m].generation == generation}
     if not here or told.keys() != set(here):
         return None
-    done = max(each.done for each in told.values())
+    done = told[here[0]].done
+    if any(each.done != done for each in told.values()):
+        return None  # who is late hears of it, makes its update and says so
     gone: dict[int, str] = {m: lost[m] for m in members if m in lost}
     kept: list[int] = []
     for member in here:
