@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -353,8 +353,3 @@ def check_elastic(plan: Plan) -> None:
     if is_asynchronous(plan):
         message = f"{name_of(plan.schedule)} has no end of a step at which all ranks could agree"
         raise PlanError(message, hint="leave out --schedule, or name a synchronous one")
-
-
-def with_plan(plans: Mapping[int, Plan], plan: Plan) -> dict[int, Plan]:
-    """Return plans by number of ranks, `plan` among them."""
-    return {**plans, plan.total_ranks: replace(plan)}

@@ -22,7 +22,6 @@ from penstock.training.elastic import (
     RunPilot,
     check_elastic,
     text_of,
-    with_plan,
     write_addresses,
 )
 from penstock.training.events import EVENTS
@@ -68,7 +67,7 @@ def run_of(
     most = choice.plan.total_ranks
     plan = committing(choice.plan, ways)
     with listener.busy("planning for the loss of ranks"):
-        plans = with_plan(plans_ahead(ways, most, SEARCH_S, lambda count: None), plan)
+        plans = {**plans_ahead(ways, most, SEARCH_S), most: plan}
     token = secrets.token_bytes(32)
     return ElasticRun(ways, task, plans, steps.start, steps.stop, folder, resume, token, every)
 

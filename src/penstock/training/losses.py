@@ -10,7 +10,7 @@ steps that are left.
     go back   to the last checkpoint, where nobody has some of the state any more
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from penstock.cluster import Cluster
 from penstock.elastic.guard import alone
 from penstock.errors import PenstockError, PlanError
 from penstock.plan import Decision, Plan
-from penstock.profile import Profile
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.schedule.dapple import words_of_turns
@@ -78,17 +77,14 @@ def committing(plan: Plan, ways: PlanBasis) -> Plan:
     return predicted(own, way.captured.graph, way.profiles, ways.cluster)
 
 
-def plans_ahead(
-    ways: PlanBasis, most: int, limit_s: float, told: Callable[[int], None]
-) -> dict[int, Plan]:
+def plans_ahead(ways: PlanBasis, most: int, limit_s: float) -> dict[int, Plan]:
     """Return the best plan of each number of ranks below `most` that there is one for.
 
-    limit_s:  of searching for each.  told: is given the number of ranks, before each search.
+    limit_s:  of searching for each.
     """
     found: dict[int, Plan] = {}
     there = Machines(ways.cluster)
     for count in range(most - 1, 0, -1):
-        told(count)
         fixed = replace(ways.fixed, ranks=count)
         try:
             found[count] = committing(best_of(ways.ways, fixed, there, limit_s).plan, ways)
@@ -189,8 +185,3 @@ _Rerouted = tuple[Plan, tuple[int, ...]] | None
 def told_of(plan: Plan, what: str, why: str) -> Plan:
     """Return a plan that says why it is run."""
     return decided(plan, [Decision("generation", what, "search", why)])
-
-
-def profiles_of(ways: PlanBasis, plan: Plan) -> tuple[Profile, ...]:
-    """Return the profiles by which a plan was priced."""
-    return ways.way(plan.joined).profiles
