@@ -59,6 +59,30 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "half_a_line",
+        "report/watched.py",
+        'whole, _, _ = text.rpartition(b"\\n")',
+        "whole = text",
+        ("tests/report/test_watched.py",),
+        "a line of metrics that is being written is taken for a damaged one",
+    ),
+    Break(
+        "who_may_look",
+        "report/live.py",
+        'if host not in (f"{HERE}:{self.server_port}", f"localhost:{self.server_port}"):',
+        "if not host:",
+        ("tests/report/test_watched.py",),
+        "pages of other places read the live page by a name that stands for this host",
+    ),
+    Break(
+        "pace_of_now",
+        "report/watched.py",
+        "if each.step > first + 1",
+        "if each.step > 1",
+        ("tests/report/test_watched.py",),
+        "the speed of earlier generations is shown as that of now",
+    ),
+    Break(
         "markets_go_on",
         "fleet/market.py",
         "times_s = times_s[times_s < until_s]",

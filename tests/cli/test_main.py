@@ -20,6 +20,7 @@ from tests.cli.conftest import MLP, PENSTOCK, Call, Done
 COMMANDS = (
     "train",
     "join",
+    "watch",
     "launch",
     "infer",
     "plan",

@@ -47,10 +47,14 @@ PROBE = """<script>addEventListener("load", () => setTimeout(async () => {
 
 
 def browse(chromium: str, page: str, folder: Path, *flags: str) -> str:
-    """Return the DOM of a page after its scripts have run; fails on any message of the console."""
+    """Return the DOM of a page after its scripts have run; fails on any message of the console.
+
+    page:  a document, or the address of one.
+    """
     path = folder / "page.html"
     path.write_text(page, "utf-8")
-    command = [chromium, *FLAGS, f"--user-data-dir={folder / 'user'}", *flags, path.as_uri()]
+    place = page if page.startswith("http://") else path.as_uri()
+    command = [chromium, *FLAGS, f"--user-data-dir={folder / 'user'}", *flags, place]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     return done.stdout

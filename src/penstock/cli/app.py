@@ -24,10 +24,11 @@ from penstock.cli.report import report
 from penstock.cli.schedule import schedule
 from penstock.cli.simulate import simulate
 from penstock.cli.train import train
+from penstock.cli.watch import watch
 
 COMMANDS = (
-    train, join, launch, infer, plan, explain, diff, simulate, replay, predict, configure, report,
-    export, schedule, check, doctor,
+    train, join, watch, launch, infer, plan, explain, diff, simulate, replay, predict, configure,
+    report, export, schedule, check, doctor,
 )  # fmt: skip
 
 app = typer.Typer(

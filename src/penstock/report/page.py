@@ -32,21 +32,24 @@ def page(inputs: Inputs) -> str:
     return document(inputs.title or "Penstock report", sentence(inputs), parts)
 
 
-def document(title: str, summary: str, parts: Iterable[Markup]) -> str:
+def document(
+    title: str, summary: str, parts: Iterable[Markup], *, script: str = "page.js", asks: str = ""
+) -> str:
     """Return a document with a title, its summary in a few sentences, and its sections.
 
-    It uses no network (its content policy forbids it), runs no script but its own, and
-    shows pictures and tables without that too.
+    It uses no network but for what it `asks` (its content policy forbids it), runs no script but
+    its own, and shows pictures and tables without that too.
+    script:   the file of it.
     """
     body = (
         tag("header", tag("h1", title), tag("p", summary, class_="sentence")),
         tag("main", *parts),
         tag("div", id="tip", role="status", hidden=True),
     )
-    script = _resource("page.js")
+    code = _resource(script)
     head = (
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(code, asks)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("link", rel="icon", href="data:,"),
@@ -54,16 +57,17 @@ def document(title: str, summary: str, parts: Iterable[Markup]) -> str:
         tag("style", Markup(_resource("page.css"))),
     )
     whole = tag(
-        "html", tag("head", *head), tag("body", *body, tag("script", Markup(script))), lang="en"
+        "html", tag("head", *head), tag("body", *body, tag("script", Markup(code))), lang="en"
     )
     return f"<!doctype html>\n{whole}\n"
 
 
-def _policy(script: str) -> str:
+def _policy(script: str, asks: str) -> str:
+    connects = f" connect-src {asks};" if asks else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline';"
-        " img-src data:; base-uri 'none'; form-action 'none'"
+        f"{connects} img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 

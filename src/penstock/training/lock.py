@@ -54,6 +54,23 @@ def _taken(path: Path) -> int:
         os.close(file)  # who held it has just ended, and took the file away
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether the process that holds the lock of a folder is there, as far as known here.
+
+    It is read, not tried: who tries to take it may keep a run from beginning.
+    """
+    try:
+        told = json.loads((folder / NAME).read_text())
+        if told["host"] != platform.node():
+            return False
+        os.kill(told["pid"], 0)
+    except PermissionError:  # it is another user's
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
 def _own() -> dict[str, object]:
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     return {"pid": os.getpid(), "host": platform.node(), "started": started}

@@ -68,9 +68,9 @@ def load_basis(path: Path, plan: Plan) -> Basis:
     return Basis(graph, load_profiles(files[1]), Cluster.load(files[2]))
 
 
-def keep_job(folder: Path, text: str) -> None:
-    """Keep what named the job of a run, and the folder that it was named in."""
-    content = {"penstock": "job", "job": text, "from": str(Path.cwd())}
+def keep_job(folder: Path, text: str, steps: int) -> None:
+    """Keep what named the job of a run, the folder that it was named in, and its steps in all."""
+    content = {"penstock": "job", "job": text, "from": str(Path.cwd()), "steps": steps}
     write_text(folder / "job.json", json.dumps(content) + "\n")
 
 

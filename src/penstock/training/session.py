@@ -390,7 +390,7 @@ class Session:
             for aside in set_aside(self.folder / "checkpoints", first_step):
                 self.listener.say(f"what is damaged is kept as {aside}")
         if self.text:
-            saved.keep_job(self.folder, self.text)
+            saved.keep_job(self.folder, self.text, self.num_steps)
         old = ("events.jsonl",) if checkpoint else ("replans.json", "events.jsonl")
         for name in ("summary.json", "report.html", "measured.trace.json", *old):
             (self.folder / name).unlink(missing_ok=True)
