@@ -147,9 +147,13 @@ def run(  # noqa: PLR0913 - what a run is made of
 
 
 class Doom(threading.local):
-    """When the member of this thread dies: before a call of a step, or never."""
+    """When the member of this thread dies: before a call of a step, or never.
+
+    together:  is called before it does: others die at the same moment.
+    """
 
     at: tuple[int, int] | None = None
+    together: Callable[[], object] = staticmethod(lambda: None)
     waits: Callable[[int], None] = staticmethod(lambda step: None)
 
 
@@ -161,12 +165,17 @@ def doomed(who: int, step: int, call: int) -> Kill:
     return doomed_all({who: (step, call)})
 
 
-def doomed_all(when: Mapping[int, tuple[int, int]]) -> Kill:
-    """Kill members before a call of a step: (step, call), by member."""
+def doomed_all(when: Mapping[int, tuple[int, int]], *, at_once: bool = False) -> Kill:
+    """Kill members before a call of a step: (step, call), by member; or none before all may die.
+
+    at_once:  nobody may have to wait, before its own end, for one that stands at its.
+    """
+    barrier = threading.Barrier(len(when), timeout=60.0)
 
     @contextlib.contextmanager
     def killed(number: int, member: RunMember) -> Iterator[None]:
         _doom.at = when.get(number)
+        _doom.together = barrier.wait if at_once else lambda: None
         yield
 
     return killed
@@ -203,6 +212,7 @@ def mortal(patched: pytest.MonkeyPatch) -> None:
         _doom.waits(first_step)
         for number, bound in enumerate(calls):
             if _doom.at is not None and _doom.at <= (first_step, number):
+                _doom.together()
                 raise Killed
             bound.call()
             marks.append(time.perf_counter())

@@ -116,7 +116,8 @@ def test_two_ranks_die_at_once(tmp_path: Path) -> None:
     ways = runs.ways_of("gpt", "adamw", 4)
     shapes = {4: (1, 4), 3: (1, 3), 2: (1, 2)}
     plans = {count: runs.plan_for(ways, *shape) for count, shape in shapes.items()}
-    told = runs.run(ways, plans, 4, tmp_path, runs.doomed_all({0: (2, 3), 3: (2, 3)}))
+    doom = runs.doomed_all({0: (2, 3), 3: (2, 3)}, at_once=True)
+    told = runs.run(ways, plans, 4, tmp_path, doom)
     check(told, "gpt", killed=2)
 
 
@@ -124,7 +125,8 @@ def test_a_rank_and_its_guard_die_and_the_run_goes_back_to_its_checkpoint(tmp_pa
     ways = runs.ways_of("gpt", "adamw", 3)
     shapes = {3: (3, 1), 2: (2, 1), 1: (1, 1)}
     plans = {count: runs.plan_for(ways, *shape) for count, shape in shapes.items()}
-    told = runs.run(ways, plans, 3, tmp_path, runs.doomed_all({0: (3, 0), 1: (3, 0)}), every=2)
+    doom = runs.doomed_all({0: (3, 0), 1: (3, 0)}, at_once=True)
+    told = runs.run(ways, plans, 3, tmp_path, doom, every=2)
     expected = plain_loop(runs.job_of("gpt"), runs.STEPS, runs.MICRO_BATCHES)
     for key, value in expected.weights.items():
         torch.testing.assert_close(told.weights[key], value, rtol=1e-9, atol=1e-9)

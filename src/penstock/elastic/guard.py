@@ -11,19 +11,19 @@ them; the copy takes memory: weights, state of the optimizer, gradients.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor
 
-from penstock.elastic.moving import PIECE_BYTES, pieces
+from penstock.elastic.moving import receiver, sender
 from penstock.graph.cut_points import written_buffers
 from penstock.program.program import Program
 from penstock.runtime.checkpoint import Checkpoint
 from penstock.runtime.rank import Rank
 from penstock.runtime.shards import Sharers
 from penstock.runtime.transport import Transport
-from penstock.runtime.transport.transport import Post, Send, TensorSpec, Wait
 from penstock.runtime.weights import StageWeights
 
 _EDGE = 2**21  # no program has so many, nor are they those of moving
@@ -63,13 +63,9 @@ class Guard:
         self._mine = [value for weights, _ in mine for value in self._told(weights)]
         self._staged: list[tuple[Tensor, Tensor]] = []  # buffers, and what they will be
         self._theirs = [value for weights in self.weights.values() for value in self._take(weights)]
-        specs = (TensorSpec((PIECE_BYTES,), torch.uint8),)
-        self._send: Send | None = None
-        self._receive: tuple[Post | None, Wait] | None = None
-        if self._mine:
-            self._send = rank.transport.bind_send(_EDGE, (rank.rank + 1) % count, specs)
-        if self._theirs:
-            self._receive = rank.transport.bind_receive(_EDGE, ward, specs)
+        out, into = (sum(value.nbytes for value in each) for each in (self._mine, self._theirs))
+        self._give = sender(rank.transport, _EDGE, (rank.rank + 1) % count, out)
+        self._take_in = receiver(rank.transport, _EDGE, ward, into)
 
     def _copy_of(self, ward: int, stage: int) -> StageWeights:
         rank, sharers = self.rank, None
@@ -114,20 +110,8 @@ class Guard:
         for weights in self.weights.values():
             if weights.shard is not None:
                 weights.shard.keep()
-        sent, came = pieces(self._mine), pieces(self._theirs)
-        while True:
-            out, into = next(sent, None), next(came, None)
-            if out is None and into is None:
-                break
-            post, wait = self._receive or (None, None)
-            if into is not None and post is not None:
-                post()
-            if out is not None and self._send is not None:
-                room = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-                room[: len(out)].copy_(out)
-                self._send([room])
-            if into is not None and wait is not None:
-                into.copy_(wait()[0][: len(into)])
+        for _ in zip_longest(self._give(self._mine), self._take_in(self._theirs)):
+            pass  # piece by piece, so that none waits for room
 
     def update(self, step: int) -> None:
         """Make the update of a step of the run, which counts, of the copies too."""

@@ -318,13 +318,17 @@ class RunMember:
 
     def _catch_up(self, view: View) -> None:
         """Make the update of a step that others have seen happen, and tell what is held then."""
-        told = (self.mesh.stopped[m] for m in view.members if m in self.mesh.stopped)
-        ahead = [one for one in told if one.generation == view.generation]
-        ahead = [one for one in ahead if one.done > self._state.done]
+        ahead = self._ahead(view)
         if ahead:
             self._state.finish()
             self._newest = ahead[0].newest
             self._say(view)
+
+    def _ahead(self, view: View) -> list[Halt]:
+        """Return what members have told that have done a step more than this one."""
+        told = (self.mesh.stopped[m] for m in view.members if m in self.mesh.stopped)
+        ended = (one for one in told if one.generation == view.generation)
+        return [one for one in ended if one.done > self._state.done]
 
     def _say(self, view: View) -> None:
         if self.mesh.view is not None and self.mesh.view.generation >= view.generation:
@@ -339,19 +343,23 @@ class RunMember:
     def _is_news(self, view: View) -> bool:
         mesh, new = self.mesh, self.mesh.view
         is_new = new is not None and new.generation > view.generation
-        return is_new or mesh.failed is not None or mesh.given_up or self._left(view) is not None
+        is_over = mesh.failed is not None or mesh.given_up
+        return is_new or is_over or bool(self._ahead(view)) or self._left(view) is not None
 
     def _left(self, view: View) -> Left | None:
-        mesh = self.mesh
-        return left_of(view.generation, sorted(view.members), mesh.lost, mesh.stopped)
+        """Return what is left, if this member is the one to decide, and can."""
+        mesh, members = self.mesh, sorted(view.members)
+        if next((m for m in members if m not in mesh.lost), None) != mesh.own:
+            return None
+        left = left_of(view.generation, members, mesh.lost, mesh.stopped)
+        if left is None or not left.members:
+            return None
+        return left if may_go_on(members, {*left.members}, mesh.lost) else None
 
     def _decided(self, view: View) -> View | None:
         """Return the next view if this member is the one to decide, and can."""
         left, mesh = self._left(view), self.mesh
-        first = min((m for m in view.members if m not in mesh.lost), default=None)
-        if left is None or first != mesh.own:
-            return None
-        if not left.members or not may_go_on(sorted(view.members), {*left.members}, mesh.lost):
+        if left is None:
             return None
         decided = self.pilot.decide(view, left, mesh, tuple(self._newcomers(view)))
         mesh.tell(decided)

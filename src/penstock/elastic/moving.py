@@ -8,7 +8,7 @@ whom, every member computes from the catalogs alone, so nobody asks.
 
 import math
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -154,31 +154,87 @@ def _routes(
                 yield sender, receiver, between
 
 
-def pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the bytes of tensors one after another, at most PIECE_BYTES at once, as views."""
-    for tensor in tensors:
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        for start in range(0, flat.numel(), PIECE_BYTES):
-            yield flat[start : start + PIECE_BYTES]
-
-
 def _send(transport: Transport, edge: int, peer: int, tensors: Sequence[Tensor]) -> None:
-    send = transport.bind_send(edge, peer, (TensorSpec((PIECE_BYTES,), torch.uint8),))
-    for piece in pieces([tensor.to("cpu") for tensor in tensors]):
-        room = torch.empty(PIECE_BYTES, dtype=torch.uint8)  # threads hand it over
-        room[: len(piece)].copy_(piece)
-        send([room])
+    give = sender(transport, edge, peer, sum(tensor.nbytes for tensor in tensors))
+    deque(give([tensor.to("cpu") for tensor in tensors]), maxlen=0)
 
 
 def _receive(
     transport: Transport, edge: int, peer: int, rows: Sequence[HeldTensor]
 ) -> list[Tensor]:
-    specs = (TensorSpec((PIECE_BYTES,), torch.uint8),)
-    post, wait = transport.bind_receive(edge, peer, specs)
     made = [torch.empty(row.shape, dtype=getattr(torch, row.dtype)) for row in rows]
-    for piece in pieces(made):
-        if post is not None:
-            post()
-        (came,) = wait()
-        piece.copy_(came[: len(piece)])
+    take = receiver(transport, edge, peer, sum(tensor.nbytes for tensor in made))
+    deque(take(made), maxlen=0)
     return made
+
+
+# -- the bytes of many tensors as one stream ------------------------------------------------------
+
+Passing = Callable[[Sequence[Tensor]], Iterator[None]]  # yields behind each piece
+
+
+def sender(transport: Transport, edge: int, peer: int, size_bytes: int) -> Passing:
+    """Return what sends tensors of so many bytes in all, as they lie one after another, in pieces.
+
+    All pieces are as long as the first; what is behind the end of the last says nothing.
+    """
+    if not size_bytes:
+        return lambda tensors: iter(())
+    most = min(PIECE_BYTES, size_bytes)
+    send = transport.bind_send(edge, peer, (TensorSpec((most,), torch.uint8),))
+
+    def give(tensors: Sequence[Tensor]) -> Iterator[None]:
+        room, filled = torch.empty(0, dtype=torch.uint8), 0
+        for view in _views(tensors, most):
+            if not filled and len(view) == most:
+                send([view])
+                yield
+                continue
+            if not filled:
+                room = torch.empty(most, dtype=torch.uint8)  # threads hand it over
+            room[filled : filled + len(view)].copy_(view)
+            filled = (filled + len(view)) % most
+            if not filled:
+                send([room])
+                yield
+        if filled:
+            send([room])
+            yield
+
+    return give
+
+
+def receiver(transport: Transport, edge: int, peer: int, size_bytes: int) -> Passing:
+    """Return what fills tensors with what such a `sender` sends."""
+    if not size_bytes:
+        return lambda tensors: iter(())
+    most = min(PIECE_BYTES, size_bytes)
+    post, wait = transport.bind_receive(edge, peer, (TensorSpec((most,), torch.uint8),))
+
+    def take(tensors: Sequence[Tensor]) -> Iterator[None]:
+        at, came = 0, torch.empty(0, dtype=torch.uint8)
+        for view in _views(tensors, most):
+            if not at:
+                if post is not None:
+                    post()
+                (came,) = wait()
+            view.copy_(came[at : at + len(view)])
+            at = (at + len(view)) % most
+            if not at:
+                yield
+        if at:
+            yield
+
+    return take
+
+
+def _views(tensors: Sequence[Tensor], most: int) -> Iterator[Tensor]:
+    """Yield the bytes of tensors one after another, as views none of which is in two pieces."""
+    at = 0
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        start = 0
+        while start < flat.numel():
+            end = min(flat.numel(), start + most - at % most)
+            yield flat[start:end]
+            at, start = at + end - start, end

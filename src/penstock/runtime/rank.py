@@ -46,6 +46,8 @@ from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B
 from penstock.timeline import LANES, Span
 
+FunctionKey = tuple[int, SegmentKind, bool]  # stage, kind, and whether it asks for parameters
+
 
 class Rank:
     """Everything that rank number `transport.rank` holds.
@@ -64,6 +66,7 @@ class Rank:
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
     loss_scale: where the loss is scaled.
     carried:   of each stage whose buffers other ranks change too.
+    functions: of segments, those that were made; a rank that comes after it may have the same.
     first_edge: number by which the transport knows edge 0; plans before had those below.
     """
 
@@ -102,7 +105,7 @@ class Rank:
         self._ahead: dict[tuple[int, int, int], int] = {}  # by edge, sender and receiver
         self._group, self.first_edge = 1, 0  # micro-batches of a message of a B edge
         self._joints: dict[tuple[int, int, bool], tuple[Joint, Function, Function]] = {}
-        self._functions: dict[tuple[int, SegmentKind, bool], Function] = {}
+        self.functions: dict[FunctionKey, Function] = {}
         self._senders: dict[tuple[int, int], Send] = {}
         self._receivers: dict[tuple[int, int], tuple[Post | None, Wait]] = {}
         self._far: dict[int, FarFrames] = {}
@@ -300,10 +303,10 @@ class Rank:
     def function(self, stage: int, kind: SegmentKind, *, asks: bool = False) -> Function:
         """Return the function of a segment, made once; `asks`: for each parameter it reads."""
         key = (stage, kind, asks)
-        if key not in self._functions:
+        if key not in self.functions:
             segment = self.stages.stages[stage].segment(kind)
-            self._functions[key] = self.make(segment, self.capture, asks=asks)
-        return self._functions[key]
+            self.functions[key] = self.make(segment, self.capture, asks=asks)
+        return self.functions[key]
 
     def joint(
         self, stage: int, count: int, *, asks: bool = False

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -40,7 +41,7 @@ from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
 from penstock.runtime.lane import Begun
 from penstock.runtime.meter import Meter
-from penstock.runtime.rank import Rank
+from penstock.runtime.rank import FunctionKey, Rank
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
 from penstock.runtime.saver import save as save
@@ -76,6 +77,7 @@ class Task:
     guide:             makes the plan again where that pays; None: the plan stays.
     joined:            micro-batches of the job that are one of the plan's, as reports count them.
     first_edge:        number of the first edge; plans before had those below.
+    functions:         those of segments that were made already; ranks add theirs.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
@@ -100,6 +102,7 @@ class Task:
     guide: Guide | None = None
     joined: int = 1
     first_edge: int = 0
+    functions: dict[FunctionKey, Function] = field(default_factory=dict[FunctionKey, Function])
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,6 +132,24 @@ class Task:
                 for stage, kind in segments_of(program):
                     self.make(self.stages.stages[stage].segment(kind), self.capture)
         return self
+
+    def make_ahead(self) -> "Task":
+        """Return the task, the functions of all that it runs being made."""
+        for program in self.windows.programs:
+            for stage, kind in segments_of(program):
+                if (stage, kind, False) not in self.functions:
+                    made = self.make(self.stages.stages[stage].segment(kind), self.capture)
+                    self.functions[stage, kind, False] = made
+        return self
+
+    def at(self, windows: Windows, resume: Path | None) -> "Task":
+        """Return the same task for other windows of the same programs, from another state on."""
+        made = copy(self)
+        object.__setattr__(made, "windows", windows)
+        object.__setattr__(made, "resume", resume)
+        if self.memory_window is not None:
+            object.__setattr__(made, "memory_window", min(self.memory_window, windows.count(2) - 1))
+        return made
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -275,7 +296,7 @@ def rank_of(task: Task, transport: Transport, report: Report) -> Rank:
         carries=task.carries,
         report=report,
     )
-    rank.first_edge = task.first_edge
+    rank.first_edge, rank.functions = task.first_edge, task.functions
     return rank
 
 

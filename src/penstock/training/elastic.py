@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -24,11 +24,12 @@ from penstock.elastic.words import HeldTensor, View, Where
 from penstock.errors import PlanError, RunError
 from penstock.files import read_json
 from penstock.plan import Plan, is_asynchronous, name_of
-from penstock.program.lower_plan import lower_plan, stages_of
+from penstock.program.lower_plan import stages_of
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
+from penstock.runtime.windows import repeated
 from penstock.training.agree import run_facts
-from penstock.training.choose import Choice, save
+from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
 from penstock.training.losses import (
     MOVE_BYTES_PER_S,
@@ -39,7 +40,7 @@ from penstock.training.losses import (
     told_of,
     try_rerouted,
 )
-from penstock.training.windows import EVERY, CheckpointInterval, windows_of
+from penstock.training.windows import EVERY, CheckpointInterval
 from penstock.typed import damage, typed
 
 if TYPE_CHECKING:
@@ -50,10 +51,18 @@ _WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uin
 
 
 class ReadyPlan(NamedTuple):
-    """A plan with all that running it takes, made once."""
+    """A plan with all that running it takes, made once.
+
+    task:    what its ranks do, from the run's first step on.
+    facts:   what all members have to have alike of it, as a digest.
+    guards:  whether each rank keeps a copy of what the one before it has alone, if any does.
+    """
 
     choice: Choice
     program: Program
+    task: "Task"
+    facts: str
+    guards: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class RunPilot:
     run: ElasticRun
     now: Callable[[], float] = time.time
     _ready: dict[str, ReadyPlan] = field(default_factory=dict[str, ReadyPlan])
+    _plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
     _options: tuple[WayOn, ...] = ()
     _rate: float = MOVE_BYTES_PER_S
     _ready_s: float = READY_S
@@ -100,34 +110,40 @@ class RunPilot:
         return self.run.ways.ways[0].captured.graph.digest
 
     def prepare(self) -> None:
-        """Lower all plans that were made ahead."""
+        """Make ready all plans that were made ahead."""
         for plan in self.run.plans.values():
-            self._of(text_of(plan))
+            self._of(text_of(plan)).task.make_ahead()
 
     def _of(self, text: str) -> ReadyPlan:
-        if text not in self._ready:
-            choice = self.run.ways.choice_of(Plan.from_text(text))
-            self._ready[text] = ReadyPlan(choice, lower_plan(choice.plan, choice.captured.graph))
-        return self._ready[text]
+        """Return a plan, made ready; why it was decided on makes no difference."""
+        if text not in self._plans:
+            self._plans[text] = Plan.from_text(text)
+        plan = replace(self._plans[text], decisions=())
+        key = text_of(plan)
+        if key not in self._ready:
+            self._ready[key] = self._made_ready(plan)
+        return self._ready[key]
+
+    def _made_ready(self, plan: Plan) -> ReadyPlan:
+        choice = self.run.ways.choice_of(plan)
+        task = self.run.task(choice, self.run.first_step, None)
+        (program,) = task.windows.programs
+        facts = " ".join(run_facts(choice, task.windows).values())
+        return ReadyPlan(choice, program, task, facts, guarded(choice, program, self.run.ways))
 
     def task(self, view: View) -> "Task":
         """Return what all ranks of a view do; of a run that is over, its last step once more."""
-        choice = self._of(view.plan).choice
-        resume = Path(view.resume) if view.resume not in ("", START) else None
-        return self.run.task(choice, min(view.step, self.run.last_step - 1), resume)
+        ready, last = self._of(view.plan), self.run.last_step
+        windows = repeated(ready.program, range(min(view.step, last - 1), last))
+        return ready.task.at(windows, Path(view.resume) if view.resume not in ("", START) else None)
 
     def facts(self, view: View) -> str:
         """Return what all members have to have alike of a view."""
-        choice, program = self._of(view.plan)
-        steps = range(view.step, view.step + 1)
-        windows = windows_of(choice.captured.graph, choice.plan, steps, [])
-        assert windows.programs[0].num_ranks == program.num_ranks, "one plan, one program"
-        return " ".join(run_facts(choice, windows).values())
+        return self._of(view.plan).facts
 
     def guards(self, view: View) -> bool:
         """Return whether a rank keeps a copy of what the one before it has alone, if any does."""
-        choice, program = self._of(view.plan)
-        return guarded(choice, program, self.run.ways)
+        return self._of(view.plan).guards
 
     def may_grow(self, count: int) -> bool:
         """Return whether there is a plan for so many ranks."""
@@ -203,17 +219,16 @@ class RunPilot:
         """
         sizes, left = sizes_of(holds, _WIDTH), self.last_step - done
         found: list[WayOn] = []
-        old, program = self._of(view.plan)
         plan = self.run.plans.get(len(members))
         if plan is not None:
-            choice, own = self._of(text_of(plan))
-            copied = guarded(choice, own, self.run.ways)
-            needs = needs_of(choice, own, sizes, guarded=copied)
+            ready = self._of(text_of(plan))
+            needs = needs_of(ready.choice, ready.program, sizes, guarded=ready.guards)
             order, moved = placed(members, needs, holds)
             found.append(self._option("reshape", plan, order, moved, left))
         if {*members} < {*view.members}:
             ranks = [rank for rank, member in enumerate(view.members) if member in members]
-            made = try_rerouted(old.plan, program, ranks, self.run.ways)
+            old = self._of(view.plan)
+            made = try_rerouted(old.choice.plan, old.program, ranks, self.run.ways)
             if made is not None:
                 order = tuple(view.members[rank] for rank in made[1])
                 found.append(self._option("reroute", made[0], order, 0, left))
@@ -239,7 +254,7 @@ class RunPilot:
         folder, view = self.run.folder, event.view
         if folder is None:
             return
-        plan = self._of(view.plan).choice.plan
+        plan = Plan.from_text(view.plan)
         option = next((o for o in self._options if o.members == view.members), None)
         row: dict[str, object] = {
             "time": self.now(),
@@ -263,9 +278,7 @@ class RunPilot:
             file.write(json.dumps(row) + "\n")
         if event.what != "begins":
             write_addresses(self.run, view.where)
-            choice, ways = self._of(view.plan).choice, self.run.ways
-            profiles = ways.way(plan.joined).profiles
-            save(folder, choice.captured, plan, profiles, ways.cluster)
+            plan.save(folder / "plan.json")
 
 
 def copies_of(choice: Choice, program: Program, ways: PlanBasis) -> list[int]:

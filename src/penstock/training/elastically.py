@@ -16,7 +16,7 @@ from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
 from penstock.runtime.worker import RankResult
 from penstock.search import Fixed
-from penstock.training.choose import Choice, Joining
+from penstock.training.choose import Choice, Joining, save
 from penstock.training.elastic import (
     ElasticRun,
     RunPilot,
@@ -68,8 +68,15 @@ def run_of(
     plan = committing(choice.plan, ways)
     with listener.busy("planning for the loss of ranks"):
         plans = {**plans_ahead(ways, most, SEARCH_S), most: plan}
+    save_predicted(folder, choice._replace(plan=plan))
     token = secrets.token_bytes(32)
     return ElasticRun(ways, task, plans, steps.start, steps.stop, folder, resume, token, every)
+
+
+def save_predicted(folder: Path, choice: Choice) -> None:
+    """Write a plan by which a run begins, or has ended, and its predicted step."""
+    (way,) = (ways := ways_of(folder, choice, Fixed())).ways
+    save(folder, choice.captured, choice.plan, way.profiles, ways.cluster)
 
 
 def run_elastically(

@@ -497,15 +497,20 @@ class Session:
         self._finished(outcome_of(results, steps, load(newest).tensors), self._left())
 
     def _left(self) -> Choice:
-        """Return the choice by which an elastic run ended."""
+        """Return the choice by which an elastic run ended; its predicted step is written."""
+        from penstock.training.elastically import save_predicted
+
         plan = Plan.load(self.folder / "plan.json")
         ways = self.basis.ways if self.basis else ()
         way = next((way for way in ways if way.joined == plan.joined), None)
-        if way is not None:
-            return Choice(way.job, way.captured, plan)
-        captured = self.trace()
-        assert captured is not None, "it was traced before"
-        return Choice(*for_plan(self.job, plan, captured, self.listener), plan)
+        if way is None:
+            captured = self.trace()
+            assert captured is not None, "it was traced before"
+            found = Choice(*for_plan(self.job, plan, captured, self.listener), plan)
+        else:
+            found = Choice(way.job, way.captured, plan)
+        save_predicted(self.folder, found)
+        return found
 
     def _guide(self, choice: Choice, board: "Board", *, leads: bool | None) -> Replanner | None:
         """Return what makes the plan again during the run; None where nothing does.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from penstock.runtime.transport.segment import LINE_WORDS, SharedSegment, sleep_while
+from penstock.runtime.transport.segment import LINE_WORDS, SharedSegment, sleep_while, wake
 from penstock.runtime.transport.transport import Store, TransportError
 
 _STATE, _PID = 0, 1  # words of a rank's line
@@ -46,6 +46,7 @@ class Roster:
         self._made: list[SharedSegment] = []
         self._ranks: dict[int, int] = {}  # by the pidfd of their process
         self._deaths = select.poll()
+        self._asleep = set[int]()  # addresses on which threads of this rank sleep
         self._looking = threading.Lock()  # a poll object serves one thread at a time
         self._page: SharedSegment | None = None
         self.failed_word = LINE_WORDS * (1 + num_ranks)
@@ -135,15 +136,17 @@ class Roster:
             if words[word] != old:
                 return
             give_way()
-        words[sleeps] = 1  # the futex call that follows is a fence
+        words[sleeps], address = 1, segment.address_of(word)  # a fence: the futex call that follows
+        self._asleep.add(address)
         try:
             while words[word] == old:
-                sleep_while(segment.address_of(word), old, _LOOK_S)
+                sleep_while(address, old, _LOOK_S)
                 if words[word] == old:
                     self.look()
                     if self._has_left(peer) and words[word] == old:
                         raise TransportError(peer, f"has left; {what}")
         finally:
+            self._asleep.discard(address)
             words[sleeps] = 0
 
     def look(self) -> None:
@@ -168,9 +171,16 @@ class Roster:
             self.look()
 
     def fail(self, rank: int, text: str) -> None:
-        """Let all ranks raise TransportError(rank, text); the first failure counts."""
-        if self.words[self.failed_word]:
-            return
+        """Let all ranks raise TransportError(rank, text), threads of this one at once.
+
+        The first failure counts.
+        """
+        if not self.words[self.failed_word]:
+            self._tell(rank, text)
+        for address in tuple(self._asleep):
+            wake(address)
+
+    def _tell(self, rank: int, text: str) -> None:
         data = text.encode(errors="replace")[: _BOX_BYTES - 4]
         start = self._boxes[rank]
         assert self._page is not None
