@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from bench.machine import machine
 from penstock.cluster import Cluster
-from penstock.elastic.launch import Heir, Start, run_members
+from penstock.elastic.launch import Scribe, Start, run_members
 from penstock.elastic.words import View
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
@@ -170,8 +170,8 @@ class Killed:
         pilot.prepare()
         view = View(1, 0, text_of(self.plans[first]), tuple(range(first)))
         start = Start(view, b"bench", lambda: pilot)
-        heir = Heir(lambda step: None, lambda results: None)
-        run_members(start, self.report, heir)
+        scribe = Scribe(lambda step: None, lambda results: None)
+        run_members(start, self.report, scribe)
         events = [json.loads(line) for line in (self.folder / EVENTS).read_text().splitlines()]
         lost = next(event for event in events if event["what"] == "lost")
         steps = [step.step for step in self.steps]
@@ -243,8 +243,8 @@ def overhead(name: str, basis: PlanBasis, rounds: int) -> Row:
             task = partial(task_of, folder=folder)
             run = ElasticRun(basis, task, {RANKS: plan}, 0, way.job.num_steps, folder)
             view = View(1, 0, text_of(plan), tuple(range(RANKS)))
-            heir = Heir(lambda step: None, lambda results: None)
-            run_members(Start(view, b"bench", lambda run=run: RunPilot(run)), steps.append, heir)
+            scribe = Scribe(lambda step: None, lambda results: None)
+            run_members(Start(view, b"bench", lambda run=run: RunPilot(run)), steps.append, scribe)
             ours = statistics.median(step.seconds for step in steps[3:])
             graph = way.captured.graph
             windows = windows_of(graph, _usual(plan), range(STEPS), [])

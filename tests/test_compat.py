@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import warnings
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -438,3 +439,20 @@ def test_a_shell_that_says_where_compiled_code_is_kept_is_heard(monkeypatch, tmp
 def test_without_a_compiler_it_says_so() -> None:
     with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
         assert _compat.why_no_compiler(torch.device("cpu")) == "no C++ compiler"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_rank_alone_sums_over_nccl() -> None:
+    store = torch.distributed.HashStore()
+    group = _compat.nccl_group(store, 0, 1, timedelta(seconds=10))
+    own = torch.ones(2, device="cuda")
+    group.allreduce([own]).wait()
+    assert own.tolist() == [1.0, 1.0]
+
+
+def test_a_rank_alone_sums_over_gloo() -> None:
+    store = torch.distributed.HashStore()
+    group = _compat.gloo_group(store, 0, 1, "127.0.0.1", timedelta(seconds=10))
+    own = torch.ones(2)
+    group.allreduce([own]).wait()
+    assert own.tolist() == [1.0, 1.0]

@@ -12,12 +12,14 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._dynamo.config
+import torch.distributed as dist
 import torch.utils._foreach_utils
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
@@ -52,6 +54,7 @@ __all__ = [
     "draws_random",
     "dynamo_scalars",
     "fake_mode",
+    "gloo_group",
     "gradient_norms",
     "groups_by_dtype",
     "has_gradient_hook",
@@ -64,6 +67,7 @@ __all__ = [
     "memory_mark",
     "memory_profile",
     "named_modules",
+    "nccl_group",
     "num_gradient_hooks",
     "open_as",
     "opens",
@@ -485,3 +489,20 @@ def named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 def below_autograd() -> AbstractContextManager[None]:
     """Skip the autograd layer of the dispatcher: traced segments hold their own backward."""
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def gloo_group(store: Any, rank: int, size: int, address: str, timeout: timedelta) -> Any:
+    """Return ranks that have connected over gloo, listening at `address`, without a world."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout, options._threads = timeout, 2
+    return gloo(store, rank, size, options)
+
+
+def nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return ranks that connect over NCCL with the first that they do, without a world."""
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timeout
+    return nccl(store, rank, size, options)

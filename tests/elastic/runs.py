@@ -133,7 +133,12 @@ def run(  # noqa: PLR0913 - what a run is made of
 
     view = View(1, 0, text_of(plans[first]), tuple(range(first)))
     found: list[Mapping[int, Where]] = []
-    start = Start(view, b"token", pilot, where=found.append, generations=ThreadGenerations())
+
+    def meet(where: Mapping[int, Where]) -> Mapping[int, Where]:
+        found.append(where)
+        return where
+
+    start = Start(view, b"token", pilot, meet=meet, generations=ThreadGenerations())
     threads = [threading.Thread(target=joins, args=(start, found))] if joins else []
     for thread in threads:
         thread.start()

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 from penstock.runtime.transport import Transport
+from penstock.runtime.transport.groups import Prefixed, world_of
+from penstock.runtime.transport.hosts import HostsTransport, spanning
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
@@ -74,7 +76,35 @@ def run_gloo(num_ranks: int, body: Body, **options) -> list[Outcome]:
     return _run_processes(num_ranks, build, body)
 
 
-RUNNERS = {"threads": run_threads, "shared_memory": run_shared_memory, "gloo": run_gloo}
+def run_hosts(num_ranks: int, body: Body, **options) -> list[Outcome]:
+    """Run ranks as if they were of two hosts, the even ones and the odd ones."""
+    counts = range(2, num_ranks + 1)
+    sets = [each for count in counts for each in combinations(range(num_ranks), count)]
+    options.setdefault("groups", sets)
+    groups = options.pop("groups")
+
+    def build(rank: int, store: dist.Store) -> Transport:
+        here, cpu = tuple(range(rank % 2, num_ranks, 2)), torch.device("cpu")
+        own = Prefixed(store, "groups")
+        about = {"address": "127.0.0.1", "device": cpu, "limit_s": LIMIT_S}
+        world, spans = world_of((rank, num_ranks), own, **about), spanning(groups, here)
+        watch = dist.PrefixStore("watch", store.clone())
+        between = TorchDistributedTransport(cpu, watch, groups=spans, world=world, **options)
+        inside = Prefixed(store, f"inside {rank % 2}")
+        shared = SharedMemoryTransport(
+            rank, num_ranks, inside, here=here, limit_s=LIMIT_S, **options
+        )
+        return HostsTransport(shared, between, here)
+
+    return _run_processes(num_ranks, build, body)
+
+
+RUNNERS = {
+    "threads": run_threads,
+    "shared_memory": run_shared_memory,
+    "gloo": run_gloo,
+    "hosts": run_hosts,
+}
 
 
 def values(outcomes: list[Outcome]) -> list[object]:

@@ -1,7 +1,7 @@
 """Launch: the members of an elastic run as processes of this host, or as threads of this one.
 
-Processes do not die with the one that started them: if that is killed they go on, and the first of
-them writes what it would have written.  They end when the run does.
+Processes do not die with the one that started them: if that is killed they go on.  What all have
+to see is written by the first of them.  They end when the run does.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -24,23 +24,22 @@ from typing import Any, NamedTuple, final
 
 import torch
 
+from penstock.elastic.ends import Join, joined
 from penstock.elastic.member import GivenUpError, Outside, Pilot, RunMember
-from penstock.elastic.mesh import GenerationStore, Mesh, listening, where_of
-from penstock.elastic.words import Ask, View, Where, WireError
+from penstock.elastic.mesh import Mesh, listening, where_of
+from penstock.elastic.words import Ask, Failed, View, Where, WireError
 from penstock.errors import PenstockError, RunError
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import let_children_die_with_this
-from penstock.runtime.launch import as_json, from_json
+from penstock.runtime.hosts import place_key
 from penstock.runtime.transport import Transport
-from penstock.runtime.transport.shared_memory import SharedMemoryTransport, host_key
 from penstock.runtime.transport.threads import ThreadTransport, thread_transports
 from penstock.runtime.worker import RankResult
 
-_MOST_UNREAD = 256  # reports that may be on the way to the process that started the run
-_JOIN_S = 30.0  # for which members of a view may take to be ready
+LOOPBACK = "127.0.0.1"
 
 Report = Callable[[StepResult], None]
-Join = Callable[[View, int, Callable[[], None]], Transport]
+Places = Mapping[int, Where]
 
 
 @final
@@ -61,10 +60,10 @@ class ThreadGenerations:
             return self._made[view.generation][position]
 
 
-class Heir(NamedTuple):
-    """What a member does when the process that started the run has died, and it is the first.
+class Scribe(NamedTuple):
+    """What the first member does for all: it writes down what has happened.
 
-    report:  takes steps in its place, those that it had already perhaps again.
+    report:  takes steps, and validations; some perhaps twice.
     finish:  takes what all ranks measured, or None: the run was stopped.
     """
 
@@ -77,7 +76,8 @@ class Start(NamedTuple):
 
     pilots:  makes the pilot of one member.
     asked:   the number of a signal by which the run is to stop, or 0.
-    where:   is told where members listen.
+    notice:  whether this machine will go.
+    meet:    takes where the members of this process listen, and returns where all do.
     generations: where members that are threads find each other.
     """
 
@@ -85,62 +85,85 @@ class Start(NamedTuple):
     token: bytes
     pilots: Callable[[], Pilot]
     asked: Callable[[], int] = lambda: 0
-    where: Callable[[Mapping[int, Where]], None] = lambda where: None
+    notice: Callable[[], bool] = lambda: False
+    meet: Callable[[Places], Places] = lambda where: where
     generations: ThreadGenerations | None = None
 
+
+class Here(NamedTuple):
+    """The members that this process starts; None: all.  They listen at `address`.
+
+    tells:   whether each tells this process of all steps, and not only the first of all.
+    """
+
+    members: tuple[int, ...] | None = None
+    address: str = LOOPBACK
+    tells: bool = False
+
+
+ALL_HERE = Here()
 
 # -- processes ------------------------------------------------------------------------------------
 
 
-def run_members(start: Start, report: Report, heir: Heir) -> list[RankResult] | None:
-    """Run the members of a view as forked processes; return what those of the last one measured.
+def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_HERE) -> bool:
+    """Run members of a view as forked processes; return whether the run is over.
 
-    None where the run was asked to stop.  A member that dies is not the run's end while another
-    can go on.
+    It is not where those of other processes may go on.
+    report:  is called in this process with steps that have happened.
     Raises:   RunError: the job fails, or nobody is left.
     """
     context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in start.view.members]
-    listeners = [listening() for _ in start.view.members]
-    key = host_key()
-    where = {m: where_of(s, key) for m, s in zip(start.view.members, listeners, strict=True)}
-    start.where(where)
-    here = random.getstate()
-    processes: list[Any] = []
-    for number in range(len(pipes)):
-        about = start, heir, _Fork(number, where, listeners, pipes, here)
-        processes.append(context.Process(target=_child, args=about, daemon=False))
+    own = start.view.members if here.members is None else here.members
+    listeners = {member: listening(here.address) for member in own}
+    key = place_key()
+    where = start.meet({member: where_of(end, key) for member, end in listeners.items()})
+    pipes = {member: context.Pipe(duplex=False) for member in own}
+    state = random.getstate()
+    processes: dict[int, Any] = {}
+    for member in own:
+        about = start, scribe, _Fork(member, where, listeners, pipes, state, here.tells)
+        processes[member] = context.Process(target=_child, args=about, daemon=False)
     try:
-        for process in processes:
+        for process in processes.values():
             process.start()
-        for end in (*listeners, *(sender for _, sender in pipes)):
+        for end in (*listeners.values(), *(sender for _, sender in pipes.values())):
             end.close()
-        return _supervise(processes, [receiver for receiver, _ in pipes], report)
+        receivers = {member: receiver for member, (receiver, _) in pipes.items()}
+        is_over, lost = _supervise(processes, receivers, report)
     finally:
-        for process in processes:
+        for process in processes.values():
             if process.pid is not None:
                 process.kill()
                 process.join()
             process.close()
-        for receiver, _ in pipes:
+        for receiver, _ in pipes.values():
             receiver.close()
+    if not is_over and {*own} == {*start.view.members}:
+        words = ", ".join(f"member {member} {how}" for member, how in lost.items())
+        hint = "--resume continues from the last checkpoint"
+        raise RunError(f"no rank is left: {words}", hint=hint)
+    return is_over
 
 
 def _supervise(
-    processes: Sequence[Any], pipes: Sequence[Connection], report: Report
-) -> list[RankResult] | None:
-    """Take what members say until the run is over; those that die are no reason to end it."""
-    open_pipes, next_step = dict(enumerate(pipes)), 0
-    result: list[RankResult] | None = None
+    processes: Mapping[int, Any], pipes: Mapping[int, Connection], report: Report
+) -> tuple[bool, dict[int, str]]:
+    """Take what members say until all have ended; those that die are no reason to end the others.
+
+    Return whether one said that the run is over, and how the others ended.
+    Raises:   RunError: the job fails.
+    """
+    open_pipes, next_step = dict(pipes), 0
     is_over, lost = False, dict[int, str]()
     while open_pipes:
         for pipe in multiprocessing.connection.wait(list(open_pipes.values())):
-            place = next(k for k, each in open_pipes.items() if each is pipe)
+            member = next(m for m, each in open_pipes.items() if each is pipe)
             told = _read(pipe)
             if told is None:
-                del open_pipes[place]
-                processes[place].join()
-                lost[place] = f"left with {processes[place].exitcode}"
+                del open_pipes[member]
+                processes[member].join()
+                lost[member] = f"left with {processes[member].exitcode}"
                 continue
             what, content = told
             if what == "step":
@@ -150,15 +173,9 @@ def _supervise(
                     next_step = max(next_step, step.step + (step.validated is None))
             elif what == "done":
                 is_over = True
-                if content is not None:
-                    result = [from_json(row) for row in content]
             elif what == "error" and not content["given_up"]:
                 raise RunError(content["message"], hint=content["hint"])
-    if not is_over:
-        words = ", ".join(f"member {place} {how}" for place, how in lost.items())
-        hint = "--resume continues from the last checkpoint"
-        raise RunError(f"no rank is left: {words}", hint=hint)
-    return result
+    return is_over, lost
 
 
 def _read(pipe: Any) -> tuple[str, Any] | None:
@@ -171,22 +188,17 @@ def _read(pipe: Any) -> tuple[str, Any] | None:
 
 @final
 class _Parent:
-    """The process that started a member: what the first one says to it, or does in its place."""
+    """The process that started a member: what is said to it, if it is there."""
 
-    def __init__(self, pipe: Connection | None, heir: Heir) -> None:
-        self._pipe, self._heir, self._lock = pipe, heir, threading.Lock()
-        self._recent: deque[StepResult] = deque(maxlen=_MOST_UNREAD)
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe: Connection | None = pipe
+        self._lock = threading.Lock()
 
     def report(self, step: StepResult) -> None:
-        self._recent.append(step)
-        if not self._tell("step", asdict(step)):
-            while self._recent:  # it may have died before it had read the last of them
-                self._heir.report(self._recent.popleft())
+        self._tell("step", asdict(step))
 
-    def finish(self, results: list[RankResult] | None, *, is_first: bool) -> None:
-        content = None if results is None else [as_json(result) for result in results]
-        if not self._tell("done", content if is_first else None) and is_first:
-            self._heir.finish(results)
+    def finish(self) -> None:
+        self._tell("done", None)
 
     def fail(self, message: str, hint: str, *, given_up: bool = False) -> None:
         content = {"message": message, "hint": hint, "given_up": given_up}
@@ -206,58 +218,79 @@ class _Parent:
 
 
 class _Fork(NamedTuple):
-    """A member that is forked: the how-manieth, where all listen, and pipes to this process."""
+    """A member that is forked: its number, where all listen, and pipes to this process."""
 
-    number: int
-    where: Mapping[int, Where]
-    listeners: Sequence[socket.socket]
-    pipes: Sequence[tuple[Connection, Connection]]
+    member: int
+    where: Places
+    listeners: Mapping[int, socket.socket]
+    pipes: Mapping[int, tuple[Connection, Connection]]
     seed: tuple[Any, ...]
+    tells: bool
 
 
-def _child(start: Start, heir: Heir, place: _Fork) -> None:
+def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
     random.setstate(place.seed)
     let_children_die_with_this()
-    os.setpgid(0, 0)  # what ends the process that started it need not end this one
-    for number, (receiver, sender) in enumerate(place.pipes):
+    os.setsid()  # what ends the process that started it need not end this one
+    for member, (receiver, sender) in place.pipes.items():
         receiver.close()
-        if number != place.number:
+        if member != place.member:
             sender.close()
-            place.listeners[number].close()
+            place.listeners[member].close()
     torch.set_num_threads(1)
     notice = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: notice.set())  # its machine will go
-    own = start.view.members[place.number]
-    mesh = Mesh(own, place.listeners[place.number], start.token)
-    parent = _Parent(place.pipes[place.number][1], heir)
-    live(mesh, place.where, start, parent, leaves=notice.is_set)
+    told = start.notice
+    start = start._replace(notice=lambda: notice.is_set() or told())
+    mesh = Mesh(place.member, place.listeners[place.member], start.token)
+    live(mesh, start, place.where, scribe, (_Parent(place.pipes[place.member][1]), place.tells))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # not the parent's exit handlers
 
 
 def live(
-    mesh: Mesh,
-    where: Mapping[int, Where],
-    start: Start,
-    parent: _Parent,
-    *,
-    leaves: Callable[[], bool] = lambda: False,
+    mesh: Mesh, start: Start, where: Places, scribe: Scribe, above: tuple[_Parent, bool]
 ) -> None:
-    """Live as one member in a process of its own, and say how it ended."""
-    join = partial(_shared, mesh)
-    member = RunMember(mesh, start.pilots(), Outside(join, parent.report, start.asked, leaves))
+    """Live as one member in a process of its own, and say how it ended.
+
+    above:   the process that started it, and whether it wants to hear of every step.
+    """
+    parent, hears_all = above
+
+    def report(step: StepResult) -> None:
+        scribe.report(step)
+        if not hears_all:
+            parent.report(step)
+
+    hears = parent.report if hears_all else _unheard
+    outside = Outside(partial(joined, mesh), report, start.asked, start.notice, hears)
+    member = RunMember(mesh, start.pilots(), outside)
     try:
         mesh.start()
         mesh.connect(where)
         results = member.live(start.view)
         if not member.has_left:
-            parent.finish(results, is_first=member.is_first)
+            finish(mesh, member, scribe, results)
+            parent.finish()
     except PenstockError as problem:
         parent.fail(problem.message, problem.hint, given_up=isinstance(problem, GivenUpError))
+    except Exception as problem:  # noqa: BLE001 - the job's own; it ends all
+        words = f"{type(problem).__name__}: {problem}\n{traceback.format_exc()}"
+        mesh.tell(Failed(words, ""))
+        parent.fail(words, "")
     finally:
         mesh.close()
+
+
+def finish(mesh: Mesh, member: RunMember, scribe: Scribe, results: list[RankResult] | None) -> None:
+    """Return once what is written at the end is there: the first member that lives writes it."""
+    view = member.last_view
+    before = [other for other in view.members if other < mesh.own]
+    mesh.wait(lambda: all(other in mesh.lost for other in before))
+    if not any(mesh.lost.get(other) == "left" for other in before):
+        scribe.finish(results)
 
 
 class Caller(NamedTuple):
@@ -316,7 +349,7 @@ def join(
     Raises:   RunError: it is not taken in; the job fails, or nobody is left.
     """
     mesh = caller.mesh
-    member = RunMember(mesh, pilot, Outside(make or partial(_shared, mesh), _unheard))
+    member = RunMember(mesh, pilot, Outside(make or partial(joined, mesh), _unheard))
     mesh.start()
     try:
         member.live(taken_in(caller, members, limit_s))
@@ -327,13 +360,6 @@ def join(
 
 def _unheard(step: StepResult) -> None:
     """Let a report pass: the members that began the run write it down."""
-
-
-def _shared(mesh: Mesh, view: View, position: int, news: Callable[[], None]) -> Transport:
-    """Return a member's end of a view whose members are all on this host."""
-    store = GenerationStore(mesh, view.generation)
-    count = len(view.members)
-    return SharedMemoryTransport(position, count, store, limit_s=_JOIN_S, news=news)
 
 
 # -- threads --------------------------------------------------------------------------------------
@@ -361,7 +387,7 @@ def run_threads(
     made, ended = start.generations or ThreadGenerations(), dict[int, Ended]()
     listeners = {member: listening() for member in start.view.members}
     where = {member: where_of(end, "threads") for member, end in listeners.items()}
-    start.where(where)
+    start.meet(where)
 
     def live_one(number: int) -> None:
         torch.set_num_threads(1)

@@ -109,12 +109,14 @@ class Outside(NamedTuple):
     report:    takes the steps that have happened, and validations.
     asked:     the number of a signal by which the run is to stop, or 0.
     leaves:    whether this member has to go: its machine has had notice.
+    hears:     takes the steps that this member has done, also where another one reports them.
     """
 
     join: Callable[[View, int, Callable[[], None]], Transport]
     report: Callable[[StepResult], None]
     asked: Callable[[], int] = lambda: 0
     leaves: Callable[[], bool] = lambda: False
+    hears: Callable[[StepResult], None] = lambda step: None
 
 
 @dataclass(eq=False)
@@ -163,6 +165,12 @@ class RunMember:
         """Return whether this is the first member of its last view: that with the least number."""
         return self._view is not None and min(self._view.members) == self.mesh.own
 
+    @property
+    def last_view(self) -> View:
+        """Return the newest view that it was in."""
+        assert self._view is not None, "it has lived"
+        return self._view
+
     def leave_transport(self) -> None:
         """Let go of the transport, as a process that dies does."""
         self._close_transport()
@@ -209,9 +217,10 @@ class RunMember:
         position, task = view.members.index(self.mesh.own), self.pilot.task(view)
         transport = self.outside.join(view, position, partial(self._check, view))
         self._transport = transport
+        transport.connect(task.groups)
         self._check(view)
         rank = worker.rank_of(task, transport, self._heard)
-        rank.is_guarded = True
+        rank.is_guarded = rank.tells_all = True
         vote = Vote(rank, partial(self._wishes, view, task))
         rank.commit = vote
         bound = _bound(rank, task)
@@ -231,8 +240,7 @@ class RunMember:
         steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
         about = self._event(view, before, came)
         note = partial(self._note, about, time.monotonic()) if self.is_first else _nothing
-        if self.is_first:
-            self._report(view.newest)
+        self._report(view.newest)
         held = partial(worker.held_tensors, rank)
         try:
             with leaving(task.checkpoints, transport, rank.peers, held):
@@ -453,7 +461,7 @@ class RunMember:
         return Wishes(
             regroup=self.outside.leaves() or (is_first and bool(self._newcomers(view))),
             save=is_first and is_due,
-            stop=is_first and self.outside.asked() != 0,
+            stop=self.outside.asked() != 0,
         )
 
     def _newcomers(self, view: View) -> list[int]:
@@ -466,6 +474,11 @@ class RunMember:
     def _heard(self, result: StepResult) -> None:
         """Pass on what a rank reports; of steps only the vote tells."""
         if result.validated is not None:
+            self._pass_on(result)
+
+    def _pass_on(self, result: StepResult) -> None:
+        self.outside.hears(result)
+        if self.is_first:
             self.outside.report(result)
 
     def saved(self) -> None:
@@ -482,8 +495,7 @@ class RunMember:
         if self._guard is not None:
             self._guard.update(told.step)
         self._hold(rank, told.step + 1)
-        if self.is_first:
-            self._report(told)
+        self._report(told)
 
     def late(self, rank: Rank, step: int) -> None:
         """Note that the update of a step was made after its generation had ended."""
@@ -493,7 +505,7 @@ class RunMember:
 
     def _report(self, told: Told | None) -> None:
         if told is not None:
-            self.outside.report(StepResult(*told))
+            self._pass_on(StepResult(*told))
 
     def _event(self, view: View, before: View | None, came: int) -> RunEvent:
         joined = before is not None and not {*view.members} <= {*before.members}

@@ -440,26 +440,3 @@ def where_of(listener: socket.socket, key: str) -> Where:
     """Return where others reach it, on a host with that `key`."""
     address, port, *_ = listener.getsockname()
     return Where(address, port, key)
-
-
-@final
-class GenerationStore:
-    """What members of a generation let each other see, as transports want it, without a server."""
-
-    def __init__(self, mesh: Mesh, generation: int) -> None:
-        self._mesh, self._generation = mesh, generation
-
-    def set(self, key: str, value: str, /) -> None:
-        """Let all members see a value."""
-        self._mesh.put(self._generation, key, value)
-
-    def get(self, key: str, /) -> bytes:
-        """Return a value, once it is there."""
-        self._mesh.wait(lambda: self.check([key]))
-        found = self._mesh.found(self._generation, key)
-        assert found is not None, "it was waited for"
-        return found.encode()
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all keys are there."""
-        return all(self._mesh.found(self._generation, key) is not None for key in keys)

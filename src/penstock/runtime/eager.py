@@ -153,7 +153,7 @@ def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, s
                 own = task.job, rank.transport, task.checkpoints, step
                 best = task.policy.keep.best
                 found = validate(*own, lambda: rank.model, keeps_best=best)
-                if found is not None:
+                if rank.rank == 0:
                     report(StepResult(step - 1, None, 0.0, 0, validated=found))
         rank.control.saved()
     if step == task.first_step + 1 and _is_saved_on_the_way(task):

@@ -16,7 +16,7 @@ from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import RunError
 from penstock.runtime.links import Probe, compare, probe, probe_of
 from penstock.runtime.transport import Transport
-from penstock.runtime.transport.shared_memory import host_key
+from penstock.runtime.transport.shared_memory import available, host_key
 from penstock.typed import typed
 
 Pair = tuple[int, int]
@@ -47,11 +47,18 @@ class Survey:
     probes: tuple[tuple[str, Probe], ...]  # by level
 
 
-def seat_here(name: str, region: str) -> Seat:
-    """Return the seat of this process.
+def place_key() -> str:
+    """Return a text that two processes have in common exactly if they are on one host.
 
-    A network namespace counts as a host of its own: what reaches it goes over a network.
+    A network namespace counts as a host of its own: what reaches it goes over a network.  So does
+    a process that cannot share memory.
     """
+    own = "" if available()[0] else f" {os.getpid()}"
+    return f"{host_key()} {os.readlink('/proc/self/ns/net')}{own}"
+
+
+def seat_here(name: str, region: str) -> Seat:
+    """Return the seat of this process."""
     return Seat(f"{host_key()} {os.readlink('/proc/self/ns/net')}", name, region)
 
 

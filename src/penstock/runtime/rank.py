@@ -61,6 +61,7 @@ class Rank:
     read:      leaves of the micro-batches that were read since then.
     is_guarded: whether a loss or norm that is not finite ends the run.
     expects_clipping: whether the last gradients were clipped, where updates are validated.
+    tells_all: whether every rank reports validations, and not only the first.
     report:    called with every finished step.
     commit:    called where a step counts only once all ranks have come to its end.
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
@@ -92,7 +93,7 @@ class Rank:
         self.outbox: dict[tuple[int, int], list[Tensor]] = {}
         self.batches: dict[int, list[Any]] = {}
         self.progress = Progress()
-        self.is_guarded = self.expects_clipping = False
+        self.is_guarded = self.expects_clipping = self.tells_all = False
         self.unsettled: list[Callable[[], bool]] = []
         self.read: dict[int, list[Any]] = {}
         self.loss_scale = LossScale() if job.scales_loss else None

@@ -3,6 +3,7 @@
 During a run the first rank does it, of the checkpoint that was just written; the others wait.
 """
 
+import json
 import math
 import random
 import statistics
@@ -77,17 +78,17 @@ def validate(
     model: Callable[[], nn.Module],
     *,
     keeps_best: bool = True,
-) -> Mapping[str, float] | None:
-    """Validate the checkpoint after `step` steps; every rank calls it, the first one returns it.
+) -> Mapping[str, float]:
+    """Return the validation of the checkpoint after `step` steps; every rank calls it.
 
     keeps_best:  whether the best one so far is kept as `checkpoints`/best.
     model:    returns the model with the weights of the checkpoint; called by the first rank.
     """
     everyone = tuple(range(transport.num_ranks))
     if transport.rank != 0:
-        while transport.broadcast_bytes(b"", everyone) == _MORE:
+        while (word := transport.broadcast_bytes(b"", everyone)) == _MORE:
             pass
-        return None
+        return json.loads(word)
     start_s = last_s = time.monotonic()
 
     def told(done: int, total: int) -> None:
@@ -99,5 +100,5 @@ def validate(
     found = validated(job, model(), told)
     if keeps_best and math.isfinite(found.get("val_loss", math.nan)):
         checkpoint.keep_best(checkpoints, step, found["val_loss"])
-    transport.broadcast_bytes(b"", everyone)
-    return {**found, "val_seconds": time.monotonic() - start_s}
+    found = {**found, "val_seconds": time.monotonic() - start_s}
+    return json.loads(transport.broadcast_bytes(json.dumps(found).encode(), everyone))

@@ -380,7 +380,7 @@ def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
 
     own = task.job, rank.transport, checkpoints, step
     found = validate(*own, model, keeps_best=task.policy.keep.best)
-    if found is not None:
+    if rank.rank == 0 or rank.tells_all:
         rank.report(StepResult(step - 1, None, 0.0, 0, validated=found))
 
 

@@ -1,22 +1,23 @@
 """Elastically: the main job's ranks as members that may be lost, and may come."""
 
-import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cluster import Cluster
-from penstock.elastic.launch import Heir, Start, run_members
+from penstock.elastic.launch import ALL_HERE, Here, Places, Scribe, Start, run_members
 from penstock.elastic.member import START
 from penstock.elastic.words import View
+from penstock.errors import RunError
+from penstock.plan import Plan
 from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
-from penstock.runtime.worker import RankResult
 from penstock.search import Fixed
 from penstock.training.choose import Choice, Joining, save
+from penstock.training.chronicle import Chronicle, RunAbout, ended, row_of, sizes
 from penstock.training.elastic import (
     ElasticRun,
     RunPilot,
@@ -24,14 +25,16 @@ from penstock.training.elastic import (
     text_of,
     write_addresses,
 )
-from penstock.training.events import EVENTS
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
-from penstock.training.windows import CheckpointInterval
+from penstock.training.results import Trained, explained
+from penstock.training.stop import Stopped, stopping
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
     from penstock.runtime.worker import Task
+    from penstock.training.chronicle import Stop
+    from penstock.training.session import Session
 
 SEARCH_S = 2.0  # for the plan of each number of ranks that may be left
 
@@ -49,28 +52,18 @@ def ways_of(folder: Path, choice: Choice, fixed: Fixed) -> PlanBasis:
     return PlanBasis((own,), cluster, replace(free, as_placed=True))
 
 
-def run_of(
-    ways: PlanBasis,
-    choice: Choice,
-    task: "Callable[[Choice, int, Path | None], Task]",
-    steps: range,
-    about: tuple[Path, Path | None, CheckpointInterval, Listener],
-) -> ElasticRun:
-    """Return what members of a run have alike: above all, a plan for each number of ranks left.
+def planned(folder: Path, ways: PlanBasis, choice: Choice, listener: Listener) -> dict[int, Plan]:
+    """Return a plan for each number of ranks that may be left; that of all is written to `folder`.
 
-    about:    the run's folder, the checkpoint that it starts from, how often others are written,
-              and who listens.
     Raises:   PlanError: the plan is asynchronous.
     """
-    folder, resume, every, listener = about
     check_elastic(choice.plan)
     most = choice.plan.total_ranks
     plan = committing(choice.plan, ways)
     with listener.busy("planning for the loss of ranks"):
         plans = {**plans_ahead(ways, most, SEARCH_S), most: plan}
     save_predicted(folder, choice._replace(plan=plan))
-    token = secrets.token_bytes(32)
-    return ElasticRun(ways, task, plans, steps.start, steps.stop, folder, resume, token, every)
+    return plans
 
 
 def save_predicted(folder: Path, choice: Choice) -> None:
@@ -79,29 +72,108 @@ def save_predicted(folder: Path, choice: Choice) -> None:
     save(folder, choice.captured, choice.plan, way.profiles, ways.cluster)
 
 
-def run_elastically(
-    run: ElasticRun,
+def run_of(
+    session: "Session",
+    ways: PlanBasis,
+    plans: Mapping[int, Plan],
+    steps: range,
+    resume: Path | None,
     board: "Board",
-    report: Callable[[StepResult], None],
-    heir: Heir,
-) -> list[RankResult] | None:
-    """Run the members of a run as processes of this host, from its plan for most of them.
+) -> ElasticRun:
+    """Return what members of a run have alike; its token is new.
 
-    Raises:   RunError: the job fails, or nobody is left.
+    resume:   the checkpoint that it starts from.
     """
-    most = max(run.plans)
+
+    def task(choice: Choice, step: int, resume: Path | None) -> "Task":
+        return session.task(choice, step, resume, board)
+
+    token, every = secrets.token_bytes(32), session.every
+    about = plans, steps.start, steps.stop, session.folder, resume
+    return ElasticRun(ways, task, *about, token, every)
+
+
+def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path | None) -> Trained:
+    """Run all steps by processes of this host that may be lost; return what those left gave.
+
+    Raises:   PlanError: the plan is asynchronous.  RunError: the job fails, or nobody is left.
+    """
+    ways = ways_of(session.folder, choice, session.fixed)
+    with stopping(None) as board:
+        steps = range(first_step, session.num_steps)
+        plans = planned(session.folder, ways, choice, session.listener)
+        run = run_of(session, ways, plans, steps, checkpoint, board)
+        session.clear(first_step, checkpoint)
+        members = tuple(range(choice.plan.total_ranks))
+        start = start_of(run, members, board, partial(_told, run))
+        trained = _lived(session, choice, first_step, start, ALL_HERE)
+        assert trained is not None, "all members were here"
+        if trained == "stopped":
+            raise Stopped(board.asked(), session.resumption())
+    return trained
+
+
+def start_of(
+    run: ElasticRun,
+    members: tuple[int, ...],
+    board: "Board",
+    meet: Callable[[Places], Places],
+) -> Start:
+    """Return how the members of a run begin, by its plan for as many; each has lowered all plans.
+
+    members:  by rank of the plan.
+    """
     pilot = RunPilot(run)
     pilot.prepare()
     resume = START if run.resume is None else str(run.resume)
-    members = tuple(range(most))
-    view = View(1, run.first_step, text_of(run.plans[most]), members, resume=resume)
-    assert run.folder is not None, "a run of the main job has files"
-    (run.folder / EVENTS).unlink(missing_ok=True)
-    wrote = partial(write_addresses, run)
-    return run_members(Start(view, run.token, lambda: pilot, board.asked, wrote), report, heir)
+    plan = text_of(run.plans[len(members)])
+    view = View(1, run.first_step, plan, members, resume=resume)
+    return Start(view, run.token, lambda: pilot, board.asked, meet=meet)
 
 
-def steps_in(metrics: Path) -> list[StepResult]:
-    """Return the steps of a run, as far as its metrics have them."""
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [StepResult(row["step"] - 1, row["loss"], row["seconds"]) for row in rows]
+def _told(run: ElasticRun, where: Places) -> Places:
+    """Write down where members listen, all of which are here."""
+    write_addresses(run, where)
+    return where
+
+
+def _ended_by(session: "Session") -> Choice:
+    """Return the choice by which a run has ended; its predicted step is written."""
+    found = session.followed()
+    save_predicted(session.folder, found)
+    return found
+
+
+def _lived(
+    session: "Session", choice: Choice, first_step: int, start: Start, here: Here
+) -> "Trained | Stop | None":
+    """Run the members that are here; return how the run ended, None where others go on.
+
+    Raises:   RunError: the job fails, or nobody is left.
+    """
+    from penstock.runtime.checkpoint import discard
+    from penstock.runtime.run import Steps
+
+    samples, tokens, micro_batches, predicted = sizes(session.job, choice)
+    about = RunAbout(session.num_steps, samples, tokens, session.checked)
+    own = Chronicle(session.folder, session.job, about, partial(_ended_by, session))
+    heard = (*session.job.writers, *([session.on_step] if session.on_step else []))
+    with session.listener.steps(first_step, session.num_steps, predicted) as show:
+
+        def done(step: StepResult) -> None:
+            row = row_of(step, samples, tokens)
+            for hear in (show, *heard):
+                hear(row)
+
+        steps = Steps(micro_batches, done, session.awaits)
+        try:
+            run_members(start, steps.add, Scribe(own.report, own.finish), here)
+        except KeyboardInterrupt:
+            session.tell_newest()
+            raise
+        except RunError as problem:
+            discard(session.folder / "checkpoints")
+            job = choice.job
+            raise explained(session.folder, job, problem, session.listener) from problem.__cause__
+        steps.flush()
+    return ended(session.folder, session.followed)

@@ -12,7 +12,7 @@ from penstock.elastic.mesh import Mesh, listening, where_of
 from penstock.job import load_job
 from penstock.plan import Plan
 from penstock.program.lower_plan import stages_of
-from penstock.runtime.transport.shared_memory import host_key
+from penstock.runtime.hosts import place_key
 from penstock.search import Fixed
 from penstock.training.choose import Choice, for_plan
 from penstock.training.elastic import Addresses, ElasticRun, RunPilot, addresses_in
@@ -65,7 +65,7 @@ def join_run(
     listener.say("joining the run")
     listens = listening()
     number = 2**20 + secrets.randbelow(2**40)  # no other member has it
-    caller = Caller(Mesh(number, listens, run.token), where_of(listens, host_key()), pilot.graph)
+    caller = Caller(Mesh(number, listens, run.token), where_of(listens, place_key()), pilot.graph)
     return join(caller, tuple(known.members.values()), pilot, limit_s)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import shlex
 import statistics
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.errors import RunError
-from penstock.files import finite, write_text
+from penstock.files import finite, read_json, write_text
 from penstock.job import SCALED, Job
 from penstock.plan import Plan, Prediction
 from penstock.profile.kinds import load_profiles
@@ -86,8 +87,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     outcome.timeline.save(folder / "measured.trace.json")
     predicted = choice.plan.predicted if choice else None
     measured = outcome.breakdown
-    expected = _expected(folder / "predicted.trace.json", measured, predicted)
-    why = None if measured is None else bottleneck(measured, expected)
+    expected, why = _compared(folder, outcome, choice)
     summary: dict[str, object] = {
         **{**_losses(folder, job, outcome, choice, listener), **_noise(outcome, choice)},
         "steps": num_steps,
@@ -114,6 +114,24 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         profiles = load_profiles(folder / "profile.json")
         learn_step(choice, profiles, cluster, outcome.samples, default_folder())
     return Trained(folder, choice.plan if choice else None, outcome, summary, expected, why)
+
+
+def _compared(
+    folder: Path, outcome: "Outcome", choice: Choice | None
+) -> tuple[Breakdown | None, Bottleneck | None]:
+    """Return how the predicted time divides, and what bounds a step."""
+    predicted, measured = choice.plan.predicted if choice else None, outcome.breakdown
+    expected = _expected(folder / "predicted.trace.json", measured, predicted)
+    return expected, None if measured is None else bottleneck(measured, expected)
+
+
+def read_back(folder: Path, outcome: "Outcome", choice: Choice) -> Trained:
+    """Return what a run gave that another process has `finished`.
+
+    Raises:   RunError: its summary is damaged.
+    """
+    summary = read_json(folder / "summary.json", RunError, "summary")
+    return Trained(folder, choice.plan, outcome, summary, *_compared(folder, outcome, choice))
 
 
 def _noise(outcome: "Outcome", choice: Choice | None) -> dict[str, float]:
@@ -293,7 +311,8 @@ def _validated(
         return {}
     model = choice.captured.model if choice else build_model(job)
     load_model(model, outcome.weights)
-    torch.set_num_threads(os.cpu_count() or 1)
+    forked = multiprocessing.parent_process() is not None  # its threads would wait for ever
+    torch.set_num_threads(1 if forked else os.cpu_count() or 1)
     try:
         with listener.progress("validating") as update:
             return validated(job, model, update)

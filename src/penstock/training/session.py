@@ -34,6 +34,7 @@ from penstock.training.choose import (
     on_hosts_of,
     save,
 )
+from penstock.training.chronicle import ENDED, row_of, sizes
 from penstock.training.compiling import compiled
 from penstock.training.fuse import usable
 from penstock.training.listener import Listener, Row
@@ -90,7 +91,6 @@ class Session:
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
     basis:    what the plan was found by, where it may be made again during the run.
     elastic:  whether the run goes on when ranks are lost.
-    written:  the newest step of the metrics, where this process writes them in place of another.
     """
 
     job: Job
@@ -111,7 +111,6 @@ class Session:
     checked: str = ""
     basis: SearchBasis | None = None
     elastic: bool = False
-    written: int | None = None
 
     @property
     def listener(self) -> Listener:
@@ -141,7 +140,9 @@ class Session:
         if checked.problem:
             return self._train_eagerly(first_step, checkpoint, found)
         if self.elastic:
-            return self._train_elastically(choice, first_step, checkpoint)
+            from penstock.training import elastically
+
+            return elastically.train(self, choice, first_step, checkpoint)
         trained = self.train(choice, first_step, checkpoint, launch)
         assert trained is not None
         return trained
@@ -381,7 +382,7 @@ class Session:
             self.basis = SearchBasis((way,), bounds, self.units, _SEARCH_S)
         return Choice(job, captured, plan)
 
-    def _clear(self, first_step: int, checkpoint: Path | None) -> None:
+    def clear(self, first_step: int, checkpoint: Path | None) -> None:
         """Remove what the run to go on from left after its checkpoint, or half-written."""
         from penstock.runtime.checkpoint import discard, set_aside
 
@@ -391,7 +392,7 @@ class Session:
                 self.listener.say(f"what is damaged is kept as {aside}")
         if self.text:
             saved.keep_job(self.folder, self.text, self.num_steps)
-        old = ("events.jsonl",) if checkpoint else ("replans.json", "events.jsonl")
+        old = ("events.jsonl", ENDED) if checkpoint else ("replans.json", "events.jsonl", ENDED)
         for name in ("summary.json", "report.html", "measured.trace.json", *old):
             (self.folder / name).unlink(missing_ok=True)
         if checkpoint is None:
@@ -423,7 +424,7 @@ class Session:
         is_here = board is None
         with stopping(board, tells=leader) as board:
             guide = self._guide(choice, board, leads=None if is_here else leader)
-            task = replace(self._task(choice, first_step, checkpoint, board), guide=guide)
+            task = replace(self.task(choice, first_step, checkpoint, board), guide=guide)
             if is_here:  # elsewhere each rank compiles what is its own
                 task.compile_ahead()
             run, ranks = partial(work, task), choice.plan.total_ranks
@@ -431,86 +432,22 @@ class Session:
             if not leader:
                 launch(run, ranks, _unheard)
                 return None
-            self._clear(first_step, checkpoint)
+            self.clear(first_step, checkpoint)
             outcome = self._run(run, ranks, choice, first_step, launch)
             if outcome is None:
-                raise Stopped(board.asked(), self._resumption())
+                raise Stopped(board.asked(), self.resumption())
         return self._finished(outcome, self._followed(choice))
 
-    def _train_elastically(
-        self, choice: Choice, first_step: int, checkpoint: Path | None
-    ) -> Trained:
-        """Run all steps by ranks that may be lost; return what those left at the end gave.
-
-        Raises:   PlanError: the plan is asynchronous.
-        """
-        from penstock.training import elastically
-
-        ways = elastically.ways_of(self.folder, choice, self.fixed)
-        steps = range(first_step, self.num_steps)
-        with stopping(None) as board:
-            task = partial(self._elastic_task, board=board)
-            about = self.folder, checkpoint, self.every, self.listener
-            run = elastically.run_of(ways, choice, task, steps, about)
-            self._clear(first_step, checkpoint)
-            heir = elastically.Heir(partial(self._inherit, choice), self._finish_inherited)
-
-            def launch(work: "Work", ranks: int, report: "Report") -> "list[RankResult]":
-                return elastically.run_elastically(run, board, report, heir) or []
-
-            outcome = self._run(_no_work, choice.plan.total_ranks, choice, first_step, launch)
-            if outcome is None:
-                raise Stopped(board.asked(), self._resumption())
-        return self._finished(outcome, self._left())
-
-    def _elastic_task(
-        self, choice: Choice, first_step: int, checkpoint: Path | None, *, board: "Board"
-    ) -> "Task":
-        return self._task(choice, first_step, checkpoint, board)
-
-    def _inherit(self, choice: Choice, step: "StepResult") -> None:
-        """Write the row of a step, in place of the process that started the run."""
-        if self.written is None:
-            from penstock.training.elastically import steps_in
-
-            self.written = max(
-                (s.step for s in steps_in(self.folder / "metrics.jsonl")), default=-1
-            )
-        if step.loss is None or step.step <= self.written:
-            return
-        self.written = step.step
-        samples, tokens, *_ = _sizes(self.job, choice)
-        with lines(self.folder / "metrics.jsonl") as write:
-            write(_row(step, samples, tokens))
-
-    def _finish_inherited(self, results: "list[RankResult] | None") -> None:
-        """End a run in place of the process that started it."""
-        from penstock.runtime.checkpoint import latest, load
-        from penstock.runtime.run import Steps, outcome_of
-        from penstock.training.elastically import steps_in
-
-        newest = latest(self.folder / "checkpoints")
-        if results is None or newest is None:
-            return
-        steps = Steps(self.job.micro_batches)
-        steps.finished += steps_in(self.folder / "metrics.jsonl")
-        self._finished(outcome_of(results, steps, load(newest).tensors), self._left())
-
-    def _left(self) -> Choice:
-        """Return the choice by which an elastic run ended; its predicted step is written."""
-        from penstock.training.elastically import save_predicted
-
+    def followed(self) -> Choice:
+        """Return the choice by which an elastic run ended."""
         plan = Plan.load(self.folder / "plan.json")
         ways = self.basis.ways if self.basis else ()
         way = next((way for way in ways if way.joined == plan.joined), None)
-        if way is None:
-            captured = self.trace()
-            assert captured is not None, "it was traced before"
-            found = Choice(*for_plan(self.job, plan, captured, self.listener), plan)
-        else:
-            found = Choice(way.job, way.captured, plan)
-        save_predicted(self.folder, found)
-        return found
+        if way is not None:
+            return Choice(way.job, way.captured, plan)
+        captured = self.trace()
+        assert captured is not None, "it was traced before"
+        return Choice(*for_plan(self.job, plan, captured, self.listener), plan)
 
     def _guide(self, choice: Choice, board: "Board", *, leads: bool | None) -> Replanner | None:
         """Return what makes the plan again during the run; None where nothing does.
@@ -541,14 +478,16 @@ class Session:
         about = self.folder, self.job, self.num_steps, outcome, choice
         return finished(*about, self.checked, self.listener)
 
-    def _resumption(self) -> str:
+    def resumption(self) -> str:
+        """Return how a run that was stopped goes on."""
         steps = self.num_steps if self.num_steps != self.job.num_steps else None
         replaces = [rule for rule in self.fixed.rules if rule.verb == "replace"]
         return resumption(self.text, self.folder, steps, replaces)
 
-    def _task(
+    def task(
         self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
     ) -> "Task":
+        """Return what ranks do of a plan from a step on."""
         from penstock.program.lower_plan import stages_of
         from penstock.runtime.saver import SavePolicy
         from penstock.runtime.worker import Task
@@ -594,7 +533,7 @@ class Session:
         from penstock.runtime.checkpoint import discard, latest, load
         from penstock.runtime.run import Steps, outcome_of
 
-        samples, tokens, micro_batches, predicted = _sizes(self.job, choice)
+        samples, tokens, micro_batches, predicted = sizes(self.job, choice)
         heard = (*self.job.writers, *([self.on_step] if self.on_step else []))
         with (
             self.listener.steps(first_step, self.num_steps, predicted) as show,
@@ -602,7 +541,7 @@ class Session:
         ):
 
             def done(step: "StepResult") -> None:
-                row = _row(step, samples, tokens)
+                row = row_of(step, samples, tokens)
                 write(row)
                 show(row)
                 for hear in heard:
@@ -612,7 +551,7 @@ class Session:
             try:
                 results = launch(work, ranks, steps.add)
             except KeyboardInterrupt:
-                self._tell_newest()
+                self.tell_newest()
                 raise
             except RunError as problem:
                 discard(self.folder / "checkpoints")
@@ -629,7 +568,8 @@ class Session:
         every = self.job.validate_every
         return every is not None and ((step + 1) % every == 0 or step + 1 == self.num_steps)
 
-    def _tell_newest(self) -> None:
+    def tell_newest(self) -> None:
+        """Say from which checkpoint a run goes on that ended at once."""
         from penstock.runtime.checkpoint import discard, latest
 
         discard(self.folder / "checkpoints")
@@ -665,13 +605,13 @@ class Session:
                 policy=SavePolicy(self.keep, self.every.mtbf_s),
             )
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._clear(first_step, checkpoint)
+            self.clear(first_step, checkpoint)
             for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
                 (self.folder / name).unlink(missing_ok=True)
             run = partial(work_eagerly, task)
             outcome = self._run(run, ranks, None, first_step, run_processes)
             if outcome is None:
-                raise Stopped(board.asked(), self._resumption())
+                raise Stopped(board.asked(), self.resumption())
         return self._finished(outcome, None)
 
 
@@ -680,38 +620,11 @@ if TYPE_CHECKING:
     from penstock.runtime.control import Board
     from penstock.runtime.launch import Work
     from penstock.runtime.windows import Windows
-    from penstock.runtime.worker import RankResult, Report, Task
+    from penstock.runtime.worker import RankResult, Task
     from penstock.training.examine import Examined
 
     Launch = Callable[..., list[RankResult]]  # (work, ranks, report, *, groups)
 
 
-def _sizes(job: Job, choice: Choice | None) -> tuple[int, int, int, float | None]:
-    """Return samples, tokens and micro-batches of a step, and the seconds that it should take."""
-    if choice is None:
-        return 0, 0, job.micro_batches, None
-    graph, count, expected = choice.captured.graph, choice.job.micro_batches, choice.plan.predicted
-    step_s = expected.step_s if expected else None
-    return graph.samples * count, graph.tokens * count, job.micro_batches, step_s
-
-
-def _no_work(transport: object, report: object) -> "RankResult":
-    """Do nothing: members of an elastic run know what to do."""
-    raise AssertionError("an elastic launcher calls none")
-
-
 def _unheard(step: "StepResult") -> None:
     """Let a report pass: another rank listens."""
-
-
-def _row(step: "StepResult", samples: int, tokens: int) -> dict[str, float | int | None]:
-    assert step.loss is not None
-    return {
-        "step": step.step + 1,
-        "loss": step.loss,
-        **step.figures,
-        "seconds": step.seconds,
-        "samples_per_second": samples / step.seconds if samples else None,
-        "tokens_per_second": tokens / step.seconds if tokens else None,
-        **(step.validated or {}),
-    }

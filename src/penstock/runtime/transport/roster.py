@@ -10,7 +10,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 from penstock.runtime.transport.segment import LINE_WORDS, SharedSegment, sleep_while, wake
@@ -30,16 +30,19 @@ class Roster:
     def __init__(
         self,
         rank: int,
-        num_ranks: int,
+        ranks: tuple[int, Sequence[int]],
         store: Store,
         *,
         spin_s: float,
         limit_s: float,
         news: Callable[[], None] = lambda: None,
     ) -> None:
-        """Join the others; `news` is asked while they are waited for, and raises to end that."""
+        """Join the others of `ranks`: how many there are in all, and which of them here.
+
+        While they are waited for, `news` is asked, and raises to end that.
+        """
         self.rank = rank
-        self.num_ranks = num_ranks
+        self.num_ranks, self._here = num_ranks, here = ranks
         self._store = store
         self._spin_s = spin_s
         self._limit_s, self._news = limit_s, news
@@ -53,7 +56,7 @@ class Roster:
         boxes_bytes = 4 * LINE_WORDS * (2 + num_ranks)
         self._boxes = [boxes_bytes + _BOX_BYTES * r for r in range(num_ranks)]
         num_words = (boxes_bytes + _BOX_BYTES * num_ranks) // 4
-        self._page = self.share("roster", num_words, maker=0, agreed=f"{num_ranks} ranks")
+        self._page = self.share("roster", num_words, maker=min(here), agreed=f"{num_ranks} ranks")
         self.words = self._page.words
         self._join()
 
@@ -62,8 +65,8 @@ class Roster:
         self.words[self._line(self.rank) + _STATE] = _HERE
         until = time.monotonic() + self._limit_s
         watched = {self.rank}
-        while len(watched) < self.num_ranks:
-            for rank in sorted(set(range(self.num_ranks)) - watched):
+        while len(watched) < len(self._here):
+            for rank in sorted(set(self._here) - watched):
                 if self.words[self._line(rank) + _STATE] != _ABSENT:
                     self._watch(rank)
                     watched.add(rank)

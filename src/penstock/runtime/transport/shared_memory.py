@@ -56,7 +56,8 @@ _SPIN_S = 50e-6
 
 @final
 class SharedMemoryTransport:
-    """One rank's end.  All ranks of the job build theirs at the same time.
+    """One rank's end.  All ranks of the job build theirs at the same time, or those that are `here`
+    of several hosts' ranks; an end knows no others.
 
     `store` is a torch.distributed.Store, or a prefix of one, that this job alone uses;
     it carries addresses only.  A ring has `slots` slots, or more where a program announces
@@ -77,6 +78,7 @@ class SharedMemoryTransport:
         num_ranks: int,
         store: Store,
         *,
+        here: Sequence[int] = (),
         slots: int = 4,
         spin_s: float | None = None,
         limit_s: float = 300.0,
@@ -84,12 +86,14 @@ class SharedMemoryTransport:
     ) -> None:
         if not 0 <= rank < num_ranks or slots < 1:
             raise ValueError(f"rank {rank} of {num_ranks}, {slots} slots: no such rank, or no slot")
+        here = here or range(num_ranks)
         if spin_s is None:
-            spin_s = _SPIN_S if len(os.sched_getaffinity(0)) >= num_ranks else 0.0
+            spin_s = _SPIN_S if len(os.sched_getaffinity(0)) >= len(here) else 0.0
         self._rank = rank
         self._slots = slots
         self._waited = Waited()
-        self._roster = Roster(rank, num_ranks, store, spin_s=spin_s, limit_s=limit_s, news=news)
+        waits = {"spin_s": spin_s, "limit_s": limit_s}
+        self._roster = Roster(rank, (num_ranks, here), store, **waits, news=news)
         self._meetings: dict[tuple[int, ...], Meeting] = {}
 
     @property

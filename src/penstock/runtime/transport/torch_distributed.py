@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import cycle, pairwise
-from typing import final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -55,15 +55,41 @@ _FAILURE = "failure"
 _LEAVES, _SENT_ALL = "rank {} leaves", "rank {} leaves and has sent all"  # keys of the store
 _ANYBODY_LEAVES = "a rank leaves"
 _NOT_SUMMED_BY_GLOO = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+Group = Any  # a torch ProcessGroup, or one of its backends: their calls are alike
+
+
+class World(NamedTuple):
+    """Which of how many ranks this is, and how some of them connect.
+
+    group:    connects ranks, which are sorted and have this one among them.
+    all_call: whether ranks that are not among them have to call it too.
+    close:    is called at the end.
+    """
+
+    rank: int
+    num_ranks: int
+    group: Callable[[list[int]], Group]
+    all_call: bool = False
+    close: Callable[[], None] = lambda: None
+
+
+def initialised() -> World:
+    """Return the world that torch.distributed was initialised with."""
+
+    def group(ranks: list[int]) -> Group:
+        return dist.new_group(ranks)  # pyright: ignore[reportUnknownMemberType]
+
+    return World(dist.get_rank(), dist.get_world_size(), group, all_call=True)
 
 
 @final
 class TorchDistributedTransport:
-    """One rank's end; torch.distributed must be initialised, with gloo for the CPU, NCCL for CUDA.
+    """One rank's end of a `world`; default: that which torch.distributed was initialised with.
 
-    All ranks build theirs at the same time.  A thread asks `store` for news, so it should be
-    a client of its own (`clone`): a wait on another's would keep it.  `groups` are the sets
-    of ranks that will sum or gather, the same list on all ranks, which connect them together.
+    It has gloo for the CPU, NCCL for CUDA.  All ranks build theirs at the same time.  A thread asks
+    `store` for news, so it should be a client of its own (`clone`): a wait on another's would keep
+    it.  `groups` are the sets of ranks that will sum or gather, the same list on all ranks, which
+    connect them together.
     Of an edge `slots` messages may be unread before `send` blocks; each takes a buffer of
     the message's size.
 
@@ -77,17 +103,18 @@ class TorchDistributedTransport:
         *,
         groups: Sequence[tuple[int, ...]] = (),
         slots: int = 4,
+        world: World | None = None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"an edge has {slots} slots; it needs one or more")
         self._device = device
         self._slots = slots
-        self._rank = dist.get_rank()
-        self._num_ranks = dist.get_world_size()
+        self._world = initialised() if world is None else world
+        self._rank, self._num_ranks = self._world.rank, self._world.num_ranks
         self._waited = Waited()
         self._store = store
         self._failure: tuple[int, str] | None = None
-        self._groups: dict[frozenset[int], dist.ProcessGroup] = {}
+        self._groups: dict[frozenset[int], Group] = {}
         self._everyone = tuple(range(self._num_ranks))
         for ranks in (self._everyone, *groups):
             self._connect(ranks)
@@ -98,7 +125,7 @@ class TorchDistributedTransport:
         # by thread: ranks, and the store's keys that say they left
         self._waits_for: dict[int, list[tuple[int, str]]] = {}
         self._wait_number = 0
-        self._closing = threading.Event()
+        self._closing, self._news = False, threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="penstock abort", daemon=True)
         self._watcher.start()
 
@@ -303,9 +330,7 @@ class TorchDistributedTransport:
                 for operation in (send, receive) if self._rank == low else (receive, send):
                     self._finish(operation([byte], peer, 0), (peer,))
 
-    def _collect(
-        self, ranks: tuple[int, ...], start: Callable[[dist.ProcessGroup], dist.Work]
-    ) -> None:
+    def _collect(self, ranks: tuple[int, ...], start: Callable[[Group], dist.Work]) -> None:
         self._fail_if_failed()
         try:
             work = start(self._group(ranks))
@@ -314,16 +339,15 @@ class TorchDistributedTransport:
         self._finish(work, ranks)
 
     def _connect(self, ranks: tuple[int, ...]) -> None:
-        """Connect a set of ranks; all ranks take part, for torch numbers groups as they come."""
+        """Connect a set of ranks; all ranks take part where torch numbers groups as they come."""
         members = frozenset(ranks)
-        if members in self._groups:
+        if members in self._groups or not (self._rank in members or self._world.all_call):
             return
-        group = dist.new_group(sorted(members))  # pyright: ignore[reportUnknownMemberType]
+        group = self._world.group(sorted(members))
         if self._rank in members:
-            assert isinstance(group, dist.ProcessGroup)
             self._groups[members] = group
 
-    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    def _group(self, ranks: tuple[int, ...]) -> Group:
         group = self._groups.get(frozenset(ranks))
         if group is None:
             known = ", ".join(str(tuple(sorted(members))) for members in self._groups)
@@ -387,7 +411,8 @@ class TorchDistributedTransport:
 
     def _watch(self) -> None:
         suspect, looks = 0, 0
-        while self._failure is None and not self._closing.wait(_LOOK_S):
+        while self._failure is None and not self._closing:
+            self._news.wait(_LOOK_S)
             self._read_failure()
             number, waits = self._wait_number, list(self._waits_for.values())
             left = self._left([each for own in waits for each in own])
@@ -407,22 +432,26 @@ class TorchDistributedTransport:
         return []
 
     def _break(self) -> None:
-        """End all waits of this rank."""
+        """End all waits of this rank.
+
+        An operation with a rank that is gone already fails at once, and ends none.
+        """
         for members, group in list(self._groups.items()):
-            others = [at for at, rank in enumerate(sorted(members)) if rank != self._rank]
             if self._device.type == "cuda":
                 group.abort()
-            elif others:
-                with suppress(RuntimeError):
-                    group.recv([torch.empty(1)], others[0], _BREAK_TAG).wait(
-                        timedelta(milliseconds=1)
-                    )
+                continue
+            for place, rank in enumerate(sorted(members)):
+                if rank != self._rank:
+                    with suppress(RuntimeError):
+                        receive = group.recv([torch.empty(1)], place, _BREAK_TAG)
+                        receive.wait(timedelta(milliseconds=1))
 
     def abort(self, reason: str) -> None:
         self._publish(self._rank, f"failed: {reason}")
+        self._news.set()
 
     def close(self) -> None:
-        if self._closing.is_set():
+        if self._closing:
             return
         self._tell(_LEAVES)
         with suppress(TransportError):
@@ -431,8 +460,10 @@ class TorchDistributedTransport:
                     self._fail_if_failed()
                     self._finish(work, (peer,))
         self._tell(_SENT_ALL)
-        self._closing.set()
+        self._closing = True
+        self._news.set()
         self._watcher.join()
+        self._world.close()
 
     def _tell(self, key: str) -> None:
         with suppress(RuntimeError):

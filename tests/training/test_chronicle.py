@@ -1,0 +1,75 @@
+"""Chronicle: each step has one row, whoever writes it, and whenever the one before was killed."""
+
+import json
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.runtime.calls import StepResult
+from penstock.training.chronicle import METRICS, Chronicle, RunAbout
+from tests.parity.models import job_of
+
+
+def chronicle(folder: Path, steps: int = 9, **options) -> Chronicle:
+    import torch
+
+    job = job_of("frozen", torch.float32, **options)
+    return Chronicle(folder, job, RunAbout(steps, 8, 0), lambda: None)  # type: ignore
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def step(number: int, **options) -> StepResult:
+    return StepResult(number, float(number), 0.5, 1, **options)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40)), max_size=30),
+)
+def test_each_step_has_one_row_whoever_writes_it(tmp_path_factory, turns) -> None:
+    """Members take turns, some tell the last step again, some are killed in the middle of a row."""
+    folder = tmp_path_factory.mktemp("run")
+    writers = [chronicle(folder, steps=100) for _ in range(3)]
+    done = 0
+    for who, again, torn in turns:
+        if again and done:
+            writers[who].report(step(done - 1))
+        writers[who].report(step(done))
+        done += 1
+        if torn:
+            row = json.dumps({"step": done + 1, "loss": 0.1, "seconds": 1.0})[:torn]
+            with (folder / METRICS).open("a") as file:
+                file.write(row)
+    writers[0].report(step(done))
+    for each in writers:
+        each.close()
+    assert [row["step"] for row in rows(folder)] == list(range(1, done + 2))
+    assert rows(folder)[0] == {
+        "step": 1,
+        "loss": 0.0,
+        "seconds": 0.5,
+        "samples_per_second": 16.0,
+        "tokens_per_second": None,
+    }
+
+
+def test_a_validation_is_in_the_row_of_its_step(tmp_path: Path) -> None:
+    validation = {"validation": list, "validate_every": 2}
+    own = chronicle(tmp_path, **validation)
+    own.report(step(0))
+    own.report(step(1))
+    assert len(rows(tmp_path)) == 1  # the second one waits for its validation
+    own.report(StepResult(1, None, 0.0, 0, validated={"val_loss": 3.0}))
+    own.report(step(2))
+    own.report(step(3))  # whose validation never comes
+    other = chronicle(tmp_path, **validation)
+    other.report(step(3))
+    other.report(step(4))
+    own.close()
+    other.close()
+    found = {row["step"]: row.get("val_loss") for row in rows(tmp_path)}
+    assert found == {1: None, 2: 3.0, 3: None, 4: None, 5: None}
