@@ -330,6 +330,17 @@ def test_a_part_that_cannot_be_written_ends_the_run_and_leaves_nothing(guilty, t
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
+def test_a_writer_whose_folder_has_its_name_by_now_knows_that_it_is_complete(tmp_path):
+    order = Order(str(tmp_path), 3, 1, "-a", (0, 1), 0, Keep())
+    order.hidden.mkdir()
+    (order.hidden / "rank-1.failed").touch()
+    assert writer._given_up(order)
+    (order.hidden / "rank-1.failed").unlink()
+    folders.finish(tmp_path, 3, "-a")
+    assert not writer._given_up(order)
+    assert writer._completed(order, os.getppid())
+
+
 def test_a_place_where_nobody_may_write_is_told(tmp_path):
     def work(transport, report):
         with saving(tmp_path, transport, Control(None)) as own:

@@ -163,7 +163,11 @@ def _give_up(order: Order) -> None:
 
 
 def _given_up(order: Order) -> bool:
-    return any(order.hidden.glob("rank-*.failed"))
+    try:
+        names = os.listdir(order.hidden)
+    except FileNotFoundError:  # it has its name by now, or was removed
+        return False
+    return any(name.endswith(".failed") for name in names)
 
 
 def serve(memory_file: int, lock: int) -> None:
