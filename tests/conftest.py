@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 # `pytest --hypothesis-profile default` looks for new counterexamples instead, `make soak` for many.
-settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=10)
 settings.register_profile("soak", max_examples=2000, deadline=None)
 settings.load_profile("penstock")
 

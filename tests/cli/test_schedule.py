@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.schedule import build, in_blocks
@@ -25,6 +25,7 @@ from penstock.schedule import (
 )
 from penstock.schedule.recipe import Recipe
 from tests.cli.conftest import Call
+from tests.draws import examples
 
 NAMES = [builder.__name__ for builder in SCHEDULES]
 
@@ -122,7 +123,7 @@ def test_many_ranks_are_not_drawn_but_their_figures_are_given(call: Call) -> Non
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 6), st.integers(20, 100))
-@settings(max_examples=30)
+@examples(12)
 def test_blocks_of_a_picture_fit_the_terminal_and_lose_no_cell(
     name: str, stages: int, micro_batches: int, columns: int
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.collectives import crossovers
@@ -17,6 +17,7 @@ from penstock.errors import ClusterError
 from penstock.units import GB, GiB, KiB, MiB, format_bytes, format_seconds
 from tests.cluster import messages as by_hand
 from tests.cluster.messages import Held, Phases, Places, backwards, carry
+from tests.draws import examples
 
 DEVICE = DeviceKind("d", GiB, (), 1e10)
 ALL = [(what, algorithm) for what, names in ALGORITHMS.items() for algorithm in names]
@@ -190,7 +191,7 @@ def run_by_hand(
 @pytest.mark.parametrize(
     ("what", "algorithm"), [case for case in ALL if not is_cut_in_chunks(*case)]
 )
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @example(group=(UNEVEN, list(range(6))), size_bytes=12)
 @given(group=groups(), size_bytes=sizes)
 def test_algorithm_does_its_work_in_the_seconds_of_its_formula(what, algorithm, group, size_bytes):
@@ -200,7 +201,7 @@ def test_algorithm_does_its_work_in_the_seconds_of_its_formula(what, algorithm, 
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(groups(), sizes, st.integers(0, 4))
 def test_double_tree_does_its_work_in_no_more_than_its_formula(group, size_bytes, power):
     took = run_by_hand("all_reduce", "tree", group, size_bytes, 2**power)
@@ -208,7 +209,7 @@ def test_double_tree_does_its_work_in_no_more_than_its_formula(group, size_bytes
     assert took <= with_chunks(way, size_bytes, 2**power) * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(groups(), sizes, st.integers(0, 4))
 def test_formula_of_the_double_tree_is_not_twice_its_rounds_where_hosts_are_nearer_inside(
     group, size_bytes, power
@@ -267,7 +268,7 @@ def test_number_of_chunks_is_the_best_power_of_two(what, algorithm, group, size_
 
 
 @pytest.mark.parametrize(("what", "algorithm"), ALL)
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(group=groups(), size_bytes=sizes)
 def test_no_algorithm_beats_the_doubling_of_who_knows_or_the_bytes_of_a_card(
     what, algorithm, group, size_bytes
@@ -365,7 +366,7 @@ def test_unless_told_cluster_takes_the_fastest_of_what_libraries_choose_from():
     assert POD.all_reduce_s(GiB, range(64)) == POD.all_reduce_s(GiB, range(64), "ring")
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(st.sampled_from(list(ALGORITHMS)), groups())
 def test_crossovers_are_where_the_fastest_changes(what, group):
     among = ALGORITHMS[what]

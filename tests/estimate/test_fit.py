@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import EstimateError
@@ -13,6 +13,7 @@ from penstock.estimate import Sample, fit, predict
 from penstock.estimate.constants import prior, terms
 from penstock.estimate.fit import left_out, spread
 from penstock.estimate.solve import Prior, solve
+from tests.draws import examples
 from tests.estimate.runs import run_of
 
 
@@ -37,7 +38,7 @@ def spread_of_runs(number, seed=0):
 
 
 @given(st.integers(0, 9), st.lists(st.floats(0.5, 2), min_size=19, max_size=19))
-@settings(max_examples=10)
+@examples(5)
 def test_planted_constants_come_back(seed, scale):
     made = terms("time", spread_of_runs(300, seed))
     planted = prior("time").values * np.array(scale)
@@ -50,7 +51,7 @@ def test_planted_constants_come_back(seed, scale):
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=40, max_size=40))
-@settings(max_examples=20)
+@examples(8)
 def test_no_constant_is_below_zero(noise):
     made = terms("time", spread_of_runs(40))
     measured = made.of(prior("time").values) * np.array(noise)

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.estimate.constants import prior, terms
+from tests.draws import examples
 from tests.estimate.runs import run_of, sizes
 
 many = st.lists(sizes, min_size=1, max_size=4)
@@ -14,7 +15,7 @@ scales = st.lists(st.floats(0.1, 10), min_size=19, max_size=19)
 
 @pytest.mark.parametrize("quantity", ["time", "memory"])
 @given(many, scales)
-@settings(max_examples=40)
+@examples(15)
 def test_value_is_its_slope_times_the_constants(quantity, found, scale):
     made = terms(quantity, [run_of(**one) for one in found])
     constants = prior(quantity).values * np.array(scale)[: len(made.names)]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import gpt
 from penstock.job import load_job
+from tests.draws import examples
 
 FILE = Path(__file__).parents[2] / "examples" / "gpt.py"
 
@@ -67,7 +68,7 @@ def test_small_model_learns_more_than_byte_counts() -> None:
     assert sum(losses) / len(losses) < gpt.facts()["unigram_entropy_nats"]
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(st.integers(0, 10**9), st.integers(0, 5))
 def test_micro_batch_depends_on_its_index_alone(start: int, more: int) -> None:
     there = list(islice(gpt.data(start), more + 1))[more]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import EstimateError
@@ -19,6 +19,7 @@ from penstock.fleet.measurement import (
     of_transfer,
     peaks_of,
 )
+from tests.draws import examples
 
 MB = 10**6
 
@@ -45,7 +46,7 @@ def test_constants_of_the_law_are_found():
 
 
 @given(st.integers(0, 50), st.floats(0.0, 0.3))
-@settings(max_examples=15)
+@examples(6)
 def test_no_constant_is_below_zero(seed, noise):
     found = fitted(transfers(noise=noise, seed=seed, count=6), Fitting(0.1, "none"))
     assert min(found.constants.values()) >= 0

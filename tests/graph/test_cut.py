@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
 from penstock.graph.stages import Recompute, Segment, Stages
 from penstock.graph.trace import Capture, capture
+from tests.draws import examples
 from tests.graph.executor import Step, run_cut, run_eager
 from tests.graph.zoo import JOBS
 
@@ -67,7 +68,7 @@ def test_step_cut_everywhere_equals_eager(name: str, split: bool, recompute: boo
 
 
 @zoo
-@settings(max_examples=6)
+@examples(4)
 @given(data=st.data())
 def test_step_cut_anywhere_equals_eager(name: str, data: st.DataObject) -> None:
     points = range(len(captured(name).graph.cut_points))
@@ -76,7 +77,7 @@ def test_step_cut_anywhere_equals_eager(name: str, data: st.DataObject) -> None:
     compare(name, cuts, recompute, split=data.draw(st.booleans()))
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(st.sampled_from(sorted(JOBS)), st.booleans(), st.data())
 def test_any_ops_may_be_repeated(name: str, split: bool, data: st.DataObject) -> None:
     graph = captured(name).graph

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,6 +29,7 @@ from penstock.job import Job
 from penstock.program.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes
 from penstock.schedule import Schedule
+from tests.draws import examples
 from tests.parity.models import plan_of
 from tests.parity.training import Run, difference, differing, train
 from tests.program.programs import random_schedule
@@ -254,7 +255,7 @@ def test_late_weights_are_carried_like_new_ones(tmp_path):
     assert_those(found, {f"buffers/{name}": value for name, value in model.named_buffers()})
 
 
-@settings(max_examples=12)
+@examples(5)
 @given(
     num_stages=st.integers(1, 3),
     num_micro_batches=st.integers(1, 4),

@@ -6,13 +6,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan import Plan
 from penstock.program.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes
 from penstock.schedule import Action, Schedule
+from tests.draws import examples
 from tests.parity.models import captured, job_of, plain_loop, plan_of
 from tests.parity.training import Run, difference, train
 from tests.program.programs import random_schedule
@@ -33,7 +34,7 @@ def differs(schedule: Schedule, folder: Path, **options: object) -> float:
     return difference(outcome.weights, weights)
 
 
-@settings(max_examples=15)
+@examples(6)
 @given(
     num_stages=st.integers(1, 4),
     num_micro_batches=st.integers(1, 5),

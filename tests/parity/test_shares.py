@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
@@ -16,6 +16,7 @@ from penstock.program.lower_plan import lower_plan
 from penstock.runtime.launch import run_processes
 from penstock.schedule import one_f_one_b
 from penstock.schedule.dapple import turns_of
+from tests.draws import examples
 from tests.parity.models import captured, job_of, plain_loop, plan_of
 from tests.parity.training import Run, difference, train
 
@@ -72,7 +73,7 @@ def divisions(draw):
     return shares, tuple(draw(parts.filter(any))), way, draw(st.sampled_from([0, 1]))
 
 
-@settings(max_examples=6)
+@examples(4)
 @given(divisions())
 @example(((3, 1), (1, 3), "one_f_one_b / units 3", 0))  # gathers along, and has most
 def test_any_shares_and_any_parts_train_the_plain_loop(division):

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ProgramError
@@ -35,13 +35,14 @@ from penstock.schedule import (
     versions,
     zb_h1,
 )
+from tests.draws import examples
 from tests.program.programs import forward_only, programs, random_window, schedule_of, skips
 from tests.program.toy_run import run_toy
 
 SIZES = st.integers(1, 6), st.integers(1, 8)
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(programs())
 def test_lowered_program_runs_right_with_rendezvous_bounded_and_unbounded_sends(program):
     for capacity in (0, 1, None):
@@ -302,7 +303,7 @@ def _needs(program, action, there):
     return [one for one in candidates if one in there]
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(programs(max_stages=6, max_micro_batches=6) | programs(kinds=("window",), max_stages=6))
 def test_all_lists_agree_with_one_order_in_which_a_send_and_its_receive_are_one_event(program):
     """So a lowered program cannot stop even where a Receive blocks until its message is there."""

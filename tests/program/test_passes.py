@@ -4,13 +4,14 @@ import inspect
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.program.lower import lower
 from penstock.program.passes import receive_early
 from penstock.program.program import Compute, Receive, Send, Unshard
 from penstock.schedule import one_f_one_b
+from tests.draws import examples
 from tests.program.programs import programs, with_shards
 from tests.program.toy_run import run_toy
 
@@ -54,7 +55,7 @@ def test_negative_distance_is_refused():
         receive_early(lower(one_f_one_b(2, 2)), distance=-1)
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(program=sharded_programs(), distance=DISTANCES)
 def test_rewritten_program_still_runs_right_with_any_sends(program, distance):
     rewritten = receive_early(program, distance=distance)

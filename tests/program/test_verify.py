@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ProgramError
@@ -15,6 +15,7 @@ from penstock.program.instructions import parse_instruction
 from penstock.program.lower import chain
 from penstock.program.program import Edge, Program, Reduce, StageBytes, TiedGroup
 from penstock.schedule import Reads, WeightRule
+from tests.draws import examples
 from tests.program.mutants import MUTATIONS, later, mutate
 from tests.program.programs import programs, rebuilt, unchecked
 from tests.program.toy_run import run_toy
@@ -22,7 +23,7 @@ from tests.program.toy_run import run_toy
 CAPACITIES = (0, 1, 3, None)  # rendezvous, bounded, unbounded
 
 
-@settings(max_examples=400)
+@examples(133)
 @given(programs(), st.sampled_from(MUTATIONS), st.integers(0, 10**6))
 def test_mutant_is_refused_exactly_when_some_run_of_it_goes_wrong(program, how, seed):
     codes = mutate(program, how, random.Random(seed))
@@ -35,7 +36,7 @@ def test_mutant_is_refused_exactly_when_some_run_of_it_goes_wrong(program, how, 
     assert accepted == all(run_toy(mutant, capacity) == "" for capacity in CAPACITIES)
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(programs(max_micro_batches=6), st.integers(0, 10**6))
 def test_ranks_stop_exactly_when_threads_hang_with_the_same_sends(program, seed):
     mutant = unchecked(program, later(program, random.Random(seed)))
@@ -45,7 +46,7 @@ def test_ranks_stop_exactly_when_threads_hang_with_the_same_sends(program, seed)
         assert run_toy(mutant, capacity) == ("hang" if stop else "")
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(programs(max_micro_batches=6), st.integers(0, 10**6))
 def test_program_that_stops_with_some_sends_stops_with_rendezvous_and_is_refused(program, seed):
     codes = later(program, random.Random(seed))

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from penstock.runtime.transport import Transport
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.worker import Task
 from penstock.schedule import Schedule, chimera, one_f_one_b
+from tests.draws import examples
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import listed
 
@@ -81,7 +82,7 @@ class Copies:
             list(pool.map(one, self.carried, self.ends))
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(
     copies=st.integers(1, 4),
     steps=st.integers(1, 4),

@@ -5,11 +5,12 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.transport import TensorSpec, TransportError
+from tests.draws import examples
 from tests.runtime.transport_ranks import RUNNERS, errors, run_shared_memory, run_threads, values
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64, torch.uint8)
@@ -72,7 +73,7 @@ def exchanges(draw):
 
 
 @fast_transport
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(exchanges())
 def test_messages_arrive_whole_and_in_order(run, case):
     num_ranks, edges, plan = case
@@ -305,7 +306,7 @@ def added_in_order(tensors):
 
 
 @fast_transport
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(
     num_ranks=st.integers(1, 5),
     numels=st.lists(st.integers(0, 300) | st.integers(0, 2**20), min_size=1, max_size=4),

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.transport import TensorSpec, roster, segment
 from penstock.runtime.transport.segment import LINE_WORDS, SharedSegment
 from penstock.runtime.transport.shared_memory import available, host_key
+from tests.draws import examples
 from tests.runtime.left import SHARED, names_in, stays_in
 from tests.runtime.transport_ranks import Outcome, errors, run_shared_memory, values
 
@@ -28,7 +29,7 @@ def both_ways(end, peer):
     return end.bind_send(0, peer, SPEC), end.bind_receive(0, peer, SPEC)[1]
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(
     sizes=st.lists(st.integers(0, 2000), min_size=1, max_size=5),
     order=st.lists(st.integers(0, 4), min_size=50, max_size=200),

@@ -1,7 +1,7 @@
 """Annealing shortens what can be shortened, and never holds more or takes longer."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
@@ -18,6 +18,7 @@ from penstock.schedule import (
     zb_v,
 )
 from penstock.schedule.anneal import annealed
+from tests.draws import examples
 from tests.search.test_shortest import played_s
 
 DRAINING = [m for m in SCHEDULES if not m(1, 1).has_updates and m.__name__ != "forward_only"]
@@ -28,7 +29,7 @@ def step_s(schedule, f=1.0, i=1.0, w=1.0) -> float:
     return float(ends_s.max())
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(st.sampled_from(DRAINING), st.integers(1, 5), st.integers(1, 7), st.sampled_from([0, 1, 4]))
 def test_step_and_activations_never_grow(make, num_stages, m, message_s):
     before = make(num_stages, m)

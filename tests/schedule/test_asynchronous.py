@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
@@ -36,6 +36,7 @@ from penstock.schedule.asynchronous import (
 )
 from penstock.simulate import simulate
 from penstock.timeline import draw, step_s
+from tests.draws import examples
 from tests.schedule.toy import picture
 
 sizes, steps, seconds = st.integers(1, 6), st.integers(1, 6), st.integers(1, 9)
@@ -107,7 +108,7 @@ def test_stages_of_round_robin_take_turns(ranks, m, num_steps):
     assert lower(made).stages_of(made.num_ranks - 1) == (len(ranks) - 1,)
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(
     st.lists(st.tuples(st.integers(1, 3), seconds, seconds), min_size=1, max_size=4),
     st.integers(1, 3),

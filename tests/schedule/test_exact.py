@@ -1,7 +1,7 @@
 """Exact: the shortest, with a bound that says so; and how near to it the greedy comes."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
@@ -9,6 +9,7 @@ from penstock.schedule import Seconds, peak_activations
 from penstock.schedule.exact import exact
 from penstock.schedule.improve import step_of
 from penstock.schedule.zb_greedy import best_of_rules
+from tests.draws import examples
 from tests.schedule.brute import seconds_of, shortest
 from tests.schedule.test_improve import plain, unequal
 
@@ -16,7 +17,7 @@ tiny = st.sampled_from(((1, 4), (2, 2), (2, 3), (3, 2)))
 
 
 @given(tiny, st.data(), st.integers(1, 6))
-@settings(max_examples=60)
+@examples(20)
 def test_step_is_the_shortest_there_is_and_is_proved(size, data, limit):
     times = data.draw(unequal(size[0]))
     found = exact(*size, seconds=Seconds(*times), limit=limit)
@@ -28,7 +29,7 @@ def test_step_is_the_shortest_there_is_and_is_proved(size, data, limit):
 
 
 @given(tiny, st.data(), st.integers(1, 2))
-@settings(max_examples=15, deadline=None)
+@examples(6)
 def test_actions_that_take_no_time_are_solved_too(size, data, limit):
     """As I of a first stage, whose input has no gradient."""
     row = st.lists(st.integers(0, 2), min_size=size[0], max_size=size[0]).map(tuple)
@@ -39,7 +40,7 @@ def test_actions_that_take_no_time_are_solved_too(size, data, limit):
 
 
 @given(st.integers(2, 4), st.integers(0, 4), st.integers(-3, 3), st.data())
-@settings(max_examples=25, deadline=None)
+@examples(10)
 def test_greedy_is_near_the_optimum_wherever_that_is_proved(num_stages, more, room, data):
     """With less memory than 1F1B and more, for stages as they are: I and W about as long as F."""
     f, i, w = (data.draw(st.integers(*span)) for span in ((8, 12), (8, 16), (5, 14)))

@@ -5,13 +5,14 @@ import re
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
 from penstock.schedule import Seconds
 from penstock.schedule.exact import exact
 from penstock.schedule.exact_offload import Copies, exact_offload
+from tests.draws import examples
 from tests.schedule.brute_offload import Case, shortest
 
 tiny = st.sampled_from(((1, 3), (2, 2), (2, 3), (2, 3)))
@@ -70,7 +71,7 @@ def pairs(ends, stage):
 
 
 @given(tiny, st.data(), st.integers(1, 2))
-@settings(max_examples=15, deadline=None)
+@examples(6)
 def test_step_is_the_shortest_there_is_and_is_proved(size, data, limit):
     times = rows(data.draw, size[0], computes, computes, computes, moves, moves)
     seconds = Seconds(*times[:3])
@@ -82,7 +83,7 @@ def test_step_is_the_shortest_there_is_and_is_proved(size, data, limit):
 
 
 @given(tiny, st.data(), st.integers(1, 2), st.integers(0, 2))
-@settings(max_examples=10, deadline=None)
+@examples(5)
 def test_solver_alone_finds_what_moving_actions_about_finds(size, data, limit, message_s):
     times = rows(data.draw, size[0], *[st.integers(2, 9)] * 3, slow, slow)
     seconds, copies = Seconds(*times[:3], message_s), Copies(*times[3:])
@@ -97,7 +98,7 @@ def test_solver_alone_finds_what_moving_actions_about_finds(size, data, limit, m
 
 
 @given(sizes, st.data(), st.integers(1, 4), quarters)
-@settings(max_examples=25, deadline=None)
+@examples(10)
 def test_no_rank_holds_more_than_the_limit_nor_makes_two_copies_at_once(size, data, limit, lag_s):
     times = rows(data.draw, size[0], *[st.integers(1, 9)] * 3, quarters, quarters)
     seconds, copies = Seconds(*times[:3], lag_s), Copies(*times[3:])
@@ -111,7 +112,7 @@ def test_no_rank_holds_more_than_the_limit_nor_makes_two_copies_at_once(size, da
 
 
 @given(sizes, st.data(), st.integers(1, 3), st.integers(1, 6))
-@settings(max_examples=10, deadline=None)
+@examples(5)
 def test_more_room_or_faster_copies_are_never_worse(size, data, limit, copy_s):
     seconds = Seconds(*rows(data.draw, size[0], *[st.integers(2, 9)] * 3))
     found = exact_offload(*size, Copies(copy_s, copy_s), seconds=seconds, limit=limit)

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
@@ -18,6 +18,7 @@ from penstock.schedule import Schedule, Seconds, gpipe, peak_activations, refine
 from penstock.schedule.exact_offload import Copies, exact_offload
 from penstock.simulate.costs import Costs
 from penstock.simulate.simulate import simulate
+from tests.draws import examples
 
 ONE = "rank 0  F0.0 F0.0>far F0.1 F0.1>far F0.0<<far B0.0 F0.1<<far B0.1"
 BEHIND = (
@@ -116,7 +117,7 @@ seconds = st.integers(1, 12)
 
 
 @given(sizes, st.integers(1, 3), st.data())
-@settings(max_examples=20, deadline=None)
+@examples(8)
 def test_found_ones_hold_the_limit_whatever_copies_take_and_last_what_is_told(size, limit, data):
     stages = size[0]
     times = [[data.draw(seconds) for _ in range(stages)] for _ in range(5)]

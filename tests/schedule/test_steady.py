@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
@@ -20,6 +20,7 @@ from penstock.schedule import (
     zb_h2,
 )
 from penstock.schedule.asynchronous import pipedream
+from tests.draws import examples
 from tests.schedule.toy import UNIT, Action, actions, needs, simulated
 
 ONE_STEP = [
@@ -83,7 +84,7 @@ def small(builder, stages, m):
     return made if made.num_ranks <= 4 else find(builder)(4, m)
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(
     st.sampled_from([builder.__name__ for builder in SCHEDULES]),
     st.integers(1, 4),
@@ -140,7 +141,7 @@ def passed_around(draw):
         return None
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(passed_around(), st.lists(times, min_size=4, max_size=4), st.integers(0, 9))
 def test_cycles_over_many_ranks_are_found(made, forward_s, message_s):
     if made is not None:

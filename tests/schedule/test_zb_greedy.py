@@ -3,7 +3,7 @@ import itertools
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
@@ -19,6 +19,7 @@ from penstock.schedule import (
     zb_h2,
 )
 from penstock.schedule.zb_greedy import best_of_rules
+from tests.draws import examples
 from tests.schedule.brute import shortest
 from tests.schedule.toy import costs, picture, step
 
@@ -48,7 +49,7 @@ def all_orders(num_stages, m, limit, share):
     return found
 
 
-@settings(max_examples=20, deadline=None)
+@examples(8)
 @given(
     st.sampled_from(((1, 3), (2, 2), (3, 2))),
     times,

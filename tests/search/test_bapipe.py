@@ -9,7 +9,7 @@ and fits.
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, Link
@@ -17,6 +17,7 @@ from penstock.graph.graph import Graph
 from penstock.plan import plan_by_hand
 from penstock.profile import Profile
 from penstock.search import Candidate, Fixed, evaluate, search
+from tests.draws import examples
 from tests.search.chains import chains, cluster_of
 
 SCHEDULES = ("one_f_one_b", "dapple")  # SNO and SO
@@ -74,7 +75,7 @@ def chosen(graph: Graph, profile: Profile, cluster: Cluster, count: int) -> Cand
     return min(made, key=lambda each: each.step_s)
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(chains(3, 6), st.integers(2, 3), st.integers(1, 6), st.sampled_from([3.0, 10.0, 1e6]))
 def test_plan_is_never_slower_than_what_bapipe_chooses(pair, ranks, count, bytes_per_s) -> None:
     graph, profile = pair
@@ -85,7 +86,7 @@ def test_plan_is_never_slower_than_what_bapipe_chooses(pair, ranks, count, bytes
     assert plan.predicted.step_s <= theirs.step_s * (1 + 1e-9)
 
 
-@settings(max_examples=6)
+@examples(4)
 @given(chains(3, 6), st.integers(2, 6))
 def test_nor_where_memory_is_just_enough_for_its_choice(pair, count) -> None:
     """So little that more micro-batches in flight, which hide messages, may not fit."""

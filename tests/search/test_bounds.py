@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
@@ -15,6 +15,7 @@ from penstock.profile.estimate import estimated
 from penstock.search import Candidate
 from penstock.search.judge import Judge
 from penstock.search.shapes import Fixed, shapes
+from tests.draws import examples
 from tests.graph.zoo import JOBS
 from tests.search.chains import chain, chains, cluster_of, profile_of
 
@@ -46,7 +47,7 @@ def check(judge: Judge, count: int, recompute: bool, cuts_of, *, clip: bool = Fa
             assert judge.bound(plan, "memory") == max(found.peak_bytes)
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(
     chains(2, 5),
     st.integers(1, 3),

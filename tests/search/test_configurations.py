@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
@@ -21,6 +21,7 @@ from penstock.search.transformer.configurations import configurations
 from penstock.search.transformer.exact_step import best_steps
 from penstock.search.transformer.found import Pool, pareto
 from penstock.search.transformer.space import Space
+from tests.draws import examples
 
 FITTED = {(item.quantity, item.cluster): item for item in load()}
 CONSTANTS = FITTED["time", "vtrain"], FITTED["memory", "simumax"]
@@ -52,7 +53,7 @@ def every_run(model, device, devices, batch):
                 )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None)
+@examples(6)
 @given(
     st.sampled_from([2, 3, 4]),
     st.sampled_from([1, 2, 4, 6]),
@@ -79,7 +80,7 @@ def test_search_equals_brute_force(blocks, devices, batch, device, memory_gb):
     assert sum(count for _, count in found.rejected) == len(runs) - len(fitting)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_simulated_step_is_the_closed_form_where_stages_are_alike(pipe, groups, chunks, again):
     """With no embedding, head and links to speak of, both are M t + (S - 1) t / v, or ZB-H1's."""

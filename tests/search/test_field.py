@@ -1,6 +1,6 @@
 """The field: its front, what became of its plans, and a search whose time is over."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
@@ -10,12 +10,13 @@ from penstock.search import search
 from penstock.search.field import Effort
 from penstock.search.judge import Judge
 from penstock.search.polish import polish
+from tests.draws import examples
 from tests.search.chains import SIX, SIX_PROFILE, SLOW, chains, cluster_of, figures
 
 micro_batches = st.sampled_from([1, 2, 4, 6])
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(
     chains(2, 5),
     st.integers(1, 3),

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import PlanError
 from penstock.search.inference import Layers, best_stream, even_stream, fastest, layers_of
+from tests.draws import examples
 from tests.search.chains import chain, profile_of
 
 BETWEEN, ACROSS, INSIDE = Link(9.0, 2.0, 0.5), Link(9.0, 0.5, 1.0), Link(9.0, 50.0, 0.1, 8.0)
@@ -69,7 +70,7 @@ def cases(draw):
     return seconds, crossing, weights, live, hosts, memory, draw(st.integers(1, 8))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(cases())
 def test_recursion_finds_what_trying_everything_finds(case):
     seconds, crossing, weights, live, hosts, memory, most = case

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
@@ -14,6 +14,7 @@ from penstock.search import Fixed, search
 from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge
 from penstock.search.undone import undone
+from tests.draws import examples
 from tests.search.chains import chain, chains, cluster_of, profile_of
 
 RANKS, COUNT = 2, 4
@@ -30,7 +31,7 @@ def by_whole_stages(pair: tuple[Graph, Profile], cap: int) -> list[float]:
     return [each.step_s for each in made if not each.refused]
 
 
-@settings(max_examples=15, deadline=None)
+@examples(6)
 @given(chains(4, 7), st.floats(0.3, 1))
 def test_what_is_found_fits_and_is_no_slower_than_all_or_nothing(pair, part: float) -> None:
     graph, profile = pair

@@ -4,13 +4,14 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.graph.cut import cut
 from penstock.graph.keeping import Keeping, keepings_of
 from penstock.graph.trace import capture
 from penstock.search.min_cut import corners, within
+from tests.draws import examples
 from tests.graph.zoo import JOBS
 
 MANY = 1000
@@ -62,7 +63,7 @@ def ways(keeping: Keeping, seconds: list[float]) -> Iterator[tuple[int, float]]:
             yield sum(keeping.bytes[m] for m in held), sum(seconds[op] for op in again)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(25)
 @given(keepings(), st.integers(0, 30))
 def test_no_other_way_within_a_budget_takes_fewer_seconds(pair, budget: int) -> None:
     keeping, seconds = pair
@@ -75,7 +76,7 @@ def test_no_other_way_within_a_budget_takes_fewer_seconds(pair, budget: int) -> 
         assert any(h <= found.held_bytes and s <= found.again_s for h, s in ways(*pair))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(keepings())
 def test_corners_are_those_of_the_hull_of_all_ways(pair) -> None:
     every = sorted(set(ways(*pair)))

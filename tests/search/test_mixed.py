@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
@@ -19,6 +19,7 @@ from penstock.search.transformer.found import Pool
 from penstock.search.transformer.layer_costs import layer_costs
 from penstock.search.transformer.mixed import mixed_configurations
 from penstock.search.transformer.space import Space, divisors, runs_of
+from tests.draws import examples
 from tests.estimate.runs import run_of, sizes
 
 FITTED = {(item.quantity, item.cluster): item for item in load()}
@@ -98,7 +99,7 @@ def every_run(model, pools, batch):
                         yield base, replace(base, stage_blocks=blocks, devices=devices)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(
     st.integers(2, 4),
     st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]),
@@ -130,7 +131,7 @@ def test_best_equals_brute_force(blocks, counts, batch, between, first_gb, secon
     assert all(peak <= limit[device] * (1 + 1e-9) for peak, device in held)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(sizes)
 def test_bytes_of_layers_add_up_to_those_of_a_stage(given_sizes):
     run = run_of(**given_sizes | {"interleave": 1})

@@ -5,11 +5,12 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.search.transformer.partition import Chain, Kind, partition
+from tests.draws import examples
 
 small = st.integers(0, 9)
 links = st.sampled_from([1, 2, 5, math.inf])
@@ -107,31 +108,31 @@ def check(case, m=None, numbers=(1, 2, 3, 4, 5)):
     assert value_of(chain, kinds, link, parts, chosen, m=m) == pytest.approx(found.value_s)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(cases(kinds=(1,)))
 def test_slowest_stage_equals_brute_force_on_equal_devices(case):
     check(case)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(cases(kinds=(1,)), st.integers(1, 9))
 def test_step_equals_brute_force_on_equal_devices(case, m):
     check(case, m)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(cases(layers=5, kinds=(2, 3), devices=4))
 def test_slowest_stage_equals_brute_force_on_several_kinds(case):
     check(case)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(cases(layers=5, kinds=(2, 3), devices=4), st.integers(1, 9))
 def test_step_equals_brute_force_on_several_kinds(case, m):
     check(case, m)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(cases(kinds=(1, 2)), st.sampled_from([(1,), (1, 2, 4), (2,)]))
 def test_powers_of_two_equal_brute_force(case, numbers):
     check(case, None, numbers)

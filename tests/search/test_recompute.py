@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan import Plan, plan_by_hand
@@ -12,6 +12,7 @@ from penstock.search.balance import balanced_cuts
 from penstock.search.field import Effort, Field
 from penstock.search.judge import Judge
 from penstock.search.recompute import as_needed
+from tests.draws import examples
 from tests.search.chains import (
     chain,
     chains,
@@ -48,7 +49,7 @@ def test_recompute_rescues_a_plan_that_does_not_fit() -> None:
     assert plan.predicted.step_s < slower.predicted.step_s
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(
     chains(2, 6),
     st.sampled_from([("gpipe", 1), ("one_f_one_b", 1), ("zb_h1", 1), ("interleaved", 2)]),
@@ -90,7 +91,7 @@ def test_as_few_seconds_are_recomputed_as_memory_allows(pair, shape, ranks: int,
         assert again_s(found) == least
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(chains(4, 6), st.integers(2, 3), st.floats(0, 1))
 def test_plans_recomputed_as_needed_are_among_those_that_recompute(pair, ranks: int, part) -> None:
     graph, profile = pair

@@ -5,7 +5,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, Link
@@ -23,6 +23,7 @@ from penstock.search.search import SearchResult
 from penstock.search.shapes import _divided
 from penstock.search.shapes import shapes as all_shapes
 from penstock.search.simplest import ERROR
+from tests.draws import examples
 from tests.search.chains import (
     SIX,
     SIX_PROFILE,
@@ -88,7 +89,7 @@ def shape_of(plan: Plan) -> tuple[int, int, int, str, int]:
     return (plan.replicas, plan.num_ranks, plan.num_stages, name, plan.num_micro_batches)
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(chains(2, 5), st.integers(1, 3), micro_batches)
 def test_every_shape_is_tried_with_and_without_recompute(pair, ranks: int, count: int) -> None:
     graph, profile = pair
@@ -106,7 +107,7 @@ def test_every_shape_is_tried_with_and_without_recompute(pair, ranks: int, count
         assert candidate.plan.cuts == cuts
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(chains(2, 5), st.integers(1, 3), micro_batches, st.sampled_from(["time", "cost", "memory"]))
 def test_best_is_no_worse_than_any_candidate_and_its_figures_are_its_simulation(
     pair, ranks: int, count: int, objective
@@ -127,7 +128,7 @@ def test_best_is_no_worse_than_any_candidate_and_its_figures_are_its_simulation(
     assert plan.predicted == expected
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(chains(2, 5), st.integers(2, 3), micro_batches)
 def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
     pair, ranks: int, count: int
@@ -165,7 +166,7 @@ def test_best_is_never_better_than_brute_force_and_no_neighbour_is_better(
             assert seconds(shape_of(plan), cuts, plan.recompute[0]) >= best
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(
     chains(2, 5),
     st.integers(1, 4),
@@ -228,7 +229,7 @@ def polished(graph: Graph, profile: Profile, cluster: Cluster, start: Candidate)
     return best
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(chains(2, 5), st.integers(1, 3), micro_batches)
 def test_alike_devices_get_the_best_of_balanced_cuts_polished(pair, ranks: int, count: int) -> None:
     graph, profile = pair

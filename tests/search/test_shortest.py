@@ -1,7 +1,7 @@
 """search.shortest: steps are those of playing the orders, and what is found is never worse."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ScheduleError
@@ -15,6 +15,7 @@ from penstock.schedule import (
     zb_greedy,
 )
 from penstock.search.shortest import Requirements, anneal, built_in, least_s, timed
+from tests.draws import examples
 
 BUILDERS = [m for m in SCHEDULES if not m(2, 2).has_updates and m.__name__ != "forward_only"]
 
@@ -69,7 +70,7 @@ def test_step_is_that_of_playing_the_orders(case):
     assert least_s(schedule, seconds) <= played_s(schedule, seconds) + 1e-9
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(cases(), st.integers(0, 2))
 def test_annealed_is_no_longer_and_holds_no_more(case, more):
     start, seconds = case

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
@@ -11,6 +11,7 @@ from penstock.search.judge import Judge
 from penstock.search.search import search
 from penstock.search.shapes import Fixed
 from penstock.search.simplest import ERROR, simplest
+from tests.draws import examples
 from tests.search.chains import chain, chains, cluster_of, profile_of
 
 
@@ -24,7 +25,7 @@ def messages(plan, judge):
     return 2 * crossed * plan.replicas
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(chains(3, 6), st.integers(2, 4), st.sampled_from([0.02, 0.05, 0.5]), st.booleans())
 def test_plan_has_fewest_messages_of_those_that_are_close(pair, ranks, error, slow):
     graph, profile = pair

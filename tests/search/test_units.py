@@ -2,7 +2,6 @@
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from penstock.cluster import Link
@@ -10,6 +9,7 @@ from penstock.plan import plan_by_hand
 from penstock.search import units
 from penstock.search.judge import Judge
 from penstock.search.units import in_best_units, settings
+from tests.draws import examples
 from tests.search.chains import chain, cluster_of, profile_of
 
 MB = 10**6
@@ -42,7 +42,7 @@ def by_hand(seconds, megabytes, rate, latency_s, points):
     return over
 
 
-@settings_of(max_examples=20)
+@examples(8)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 60)), min_size=2, max_size=4),
     st.sampled_from([1e8, 1e9, 1e10]),

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
@@ -22,6 +22,7 @@ from penstock.search.balance import balanced_cuts
 from penstock.search.judge import Judge
 from penstock.simulate.of_program import simulate
 from penstock.timeline import step_s
+from tests.draws import examples
 from tests.search.chains import chain, chains, profile_of
 
 NEAR, FAR = Link(0.01, 200.0, overhead_s=0.01), Link(0.3, 40.0, overhead_s=0.01)
@@ -58,7 +59,7 @@ def everything(
     return found
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(
     chains(3, 5),
     st.sampled_from([(1, 2), (2, 1), (1, 4), (1, 2, 3), (3, 1, 1), (1, 3, 2)]),
@@ -273,7 +274,7 @@ def matrices(draw: st.DrawFn, count: int) -> Cluster:
     return linked({pair: draw(speeds) for pair in itertools.permutations(range(count), 2)})
 
 
-@settings(max_examples=15)
+@examples(6)
 @given(chains(3, 5), matrices(3), st.integers(2, 4))
 def test_any_links_are_planned_for(pair, cluster: Cluster, count: int) -> None:
     """No slower than 1F1B and GPipe on hosts as listed; near the best of all orders and cuts."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, Link
@@ -13,6 +13,7 @@ from penstock.schedule.orders import KINDS
 from penstock.simulate.costs import Costs
 from penstock.simulate.simulate import simulate
 from penstock.timeline import busy_s, step_s
+from tests.draws import examples
 
 CPU = DeviceKind("cpu", 10**9, (("float32", 1e9),), 1e9)
 FREE = Link(0.0, float("inf"))
@@ -69,7 +70,7 @@ def by_turns(program, seconds: list[list[float]], cores: int) -> float:
 durations = st.lists(st.floats(0.1, 4.0), min_size=4, max_size=4)
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(
     st.sampled_from(["gpipe", "one_f_one_b", "zb_h1"]),
     st.lists(durations, min_size=2, max_size=6),
@@ -84,7 +85,7 @@ def test_step_is_that_of_sharing_every_instant(name, seconds, micro_batches, cor
 
 
 @given(st.lists(durations, min_size=2, max_size=5), st.integers(2, 6), st.integers(1, 3))
-@settings(max_examples=25)
+@examples(10)
 def test_work_is_kept_and_fewer_cores_are_no_faster(seconds, micro_batches, cores):
     ranks = len(seconds)
     program = lower(find("gpipe")(ranks, micro_batches))

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan import plan_by_hand, schedule_of
@@ -16,6 +16,7 @@ from penstock.search import Fixed, evaluate, search
 from penstock.search import judge as judges
 from penstock.search.judge import Judge
 from penstock.simulate.suited import bare
+from tests.draws import examples
 from tests.search.chains import SIX, SIX_PROFILE, SLOW, chain, cluster_of, profile_of
 
 LAYERS_S = (0.0101234, 0.05, 0.02, 0.03, 0.04, 0.01)
@@ -110,7 +111,7 @@ def test_search_builds_each_schedule_once() -> None:
     assert len(built) == len(set(built))
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(st.integers(1, 9), st.integers(1, 3))
 def test_written_schedule_is_planned_with_its_own_sizes(count: int, replicas: int) -> None:
     schedule = replace(find("zb_h2")(2, count), name="mine")

@@ -4,7 +4,7 @@ import importlib
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.planners.assign import (
@@ -17,6 +17,7 @@ from bench.planners.simulated import simulated
 from penstock.errors import PlanError
 from penstock.search.transformer.partition import Chain, Kind
 from tests.bench.planners.problems import alike, everything, problems
+from tests.draws import examples
 
 ROUNDED = 1 - 1e-9  # sums in another order
 MODULE = importlib.import_module("bench.planners.assign")
@@ -28,7 +29,7 @@ def best_of_all(problem, schedule):
     return min((one.step_s for one in found if one.fits), default=None)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(), st.sampled_from(["one_f_one_b", "zb_h1", "dapple"]))
 def test_best_of_a_small_problem_equals_brute_force(problem, schedule):
     least = best_of_all(problem, schedule)
@@ -43,7 +44,7 @@ def test_best_of_a_small_problem_equals_brute_force(problem, schedule):
     assert simulated(problem, [found.assignment]) == [found]
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(problems(layers=(3, 6), devices=(2, 4), memory=(math.inf, 80)))
 def test_search_of_what_is_not_few_equals_brute_force_nearly_always(problem):
     """Of these all; of 1,080 such problems with memory of 20 too, 4 were missed (docs)."""
@@ -77,13 +78,13 @@ def check_never_worse(problem):
             assert plain.step_s * ROUNDED <= found.step_s, (name, found)
 
 
-@settings(max_examples=8)
+@examples(4)
 @given(problems(layers=(1, 7), devices=(1, 5)))
 def test_never_worse_than_a_published_planner_on_small_problems(problem):
     check_never_worse(problem)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(memory=(math.inf,)), st.sampled_from(SCHEDULES_TRIED), st.data())
 def test_no_schedule_beats_the_bound(problem, name, data):
     one = data.draw(st.sampled_from(list(everything(problem))))

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.planners.device_order import by_min_cut, listed, many, scattered
@@ -13,6 +13,7 @@ from bench.planners.problem import Problem
 from penstock.cluster.order import min_cut, min_cut_order
 from penstock.search.transformer.partition import Chain, Kind
 from tests.bench.planners.problems import alike, problems
+from tests.draws import examples
 
 
 @st.composite
@@ -94,7 +95,7 @@ def test_listed_is_host_by_host_and_scattered_is_not():
     assert list(scattered(problem)) == [(1, 0, 3, 2, 4)]
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(devices=(1, 7)))
 def test_many_are_orders_of_all_devices_each_once(problem):
     found = list(many(problem))

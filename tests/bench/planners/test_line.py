@@ -5,13 +5,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.planners.line import front_on_line, on_line
 from bench.planners.line_kernel import Rules
 from tests.bench.planners.problems import problems
 from tests.bench.planners.test_simulated import message, price, ring
+from tests.draws import examples
 
 parts = st.sampled_from([0.0, 0.5, 1.0, 2.0])
 
@@ -59,7 +60,7 @@ def brute_force(problem, order, rules, stages):
                 yield found
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(problems(), rules(), st.randoms(use_true_random=False), st.booleans(), st.data())
 def test_line_equals_brute_force(problem, rules, random, by_sum, data):
     order = list(range(problem.num_devices))
@@ -82,7 +83,7 @@ def test_line_equals_brute_force(problem, rules, random, by_sum, data):
         assert again == pytest.approx((one.slowest_s, one.sum_s), rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(), st.integers(1, 9))
 def test_front_has_the_least_of_every_weighing(problem, rounds):
     rules = Rules(0.0, 0.5, 1.0, 0.0, 1.0, 1.0, 3, np.arange(1, 5))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.formulas import Pipeline, dapple
@@ -24,6 +24,7 @@ from penstock.errors import PlanError
 from penstock.search.transformer.partition import Chain, Kind, partition
 from tests.bench.planners.problems import alike, problems
 from tests.bench.planners.test_simulated import message, price, ring
+from tests.draws import examples
 
 NAMED = {planner.name: planner for planner in PLANNERS}
 layers = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -52,7 +53,7 @@ def test_alpa_is_the_step_of_partition_where_messages_are_free(layer_s, count, w
     assert found_by("Alpa", problem)[0].value == pytest.approx(expected.value_s)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(memory=(math.inf,), kinds=1))
 def test_spp_weighs_a_stage_with_its_sum_beside_its_messages(problem):
     count, chain = problem.num_micro_batches, problem.chain
@@ -68,7 +69,7 @@ def test_spp_weighs_a_stage_with_its_sum_beside_its_messages(problem):
         assert one.value == pytest.approx(slowest)
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(problems(kinds=1))
 def test_spp_runs_what_it_simulates_to_be_fastest(problem):
     planner = NAMED["SPP"]
@@ -93,7 +94,7 @@ def test_bapipe_has_a_stage_on_every_device_and_the_slowest_is_fastest(layer_s, 
     assert found_by("BaPipe", problem)[0].value == pytest.approx(max(least, wire))
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(problems(memory=(math.inf, 20)))
 def test_edgepipe_has_devices_of_the_kinds_that_partition_finds(problem):
     try:
@@ -201,7 +202,7 @@ def grown(problem, order):
     return best
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(layers=(1, 5), memory=(math.inf,)))
 def test_dapples_plan_has_the_latency_it_says_and_is_near_the_least(problem):
     """Its dynamic program keeps one plan a state: 1.3 times the least at most, mostly the least."""
@@ -250,7 +251,7 @@ def test_dawnpiper_halves_until_every_device_has_a_stage():
         assert max(np.diff([0, *found.ends])) <= -(-14 // count) + 1
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(problems(), st.sampled_from(PLANNERS))
 def test_who_looks_at_memory_fits_alike_devices(problem, planner):
     """By 1F1B, with the memory that they count; others may be out of it."""
@@ -266,7 +267,7 @@ def test_who_looks_at_memory_fits_alike_devices(problem, planner):
         assert found.fits
 
 
-@settings(max_examples=20)
+@examples(8)
 @given(problems(), st.sampled_from([one for one in PLANNERS if one.alike]))
 def test_planner_that_takes_devices_for_alike_does_not_see_their_speeds(problem, planner):
     numbers = [kind.count for kind in problem.kinds]

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.planners.problem import Assignment, Problem
@@ -12,6 +12,7 @@ from penstock.errors import PlanError
 from penstock.schedule import find
 from penstock.search.transformer.partition import Chain, Kind
 from tests.bench.planners.problems import alike, everything, problems
+from tests.draws import examples
 
 SCHEDULES = ("one_f_one_b", "gpipe", "zb_h1", "zb_h2", "dapple")
 
@@ -109,14 +110,14 @@ def check(problem, assignment):
     assert found.fits == (lacks <= 1e-9)
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(problems(), st.data())
 def test_step_and_bytes_are_those_of_walking_through_the_orders(problem, data):
     options = list(everything(problem, data.draw(st.sampled_from(SCHEDULES))))
     check(problem, data.draw(st.sampled_from(options)))
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(layers=(6, 8), devices=(3, 3)), st.sampled_from(["interleaved", "zb_v"]), st.data())
 def test_two_stages_on_a_group_are_counted_together(problem, schedule, data):
     groups = data.draw(st.sampled_from([((0,), (1, 2)), ((2,), (0,), (1,)), ((1,),)]))
@@ -171,7 +172,7 @@ def test_slower_direction_of_a_link_counts():
     assert found.step_s == pytest.approx(2 * 6 / 2)
 
 
-@settings(max_examples=30)
+@examples(12)
 @given(problems(memory=(math.inf,)), st.data())
 def test_schedules_made_for_the_seconds_are_no_slower_than_1f1b(problem, data):
     """On what they are made for: the mean message."""
