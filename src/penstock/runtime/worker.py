@@ -77,7 +77,8 @@ class Task:
     guide:             makes the plan again where that pays; None: the plan stays.
     joined:            micro-batches of the job that are one of the plan's, as reports count them.
     first_edge:        number of the first edge; plans before had those below.
-    functions:         those of segments that were made already; ranks add theirs.
+    functions:         those of segments that were made already; ranks add theirs.  Another task
+                       (`replace`) begins with none: its segments may be others.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
@@ -102,7 +103,9 @@ class Task:
     guide: Guide | None = None
     joined: int = 1
     first_edge: int = 0
-    functions: dict[FunctionKey, Function] = field(default_factory=dict[FunctionKey, Function])
+    functions: dict[FunctionKey, Function] = field(
+        default_factory=dict[FunctionKey, Function], init=False
+    )
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
