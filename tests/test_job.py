@@ -39,6 +39,13 @@ def test_job_with_only_its_functions_has_the_documented_defaults() -> None:
     assert job.clip_norm is job.validation is job.learning_rate is job.facts is job.autocast is None
 
 
+@pytest.mark.parametrize("wrong", [(4, 2), (0, 2), 3, (1, 2, 3), (1.5, 2), (True, 2)])
+def test_range_of_batches_that_is_none_is_refused(wrong: object) -> None:
+    with pytest.raises(JobError, match=r"Job\.batch_range is .*, no range of micro-batches"):
+        make_job(batch_range=wrong)
+    assert make_job(batch_range=(2, 2)).batch_range == (2, 2)
+
+
 def test_class_of_a_module_is_a_function_that_builds_it() -> None:
     assert make_job(model=torch.nn.Identity).model is torch.nn.Identity
 

@@ -37,8 +37,8 @@ ROOMS = (
     "runtime",
     "elastic",
     "report",
-    "training",
     "fleet",
+    "training",
     "cli",
     "__main__",
 )

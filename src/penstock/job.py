@@ -83,6 +83,8 @@ class Job:
                    all, or (of activations, of gradients); 2 to 16, or 32: as it is.  None: all are
                    sent as they are
     writers        called in the leading process with every row of metrics.jsonl
+    batch_range    fewest and most micro-batches of a step, where a run finds its batch itself
+                   (--until-loss), besides its own; None: a quarter of its own to four times it
 
     Raises:   JobError: a field that is not a function, or a number out of range.
     """
@@ -107,6 +109,7 @@ class Job:
     buffers: Buffers = "exact"
     wire_bits: int | tuple[int, int] | None = None
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
+    batch_range: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
@@ -125,6 +128,7 @@ class Job:
         _check_buffers(self.buffers)
         _check_wire_bits(self.wire_bits)
         _check_writers(self.writers)
+        _check_batch_range(self.batch_range)
         object.__setattr__(self, "writers", tuple(self.writers))
         if self.learning_rate is not None and self.scheduler is not None:
             message = "Job.learning_rate and Job.scheduler both set the rate of a step"
@@ -245,6 +249,16 @@ def _check_writers(value: object) -> None:
         raise JobError(message, hint='list them: writers=[ps.tensorboard("runs/board")]')
     for at, writer in enumerate(cast("Sequence[object]", value)):
         _check_function(f"writers[{at}]", writer, _WRITER)
+
+
+def _check_batch_range(value: object) -> None:
+    if value is None:
+        return
+    pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
+    numbers = [one for one in pair if isinstance(one, int) and not isinstance(one, bool)]
+    if len(numbers) != 2 or len(pair) != 2 or not 1 <= numbers[0] <= numbers[1]:
+        message = f"Job.batch_range is {_short(cast('object', value))}, no range of micro-batches"
+        raise JobError(message, hint="give a pair of whole numbers of a step: batch_range=(4, 64)")
 
 
 def _short(value: object) -> str:

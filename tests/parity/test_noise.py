@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from penstock.graph.trace import build, capture
 from penstock.job import Job
-from penstock.profile.noise import GradientNoise, noise_of
+from penstock.profile.noise import EVERY, GradientNoise, noise_of
 from penstock.runtime.launch import run_processes
-from penstock.runtime.noise import EVERY, NoiseMeter
+from penstock.runtime.noise import NoiseMeter
 from tests.parity.models import captured, job_of, plan_of
 from tests.parity.training import Run, train
 

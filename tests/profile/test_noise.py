@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ProfileError
-from penstock.profile.noise import GradientNoise, NoiseTold, noise_of, steps_needed
+from penstock.profile.noise import (
+    GradientNoise,
+    NoiseTold,
+    gain,
+    noise_of,
+    pooled_scale,
+    steps_needed,
+)
 
 
 @given(st.integers(2, 8), st.integers(1, 5), st.floats(0.1, 10), st.floats(0.0, 10))
@@ -70,3 +77,25 @@ def test_batches_far_above_the_scale_gain_no_steps_and_far_below_all():
 def test_counts_that_tell_nothing_are_refused(wrong):
     with pytest.raises(ProfileError, match="tell nothing"):
         GradientNoise(*wrong, 1.0, 1.0)
+
+
+@given(st.floats(1, 1e4), st.floats(1, 1e4), st.floats(0.0, 1e6))
+def test_gain_is_how_many_steps_one_replaces(batch, other, scale):
+    """A target of n steps without noise takes n (1 + scale / B) with B samples."""
+    worth = gain(batch, other, scale)
+    assert worth == pytest.approx((1 + scale / batch) / (1 + scale / other))
+    assert min(1.0, other / batch) * 0.999 <= worth <= max(1.0, other / batch) * 1.001
+    assert gain(batch, other, math.inf) == pytest.approx(other / batch)
+
+
+def test_pooled_scale_is_that_of_pooled_squares():
+    """Of unlike micro-batches, exact moments: |g|^2 = 2 and S = 30; one is watched more often."""
+    found = [
+        GradientNoise(5, 4, 3, 2 + 30 / 3, 2 + 30 / 12),
+        GradientNoise(50, 2, 8, 2 + 30 / 8, 2 + 30 / 16),
+    ]
+    assert pooled_scale(found) == pytest.approx(15.0)
+    one, other = GradientNoise(1, 2, 1, 4.0, 3.0), GradientNoise(3, 2, 1, 8.0, 5.0)
+    assert pooled_scale([one, other]) == pytest.approx((1 * 2 + 3 * 6) / (1 * 2 + 3 * 2))
+    assert math.isnan(pooled_scale([]))
+    assert math.isinf(pooled_scale([GradientNoise(1, 2, 1, 4.0, 1.0)]))

@@ -67,6 +67,7 @@ def diff(
 
 
 def _show(found: "SeenPlan", rows: "list[ExplainedDecision]") -> None:
+    from penstock.training.phases import words_of_phases
     from penstock.training.replans import words_of
 
     face.show(f"{str(found.plan).splitlines()[0]}\n")
@@ -79,6 +80,8 @@ def _show(found: "SeenPlan", rows: "list[ExplainedDecision]") -> None:
             what, predicted_s, measured_s = row.measured
             both = f"{_seconds(predicted_s)} predicted, {_seconds(measured_s)} measured"
             face.show(f"  measured   {what}: {both}, a step, the mean of the ranks")
+    if found.until is not None:
+        face.show("\n".join(words_of_phases(found.until)))
     for again in found.replanned:
         face.show("\n".join(words_of(again)))
     face.show(f"\n{_table([found])}")

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from penstock.cli import face, view
+from penstock.errors import RunError
 from penstock.training import ask
 
 
@@ -59,6 +60,13 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Go on when ranks are lost, or others join.")
     ] = False,
+    until_loss: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="End at this loss; finds ranks and batch."),
+    ] = None,
+    objective: Annotated[
+        Literal["time", "cost"], typer.Option(help="To that loss with least of it.")
+    ] = "time",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
@@ -92,6 +100,8 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             eager=eager,
             trial=trial,
             elastic=elastic,
+            until_loss=until_loss,
+            objective=objective,
             listener=view.TERMINAL,
         )
         if trained is not None:
@@ -100,3 +110,10 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         face.show_json(json.loads(json.dumps(trained.summary)))
     elif trained is not None:
         face.show(view.words_of(trained.summary))
+    until = cast("dict[str, Any]", trained.summary.get("until") or {}) if trained else {}
+    if until and not until["reached"]:
+        last = (
+            "no loss is known" if until["reached_loss"] is None else f"{until['reached_loss']:.4g}"
+        )
+        message = f"the {until['by']} loss is {last} in the end, not {until['loss']:g}"
+        raise RunError(message, hint="--steps N --resume goes on; or give another --until-loss")

@@ -12,6 +12,7 @@ from penstock.job import ROW
 from penstock.plan import Plan
 from penstock.timeline import parts_table
 from penstock.training.listener import Listener, Move, Row
+from penstock.training.phases import until_in, words_of_phases
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def show_trained(trained: "Trained") -> None:
     if outcome.breakdown is not None:
         parts = parts_table(outcome.breakdown, trained.predicted)
         face.say(f"\n{parts}\n{trained.bottleneck}\n")
+    if (told := until_in(trained.folder)) is not None:
+        face.say("\n".join(words_of_phases(told)))
     face.say(f"written to {trained.folder}: open {trained.folder / 'report.html'}")
 
 
@@ -125,6 +128,7 @@ def words_of(summary: Mapping[str, object]) -> str:
     """Return what the run and the job report, a line each; the tables above have the rest."""
     left_out = ("steps", "checked", "step_s_", "peak_bytes", "cap_bytes", "live_versions")
     left_out += ("breakdown", "bottleneck", "replanned", "generations", "sampling", "checkpointing")
+    left_out += ("until",)
     shown = ((k, v) for k, v in summary.items() if v is not None and not k.startswith(left_out))
     rows = [(k.replace("_", " "), v) for k, v in shown]
     return "\n".join(f"{k}: {f'{v:.4f}' if isinstance(v, float) else v}" for k, v in rows)

@@ -178,7 +178,7 @@ class RunMember:
     def live(self, view: View) -> list[RankResult] | None:
         """Run from `view` on, to the end; return what all ranks of the last generation measured.
 
-        None where the run was stopped, or this member leaves it.
+        None where this member leaves it.
 
         Raises:   RunError: the job fails; too few are left; the others have given this one up.
         """

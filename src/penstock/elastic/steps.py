@@ -20,9 +20,9 @@ from penstock.runtime.worker import RankResult, Task
 
 
 class Over(NamedTuple):
-    """The run is over; `results` is None where it was stopped."""
+    """The run is over, or was stopped: what all ranks measured."""
 
-    results: list[RankResult] | None
+    results: list[RankResult]
 
 
 class Keeper(Protocol):
@@ -83,11 +83,7 @@ class GenerationSteps:
                     self._save(member, self.last, asked)
             self.rank.settle()
             done = self.vote.passed + 1 if self.vote.passed >= 0 else self.first
-            over = None
-            if done == self.last:
-                over = Over(self._results())
-            elif asked.stop:
-                over = Over(None)
+            over = Over(self._results()) if done == self.last or asked.stop else None
         self.is_over = True
         return over
 

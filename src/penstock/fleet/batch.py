@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -67,6 +67,9 @@ def _number(value: Json) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+Least = Literal["time", "cost"]
+
+
 class BatchOption(NamedTuple):
     """Ranks and batch, and what is foreseen with them.
 
@@ -81,6 +84,10 @@ class BatchOption(NamedTuple):
     steps: float
     seconds: float
     usd: float
+
+    def score(self, least: Least) -> tuple[float, ...]:
+        """Return what is to be least; of equals the one that is simpler comes first."""
+        return (self.seconds if least == "time" else self.usd, self.ranks, self.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +111,17 @@ class Phases:
         steps: float,
         batch: int,
         usd_per_hour: float,
+        told: Sequence[Phase] = (),
     ) -> list[BatchOption]:
         """Return what is foreseen of each (ranks, batch).
 
         steps:   to the target with steps of `batch` samples
+        told:    whose seconds are known, and need not be foreseen
         """
+        known = {(one.ranks, one.batch): one.step_s for one in told}
         found: list[BatchOption] = []
         for ranks, samples in over:
-            step_s = self.step_s(ranks, samples)
+            step_s = known.get((ranks, samples)) or self.step_s(ranks, samples)
             count = steps_needed(steps, batch, self.scale, other=samples)
             seconds = count * step_s
             usd = seconds / 3600.0 * ranks * usd_per_hour

@@ -219,9 +219,20 @@ def callable_of(target: Any) -> Callable[..., Any]:
     return in_grad_mode
 
 
+_SEEDS, _OF_SEED, _OF_NUMBER = 2**63, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
+
+
 def micro_batch_seed(seed: int, micro_batch: int) -> int:
     """Return the seed of the random ops of micro-batch `micro_batch` of the whole run."""
-    return (seed * 0x9E3779B97F4A7C15 + micro_batch * 0xBF58476D1CE4E5B9 + 1) & (2**63 - 1)
+    return (seed * _OF_SEED + micro_batch * _OF_NUMBER + 1) & (_SEEDS - 1)
+
+
+def seed_ahead(seed: int, count: int) -> int:
+    """Return the seed by which micro-batch k draws what micro-batch k + count draws by `seed`.
+
+    There is always one: the factor of seeds is odd.
+    """
+    return (seed + count * _OF_NUMBER * pow(_OF_SEED, -1, _SEEDS)) % _SEEDS
 
 
 def reseed(seed: int, ordinal: int) -> None:

@@ -1,4 +1,5 @@
-"""Merge: consecutive micro-batches joined into one, where that gives the same gradient.
+"""Merge: consecutive micro-batches joined into one, where that gives the same gradient; and a job
+that begins with a later one.
 
 Larger micro-batches make larger products and fewer calls; smaller ones make a smaller bubble
 and less memory.  Joining k of them along their first dimension leaves the gradient as it was
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from penstock.batches import ReadNumbers, read, started
 from penstock.errors import GraphError
+from penstock.graph.code import seed_ahead
 from penstock.graph.contents import flatten, rebuilt
 from penstock.graph.graph import Graph
 from penstock.graph.trace import build, loss_and_figures, on_device
@@ -36,6 +38,33 @@ def merged(job: Job, count: int) -> Job:
 
     data = _Merged(job.data, count)
     return replace(job, data=data, micro_batches=job.micro_batches // count)
+
+
+def ahead(job: Job, count: int) -> Job:
+    """Return a job whose micro-batch k is number k + `count` of `job`, its dropout too.
+
+    count:    may be below 0, for a job of which only later micro-batches are read.
+    Its weights begin otherwise: it goes on from a checkpoint.
+    """
+    if count == 0:
+        return job
+    return replace(job, data=_Ahead(job.data, count), seed=seed_ahead(job.seed, count))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Data whose micro-batch k is number k + `count` of another."""
+
+    data: Callable[[int], Iterator[Any]]
+    count: int
+
+    def __call__(self, start: int) -> Iterator[Any]:
+        return self.picked(ReadNumbers.all_from(start))
+
+    def picked(self, reads: ReadNumbers) -> Iterator[Any]:
+        """Return the micro-batches of these numbers, in this order."""
+        return read(self.data, reads._replace(first=reads.first + self.count))
 
 
 @final

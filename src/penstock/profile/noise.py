@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from penstock.errors import ProfileError
 
+EVERY = 8  # steps, of which one is watched
+
 
 @dataclass(frozen=True, slots=True)
 class NoiseTold:
@@ -110,3 +112,25 @@ def steps_needed(steps: float, batch: float, scale: float, *, other: float) -> f
     if math.isinf(scale):
         return steps * batch / other
     return steps * (1 + scale / other) / (1 + scale / batch)
+
+
+def gain(batch: float, other: float, scale: float) -> float:
+    """Return how many steps of `batch` samples one step of `other` samples is worth.
+
+    (1 + scale / batch) / (1 + scale / other); with a scale without end other / batch.
+    Source:   AdaScale, arXiv:2007.05105, whose gain ratio this is.
+    """
+    return 1.0 / steps_needed(1.0, batch, scale, other=other)
+
+
+def pooled_scale(found: Sequence[GradientNoise]) -> float:
+    """Return the noise scale in samples that several stretches of a run tell together.
+
+    Variance and |g|^2 are each the mean by watched steps: a mean of scales would be one of
+    quotients.  inf where the gradient drowns in noise; nan without any.
+    """
+    if not found:
+        return math.nan
+    variance = sum(one.steps * one.variance for one in found)
+    gradient_sq = sum(one.steps * one.gradient_sq for one in found)
+    return variance / gradient_sq if gradient_sq > 0 else math.inf

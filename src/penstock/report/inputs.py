@@ -88,6 +88,7 @@ class _Summary:
     breakdown: Any = None
     bottleneck: Any = None
     generations: tuple[Generation, ...] = ()
+    until: Any = None
 
 
 class StepFigures(NamedTuple):
@@ -129,6 +130,7 @@ class Inputs:
     breakdown: Breakdown | None = None
     checked: str | None = None
     generations: tuple[Generation, ...] = ()
+    until: Json = None
 
     @property
     def clocks(self) -> tuple[tuple[str, Timeline], ...]:
@@ -194,6 +196,7 @@ def inputs_of(
         breakdown=_breakdown(summary.get("breakdown")),
         checked=own.checked,
         generations=own.generations,
+        until=summary.get("until"),
     )
 
 

@@ -2,19 +2,27 @@
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 
 from penstock.report.headline import headline, sentence
 from penstock.report.inputs import Inputs
 from penstock.report.markup import Markup, tag
+from penstock.report.phases import phases_section
 from penstock.report.ranks import ranks
 from penstock.report.sections import about, memory, plan, timelines, training
 from penstock.report.times import times
 from penstock.report.wall import wall
 
+
+def phases(inputs: Inputs) -> Iterator[Markup]:
+    """Yield the phases of a run to a loss; nothing of any other."""
+    return phases_section(inputs.until)
+
+
 SECTIONS = (
     headline,
+    phases,
     ranks,
     timelines,
     wall,

@@ -2,7 +2,7 @@
 
 Gradients of micro-batches exist anyway, one after the other, before they are added up; their sum
 exists before it is clipped and updated with.  Both are only looked at: a step is the same with and
-without.  Of `EVERY` steps one is watched, which costs a pass over the gradients of each micro-batch
+without.  Of `every` steps one is watched, which costs a pass over the gradients of each micro-batch
 in one of so many steps, and no message: ranks tell their parts when the run ends.
 
 Not watched: windows of several steps (asynchronous schedules), and gradients of several
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
-from penstock.profile.noise import NoiseTold
+from penstock.profile.noise import EVERY, NoiseTold
 
-EVERY = 8
 _KEPT = 64  # newest steps
 
 
@@ -28,9 +27,11 @@ class NoiseMeter:
 
     is_due:   whether the step that is run now is watched
     is_on:    whether steps are watched at all
+    every:    of how many steps one is
     """
 
     def __init__(self) -> None:
+        self.every = EVERY
         self.is_due, self.is_on, self._never = False, False, False
         self.count, self.scale = 1, 1.0
         self._small: list[Tensor] = []
@@ -44,7 +45,7 @@ class NoiseMeter:
 
     def begin(self, step: int, scale: float) -> None:
         """Begin a step of the run, whose loss is scaled."""
-        self.is_due, self.scale = self.is_on and step % EVERY == 0, scale
+        self.is_due, self.scale = self.is_on and step % self.every == 0, scale
         self._small.clear()  # of a step that was not finished
         self._large.clear()
 

@@ -28,7 +28,7 @@ from penstock.graph.stages import Segment, SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
-from penstock.profile.noise import NoiseTold
+from penstock.profile.noise import EVERY, NoiseTold
 from penstock.profile.store import code_folder
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
@@ -79,6 +79,7 @@ class Task:
     first_edge:        number of the first edge; plans before had those below.
     functions:         those of segments that were made already; ranks add theirs.  Another task
                        (`replace`) begins with none: its segments may be others.
+    noise_every:       of how many steps one is watched for the noise of its gradients.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
@@ -106,6 +107,7 @@ class Task:
     functions: dict[FunctionKey, Function] = field(
         default_factory=dict[FunctionKey, Function], init=False
     )
+    noise_every: int = EVERY
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -300,6 +302,7 @@ def rank_of(task: Task, transport: Transport, report: Report) -> Rank:
         report=report,
     )
     rank.first_edge, rank.functions = task.first_edge, task.functions
+    rank.noise.every = task.noise_every
     return rank
 
 

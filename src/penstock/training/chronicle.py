@@ -20,6 +20,7 @@ from penstock.files import finite, read_json, write_text
 from penstock.job import Job
 from penstock.runtime.calls import StepResult
 from penstock.training.choose import Choice
+from penstock.training.goal import GoalWatch
 from penstock.training.listener import SILENT
 from penstock.training.results import Trained, finished, read_back
 
@@ -75,12 +76,14 @@ class Chronicle:
     """Writes into `folder` for all.
 
     choice:   returns what the run followed at its end.
+    goal:     a loss at which it ends: it hears every row, also those that others have written.
     """
 
     folder: Path
     job: Job
     about: RunAbout
     choice: Callable[[], Choice]
+    goal: GoalWatch | None = None
     _pending: StepResult | None = None
     _written: int = -1  # the newest step of the file, when it had so many bytes
     _size_bytes: int = -1
@@ -111,18 +114,20 @@ class Chronicle:
             self._write(pending)
 
     def _write(self, step: StepResult) -> None:
-        if self._file < 0:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-            self._file = os.open(self.folder / METRICS, flags, 0o666)
         self._look()
         if step.step <= self._written:
             return
         row = finite(dict(row_of(step, self.about.samples, self.about.tokens)))
         os.write(self._file, json.dumps(row, allow_nan=False).encode() + b"\n")
         self._written, self._size_bytes = step.step, os.fstat(self._file).st_size
+        if self.goal is not None:
+            self.goal.hear(row, self.job.micro_batches)
 
     def _look(self) -> None:
         """Learn what another member has written; half a line, left by one that died, is removed."""
+        if self._file < 0:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+            self._file = os.open(self.folder / METRICS, flags, 0o666)
         size = os.fstat(self._file).st_size
         if size == self._size_bytes:
             return
@@ -132,6 +137,10 @@ class Chronicle:
             os.truncate(self._file, len(whole))
         rows = whole.splitlines()
         self._written = json.loads(rows[-1])["step"] - 1 if rows else -1
+        if self.goal is not None:
+            self.goal = self.goal.afresh()
+            for row in map(json.loads, rows):
+                self.goal.hear(row, self.job.micro_batches)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -140,16 +149,18 @@ class Chronicle:
             self._file = -1
 
     def finish(self, results: "list[RankResult] | None") -> None:
-        """Write what is written at the end; `results` is None where the run was stopped."""
+        """Write what is written at the end; it may have been stopped before its last step."""
         from penstock.runtime.launch import as_json
 
         self._flush()
+        self._look()
         self.close()
         choice, told = self.choice(), None
-        if results is not None:
+        is_reached = self.goal is not None and self.goal.is_reached
+        if results is not None and (is_reached or self._written + 1 == self.about.num_steps):
             told = [as_json(result) for result in results]
-            about = self.folder, self.job, self.about.num_steps, _outcome(self.folder, results)
-            finished(*about, choice, self.about.checked, SILENT)
+            about = self.folder, self.job, self._written + 1, _outcome(self.folder, results)
+            finished(*about, choice, self.about.checked, SILENT, self.goal)
         write_text(self.folder / ENDED, json.dumps({"results": told}) + "\n")
 
 

@@ -100,6 +100,7 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
     """
     ways = ways_of(session.folder, choice, session.fixed)
     with stopping(None) as board:
+        session.heed(board)
         steps = range(first_step, session.num_steps)
         plans = planned(session.folder, ways, choice, session.listener)
         run = run_of(session, ways, plans, steps, checkpoint, board)
@@ -156,8 +157,9 @@ def _lived(
 
     samples, tokens, micro_batches, predicted = sizes(session.job, choice)
     about = RunAbout(session.num_steps, samples, tokens, session.checked)
-    own = Chronicle(session.folder, session.job, about, partial(_ended_by, session))
-    heard = (*session.job.writers, *([session.on_step] if session.on_step else []))
+    by = partial(_ended_by, session)
+    own = Chronicle(session.folder, session.job, about, by, session.goal)
+    heard = session.heard_by(micro_batches)
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:

@@ -22,6 +22,7 @@ from penstock.search.judge import Judge
 from penstock.search.undone import Undone, undone
 from penstock.timeline import Breakdown, Timeline, breakdown_from_json, breakdown_of, num_steps
 from penstock.timeline.breakdown import PART_WORDS, Part
+from penstock.training.phases import UntilFile, figures_of, until_in
 from penstock.training.replans import replanned
 from penstock.training.saved import load_basis
 
@@ -79,6 +80,7 @@ class SeenPlan:
 
     own:   what it gives, simulated again.
     replanned:  of a run, the plans that were made again while it ran (replans.py).
+    until:      of a run to a loss, its phases (phases.py).
     """
 
     place: str
@@ -90,6 +92,7 @@ class SeenPlan:
     breakdown: Breakdown | None = None
     expected: Breakdown | None = None
     replanned: tuple[Mapping[str, Json], ...] = ()
+    until: UntilFile | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -134,6 +137,7 @@ def _with_run(found: SeenPlan, folder: Path) -> SeenPlan:
         breakdown=breakdown,
         expected=expected,
         replanned=tuple(replanned(folder)),
+        until=until_in(folder),
     )
 
 
@@ -186,6 +190,7 @@ def told(found: SeenPlan) -> dict[str, Json]:
         "step_s_measured": found.measured_s,
         "peak_bytes_measured": list(found.measured_bytes) or None,
         "replanned": [dict(row) for row in found.replanned],
+        "until": None if found.until is None else figures_of(found.until),
     }
 
 

@@ -8,12 +8,13 @@ import shlex
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.errors import RunError
-from penstock.files import finite, read_json, write_text
+from penstock.files import Json, finite, read_json, write_text
 from penstock.job import SCALED, Job
 from penstock.plan import Plan, Prediction
 from penstock.profile.kinds import load_profiles
@@ -31,8 +32,10 @@ from penstock.timeline import (
 )
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
+from penstock.training.goal import Goal, GoalWatch
 from penstock.training.learn import learn, learn_step
 from penstock.training.listener import Listener, Row
+from penstock.training.phases import figures_of, until_in
 from penstock.training.replans import replanned
 
 if TYPE_CHECKING:
@@ -78,11 +81,13 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     choice: Choice | None,
     checked: str,
     listener: Listener,
+    goal: GoalWatch | None = None,
 ) -> Trained:
     """Write timeline, summary and report of a run into `folder`; return what it gave.
 
     choice:   the plan that it followed, None for eager modules.
     checked:  how it was compared with the plain loop.
+    goal:     the loss at which it was to end.
     """
     outcome.timeline.save(folder / "measured.trace.json")
     predicted = choice.plan.predicted if choice else None
@@ -90,8 +95,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     expected, why = _compared(folder, outcome, choice)
     summary: dict[str, object] = {
         **{**_losses(folder, job, outcome, choice, listener), **_noise(outcome, choice)},
-        "steps": num_steps,
-        "checked": checked,
+        **{"steps": num_steps, "checked": checked},
         "step_s_predicted": predicted.step_s if predicted else None,
         "step_s_measured": outcome.step_s,
         "peak_bytes_predicted": list(predicted.peak_bytes) if predicted else None,
@@ -100,7 +104,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         "live_versions": list(outcome.live_versions),
         "breakdown": measured.to_json() if measured else None,
         "bottleneck": why.to_json() if why else None,
-        **_changes(folder),
+        **_changes(folder, goal),
         "sampling": _sampling(outcome),
         "checkpointing": _checkpointing(outcome),
         **(dict(job.facts()) if job.facts else {}),
@@ -154,13 +158,26 @@ def _noise(outcome: "Outcome", choice: Choice | None) -> dict[str, float]:
     }
 
 
-def _changes(folder: Path) -> dict[str, object]:
-    """Return the plans that were made again, and the generations of an elastic run."""
+def _changes(folder: Path, goal: GoalWatch | None) -> dict[str, object]:
+    """Return plans made again, phases of a run to a loss, and generations of an elastic one."""
     found: dict[str, object] = {"replanned": replanned(folder)}
+    if goal is not None:
+        found["until"] = _until(folder, goal)
     path = folder / EVENTS
     if path.exists():
         found["generations"] = [json.loads(line) for line in path.read_text().splitlines()]
     return found
+
+
+def _until(folder: Path, goal: GoalWatch) -> dict[str, Json]:
+    """Return what became of a run that was to end at a loss."""
+    told = until_in(folder)
+    if told is None:  # ranks and batch were not looked for
+        own: dict[str, Json] = {"loss": goal.goal.loss, "by": goal.by}
+        return own | {"reached": goal.is_reached, "reached_loss": goal.value}
+    told = replace(told, reached=goal.is_reached, loss=goal.value)
+    told.save(folder)
+    return figures_of(told)
 
 
 def _sampling(outcome: "Outcome") -> dict[str, float] | None:
@@ -245,18 +262,27 @@ def explained(folder: Path, job: Job, problem: RunError, listener: Listener) -> 
     return error
 
 
-def resumption(job: str, folder: Path, num_steps: int | None, rules: Sequence[Rule] = ()) -> str:
+def resumption(
+    job: str,
+    folder: Path,
+    num_steps: int | None,
+    rules: Sequence[Rule] = (),
+    goal: Goal | None = None,
+) -> str:
     """Return how a run that was stopped goes on; `num_steps` where they are not the job's own.
 
-    rules:    those that replace modules: they are said again.
+    rules:    those that replace modules: they are said again; so is a goal.
     """
     from penstock.runtime.checkpoint import latest
 
     if not job:
         again = "resume=True, rules=..." if rules else "resume=True"
+        again += "" if goal is None else f", until_loss={goal.loss:g}"
         return f"stopped with {latest(folder / 'checkpoints')}; continue with: {again}"
     command = ["penstock", "train", job, "--out", str(folder), "--resume"]
     command += [] if num_steps is None else ["--steps", str(num_steps)]
+    if goal is not None:
+        command += ["--until-loss", f"{goal.loss:g}", "--objective", goal.least]
     for file in dict.fromkeys(rule.file for rule in rules if rule.file):
         command += ["--with", file]
     return f"stopped with {latest(folder / 'checkpoints')}; continue with: {shlex.join(command)}"

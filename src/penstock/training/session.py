@@ -14,6 +14,7 @@ from penstock.files import write_text
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Units
 from penstock.profile.kinds import load_profiles
+from penstock.profile.noise import EVERY as NOISE_EVERY
 from penstock.rules.ruled import ruled
 from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
@@ -37,7 +38,9 @@ from penstock.training.choose import (
 from penstock.training.chronicle import ENDED, row_of, sizes
 from penstock.training.compiling import compiled
 from penstock.training.fuse import usable
+from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
+from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
 from penstock.training.replaced import verify
 from penstock.training.replan import Replanner, SearchBasis
@@ -77,6 +80,7 @@ FILES = (
     "replans.json",
     "events.jsonl",
     "elastic.json",
+    PHASES,
 )
 
 
@@ -91,6 +95,8 @@ class Session:
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
     basis:    what the plan was found by, where it may be made again during the run.
     elastic:  whether the run goes on when ranks are lost.
+    goal:     a loss at which the run ends, at `num_steps` of the job's own at the latest.
+    noise_every: of how many steps one is watched for the noise of its gradients.
     """
 
     job: Job
@@ -111,6 +117,8 @@ class Session:
     checked: str = ""
     basis: SearchBasis | None = None
     elastic: bool = False
+    goal: GoalWatch | None = None
+    noise_every: int = NOISE_EVERY
 
     @property
     def listener(self) -> Listener:
@@ -131,6 +139,11 @@ class Session:
             raise JobError(found.failed, hint="does it run without Penstock?")
         if captured is None:
             return self._train_eagerly(first_step, checkpoint, found)
+        if self.goal is not None:
+            from penstock.training.until import train_until
+
+            trained = train_until(self, captured, found, first_step, checkpoint)
+            return trained or self._train_eagerly(first_step, checkpoint, found)
         choice = self.choose(captured, checkpoint, found)
         launch = local_launcher(choice.plan.total_ranks)
         checked = self.prove(choice, first_step, checkpoint, launch, found)
@@ -165,10 +178,10 @@ class Session:
             with self.listener.busy("comparing the modules that are replaced"):
                 verify(self.author, self.job, self.fixed.rules)
         care = self.care._replace(strict=self._is_strict())
-        return examined(self.job, self._key, care, self.listener)
+        return examined(self.job, self.key, care, self.listener)
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
         """Return what names the job, with the modules that are replaced."""
         replaces = [str(rule) for rule in self.fixed.rules if rule.verb == "replace"]
         begins = [f"--from {Path(self.weights).absolute()}"] if self.weights else []
@@ -197,6 +210,7 @@ class Session:
             "--keep": self.keep,
             "--from": self.weights,
             "--resume": self.resume,
+            "--until-loss": None if self.goal is None else tuple(self.goal.goal),
             "--units": self.units,
             "--with": [(rule.verb, rule.pattern, rule.how) for rule in rules],
             "choices": replace(self.fixed, rules=()),
@@ -221,7 +235,7 @@ class Session:
         care = self.care._replace(strict=self._is_strict() and not choice.plan.compiled)
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
-        checked = proved(planned, self._key, steps, care, run, self.listener)
+        checked = proved(planned, self.key, steps, care, run, self.listener)
         self.checked = checked.words
         return checked
 
@@ -240,7 +254,10 @@ class Session:
             self.resume = False
             return 0, None
         newest, done = found
-        if done >= self.num_steps:
+        if self.goal is None and (self.folder / PHASES).exists():
+            message = f"{self.folder} holds a run that ends at a loss, by a batch that it has found"
+            raise PlanError(message, hint="give --until-loss again, or train without --resume")
+        if done >= self.num_steps and self.goal is None:
             hint = f"give --steps more than {done}"
             raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
         return done, newest
@@ -276,7 +293,7 @@ class Session:
 
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""
-        fixed, decisions = bounded(self.job, self._key, captured, found, self.fixed, self.listener)
+        fixed, decisions = bounded(self.job, self.key, captured, found, self.fixed, self.listener)
         choice = self._kept(captured, fixed) if checkpoint is not None else None
         if self.given_plan is not None:
             about = self.folder, captured, self.there
@@ -401,7 +418,8 @@ class Session:
         rows = metrics.read_text().splitlines() if metrics.exists() else []
         kept = [row for row in rows if row.endswith("}") and json.loads(row)["step"] <= first_step]
         write_text(metrics, "".join(f"{row}\n" for row in kept))
-        self.listener.say(f"resuming after step {first_step} from {checkpoint}")
+        if self.resume:
+            self.listener.say(f"resuming after step {first_step} from {checkpoint}")
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -419,10 +437,29 @@ class Session:
 
         board:    what the ranks see; None: they are threads or children of this process.
         """
+        about = choice, first_step, checkpoint, launch
+        ran = self.ran(*about, board=board, leader=leader)
+        return None if ran is None else self.finished(*ran)
+
+    def ran(
+        self,
+        choice: Choice,
+        first_step: int,
+        checkpoint: Path | None,
+        launch: "Launch",
+        *,
+        board: "Board | None" = None,
+        leader: bool = True,
+    ) -> "tuple[Outcome, Choice] | None":
+        """Run all steps; return the outcome and by what it ended, where this process leads.
+
+        Raises:   Stopped: a signal ended it.
+        """
         from penstock.runtime.worker import work
 
         is_here = board is None
         with stopping(board, tells=leader) as board:
+            self.heed(board)
             guide = self._guide(choice, board, leads=None if is_here else leader)
             task = replace(self.task(choice, first_step, checkpoint, board), guide=guide)
             if is_here:  # elsewhere each rank compiles what is its own
@@ -436,7 +473,12 @@ class Session:
             outcome = self._run(run, ranks, choice, first_step, launch)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())
-        return self._finished(outcome, self._followed(choice))
+        return outcome, self._followed(choice)
+
+    def heed(self, board: "Board") -> None:
+        """Let the goal, once it is reached, end the ranks of a board."""
+        if self.goal is not None:
+            self.goal.asks = partial(board.ask_to_stop, REACHED)
 
     def followed(self) -> Choice:
         """Return the choice by which an elastic run ended."""
@@ -474,15 +516,22 @@ class Session:
         way = next(way for way in self.basis.ways if way.joined == plan.joined)
         return Choice(way.job, way.captured, plan)
 
-    def _finished(self, outcome: "Outcome", choice: Choice | None) -> Trained:
-        about = self.folder, self.job, self.num_steps, outcome, choice
-        return finished(*about, self.checked, self.listener)
+    def _is_over(self, step: int) -> bool:
+        """Return whether a run is over that has done so many steps."""
+        return step == self.num_steps or (self.goal is not None and self.goal.is_reached)
+
+    def finished(self, outcome: "Outcome", choice: Choice | None) -> Trained:
+        """Write what a run leaves in its folder; return what it gave."""
+        steps = self.num_steps if self.goal is None else outcome.steps[-1].step + 1
+        about = self.folder, self.job, steps, outcome, choice
+        return finished(*about, self.checked, self.listener, self.goal)
 
     def resumption(self) -> str:
         """Return how a run that was stopped goes on."""
         steps = self.num_steps if self.num_steps != self.job.num_steps else None
         replaces = [rule for rule in self.fixed.rules if rule.verb == "replace"]
-        return resumption(self.text, self.folder, steps, replaces)
+        goal = None if self.goal is None else self.goal.goal
+        return resumption(self.text, self.folder, steps, replaces, goal)
 
     def task(
         self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"
@@ -510,6 +559,7 @@ class Session:
             memory_window=memory_window(windows),
             compiled=plan.compiled,
             joined=plan.joined,
+            noise_every=self.noise_every,
         )
 
     def windows(self, choice: Choice, first_step: int) -> "Windows":
@@ -534,7 +584,7 @@ class Session:
         from penstock.runtime.run import Steps, outcome_of
 
         samples, tokens, micro_batches, predicted = sizes(self.job, choice)
-        heard = (*self.job.writers, *([self.on_step] if self.on_step else []))
+        heard = self.heard_by(micro_batches)
         with (
             self.listener.steps(first_step, self.num_steps, predicted) as show,
             lines(self.folder / "metrics.jsonl") as write,
@@ -561,7 +611,12 @@ class Session:
         newest = latest(self.folder / "checkpoints")
         assert newest is not None, "a run ends with a checkpoint"
         last = load(newest)
-        return outcome_of(results, steps, last.tensors) if last.step == self.num_steps else None
+        return outcome_of(results, steps, last.tensors) if self._is_over(last.step) else None
+
+    def heard_by(self, micro_batches: int) -> list[Callable[[Row], object]]:
+        """Return who is told the rows of steps of so many micro-batches."""
+        goal = [] if self.goal is None else [partial(self.goal.hear, micro_batches=micro_batches)]
+        return [*self.job.writers, *([self.on_step] if self.on_step else []), *goal]
 
     def awaits(self, step: int) -> bool:
         """Return whether a validation is told of a step, if it is run at all and not stopped at."""
@@ -591,6 +646,7 @@ class Session:
         )
         job = read_in_order(self.job) if found.one_process else self.job
         with stopping(None) as board:
+            self.heed(board)
             task = EagerTask(
                 job,
                 first_step,
@@ -612,7 +668,7 @@ class Session:
             outcome = self._run(run, ranks, None, first_step, run_processes)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())
-        return self._finished(outcome, None)
+        return self.finished(outcome, None)
 
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Train: the main job from Python, as `penstock train` does it."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
+from penstock.fleet.batch import Least
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units
 from penstock.rules import Rule, load
@@ -17,6 +19,7 @@ from penstock.schedule.recipe import AnySchedule
 from penstock.search import Fixed
 from penstock.training import ask
 from penstock.training.choose import Machines
+from penstock.training.goal import Goal, GoalWatch
 from penstock.training.imported import beginning_with
 from penstock.training.listener import SILENT, Listener, Row
 from penstock.training.lock import locked
@@ -70,6 +73,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     trial: bool = True,
     replan: bool = True,
     elastic: bool = False,
+    until_loss: float | None = None,
+    objective: Least = "time",
     on_step: Callable[[Row], None] | None = None,
     listener: Listener = SILENT,
 ) -> "Trained | None":
@@ -110,6 +115,9 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     replan:            whether a plan that was searched for is made again during the run, where
                        what its ranks take has moved and that pays (docs/run.md).
     elastic:           whether the run goes on when ranks are lost (docs/elastic.md).
+    until_loss:        ends the run: once validations, or else the mean of newest steps, have come
+                       down to it; until then it looks for ranks and batch (docs/until.md).
+    objective:         what these are to make least: "time" or "cost".
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
     listener:          learns what is being done.
     Raises:   JobError, PlanError: the job, or what is requested, is wrong.
@@ -135,6 +143,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
         loaded = replaced(author, said)
         ask.check_fits(asked, loaded, post_validation=post_validation)
+        goal = _goal(until_loss, objective, loaded)
         return Session(
             job=loaded,
             author=author,
@@ -160,10 +169,27 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             on_step=on_step,
             units=ask.units_asked(None if units is None else str(units)),
             elastic=elastic,
+            goal=goal,
         )
 
     with _one_thread():
         return train_under_torchrun(make) if under_torchrun() else _train_here(make())
+
+
+def _goal(loss: float | None, least: Least, job: Job) -> GoalWatch | None:
+    """Return what watches for the loss at which a run ends; None: it takes all its steps.
+
+    Raises:   PlanError: the loss is no number; what is to be least is asked for without it.
+    """
+    if loss is None:
+        if least != "time":
+            hint = "give --until-loss, or plan with `penstock plan --objective cost`"
+            raise PlanError(f"--objective {least} is that of a run to a loss", hint=hint)
+        return None
+    if not math.isfinite(loss):
+        raise PlanError(f"--until-loss is {loss}, no loss", hint="write --until-loss 2.1")
+    is_validated = job.validation is not None
+    return GoalWatch(Goal(loss, least), is_validated=is_validated, own=job.micro_batches)
 
 
 def _check_elastic(elastic: bool, *, eager: bool, mtbf: str | None) -> None:
