@@ -233,6 +233,22 @@ def test_run_ends_when_validations_have_come_down(tmp_path):
     assert again.summary["steps"] > trained.summary["steps"]
 
 
+def test_run_whose_ranks_may_be_lost_ends_at_its_loss(tmp_path):
+    fast = {"optimizer": lambda w: torch.optim.AdamW(w, 3e-2), "learning_rate": None}
+    job = replace(JOB, batch_range=(OWN, OWN), num_steps=400, **fast)
+    about = {"ranks": 2, "check": False, "trial": False, "out": tmp_path / "run"}
+    trained = ps.train(job, until_loss=1.0, elastic=True, **about)
+    assert trained is not None
+    told = until_in(tmp_path / "run")
+    assert told is not None
+    assert told.reached
+    assert told.loss is not None
+    assert told.loss <= 1.0
+    assert trained.summary["steps"] == told.phases[-1].steps < 400
+    assert trained.summary["until"]["phases"][0]["step_s"] > 0
+    assert [event["what"] for event in trained.summary["generations"]] == ["begins"]
+
+
 def test_least_cost_is_refused_without_a_loss(tmp_path):
     with pytest.raises(PlanError, match="--objective cost"):
         ps.train(JOB, objective="cost", out=tmp_path / "run")

@@ -117,8 +117,8 @@ class Chronicle:
         self._look()
         if step.step <= self._written:
             return
-        row = finite(dict(row_of(step, self.about.samples, self.about.tokens)))
-        os.write(self._file, json.dumps(row, allow_nan=False).encode() + b"\n")
+        row = row_of(step, self.about.samples, self.about.tokens)
+        os.write(self._file, json.dumps(finite(dict(row)), allow_nan=False).encode() + b"\n")
         self._written, self._size_bytes = step.step, os.fstat(self._file).st_size
         if self.goal is not None:
             self.goal.hear(row, self.job.micro_batches)
