@@ -67,3 +67,20 @@ def test_what_a_rank_clips_alone_is_part_of_its_update() -> None:
     spent = one.spent(3.0, calls, [0.0, 1.0, 3.0], 1)
     assert dict(spent.parts)["optimizer"] == 3.0
     assert spent.meetings == ()
+
+
+def test_what_is_waited_for_inside_a_call_is_counted_once() -> None:
+    """A sum of four seconds, of which three are spent on a message: no message of the step's."""
+    waited = SimpleNamespace(to_receive_s=0.0, to_send_s=0.0)
+    one = Meter(cast("Transport", SimpleNamespace(rank=0, waited=waited)))
+
+    def exchange() -> None:
+        waited.to_receive_s, waited.to_send_s = waited.to_receive_s + 2.0, waited.to_send_s + 1.0
+
+    one.inside(exchange)()
+    waited.to_receive_s += 0.5  # for a message of the step itself
+    calls = (bound("collective", (0, 1)), bound("settle"))
+    one.window(calls, [0.0, 4.0, 4.5], 1)
+    parts = dict(one.spent(4.5, calls, [0.0, 4.0, 4.5], 1).parts)
+    assert parts["waiting"] == 0.5
+    assert parts["messages"] == 0.0

@@ -6,7 +6,7 @@ the calls are for in one go (numpy), which takes some 50 ns a call.
 
 import time
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -61,6 +61,18 @@ class Meter:
         """Count seconds that a longer run does not spend more often."""
         self.once_s += seconds
         self._seen_s = self._waited_s()
+
+    def inside(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return a call within another one: its messages are waited for as part of that one."""
+
+        def run() -> None:
+            before = self._waited_s()
+            call()
+            waited = zip(self._seen_s, self._waited_s(), before, strict=True)
+            receiving_s, sending_s = (seen + now - then for seen, now, then in waited)
+            self._seen_s = receiving_s, sending_s
+
+        return run
 
     @contextmanager
     def checkpoint(self, *, is_last: bool) -> Generator[None]:
