@@ -261,8 +261,8 @@ BREAKS = (
     Break(
         "guards_that_sleep",
         "elastic/guard.py",
-        "weights.step(step)",
-        "weights.size_bytes()",
+        "updates.step(step, reached)",
+        "updates.held()",
         ("tests/elastic/test_kills.py",),
         "what a dead rank had alone comes back as it was at the start",
     ),
@@ -589,7 +589,7 @@ BREAKS = (
     Break(
         "sums_at_the_end",
         "program/lower.py",
-        "at = end if is_last else max",
+        "at = end if how in AT_THE_END else max",
         "at = end if end else max",
         ("tests/program/test_lower.py",),
         "sums wait for the last backward of all stages",

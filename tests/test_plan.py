@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import GraphError, PlanError, ScheduleError
 from penstock.plan import (
     Decision,
+    Guarding,
     Plan,
     Prediction,
     check_fits,
@@ -61,7 +62,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
     more |= {"shares": (4, 3), "sums": "bfloat16"}
     plans = (
         replace(REASONED, **more),
-        replace(REASONED, compiled=True, commits=True),
+        replace(REASONED, compiled=True, commits=True, guard=Guarding(4, 2)),
         replace(REASONED, shard=("shard_keep", "replicate"), prefetch=1, parts=(3, 1, 1, 1)),
     )  # not with a wire that rounds
     assert [

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json, read_noun, write_text
@@ -49,6 +49,22 @@ class Decision:
     why: str
 
 
+class Guarding(NamedTuple):
+    """How a rank keeps a copy of what another one alone has.
+
+    every:   0: it makes each update of the copy.  Else it keeps the gradients, and a part of the
+             state is sent anew in each step, all of it within so many.
+    apart:   rank r guards rank r - apart; those before rank 0 are the last ones.
+    """
+
+    every: int
+    apart: int = 1
+
+    def __str__(self) -> str:
+        how = f"log of {self.every} steps" if self.every else "updates"
+        return f"{how}, {self.apart} rank{'s' if self.apart > 1 else ''} further"
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What the simulation of a plan says: seconds per step, bytes per rank, dollars per step."""
@@ -87,6 +103,7 @@ class Plan:
                         (the job says to what), or to leave out a step that overflows in float16.
     commits:            whether a step counts, and is updated, only once all ranks have come to its
                         end: for runs that go on when ranks are lost.
+    guard:              how another rank keeps a copy of what a rank alone has; None: none does.
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
     joined:             of the job's micro-batches that make one of the plan's.
@@ -120,6 +137,7 @@ class Plan:
     parts: tuple[int, ...] = ()
     clip: bool = False
     commits: bool = False
+    guard: Guarding | None = None
     post_validation: bool = False
     joined: int = 1
     buffers: Buffers = "exact"
@@ -392,6 +410,8 @@ def _check_schedule(plan: Plan) -> None:
         what = "post_validation" if plan.clip and plan.post_validation else name_of(plan.schedule)
         message = f"a step is to count once all ranks have come to its end; {what} updates before"
         raise PlanError(message, hint="take a synchronous schedule, without post_validation")
+    if plan.guard is not None:
+        _check_guard(plan, plan.guard)
     sizes = plan.num_stages, plan.num_micro_batches
     if isinstance(plan.schedule, Recipe):
         plan.schedule.check(plan.num_stages)
@@ -404,6 +424,16 @@ def _check_schedule(plan: Plan) -> None:
         built(plan.schedule, *sizes, num_ranks=plan.num_ranks)
     except ScheduleError as problem:
         raise PlanError(problem.message, hint=problem.hint) from problem
+
+
+def _check_guard(plan: Plan, guard: Guarding) -> None:
+    """Raise where no rank can keep a copy of what another one has."""
+    if guard.every < 0 or not 0 < guard.apart < plan.total_ranks:
+        message = f"guard is {guard.every} steps, {guard.apart} ranks apart of {plan.total_ranks}"
+        raise PlanError(message, hint="give 0 steps or more, and 1 to one less than all ranks")
+    if not plan.commits or plan.far:
+        message = "guards keep copies of steps that all ranks agree on, of weights that are near"
+        raise PlanError(message, hint="let the plan commit, and offload no weights")
 
 
 def schedule_of(plan: Plan, *, num_steps: int = 1, share: int | None = None) -> Schedule:

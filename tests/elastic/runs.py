@@ -73,8 +73,10 @@ def plan_for(ways: PlanBasis, stages: int, replicas: int, schedule: str = "one_f
     shares = [MICRO_BATCHES // replicas + (r < MICRO_BATCHES % replicas) for r in range(replicas)]
     if len({*shares}) > 1:
         share, options = max(shares), {**options, "shares": tuple(shares)}
+    guard = options.pop("guard", None)
     made = plan_of(graph, schedule, stages, share, replicas=replicas, **options)
-    return committing(made, ways)
+    plan = committing(made, ways)
+    return plan if guard is None or plan.guard is None else replace(plan, guard=guard)
 
 
 def task_of(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.plan import Plan
+from penstock.plan import Guarding, Plan
 from penstock.program.lower_plan import stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.launch import run_threads
@@ -19,8 +19,9 @@ from tests.parity.models import plain_loop
 CASES = {  # model, stages, replicas, what else the plan says; stages and replicas after a loss
     "replicas": ("tied", 1, 3, {}, (1, 2)),
     "grid": ("dropout", 2, 2, {}, (3, 1)),
-    "pipeline": ("batch_norm", 3, 1, {}, (2, 1)),
-    "divided": ("gpt", 2, 2, {"shard": ("shard", "shard_keep")}, (3, 1)),
+    "pipeline": ("batch_norm", 3, 1, {"guard": Guarding(2, 2)}, (2, 1)),
+    "updated": ("batch_norm", 3, 1, {"guard": Guarding(0)}, (2, 1)),
+    "divided": ("gpt", 2, 2, {"shard": ("shard", "shard_keep"), "guard": Guarding(3)}, (3, 1)),
 }
 
 
@@ -36,7 +37,8 @@ def case_of(name: str) -> tuple[str, int, PlanBasis, dict[int, Plan]]:
     if "shard" in options:  # a stage is on one rank of its replica
         options = {**options, "num_ranks": stages}
     plans = {count: runs.plan_for(ways, stages, replicas, **options)}
-    return model, count, ways, {**plans, count - 1: runs.plan_for(ways, later, copies)}
+    every = {"guard": Guarding(options["guard"].every)} if "guard" in options else {}
+    return model, count, ways, {**plans, count - 1: runs.plan_for(ways, later, copies, **every)}
 
 
 def check(told: runs.Told, model: str, *, killed: int = 1) -> None:

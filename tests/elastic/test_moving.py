@@ -6,12 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.elastic.moving import PIECE_BYTES, catalog_of, missing_of, move, moves_to
+from penstock.elastic.moving import PIECE_BYTES, held_row, missing_of, move, moves_to
 from penstock.elastic.words import HeldTensor
 from penstock.runtime.parts import part_key, whole
 from penstock.runtime.transport.threads import thread_transports
 
 KEYS = [f"weights/{letter}" for letter in "abcd"]
+
+
+def catalog_of(tensors: dict[str, torch.Tensor]) -> list[HeldTensor]:
+    return [held_row(key, value) for key, value in tensors.items()]
 
 
 def value_of(key: str, count: int) -> torch.Tensor:
@@ -110,7 +114,7 @@ def test_a_catalog_names_what_is_held() -> None:
     found = catalog_of(
         {"weights/b": torch.ones(2, 3), "weights/a": torch.ones((), dtype=torch.int8)}
     )
-    assert found == (
-        HeldTensor("weights/a", "int8", ()),
+    assert found == [
         HeldTensor("weights/b", "float32", (2, 3)),
-    )
+        HeldTensor("weights/a", "int8", ()),
+    ]

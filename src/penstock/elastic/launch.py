@@ -37,6 +37,7 @@ from penstock.runtime.transport.threads import ThreadTransport, thread_transport
 from penstock.runtime.worker import RankResult
 
 LOOPBACK = "127.0.0.1"
+_THREAD_SILENT_S = 60.0  # a thread hangs with its whole process, or waits long for the processor
 
 Report = Callable[[StepResult], None]
 Places = Mapping[int, Where]
@@ -391,7 +392,7 @@ def run_threads(
 
     def live_one(number: int) -> None:
         torch.set_num_threads(1)
-        mesh = Mesh(number, listeners[number], start.token)
+        mesh = Mesh(number, listeners[number], start.token, silent_s=_THREAD_SILENT_S)
         outside = Outside(made.join, report, start.asked)
         member = RunMember(mesh, start.pilots(), outside)
         mesh.start()

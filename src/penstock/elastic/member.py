@@ -12,6 +12,7 @@ A process that has been started keeps all that it has loaded, traced and lowered
 import json
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,13 @@ from torch import Tensor
 
 from penstock.elastic.guard import Guard
 from penstock.elastic.mesh import SILENT_S, Mesh
-from penstock.elastic.moving import catalog_of, move, moves_to
+from penstock.elastic.moving import held_row, move, moves_to
 from penstock.elastic.steps import GenerationSteps, Over
 from penstock.elastic.views import Left, left_of, may_go_on
 from penstock.elastic.vote import Vote, Wishes
-from penstock.elastic.words import Failed, Halt, Told, View, Welcome
+from penstock.elastic.words import Failed, Halt, HeldTensor, Told, View, Welcome
 from penstock.errors import PenstockError, RunError
+from penstock.heap import keep_freed_memory
 from penstock.runtime import checkpoint, worker
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.checkpoint import Checkpoint
@@ -89,10 +91,6 @@ class Pilot(Protocol):
         """Return the view that follows `view`; the first of those that are left is asked."""
         ...
 
-    def guards(self, view: View) -> bool:
-        """Return whether each rank of a view keeps a copy of what the one before it has alone."""
-        ...
-
     def may_grow(self, count: int) -> bool:
         """Return whether there is a plan for so many ranks."""
         ...
@@ -134,14 +132,28 @@ class _State:
     finish: Callable[[], None] = lambda: None
     undo: Callable[[], None] = lambda: None
 
-    def held(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """Return tensors and plain values by key, as a checkpoint has them."""
-        tensors, plain = dict[str, Tensor](), dict[str, object]()
-        for weights in (w for one in self.holders for w in one.weights.values()):
-            more, values = weights.state()
-            tensors |= more
+    def catalog(self) -> tuple[dict[str, HeldTensor], dict[str, object]]:
+        """Return what tensors there are, and plain values, by key, as a checkpoint has them."""
+        rows, plain = dict[str, HeldTensor](), dict[str, object]()
+        for one in self.holders:
+            if isinstance(one, Guard):
+                more, values = one.catalog(self.done)
+            else:
+                tensors, values = _state_of(one)
+                more = {key: held_row(key, value) for key, value in tensors.items()}
+            rows |= more
             plain |= values
-        return tensors, plain | self.scale
+        return rows, plain | self.scale
+
+    def tensors(self, wanted: AbstractSet[str]) -> dict[str, Tensor]:
+        """Return tensors by key: all of the ranks, and the guards' where they are `wanted`."""
+        found = dict[str, Tensor]()
+        for rank in (one for one in self.holders if isinstance(one, Rank)):
+            found |= _state_of(rank)[0]
+        for guard in (one for one in self.holders if isinstance(one, Guard)):
+            if wanted - found.keys():
+                found = {**guard.tensors(self.done), **found}
+        return found
 
 
 @final
@@ -183,6 +195,7 @@ class RunMember:
         Raises:   RunError: the job fails; too few are left; the others have given this one up.
         """
         before: View | None = None
+        keep_freed_memory()
         while True:
             try:
                 over = self._generation(view, before)
@@ -223,9 +236,12 @@ class RunMember:
         rank.is_guarded = rank.tells_all = True
         vote = Vote(rank, partial(self._wishes, view, task))
         rank.commit = vote
-        bound = _bound(rank, task)
-        guard = Guard(rank, task.windows.programs[0]) if self.pilot.guards(view) else None
-        came = self._load(view, rank, guard)
+        bound, program = _bound(rank, task), task.windows.programs[0]
+        came, guard = self._load(view, rank), None
+        if program.guard is not None:
+            guard = Guard(rank, program)
+            came += guard.begin(view.step)
+            rank.guard, rank.guarded_bytes = guard.exchange, guard.size_bytes
         if task.checkpoints is not None and position == 0:
             checkpoint.discard(task.checkpoints)
             forget(task.checkpoints)
@@ -235,8 +251,6 @@ class RunMember:
         came = sum(map(int, transport.all_gather_bytes(str(came).encode(), everyone)))
         self._hold(rank, view.step)
         self.mesh.forget(view.generation)
-        if guard is not None:
-            vote.before = guard.exchange
         steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
         about = self._event(view, before, came)
         note = partial(self._note, about, time.monotonic()) if self.is_first else _nothing
@@ -254,34 +268,31 @@ class RunMember:
         where = self.mesh.where
         return Welcome({m: where[m] for m in view.members if m in where}, self.pilot.graph)
 
-    def _load(self, view: View, rank: Rank, guard: Guard | None) -> int:
+    def _load(self, view: View, rank: Rank) -> int:
         """Fill a rank with the state of the view's step; return the bytes that came from others.
 
         Raises:   RunError: a member makes something else of the view.
         """
-        names = self._told_names(view, rank, guard)
+        names = self._told_names(view, rank)
         if view.resume == START:
             return 0
         rank.optimizers.may_resume()
         if view.resume:
-            state = checkpoint.load(Path(view.resume))
-            for one in (rank, *([guard] if guard else [])):
-                one.load(state)
+            rank.load(checkpoint.load(Path(view.resume)))
             return 0
         wanted = [
             moves_to(member, partial(_is_needed, theirs), view.holds)
             for member, theirs in zip(view.members, names, strict=True)
         ]
-        moved = move(rank.transport, view.members, self._state.held()[0], wanted)
+        mine = {one.of.key for rows in wanted for one in rows if one.source == self.mesh.own}
+        moved = move(rank.transport, view.members, self._state.tensors(mine), wanted)
         plain = {key: msgspec.json.decode(value) for key, value in view.plain.items()}
-        state = Checkpoint(view.step, whole(moved.tensors), plain)
-        for one in (rank, *([guard] if guard else [])):
-            one.load(state)
+        rank.load(Checkpoint(view.step, whole(moved.tensors), plain))
         return moved.received_bytes
 
-    def _told_names(self, view: View, rank: Rank, guard: Guard | None) -> list[frozenset[str]]:
+    def _told_names(self, view: View, rank: Rank) -> list[frozenset[str]]:
         """Return the names that each rank of a view needs; all tell each other, and compare."""
-        own = json.dumps([self.pilot.facts(view), sorted(_names(rank, guard))]).encode()
+        own = json.dumps([self.pilot.facts(view), sorted(_names(rank))]).encode()
         everyone = tuple(range(rank.transport.num_ranks))
         told = [json.loads(text) for text in rank.transport.all_gather_bytes(own, everyone)]
         facts = [row[0] for row in told]
@@ -299,6 +310,8 @@ class RunMember:
         if rank.loss_scale is not None:
             rank.loss_scale.put(scale)
         own = (rank,) if self._guard is None else (self._guard, rank)
+        if self._guard is not None and not keep:
+            self._guard.counts(step)
         self._state = _State(step, (*self._state.holders, *own) if keep else own, scale)
         self.mesh.done = step
 
@@ -341,10 +354,11 @@ class RunMember:
     def _say(self, view: View) -> None:
         if self.mesh.view is not None and self.mesh.view.generation >= view.generation:
             self.mesh.tell(self.mesh.view)  # who was to hear it may have missed it
-        tensors, values = self._state.held()
+        rows, values = self._state.catalog()
         plain = {k: msgspec.Raw(msgspec.json.encode(v)) for k, v in values.items()}
         lost = tuple(m for m in view.members if m in self.mesh.lost)
-        holds, leaves = catalog_of(tensors), self.outside.leaves()
+        holds = tuple(rows[key] for key in sorted(rows))
+        leaves = self.outside.leaves()
         own = view.generation, self._state.done, holds, plain, self._newest, lost, leaves
         self.mesh.tell(Halt(*own))
 
@@ -492,15 +506,11 @@ class RunMember:
     def counts(self, told: Told, rank: Rank) -> None:
         """Note that a step has happened; the first rank reports it."""
         self._newest = told
-        if self._guard is not None:
-            self._guard.update(told.step)
         self._hold(rank, told.step + 1)
         self._report(told)
 
     def late(self, rank: Rank, step: int) -> None:
         """Note that the update of a step was made after its generation had ended."""
-        if self._guard is not None:
-            self._guard.update(step)
         self._hold(rank, step + 1)
 
     def _report(self, told: Told | None) -> None:
@@ -533,10 +543,20 @@ def _bound(rank: Rank, task: Task) -> dict[int, list[Bound]]:
     return {id(program): rank.bind(program) for program in task.windows.programs}
 
 
-def _names(rank: Rank, guard: Guard | None) -> frozenset[str]:
-    """Return the names of the parameters and buffers that live on a rank, or are guarded there."""
+def _state_of(rank: Rank) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Return what a rank holds, by key."""
+    tensors, plain = dict[str, Tensor](), dict[str, object]()
+    for weights in rank.weights.values():
+        more, values = weights.state()
+        tensors |= more
+        plain |= values
+    return tensors, plain
+
+
+def _names(rank: Rank) -> frozenset[str]:
+    """Return the names of the parameters and buffers that live on a rank."""
     found: set[str] = set()
-    for weights in (*rank.weights.values(), *(guard.weights.values() if guard else ())):
+    for weights in rank.weights.values():
         found |= {*weights.names.values(), *weights.buffer_names.values()}
     return frozenset(found)
 

@@ -9,7 +9,7 @@ whom, every member computes from the catalogs alone, so nobody asks.
 import math
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,12 +36,14 @@ class Transfer(NamedTuple):
     source: int
 
 
-def catalog_of(tensors: Mapping[str, Tensor]) -> tuple[HeldTensor, ...]:
-    """Return what a member with these tensors can give."""
-    return tuple(
-        HeldTensor(key, str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        for key, value in sorted(tensors.items())
-    )
+def held_row(key: str, value: Tensor) -> HeldTensor:
+    """Return the row of a catalog for a tensor."""
+    return HeldTensor(key, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+
+
+def room_for(row: HeldTensor) -> Tensor:
+    """Return a tensor for what a row of a catalog names."""
+    return torch.empty(row.shape, dtype=getattr(torch, row.dtype))
 
 
 def missing_of(names: Sequence[str], catalogs: Catalogs) -> list[str]:
@@ -162,7 +164,7 @@ def _send(transport: Transport, edge: int, peer: int, tensors: Sequence[Tensor])
 def _receive(
     transport: Transport, edge: int, peer: int, rows: Sequence[HeldTensor]
 ) -> list[Tensor]:
-    made = [torch.empty(row.shape, dtype=getattr(torch, row.dtype)) for row in rows]
+    made = list(map(room_for, rows))
     take = receiver(transport, edge, peer, sum(tensor.nbytes for tensor in made))
     deque(take(made), maxlen=0)
     return made
@@ -170,7 +172,7 @@ def _receive(
 
 # -- the bytes of many tensors as one stream ------------------------------------------------------
 
-Passing = Callable[[Sequence[Tensor]], Iterator[None]]  # yields behind each piece
+Passing = Callable[[Iterable[Tensor]], Iterator[None]]  # yields behind each piece
 
 
 def sender(transport: Transport, edge: int, peer: int, size_bytes: int) -> Passing:
@@ -183,7 +185,7 @@ def sender(transport: Transport, edge: int, peer: int, size_bytes: int) -> Passi
     most = min(PIECE_BYTES, size_bytes)
     send = transport.bind_send(edge, peer, (TensorSpec((most,), torch.uint8),))
 
-    def give(tensors: Sequence[Tensor]) -> Iterator[None]:
+    def give(tensors: Iterable[Tensor]) -> Iterator[None]:
         room, filled = torch.empty(0, dtype=torch.uint8), 0
         for view in _views(tensors, most):
             if not filled and len(view) == most:
@@ -205,13 +207,16 @@ def sender(transport: Transport, edge: int, peer: int, size_bytes: int) -> Passi
 
 
 def receiver(transport: Transport, edge: int, peer: int, size_bytes: int) -> Passing:
-    """Return what fills tensors with what such a `sender` sends."""
+    """Return what fills tensors with what such a `sender` sends.
+
+    The next one is asked for when the one before is full.
+    """
     if not size_bytes:
         return lambda tensors: iter(())
     most = min(PIECE_BYTES, size_bytes)
     post, wait = transport.bind_receive(edge, peer, (TensorSpec((most,), torch.uint8),))
 
-    def take(tensors: Sequence[Tensor]) -> Iterator[None]:
+    def take(tensors: Iterable[Tensor]) -> Iterator[None]:
         at, came = 0, torch.empty(0, dtype=torch.uint8)
         for view in _views(tensors, most):
             if not at:
@@ -228,7 +233,7 @@ def receiver(transport: Transport, edge: int, peer: int, size_bytes: int) -> Pas
     return take
 
 
-def _views(tensors: Sequence[Tensor], most: int) -> Iterator[Tensor]:
+def _views(tensors: Iterable[Tensor], most: int) -> Iterator[Tensor]:
     """Yield the bytes of tensors one after another, as views none of which is in two pieces."""
     at = 0
     for tensor in tensors:

@@ -53,7 +53,7 @@ class GenerationSteps:
         self.rank, self.task, self.vote, self.bound = rank, task, vote, bound
         self.first, self.last, self.is_over = first, last, False
         self.watch = worker.WindowRunner(rank, Control(None))
-        vote.before = self.watch.meter.inside(vote.before)
+        rank.guard = self.watch.meter.inside(rank.guard)
         if task.checkpoints is not None:  # written at once: who writes beside may die meanwhile
             own = rank.transport, self.watch.control, task.policy
             self.watch.saver = Saver(task.checkpoints, *own)

@@ -29,14 +29,12 @@ class Vote:
     """The votes of one rank.
 
     wishes:  what this rank asks for now.
-    before:  is called when all gradients of a step are whole here, before the word goes around.
     passed:  number of the newest step that counts; `asked`: what any rank asked for with it.
     told:    that step, as all ranks together know it.
     """
 
     def __init__(self, rank: Rank, wishes: Callable[[], Wishes]) -> None:
         self.rank, self.wishes = rank, wishes
-        self.before: Callable[[], None] = lambda: None
         self.passed, self.asked = -1, Wishes()
         self.told: StepResult | None = None
         graph = rank.capture.graph
@@ -49,7 +47,6 @@ class Vote:
         """
         rank, step = self.rank, self.rank.progress.first_step + reduce.step
         rank.join_buffers(step + 1)
-        self.before()
         word = self._word(reduce.step)
         if len(reduce.ranks) > 1:
             rank.transport.all_reduce(word, reduce.ranks)

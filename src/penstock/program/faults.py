@@ -92,7 +92,7 @@ WORDS: dict[int, tuple[str, str]] = {
     ),
     rules.UNKNOWN_SUM: (
         "this program needs no such sum on this rank",
-        "sums: each tied group, each stage on several ranks, norm if `clip`, word if `commits`",
+        "sums: tied groups, stages on several ranks, norm if `clip`, then `guard`, then `commits`",
     ),
     rules.SUM_OUT_OF_STEP: ("its turn is step {number}", "sum and update each step once, in order"),
     rules.SUM_TOO_EARLY: (

@@ -27,12 +27,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from penstock.errors import ProgramError, ScheduleError
 from penstock.schedule.orders import KINDS, Action
 
-How = Literal["tied", "replicas", "shards", "norm", "commit", "validate"]
+How = Literal["tied", "replicas", "shards", "norm", "guard", "commit", "validate"]
 HOWS: tuple[How, ...] = (
     "tied",
     "replicas",
     "shards",
     "norm",
+    "guard",
     "commit",
     "validate",
 )  # also the order in which they come; the last one after the updates
@@ -86,6 +87,7 @@ class Reduce(Printed):
     replicas: of a stage that lives on several ranks.  shards: likewise, of which each rank keeps
     its own shard; it waits for the one before it on its rank, whose whole gradients are freed then.
     norm: the squares, for clipping.
+    guard: no sum: each rank gives another what it alone has of the step, for a copy there.
     commit: whether all ranks have come to the end of the step, which counts only then.
     validate: the same after the update, which is undone and redone where necessary; it is begun
     here, and awaited before the first backward of the next step.

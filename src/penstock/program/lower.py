@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ProgramError
+from penstock.plan import Guarding
 from penstock.program.codes import REDUCE, UPDATE, Codes, concatenate, small_type
 from penstock.program.edges import Edge, StageBytes, TiedGroup, check_edges, check_tied
 from penstock.program.issue import (
@@ -22,6 +23,7 @@ from penstock.program.issue import (
 from penstock.program.passes.offload_listed import offload_listed
 from penstock.program.program import Program
 from penstock.program.reductions import (
+    AT_THE_END,
     Needed,
     as_made,
     holders_of,
@@ -56,6 +58,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     bits: Sequence[int] = (),
     far: AbstractSet[int] = frozenset(),
     commits: bool = False,
+    guard: Guarding | None = None,
 ) -> Program:
     """Return the program of `replicas` copies of `schedule`, or one copy of each of several.
 
@@ -71,6 +74,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
               `post_validation` after them: an update is then undone where it was wrong.
     stages, stage_bytes, bits: passed on to the program.
     commits:  a step counts, and is updated, only once all ranks have come to its end.
+    guard:    passed on to the program; None: no rank gives another one a copy.
     far:      stages whose sums leave the gradients in far memory, as a sum in shards.
     Raises:   ProgramError: an invalid edge or group; sums for which the order has no place;
               schedules that cannot run side by side.
@@ -86,7 +90,9 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
     grid = Grid(largest.num_ranks, tuple(one.num_micro_batches for one in many))
     holders = [_on(lives[id(one)], grid.ranks_of(at)) for at, one in enumerate(many)]
     of = holders, tied, clip, stage_bytes
-    sums = needed(*of, post_validation=post_validation, sharded=far, commits=commits)
+    sums = needed(
+        *of, post_validation=post_validation, sharded=far, commits=commits, guards=guard is not None
+    )
     sums = sums if largest.has_updates else as_made(sums, largest.orders, grid)
     code = _side_by_side(many, grid, sums if backward else (), wire(largest.num_stages, wires))
     program = Program(
@@ -101,6 +107,7 @@ def lower_schedule(  # long: its arguments, passed on  # noqa: PLR0913 - what a 
         bits=tuple(bits),
         together=largest.together,
         commits=commits,
+        guard=guard,
         stages=tuple(stages),
     )
     return offload_listed(program, many)
@@ -175,7 +182,7 @@ def _extras(
     for number, one in sums.items():
         for stage in one.stages:
             of_stage[stage].append(number)
-    norm = any(one.reduce.how in ("norm", "commit") for one in sums.values())
+    norm = any(one.reduce.how in AT_THE_END for one in sums.values())
     backward, updates = bool((schedule.orders.kinds != F).any()), schedule.has_updates
     last = last_gradients(schedule.orders) if sums and not updates else {}
     extras: list[list[_Extra]] = []
@@ -205,8 +212,7 @@ def _as_made(
     for number in own:
         how, stages = sums[number].reduce.how, sums[number].stages
         if how != "validate":
-            is_last = how in ("norm", "commit")
-            at = end if is_last else max(at, *(made[s] + 1 for s in stages if s in made))
+            at = end if how in AT_THE_END else max(at, *(made[s] + 1 for s in stages if s in made))
             yield _Extra(at, REDUCE, number, 0)
     for stage in made:
         yield _Extra(end, UPDATE, stage, 0)

@@ -71,6 +71,7 @@ def lower_plan(  # long: what a plan says, field by field
         tied=[TiedGroup(nodes[p].name, held, graph.kept_bytes(p)) for p, held in stages.tied],
         clip=plan.clip,
         commits=plan.commits,
+        guard=plan.guard,
         bits=bits_of(plan, stages) if plan.rounds else (),
         post_validation=plan.clip and plan.post_validation,
         stages=stages.stages,

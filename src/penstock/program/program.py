@@ -19,6 +19,7 @@ import numpy as np
 from penstock.errors import ProgramError
 from penstock.files import read_noun, write_text
 from penstock.job import is_wire_bits
+from penstock.plan import Guarding
 from penstock.program.codes import COMPUTE, RECEIVE, RELOAD, UPDATE, Codes
 from penstock.program.edges import Edge as Edge
 from penstock.program.edges import StageBytes as StageBytes
@@ -84,6 +85,7 @@ class Program:
     together: int = 1  # micro-batches of each B, or W where I stands apart, as in a Schedule
     parts: tuple[int, ...] = ()  # by rank, of what replicas divide; empty: all as much
     commits: bool = False  # a step counts only once all ranks have come to its end
+    guard: Guarding | None = None  # how another rank keeps a copy of what one alone has
     stages: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from penstock.program.instructions import HOWS, How, Reduce
 from penstock.schedule.grid import Grid
 from penstock.schedule.orders import B, Orders, W
 
+AT_THE_END: tuple[How, ...] = "norm", "guard", "commit", "validate"  # of a step
 Holders: TypeAlias = Sequence[
     Sequence[tuple[int, ...]]
 ]  # [replica][stage] -> the ranks it lives on
@@ -46,12 +47,14 @@ def needed(  # noqa: PLR0913 - what a plan says of sums
     post_validation: bool = False,
     sharded: AbstractSet[int] = frozenset(),
     commits: bool = False,
+    guards: bool = False,
 ) -> tuple[Needed, ...]:
     """Return the reductions of every step, in the order in which a gradient needs them.
 
     Tied groups inside each replica, then each stage over all its ranks, then (to clip by it) the
     norm over each replica: with `post_validation` after the updates.  A stage on one rank needs no
-    sum over replicas.  Last, where a step `commits`, a word of all ranks.
+    sum over replicas.  Last, where a step `commits`, a word of all ranks; right before it, where it
+    `guards`, what each rank gives its guard.
 
     sharded:  stages of which each rank keeps a shard, or all of it in far memory, and which their
               sum leaves there; with any, a norm is over all replicas.
@@ -77,8 +80,10 @@ def needed(  # noqa: PLR0913 - what a plan says of sums
         for stages in everywhere if sharded else holders:
             reduce = Reduce("all", how, _union(stages), 0, 8)
             found.append(Needed(reduce, tuple(range(num_stages))))
+    everyone = _union(ranks for stages in holders for ranks in stages)
+    if guards:
+        found.append(Needed(Reduce("all", "guard", everyone, 0, 0), tuple(range(num_stages))))
     if commits:
-        everyone = _union(ranks for stages in holders for ranks in stages)
         found.append(Needed(Reduce("all", "commit", everyone, 0, 8), tuple(range(num_stages))))
     return tuple(found)
 
@@ -112,7 +117,7 @@ def as_made(sums: Sequence[Needed], orders: Orders, grid: Grid) -> tuple[Needed,
         for stage in one.stages if one.reduce.how == "tied" else ():
             tied[stage] = max(tied[stage], at)
         at = max(at, tied[one.stages[0]]) if one.reduce.how in ("replicas", "shards") else at
-        made.append(inf if one.reduce.how in ("norm", "commit", "validate") else at)
+        made.append(inf if one.reduce.how in AT_THE_END else at)
     return tuple(sums[number] for number in sorted(range(len(sums)), key=made.__getitem__))
 
 

@@ -83,7 +83,7 @@ from penstock.schedule.orders import B, F, I, U, W
     NOT_APART,
     IS_NEAR,
 ) = range(44)
-NUM_HOWS, SHARDS, VALIDATE = 6, 2, 5  # of instructions.HOWS
+NUM_HOWS, SHARDS, VALIDATE = 7, 2, 6  # of instructions.HOWS
 
 Finding: TypeAlias = tuple[
     int, int, int

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from penstock.errors import ProgramError
 from penstock.files import Json
 from penstock.job import AS_IT_IS
+from penstock.plan import Guarding
 from penstock.program.codes import Codes
 from penstock.program.edges import Edge, StageBytes, TiedGroup
 from penstock.program.instructions import How, Instruction, Reduce, parse_instruction
@@ -49,6 +50,7 @@ class Saved(NamedTuple):
     together: int
     parts: tuple[int, ...]
     commits: bool
+    guard: Guarding | None
 
 
 class _Reduction(NamedTuple):
@@ -80,6 +82,7 @@ class _ProgramFile:
     together: int = 1
     parts: tuple[int, ...] = ()
     commits: bool = False
+    guard: Guarding | None = None
 
 
 def to_json(program: "Program") -> str:
@@ -95,6 +98,7 @@ def to_json(program: "Program") -> str:
     fields |= {"together": program.together} if program.together > 1 else {}
     fields |= {"parts": program.parts} if program.parts else {}
     fields |= {"commits": True} if program.commits else {}
+    fields |= {} if program.guard is None else {"guard": program.guard}
     fields["reductions"] = [
         (one.how, one.bucket, one.ranks, one.size_bytes) for one in program.code.reductions
     ]
@@ -139,6 +143,7 @@ def from_json(content: dict[str, Json], weight_rules: Sequence[WeightRule]) -> S
         read.together,
         read.parts,
         read.commits,
+        read.guard,
     )
 
 

@@ -72,6 +72,7 @@ def facts_of(program: "Program") -> Facts:
     sums = holders, program.tied, program.clip, program.stage_bytes
     sharded = program.sharded
     rest = {"post_validation": late, "commits": program.commits}
+    rest["guards"] = program.guard is not None
     reductions = needed(*sums, sharded=sharded, **rest) if backward else ()
     number_of = {one.reduce: number for number, one in enumerate(reductions)}
     held, held_offsets = stages_by_rank(holders, program.num_ranks)

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from penstock.timeline import Meetings, Part, Sent, Spent, Taken
 Key = tuple[str, tuple[int, ...]]  # what a call is for, and of a sum the ranks that take part
 Marks = Sequence[float]
 _MOST_WINDOWS = 512  # of which the seconds of each sum are kept
+
+Given = ParamSpec("Given")
 
 
 class Meter:
@@ -62,12 +64,12 @@ class Meter:
         self.once_s += seconds
         self._seen_s = self._waited_s()
 
-    def inside(self, call: Callable[[], None]) -> Callable[[], None]:
+    def inside(self, call: Callable[Given, None]) -> Callable[Given, None]:
         """Return a call within another one: its messages are waited for as part of that one."""
 
-        def run() -> None:
+        def run(*given: Given.args, **named: Given.kwargs) -> None:
             before = self._waited_s()
-            call()
+            call(*given, **named)
             waited = zip(self._seen_s, self._waited_s(), before, strict=True)
             receiving_s, sending_s = (seen + now - then for seen, now, then in waited)
             self._seen_s = receiving_s, sending_s

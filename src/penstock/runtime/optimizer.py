@@ -52,12 +52,14 @@ class Optimizers:
         if not live:
             return None
         whole = self._whole()
-        trainable = {n for n, p in self.model.named_parameters() if p.requires_grad}
-        if whole.is_plain or set(live) != trainable:
+        if whole.is_plain or set(live) != self._trainable():
             return self._divided(whole, live)
         values = {**{name: p.detach() for name, p in live.items()}, **others}
         loan = Loan(whole, values, stays=whole.model is not self.model)
         return Updates(self.job, whole, self.schedule, whole.parameters, loan)
+
+    def _trainable(self) -> set[str]:
+        return {n for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _divided(self, whole: WholeOptimizer, live: Mapping[str, nn.Parameter]) -> "Updates":
         if not whole.is_plain:

@@ -49,6 +49,10 @@ from penstock.timeline import LANES, Span
 FunctionKey = tuple[int, SegmentKind, bool]  # stage, kind, and whether it asks for parameters
 
 
+def _give_nothing(reduce: Reduce) -> None:
+    """Give nothing to a guard: the run has none."""
+
+
 class Rank:
     """Everything that rank number `transport.rank` holds.
 
@@ -63,6 +67,8 @@ class Rank:
     expects_clipping: whether the last gradients were clipped, where updates are validated.
     tells_all: whether every rank reports validations, and not only the first.
     report:    called with every finished step.
+    guard:     called where each rank gives another what it alone has of a step.
+    guarded_bytes: returns the bytes that are held for another rank.
     commit:    called where a step counts only once all ranks have come to its end.
     put_outputs: called with what the model returns for a micro-batch, where that is asked for.
     loss_scale: where the loss is scaled.
@@ -70,6 +76,9 @@ class Rank:
     functions: of segments, those that were made; a rank that comes after it may have the same.
     first_edge: number by which the transport knows edge 0; plans before had those below.
     """
+
+    guard: Callable[[Reduce], None] = staticmethod(_give_nothing)
+    guarded_bytes: Callable[[], int] = int
 
     def __init__(  # noqa: PLR0913 - what a rank is made of
         self,
@@ -233,7 +242,8 @@ class Rank:
     def held_bytes(self) -> int:
         """Return the bytes held between windows by weights, gradients, versions and state."""
         constants = sum(t.untyped_storage().nbytes() for t in self.capture.constants.values())
-        return sum(weights.size_bytes() for weights in self.weights.values()) + constants
+        own = sum(weights.size_bytes() for weights in self.weights.values())
+        return own + constants + self.guarded_bytes()
 
     # -- what binding asks for ---------------------------------------------------------------
 

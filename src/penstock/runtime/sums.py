@@ -42,6 +42,8 @@ def sum_call(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
             return _shards(rank, reduce, own)
         case "norm":
             return _norm(rank, reduce, own)
+        case "guard":
+            return lambda: rank.guard(reduce)
         case "commit":
             return lambda: rank.commit(reduce)
         case "validate":

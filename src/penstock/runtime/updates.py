@@ -7,6 +7,7 @@ options, attributes and hooks, with the stage's parameters in place of the model
 import copy
 from collections import defaultdict
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ SEED = 0x6A09E667  # added to the job's: an optimizer draws other numbers than t
 
 def divided(whole: WholeOptimizer, live: Mapping[str, nn.Parameter]) -> WholeOptimizer:
     """Return the optimizer of some parameters: `whole` with `live` in place of its own."""
-    memo: dict[int, Any] = {id(p): live.get(name, p) for name, p in whole.parameters.items()}
+    known = whole.parameters
+    memo: dict[int, Any] = {id(p): live.get(name, p) for name, p in known.items()}
     memo[id(whole.model)] = whole.model
-    own = {id(p): live[name] for name, p in whole.parameters.items() if name in live}
+    own = {id(p): live[name] for name, p in known.items() if name in live}
     inside = {id(one): one for _, one in nested(whole.optimizer)}.values()
     for one in inside:
         new = type(one).__new__(type(one))
@@ -44,7 +46,7 @@ def divided(whole: WholeOptimizer, live: Mapping[str, nn.Parameter]) -> WholeOpt
         held = _compat.without_scheduler(vars(one))
         memo[id(one)].__dict__ = {k: copy.deepcopy(value, memo) for k, value in held.items()}
     for name, parameter in live.items():
-        vars(parameter).update(copy.deepcopy(vars(whole.parameters[name]), memo))
+        vars(parameter).update(copy.deepcopy(vars(known[name]), memo))
     return WholeOptimizer(memo[id(whole.optimizer)], whole.model)
 
 
@@ -133,6 +135,16 @@ class Updates:
         put_state(self.optimizer, trainable, tensors, plain)
         if self.own is not None:
             self.own.put(self.rates.changed(), tensors, plain)
+
+    def put_of(
+        self, names: AbstractSet[str], tensors: dict[str, Tensor], plain: dict[str, object]
+    ) -> None:
+        """Add what `put` does of some parameters, and nothing that belongs to none.
+
+        Raises:   CheckpointError: it holds something that cannot be saved.
+        """
+        some = {n: p for n, p in self.parameters.items() if n in names and p.requires_grad}
+        put_state(self.optimizer, some, tensors, plain)
 
     def take(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
         """Restore what `put` added.

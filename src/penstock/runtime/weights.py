@@ -10,7 +10,9 @@ copies, which every update makes anew; older versions are then in those bits too
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,14 @@ from penstock.runtime.updates import Updates
 from penstock.schedule.weight_rule import WeightRule
 
 Copies = list[tuple[list[Tensor], dict[int, Tensor]]]  # flat tensors, and by node views of them
+
+
+class GradientPlace(NamedTuple):
+    """Where a gradient lies: in which flat tensor, from which number on, and its shape."""
+
+    flat: int
+    start: int
+    shape: tuple[int, ...]
 
 
 class StageWeights:
@@ -325,6 +335,33 @@ class StageWeights:
             self.updates.put(own, plain)
             tensors |= {self._state_key(key, value): value for key, value in own.items()}
         return tensors, plain
+
+    def state_of(self, names: AbstractSet[str]) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Return what `state` does of some trained parameters, and the optimizer's of each."""
+        tensors: dict[str, Tensor] = {}
+        plain: dict[str, object] = {}
+        for node, value in self.trained().items():
+            if self.names[node] in names:
+                tensors[self.key_of(f"weights/{self.names[node]}", node)] = value
+        if self.updates is not None:
+            own: dict[str, Tensor] = {}
+            self.updates.put_of(names, own, plain)
+            tensors |= {self._state_key(key, value): value for key, value in own.items()}
+        return tensors, plain
+
+    def places(self) -> dict[int, GradientPlace]:
+        """Return by node where the gradients of what is trained here lie in `summed`."""
+        found: dict[int, GradientPlace] = {}
+        for number, layout in enumerate(self.layouts if self.gradients else ()):
+            for node, start, shape in zip(layout.nodes, layout.starts, layout.shapes, strict=True):
+                if self.shard is None:
+                    found[node] = GradientPlace(number, start, shape)
+                elif node in self.shard.slices:
+                    first = start + self.shard.slices[node].start - self.shard.mine[number].start
+                    found[node] = GradientPlace(
+                        number, first, tuple(self.shard.parameters[node].shape)
+                    )
+        return found
 
     def key_of(self, key: str, node: int) -> str:
         """Return under which key what is kept of a parameter here, or of the like, is saved."""

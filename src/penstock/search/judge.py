@@ -34,6 +34,7 @@ from penstock.schedule.recipe import AnySchedule
 from penstock.search.bounds import ActionCounts, Pieces, counts_of, longest_s, pieces_of
 from penstock.search.candidate import Candidate, Objective
 from penstock.simulate import Costs, Memory, long_run, simulate
+from penstock.simulate.guards import with_guards
 from penstock.simulate.memory import most_held
 from penstock.simulate.price import (
     ONE_BY_ONE,
@@ -257,6 +258,8 @@ class Judge:
         places = self.places(plan.hosts, program.num_ranks)
         memory = memory_on(held, program, places, posted=plan.early > 0)
         costs = by_rank(costs, self.profiles, program, places, (self.graph, stages))
+        own = places, (self.graph, stages)
+        costs, memory = with_guards(costs, memory, program, self.profiles, own)
         return _Ready(program, costs, self.cluster_of(plan.hosts), memory)
 
     def price(self, plan: Plan, alive: Sequence[int] = (), ways: Ways = ONE_BY_ONE) -> Priced:

@@ -25,6 +25,9 @@ class Costs:
     unshard_bytes  [stage]: the gathered weights, for what the links take; empty: nothing
     packing_s  [packing or unpacking, edge, device]: what a message costs its sender and its
                receiver besides; empty: nothing
+    guard_bytes  [rank]: what comes in a step from the rank that it guards, for a copy of what that
+               one has alone; empty: nothing
+    guard_s    what the slowest does with them
     The Cluster says what messages, reductions and gathers take, with the sizes that the
     Program has, and for gathers with these.
 
@@ -38,11 +41,13 @@ class Costs:
     unshard_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     shards_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     packing_s: NDArray[np.float64] = field(default_factory=lambda: np.empty((2, 0, 0)))
+    guard_bytes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    guard_s: float = 0.0
     by_rank: bool = False
 
     def __post_init__(self) -> None:
         _freeze(self, np.float64, "action_s", "unshard_s", "shards_s", "packing_s")
-        _freeze(self, np.int64, "unshard_bytes")
+        _freeze(self, np.int64, "unshard_bytes", "guard_bytes")
         action_s, unshard_s = self.action_s, self.unshard_s
         num_stages = action_s.shape[1] if action_s.ndim == 3 else 0
         _check_rows("action_s", action_s, (num_stages, len(self.devices)))

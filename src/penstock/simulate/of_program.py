@@ -10,6 +10,7 @@ from penstock.program.of_plan import origin_of
 from penstock.program.program import Program
 from penstock.schedule import weight_copies
 from penstock.simulate.costs import Costs, Memory
+from penstock.simulate.guards import with_guards
 from penstock.simulate.prepare import Seconds
 from penstock.simulate.price import by_rank, costs_of, held_of, memory_on, ways_of
 from penstock.simulate.recorded import Recorded
@@ -59,4 +60,6 @@ def simulate(
             for profile in profiles
         ]
         memory = memory_on(held, program, places, posted=plan.early > 0)
+    own = places, (graph, stages)
+    costs, memory = with_guards(costs, memory, program, profiles, own)
     return simulate_costs(program, costs, cluster, memory=memory, spans=spans)

@@ -1,6 +1,6 @@
 """Prepare: a program, its costs and a cluster as the arrays that the loops of kernel.py take."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -251,6 +251,12 @@ def _sum_s(
 
     Unequal shards take as long as if all were as large as the largest.
     """
+    if reduce.how == "guard":
+        assert program.guard is not None, "the plan says who guards whom"
+        if not isinstance(seconds, Costs):
+            return 0.0
+        sizes = seconds.guard_bytes.tolist()
+        return exchange_s(sizes, seconds.guard_s, cluster, program.guard.apart)
     stretch, kept_s = program.stretch(reduce.ranks[0]), 0.0
     if reduce.how == "shards" and isinstance(seconds, Costs) and len(seconds.shards_s):
         kept_s = float(seconds.shards_s[int(reduce.bucket.removeprefix("stage"))])
@@ -260,6 +266,19 @@ def _sum_s(
         size_bytes = reduce.size_bytes * stretch
         return kept_s + cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
     return cluster.all_reduce_s(reduce.size_bytes, reduce.ranks)
+
+
+def exchange_s(sizes: Sequence[int], busy_s: float, cluster: Cluster | None, apart: int) -> float:
+    """Return the seconds in which each rank gets so many bytes from the one `apart` before it.
+
+    busy_s:  of the slowest, what it does with them.
+    """
+    count = len(sizes)
+    if cluster is None or count < 2:
+        return busy_s
+    pairs = ((rank, (rank - apart) % count) for rank in range(count) if sizes[rank])
+    sent_s = (cluster.message_s(ward, rank, sizes[rank]) for rank, ward in pairs)
+    return busy_s + max(sent_s, default=0.0)
 
 
 def _after(program: Program, rows: Ints, owners: Ints) -> Ints:

@@ -131,7 +131,7 @@ def by_rank(
         profile, part = as_tuple(profiles)[place], float(program.part_of(rank))
         for index in set(program.stages_of(rank)) & program.sharded:
             stage = rows.stages[index]
-            updated = part * _trained_bytes(graph, stage, reached=True)
+            updated = part * trained_bytes(graph, stage, reached=True)
             update_s = profile.update_s + updated * profile.update_s_per_byte
             seconds[KINDS.index("U"), index, rank] = update_s
             for row in _PART_ROWS if len(seconds) == NUM_COSTS else ():
@@ -175,14 +175,14 @@ def _loaded_s(
 
 def _own_bytes(graph: Graph, stage: Stage, ways: Ways) -> int:
     """Return the bytes of the part of the trainable parameters of a stage that one rank keeps."""
-    return _trained_bytes(graph, stage) // ways.parts(stage.index)
+    return trained_bytes(graph, stage) // ways.parts(stage.index)
 
 
 def _stage_s(
     graph: Graph, stage: Stage, profile: Profile, versions: Sequence[int], ways: Ways
 ) -> NDArray[np.float64]:
     seconds = np.zeros(len(KINDS))
-    updated = _trained_bytes(graph, stage, reached=True) / ways.parts(stage.index)
+    updated = trained_bytes(graph, stage, reached=True) / ways.parts(stage.index)
     for kind in _SEGMENTS:
         segment = stage.segment(kind)
         known = _fused(segment, profile, ways, stage.index)
@@ -226,8 +226,7 @@ def _segment_s(graph: Graph, segment: Segment, profile: Profile, ratio: float = 
 def _copied_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -> NDArray[np.int64]:
     """Return the bytes of copies, as `DeviceMemory.copied`."""
     state = [
-        int(_state_bytes(graph, stage, profile) / ways.parts(stage.index))
-        for stage in stages.stages
+        int(state_bytes(graph, stage, profile) / ways.parts(stage.index)) for stage in stages.stages
     ]
     kept = [moved_bytes(graph, stages, stage.index) for stage in stages.stages]
     own = [_own_bytes(graph, stage, ways) for stage in stages.stages]
@@ -377,7 +376,7 @@ def held_of(
 def _divided_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) -> tuple[int, ...]:
     """Return the bytes of weights and state of each stage that is in shards, else 0."""
     return tuple(
-        int(_trained_bytes(graph, stage) + _state_bytes(graph, stage, profile))
+        int(trained_bytes(graph, stage) + state_bytes(graph, stage, profile))
         if ways.parts(stage.index) > 1
         else 0
         for stage in stages.stages
@@ -391,7 +390,7 @@ def _whole(graph: Graph, stages: Stages, ways: Ways) -> tuple[tuple[int, ...], .
     rows = stages.stages
     read = tuple(_version_bytes(graph, s) if ways.comes_and_goes(s.index) else 0 for s in rows)
     summed = tuple(
-        _trained_bytes(graph, stage) if own else 0
+        trained_bytes(graph, stage) if own else 0
         for stage, own in zip(stages.stages, read, strict=True)
     )
     ended = tuple(
@@ -462,7 +461,7 @@ def _trained(graph: Graph, stage: Stage) -> Iterator[int]:
     return (p for p in stage.parameters if graph.nodes[p].name in graph.gradients)
 
 
-def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
+def trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
     """Return the bytes of the trainable parameters, or only of those the loss depends on."""
     names = {graph.nodes[p].name: graph.kept_bytes(p) for p in stage.parameters}
     return sum(
@@ -474,7 +473,7 @@ def _trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
 
 def _update_bytes(graph: Graph, stage: Stage, profile: Profile, parts: int) -> int:
     """Return what an update of a stage, or of one of equal parts of it, holds meanwhile."""
-    updated = _trained_bytes(graph, stage, reached=True) / parts
+    updated = trained_bytes(graph, stage, reached=True) / parts
     sizes = sorted((graph.kept_bytes(p) for p in _trained(graph, stage)), reverse=True)
     largest, second, *_ = *sizes, 0, 0
     largest = min(updated, largest)
@@ -499,8 +498,8 @@ def _held_bytes(
 ) -> int:
     parts = ways.parts(stage.index)
     alive = versions[stage.index] if len(versions) > stage.index else 1
-    trained, older = _trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
-    state, read = _state_bytes(graph, stage, profile), _read_bytes(graph, stage)
+    trained, older = trained_bytes(graph, stage), (alive - 1) * _version_bytes(graph, stage)
+    state, read = state_bytes(graph, stage, profile), _read_bytes(graph, stage)
     numbers = _number_bytes(graph, stage, profile)
     if not ways.comes_and_goes(stage.index):
         return int(trained + state + numbers + older) + read
@@ -509,9 +508,9 @@ def _held_bytes(
     return int(state / parts + numbers + older) + read - away
 
 
-def _state_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
+def state_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
     """Return the bytes of the state of a stage's optimizer, but for its numbers."""
-    return profile.state_bytes_per_byte * _trained_bytes(graph, stage, reached=True)
+    return profile.state_bytes_per_byte * trained_bytes(graph, stage, reached=True)
 
 
 def _number_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
@@ -527,8 +526,8 @@ def _number_bytes(graph: Graph, stage: Stage, profile: Profile) -> float:
 
 def _undo_bytes(graph: Graph, stage: Stage, profile: Profile) -> int:
     """Return the bytes of weights and optimizer state that are kept so as to undo an update."""
-    state = _state_bytes(graph, stage, profile) + _number_bytes(graph, stage, profile)
-    return int(_trained_bytes(graph, stage) + state)
+    state = state_bytes(graph, stage, profile) + _number_bytes(graph, stage, profile)
+    return int(trained_bytes(graph, stage) + state)
 
 
 def check_profile(graph: Graph, profile: Profile) -> None:

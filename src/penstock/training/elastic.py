@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import msgspec
 
-from penstock.elastic.guard import alone, copy_bytes
 from penstock.elastic.member import START, RunEvent
 from penstock.elastic.mesh import Mesh
 from penstock.elastic.moving import missing_of
@@ -24,7 +23,6 @@ from penstock.elastic.words import HeldTensor, View, Where
 from penstock.errors import PlanError, RunError
 from penstock.files import read_json
 from penstock.plan import Plan, is_asynchronous, name_of
-from penstock.program.lower_plan import stages_of
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.windows import repeated
@@ -55,14 +53,12 @@ class ReadyPlan(NamedTuple):
 
     task:    what its ranks do, from the run's first step on.
     facts:   what all members have to have alike of it, as a digest.
-    guards:  whether each rank keeps a copy of what the one before it has alone, if any does.
     """
 
     choice: Choice
     program: Program
     task: "Task"
     facts: str
-    guards: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class RunPilot:
         task = self.run.task(choice, self.run.first_step, None)
         (program,) = task.windows.programs
         facts = " ".join(run_facts(choice, task.windows).values())
-        return ReadyPlan(choice, program, task, facts, guarded(choice, program, self.run.ways))
+        return ReadyPlan(choice, program, task, facts)
 
     def task(self, view: View) -> "Task":
         """Return what all ranks of a view do; of a run that is over, its last step once more."""
@@ -140,10 +136,6 @@ class RunPilot:
     def facts(self, view: View) -> str:
         """Return what all members have to have alike of a view."""
         return self._of(view.plan).facts
-
-    def guards(self, view: View) -> bool:
-        """Return whether a rank keeps a copy of what the one before it has alone, if any does."""
-        return self._of(view.plan).guards
 
     def may_grow(self, count: int) -> bool:
         """Return whether there is a plan for so many ranks."""
@@ -222,7 +214,7 @@ class RunPilot:
         plan = self.run.plans.get(len(members))
         if plan is not None:
             ready = self._of(text_of(plan))
-            needs = needs_of(ready.choice, ready.program, sizes, guarded=ready.guards)
+            needs = needs_of(ready.choice, ready.program, sizes)
             order, moved = placed(members, needs, holds)
             found.append(self._option("reshape", plan, order, moved, left))
         if {*members} < {*view.members}:
@@ -279,25 +271,6 @@ class RunPilot:
         if event.what != "begins":
             write_addresses(self.run, view.where)
             plan.save(folder / "plan.json")
-
-
-def copies_of(choice: Choice, program: Program, ways: PlanBasis) -> list[int]:
-    """Return by rank the bytes of the copy that it keeps of what the one before it has alone."""
-    graph = choice.captured.graph
-    profile = ways.way(choice.plan.joined).profiles[0]
-    stages = stages_of(choice.plan, graph).stages
-    kept = [sum(map(graph.kept_bytes, stage.parameters)) for stage in stages]
-    return copy_bytes(program, kept, profile.state_bytes_per_byte)
-
-
-def guarded(choice: Choice, program: Program, ways: PlanBasis) -> bool:
-    """Return whether ranks keep copies: some state is on one rank only, and there is room."""
-    if choice.plan.far or not any(alone(program)) or program.num_ranks == 1:
-        return False
-    peaks = choice.plan.predicted.peak_bytes if choice.plan.predicted else ()
-    rows = zip(peaks, copies_of(choice, program, ways), strict=False)
-    fits = (peak + copy <= ways.cluster.memory_of(r) for r, (peak, copy) in enumerate(rows))
-    return all(fits)
 
 
 @dataclass(frozen=True, slots=True)

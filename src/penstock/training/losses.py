@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock.cluster import Cluster
-from penstock.elastic.guard import alone
 from penstock.errors import PenstockError, PlanError
 from penstock.plan import Decision, Plan
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -23,7 +22,8 @@ from penstock.program.program import Program
 from penstock.schedule.dapple import words_of_turns
 from penstock.schedule.recipe import Recipe
 from penstock.search import Fixed
-from penstock.training.choose import Choice, Joining, Machines, best_of, decided, predicted
+from penstock.training.choose import Choice, Joining, Machines, best_of, decided
+from penstock.training.redundancy import safe
 from penstock.units import format_bytes, format_seconds
 
 MOVE_BYTES_PER_S = 5e8  # until the first move was measured
@@ -71,10 +71,12 @@ class WayOn(NamedTuple):
 
 
 def committing(plan: Plan, ways: PlanBasis) -> Plan:
-    """Return a plan each of whose steps counts only once all ranks say so, with its prediction."""
-    own = replace(plan, commits=True, compiled=False, post_validation=False)
-    way = ways.way(plan.joined)
-    return predicted(own, way.captured.graph, way.profiles, ways.cluster)
+    """Return a plan each of whose steps counts only once all ranks say so, with its prediction.
+
+    Where a rank holds something alone, another one has a copy, in the way that costs least.
+    """
+    own = replace(plan, commits=True, guard=None, compiled=False, post_validation=False)
+    return safe(own, ways.way(plan.joined), ways.cluster)
 
 
 def plans_ahead(ways: PlanBasis, most: int, limit_s: float) -> dict[int, Plan]:
@@ -134,13 +136,10 @@ def rerouted(plan: Plan, program: Program, left: Sequence[int]) -> tuple[Plan, t
     return made, order
 
 
-def needs_of(
-    choice: Choice, program: Program, sizes: Mapping[str, int], *, guarded: bool
-) -> list[dict[str, int]]:
+def needs_of(choice: Choice, program: Program, sizes: Mapping[str, int]) -> list[dict[str, int]]:
     """Return by rank of a plan the bytes of each tensor that it needs, of those that exist.
 
     sizes:    by key, of weights, buffers and the optimizer's state.
-    guarded:  whether it also needs what the rank before it has alone.
     """
     graph = choice.captured.graph
     stages = stages_of(choice.plan, graph).stages
@@ -150,11 +149,9 @@ def needs_of(
         name = rest if place in ("weights", "buffers") else rest.rpartition("/")[0]
         by_name.setdefault(name, {})[key] = size
     found: list[dict[str, int]] = []
-    count, apart = program.num_ranks, alone(program)
-    for rank in range(count):
+    for rank in range(program.num_ranks):
         own: dict[str, int] = {}
-        copied = apart[(rank - 1) % count] if guarded else ()
-        for stage in {*program.stages_of(rank), *copied}:
+        for stage in program.stages_of(rank):
             for node in (*stages[stage].parameters, *stages[stage].buffers):
                 own |= by_name.get(graph.nodes[node].name, {})
         found.append(own)

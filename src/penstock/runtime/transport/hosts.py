@@ -61,6 +61,9 @@ class HostsTransport:
     ) -> tuple[Post | None, Wait]:
         return self._to(peer).bind_receive(edge, peer, specs, ahead=ahead)
 
+    def bind_memory(self, edge: int, maker: int, reader: int, size_bytes: int) -> Tensor | None:
+        return self._to(maker, reader).bind_memory(edge, maker, reader, size_bytes)
+
     def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
         self._between.connect(spanning(groups, [*self._here]))
 

@@ -136,6 +136,12 @@ class SharedMemoryTransport:
         slots = [unpacked(segment.bytes[at : at + size_bytes], specs) for at in starts]
         return _Ring(edge, sender, receiver, specs, segment, slots)
 
+    def bind_memory(self, edge: int, maker: int, reader: int, size_bytes: int) -> Tensor:
+        num_words = LINE_WORDS - (-size_bytes // 4)
+        key, agreed = f"memory {edge} from {maker} to {reader}", f"{size_bytes} bytes"
+        segment = self._roster.share(key, num_words, maker=maker, agreed=agreed)
+        return segment.bytes[4 * LINE_WORDS : 4 * LINE_WORDS + size_bytes]
+
     def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
         """Do nothing: ranks that sum find each other."""
 

@@ -22,7 +22,10 @@ from penstock.runtime.transport.transport import (
     check_members,
     check_message,
     check_peer,
+    untouched,
 )
+
+_READ_S = 10.0  # for which a member may look at what others brought, when one has failed
 
 
 def thread_transports(
@@ -121,6 +124,9 @@ class ThreadTransport:
 
         return None, wait
 
+    def bind_memory(self, edge: int, maker: int, reader: int, size_bytes: int) -> Tensor:
+        return self._job.memory((edge, maker, reader), size_bytes)
+
     def connect(self, groups: Sequence[tuple[int, ...]]) -> None:
         """Do nothing: ranks that sum find each other."""
 
@@ -130,7 +136,7 @@ class ThreadTransport:
         meeting, at = self._job.meeting(ranks), ranks.index(self._rank)
         own = tensor.detach().contiguous().view(-1)
         meeting.tensors[at] = own
-        meeting.meet(at)
+        meeting.meet(at, reads=True)
         tensors = list(meeting.tensors)
         for rank, other in zip(ranks, tensors, strict=True):
             if other.numel() != tensors[0].numel() or other.dtype != tensors[0].dtype:
@@ -170,7 +176,7 @@ class ThreadTransport:
         check_cuts(whole, cuts, ranks)
         meeting, at = self._job.meeting(ranks), ranks.index(self._rank)
         meeting.tensors[at] = whole.detach()
-        meeting.meet(at)
+        meeting.meet(at, reads=True)
         tensors = list(meeting.tensors)
         for rank, other in zip(ranks, tensors, strict=True):
             if (other.shape, other.dtype) != (tensors[0].shape, tensors[0].dtype):
@@ -202,7 +208,7 @@ class ThreadTransport:
         check_members(self._rank, self.num_ranks, ranks)
         meeting, at = self._job.meeting(ranks), ranks.index(self._rank)
         meeting.given[at] = gives
-        meeting.meet(at)
+        meeting.meet(at, reads=True)
         for place, given in enumerate(list(meeting.given)):
             if place != at:
                 takes[place].copy_(given[at])
@@ -240,6 +246,7 @@ class _Shared:
         self.failure: tuple[int, str] | None = None
         self.left: set[int] = set()
         self._lock = threading.Lock()
+        self._memory: dict[tuple[int, int, int], Tensor] = {}
         self._streams: dict[tuple[int, int, int], _EdgeQueue] = {}
         self._meetings: dict[tuple[int, ...], _ThreadMeeting] = {}
 
@@ -262,6 +269,15 @@ class _Shared:
             if self.failure is not None or not self.left.isdisjoint((sender, receiver)):
                 stream.wake()
             return stream
+
+    def memory(self, way: tuple[int, int, int], size_bytes: int) -> Tensor:
+        with self._lock:
+            found = self._memory.setdefault(way, untouched(size_bytes))
+        if found.nbytes != size_bytes:
+            edge, maker, reader = way
+            what = f"and rank {reader} bind memory {edge} of {found.nbytes} and {size_bytes} bytes"
+            raise TransportError(maker, what)
+        return found
 
     def meeting(self, ranks: tuple[int, ...]) -> _ThreadMeeting:
         with self._lock:
@@ -313,17 +329,27 @@ class _ThreadMeeting:
         self._ranks = ranks
         self._arrivals = [0] * len(ranks)
         self._changed = threading.Condition()
+        self._reading = set[int]()  # members that look at what others brought
         self.tensors = [torch.empty(0) for _ in ranks]
         self.payloads = [b"" for _ in ranks]
         self.given: list[Sequence[Tensor]] = [() for _ in ranks]
 
-    def meet(self, at: int) -> None:
-        """Return once every member has arrived as often as the member at `at`."""
+    def meet(self, at: int, *, reads: bool = False) -> None:
+        """Return once every member has arrived as often as the member at `at`.
+
+        reads:  what others brought, until it comes again.  Who raises does not before all have read
+                what they look at: it may free what it has brought.
+        """
         with self._changed:
+            self._reading.discard(at)
             self._arrivals[at] += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_over(at))
             missing = self._missing(at)
+            if missing or self._job.failure is not None:
+                self._changed.wait_for(lambda: not self._reading, _READ_S)
+            elif reads:
+                self._reading.add(at)
         self._job.check()
         if missing:
             raise TransportError(

@@ -311,6 +311,9 @@ class TorchDistributedTransport:
         taken[own] = torch.empty_like(given[own])
         self._collect(ranks, lambda group: group.alltoall(taken, given))
 
+    def bind_memory(self, edge: int, maker: int, reader: int, size_bytes: int) -> None:
+        """Return None: ranks may be on other hosts."""
+
     def barrier(self) -> None:
         if not self._is_open:
             self._open_channels()

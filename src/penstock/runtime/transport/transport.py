@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,6 +122,15 @@ class Transport(Protocol):
         """
         ...
 
+    def bind_memory(self, edge: int, maker: int, reader: int, size_bytes: int) -> Tensor | None:
+        """Return bytes, zeros at first, that `maker` writes and `reader` reads; both call it.
+
+        They stay readable when the maker is gone.  What was written before both came to a sum, a
+        gather or a barrier can be read after it.  None where the two share no memory.
+        Pages that nobody writes to take no memory.
+        """
+        ...
+
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Replace `tensor` on all `ranks` by its sum over them, bitwise the same on all.
 
@@ -178,6 +188,11 @@ class Transport(Protocol):
     def close(self) -> None:
         """Leave: what was sent may still be received; a rank that waits for more raises."""
         ...
+
+
+def untouched(size_bytes: int) -> Tensor:
+    """Return zeros of which no page takes memory before it is written to."""
+    return torch.from_numpy(np.zeros(size_bytes, np.uint8))  # pyright: ignore
 
 
 def check_message(tensors: Sequence[Tensor], specs: tuple[TensorSpec, ...], edge: int) -> None:
