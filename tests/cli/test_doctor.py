@@ -3,16 +3,18 @@
 import json
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from penstock.cli.doctor import LIBRARIES, examine
-from penstock.cli.links import matrix
-from penstock.cluster import Cluster
+from penstock.cli.links import computing, matrix, regions_words
+from penstock.cluster import Cluster, DeviceKind, Host
 from penstock.cluster.machine import cpu_name, detect
-from penstock.runtime.hosts import Compared
+from penstock.runtime.benchmark import Benchmark
+from penstock.runtime.hosts import Compared, Survey
 from penstock.runtime.links import Overlap, Probe, Timing
 from tests.cli.conftest import Call
 
@@ -158,3 +160,23 @@ def test_hosts_are_shown_pair_by_pair() -> None:
     assert "1.00 ms + 0.0262 GB/s" in shown[1]
     assert "0.0524 GB/s" in shown[1]
     assert shown[2].count("GB/s") == 1
+
+
+def test_regions_are_told_with_how_far_they_are_and_beside_those_that_are_named() -> None:
+    hosts = tuple(Host(name, "d", 1, region) for name, region in zip("abc", "xxy", strict=True))
+    cluster = Cluster((DeviceKind("d", 1, (), 1.0),), hosts)
+    near, far = (1e-4, 1e-4 + 2**19 * 1e-9), (1e-3, 1e-3 + 2**19 * 1e-7)
+    rows = tuple(
+        Compared(pair, *took) for pair, took in (((0, 1), near), ((0, 2), far), ((1, 2), far))
+    )
+    tasks = (Benchmark(1e-11, 1e-10, 2e-6),) * 3
+    found = Survey(cluster, rows, (), tasks, ((0, 1), (2,)))
+    times = rows[1].capability / rows[0].capability
+    assert times == pytest.approx(85, rel=0.1)
+    told = regions_words(found).splitlines()
+    assert told == ["2 regions: a, b; c", f"between them a byte takes {times:.3g} times as long"]
+    other = replace(found, near=((0,), (1, 2)))
+    assert regions_words(other).splitlines()[-1] == "--region says otherwise, and counts"
+    assert regions_words(replace(found, near=((0, 1, 2),))).startswith("one region:")
+    line = computing(cluster, tasks).splitlines()[1]
+    assert line.split() == ["a", "100", "GFLOP/s", "10", "GB/s", "2.00", "us", "142", "ms", "d"]

@@ -6,6 +6,7 @@ Alone: between two processes of this host.  Under torchrun: between all of its h
 import json
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock.files import Json
 from penstock.units import GB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from penstock.runtime.benchmark import Benchmark
     from penstock.runtime.hosts import Compared, Survey
     from penstock.runtime.links import Probe
 
@@ -29,6 +31,7 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
     """
     import torch
 
+    from penstock.runtime.hosts import measured_kinds
     from penstock.runtime.launch import under_torchrun
 
     if torch.cuda.is_available():
@@ -38,6 +41,7 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
     found = _of_torchrun(region) if under_torchrun() else _of_this_host(region)
     if found is None:
         return
+    found = replace(found, cluster=measured_kinds(found.cluster, found.benchmarks))
     if out is not None:
         found.cluster.save(out)
     if as_json:
@@ -49,14 +53,15 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
 
 
 def _of_this_host(region: str) -> "Survey":
+    from penstock.runtime.benchmark import benchmark
     from penstock.runtime.hosts import Survey
     from penstock.runtime.links import probe_here
 
     with face.busy("measuring the link between two ranks"):
-        found = probe_here()
+        found, computes = probe_here(), benchmark()
     here = Cluster.here()
-    hosts = (replace(here.hosts[0], region=region),)
-    return Survey(replace(here, hosts=hosts, inside=found.link), (), (("inside", found),))
+    cluster = replace(here, hosts=(replace(here.hosts[0], region=region),), inside=found.link)
+    return Survey(cluster, (), (("inside", found),), (computes,), ((0,),))
 
 
 def _of_torchrun(region: str) -> "Survey | None":
@@ -79,7 +84,13 @@ def _document(found: "Survey") -> dict[str, Json]:
         "devices": [_plain(asdict(device)) for device in cluster.devices],
         "hosts": [_plain(asdict(host)) for host in cluster.hosts],
         "links": {level: each.to_json() for level, each in found.probes},
-        "compared": [_plain(each._asdict()) for each in found.compared],
+        "compared": [
+            _plain({**each._asdict(), "s_per_byte": each.capability}) for each in found.compared
+        ],
+        "computes": [
+            _plain({**each._asdict(), "seconds": each.seconds}) for each in found.benchmarks
+        ],
+        "regions": [[cluster.hosts[host].name for host in group] for group in found.near],
     }
 
 
@@ -91,9 +102,44 @@ def _words(found: "Survey") -> str:
     parts = [str(found.cluster)]
     parts += [f"{level}\n{_of_level(each)}" for level, each in found.probes]
     names = [host.name for host in found.cluster.hosts]
+    parts.append(computing(found.cluster, found.benchmarks))
     if found.compared:
-        parts.append(matrix(names, found.compared))
+        parts += [matrix(names, found.compared), regions_words(found)]
     return "\n\n".join(parts)
+
+
+def computing(cluster: Cluster, benchmarks: "Sequence[Benchmark]") -> str:
+    """Return a table of what the ranks of each host compute."""
+    rows = [
+        (
+            host.name,
+            f"{1 / each.flop_s / GB:.3g} GFLOP/s",
+            f"{1 / each.byte_s / GB:.3g} GB/s",
+            format_seconds(each.call_s),
+            format_seconds(each.seconds),
+            host.device,
+        )
+        for host, each in zip(cluster.hosts, benchmarks, strict=True)
+    ]
+    head = "a rank computes", "products", "memory", "a call", "a piece of training", "kind"
+    return face.table(head, rows)
+
+
+def regions_words(found: "Survey") -> str:
+    """Return the regions that pairs of hosts tell of, beside those that were named."""
+    hosts, near = found.cluster.hosts, found.near
+    if len(near) == 1:
+        return "one region: no group of hosts is far from the others"
+    of = {host: number for number, group in enumerate(near) for host in group}
+    inside, across = list[float](), list[float]()
+    for each in found.compared:
+        (inside if of[each.hosts[0]] == of[each.hosts[1]] else across).append(each.capability)
+    times = statistics.median(across) / statistics.median(inside)
+    listed = "; ".join(", ".join(hosts[host].name for host in group) for group in near)
+    words = f"{len(near)} regions: {listed}\nbetween them a byte takes {times:.3g} times as long"
+    named = [{hosts[host].region for host in group} for group in near]
+    is_so = all(len(names) == 1 for names in named) and len(set[str]().union(*named)) == len(near)
+    return words if is_so else f"{words}\n--region says otherwise, and counts"
 
 
 def _of_level(found: "Probe") -> str:

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, Host
+from penstock.cluster.regions import regions_of
 from penstock.errors import ClusterError
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -44,28 +45,46 @@ def host_orders(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
     Up to four groups: every order of them, and where two or more have several hosts, also one host
     of each group in turn (so that replicas get like devices).  Else the order as it is, and
     reversed.  Hosts that have links of their own are groups by themselves; of more than four, also
-    the order of a recursive min-cut, and that with like hosts together, each from both ends.
+    the order of a recursive min-cut, and that with like hosts together, each from both ends, and
+    with up to four groups of like hosts in the regions that their links tell of, those orders.
     """
-    groups: dict[tuple[str, ...], list[str]] = {}
     own = {name for pair in cluster.pairs for name in (pair.source, pair.target)}
-    for host in cluster.hosts:
-        own_link = (host.name,) if host.name in own else ()
-        room = map(str, host.memory_bytes)
-        key = (host.device, *host.kinds, host.region, *room, *own_link)
-        groups.setdefault(key, []).append(host.name)
+    groups = _groups(
+        cluster.hosts, [(h.region, h.name if h.name in own else "") for h in cluster.hosts]
+    )
     orders = [tuple(host.name for host in cluster.hosts)]
     if len(groups) == 1:
         return tuple(orders)
-    if len(groups) > _FEW:
-        orders += _by_links(cluster) if cluster.pairs else []
-        both = itertools.chain.from_iterable((order, order[::-1]) for order in orders)
-        return tuple(dict.fromkeys(both))
-    for order in itertools.permutations(groups.values()):
+    if len(groups) <= _FEW:
+        return tuple(dict.fromkeys((*orders, *_orders_of(groups))))
+    if not cluster.pairs:
+        return orders[0], orders[0][::-1]
+    orders += _by_links(cluster)
+    both = itertools.chain.from_iterable((order, order[::-1]) for order in orders)
+    of = {host: number for number, group in enumerate(regions_of(cluster)) for host in group}
+    near = _groups(cluster.hosts, [(str(of[at]),) for at in range(len(cluster.hosts))])
+    found = _orders_of(near) if 1 < len(near) <= _FEW else ()
+    return tuple(dict.fromkeys((*both, *found)))
+
+
+def _groups(hosts: Sequence[Host], places: Sequence[tuple[str, ...]]) -> list[list[str]]:
+    """Return the hosts with the same devices in the same place, by name, as they stand."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for host, place in zip(hosts, places, strict=True):
+        key = (host.device, *host.kinds, *map(str, host.memory_bytes), *place)
+        groups.setdefault(key, []).append(host.name)
+    return list(groups.values())
+
+
+def _orders_of(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return every order of the groups, and where several have several hosts, these in turn."""
+    orders: list[tuple[str, ...]] = []
+    for order in itertools.permutations(groups):
         orders.append(tuple(itertools.chain.from_iterable(order)))
         if sum(len(group) > 1 for group in order) > 1:
             turns = itertools.chain.from_iterable(itertools.zip_longest(*order))
             orders.append(tuple(name for name in turns if name is not None))
-    return tuple(dict.fromkeys(orders))
+    return orders
 
 
 def _by_links(cluster: Cluster) -> list[tuple[str, ...]]:

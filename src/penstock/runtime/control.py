@@ -1,5 +1,5 @@
 """Control: after which step all ranks together write a checkpoint that nobody planned, make the
-plan again, or stop.
+plan again, measure their links, or stop.
 
 The first rank to reach the end of a window decides what is done there, and says so on a board
 that all ranks see; the others obey when they arrive.  So no rank waits, and what is done
@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NamedTuple, Protocol
 
-Do = Literal["go", "save", "plan", "stop"]
-_DOES: tuple[Do, ...] = ("go", "save", "plan", "stop")
+Do = Literal["go", "save", "plan", "stop", "probe"]
+_DOES: tuple[Do, ...] = ("go", "save", "plan", "stop", "probe")
 _POST_BYTES = 2**16  # of what a rank lets others see
 _LOOK_S = 0.25  # for which ranks of several hosts go on without asking
 
@@ -60,6 +60,14 @@ class Board(Protocol):
         """Return how often ranks were asked to make the plan again."""
         ...
 
+    def ask_to_probe(self, count: int) -> None:
+        """Make the next command one to measure links, which is done for the time `count`."""
+        ...
+
+    def probes_asked(self) -> int:
+        """Return how often ranks were asked to measure links."""
+        ...
+
     def post(self, rank: int, text: str) -> None:
         """Let all ranks see `text`, in place of what this one posted before."""
         ...
@@ -90,6 +98,7 @@ class Control:
         self._looked = 0
         self._order = Command(0, "go", 1)
         self._plans = self._before = 0  # plans made again, and windows before the last of them
+        self._probes = 0
         self.put_off: Callable[[], bool] = lambda: False
 
     def saved(self) -> None:
@@ -108,6 +117,10 @@ class Control:
         """Note that the plan is made again, after so many windows of the last one."""
         self._plans, self._before = self._plans + 1, self._before + windows
 
+    def probed(self) -> None:
+        """Note that links were measured."""
+        self._probes += 1
+
     def _decided(self, board: Board, windows: int) -> Command:
         now, look_s = time.monotonic(), board.look_s
         ahead = 1
@@ -120,6 +133,8 @@ class Control:
             do = "stop"
         elif board.plans_asked() > self._plans:
             do = "plan"
+        elif board.probes_asked() > self._probes:
+            do = "probe"
         elif self.every_s is not None and now - self._saved_s >= self.every_s:
             do = "go" if self.put_off() else "save"
         return Command(windows, do, windows + ahead)
@@ -131,7 +146,7 @@ class LocalBoard:
     def __init__(self) -> None:
         self._file = os.memfd_create("penstock board")
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._words = memoryview(self._memory).cast("q")  # at, what to do, signal, plans
+        self._words = memoryview(self._memory).cast("q")  # at, what to do, signal, plans, probes
         self._posts = os.memfd_create("penstock posts")
         self._threads = threading.Lock()
 
@@ -165,6 +180,12 @@ class LocalBoard:
 
     def plans_asked(self) -> int:
         return self._words[3]
+
+    def ask_to_probe(self, count: int) -> None:
+        self._words[4] = count
+
+    def probes_asked(self) -> int:
+        return self._words[4]
 
     def post(self, rank: int, text: str) -> None:
         content = text.encode()
@@ -225,6 +246,12 @@ class StoreBoard:
 
     def plans_asked(self) -> int:
         return int(self._store.get("plans")) if self._store.check(["plans"]) else 0
+
+    def ask_to_probe(self, count: int) -> None:
+        self._store.set("probes", str(count))
+
+    def probes_asked(self) -> int:
+        return int(self._store.get("probes")) if self._store.check(["probes"]) else 0
 
     def post(self, rank: int, text: str) -> None:
         self._store.set(f"post/{rank}", text)

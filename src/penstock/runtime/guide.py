@@ -19,6 +19,10 @@ class Guide(Protocol):
         """Take what a rank has sampled, after `step` steps; it may ask for another plan."""
         ...
 
+    def probe(self, task: "Task", transport: "Transport") -> None:
+        """Measure the links between hosts as they are now; every rank calls it."""
+        ...
+
     def next(self, task: "Task", step: int, transport: "Transport") -> "Task":
         """Return what is done after `step` steps, in place of `task`; every rank calls it.
 

@@ -32,6 +32,7 @@ from penstock.units import KiB, MiB
 SIZES = (64, 4 * KiB, 32 * KiB, 128 * KiB, 512 * KiB, 2 * MiB, 8 * MiB)
 PAYLOADS = (64, 512 * KiB)  # minimal and large: what pairs of hosts are compared by
 _PROBED, _COMPARED = 0, 1 + len(SIZES)  # the first edges of either
+EDGES = _COMPARED + 1 + len(PAYLOADS)  # that are used
 _THINK_S = 500e-6  # an end computes before it sends: as in a run, the other one sleeps meanwhile,
 _SWEPT_BYTES = 2 * MiB  # and finds in its cache what it has computed, not what it has to send
 _PAUSE_S = 2e-3  # in which a message arrives that is not large
@@ -193,15 +194,16 @@ def probe(transport: Transport, pair: tuple[int, int]) -> list[Any] | None:
     return found
 
 
-def compare(transport: Transport, pair: tuple[int, int]) -> list[float] | None:
+def compare(transport: Transport, pair: tuple[int, int], first_edge: int = 0) -> list[float] | None:
     """Return the median seconds of PAYLOADS between `pair`, one way; None on other ranks.
 
+    first_edge:  from which on `EDGES` of them are used by nobody else.
     Every rank calls it at the same time, once for a pair; those that are not of it wait.
     Source:   arXiv:2505.15536 (pairs of hosts by a minimal and a large payload).
     """
     found = None
     if transport.rank in pair:
-        talk = _Talk(transport, pair, _COMPARED)
+        talk = _Talk(transport, pair, first_edge + _COMPARED)
         ends = [talk.ends(size) for size in PAYLOADS]
         found = [statistics.median(_trips(end, _ROUNDS[0])) for end in ends]
     transport.barrier()

@@ -1,5 +1,8 @@
 """Sampler: what the actions of one window in k took on a rank, and whether that has moved.
 
+Besides, whether the pace of its steps has moved, its data left out: where no rank's own actions
+have, messages and sums take longer than they did, or less.
+
 The clock is read between all calls anyway; here their differences are added up by kind and stage.
 The next window that is sampled begins 256 times as long after the last one as sampling it took of
 the processor, so sampling takes at most 0.4 % of it, whatever a step takes; steps that take longer
@@ -44,6 +47,8 @@ class Samples:
     factor:     seconds of actions now, by those before anything moved.
     moves:      how often they have moved.
     step_s:     median of the newest sampled windows, a step.
+    pace:       seconds of a step now, without those of reading data, by those before.
+    paces:      how often that has moved.
     """
 
     actions: tuple[ActionSeconds, ...]
@@ -54,6 +59,8 @@ class Samples:
     factor: float
     moves: int
     step_s: float
+    pace: float = 1.0
+    paces: int = 0
 
 
 class Sampler:
@@ -67,13 +74,15 @@ class Sampler:
         clock: Callable[[], float] = time.perf_counter,
         own_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self.clock, self.own_clock, self.drift = clock, own_clock, Drift()
+        self.clock, self.own_clock = clock, own_clock
+        self.drift, self.paces = Drift(), Drift()
         self.took_s, self.sampled, self.windows, self.steps = 0.0, 0, 0, 0
         self._due_s = clock()
         self._newest: deque[tuple[int, dict[Action, float]]] = deque()
         self._kept: defaultdict[Action, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._steps_s: deque[float] = deque(maxlen=NEW)
         self._places: dict[int, tuple[list[Action], NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._data: dict[int, NDArray[np.bool_]] = {}
 
     def window(
         self,
@@ -101,6 +110,8 @@ class Sampler:
         self.sampled += 1
         self._steps_s.append((marks[-1] - marks[0]) / num_steps)
         self.drift.add(float(sums_s.sum()) / num_steps)
+        data_s = float(np.diff(marks)[self._reads(calls)].sum())
+        self.paces.add((marks[-1] - marks[0] - data_s) / num_steps)
         if self.drift.moves:  # what was not kept by now may be of after the move
             self._newest.clear()
             return
@@ -128,6 +139,12 @@ class Sampler:
             self._places[id(calls)] = actions, places, counts
         return self._places[id(calls)]
 
+    def _reads(self, calls: Sequence[Bound]) -> NDArray[np.bool_]:
+        """Return which calls read data."""
+        if id(calls) not in self._data:
+            self._data[id(calls)] = np.array([bound.lane == "data" for bound in calls], np.bool_)
+        return self._data[id(calls)]
+
     def told(self, *, is_last: bool = False) -> Samples:
         """Return what is known by now; `is_last`: no window comes any more."""
         if is_last:
@@ -138,8 +155,9 @@ class Sampler:
             for (kind, stage), seconds in sorted(self._kept.items())
         )
         counts = self.steps, self.sampled, self.windows
-        own = self.drift
-        return Samples(tuple(rows), *counts, self.took_s, own.factor, own.moves, self.step_s)
+        own, pace = self.drift, self.paces
+        moved = own.factor, own.moves, self.step_s, pace.factor, pace.moves
+        return Samples(tuple(rows), *counts, self.took_s, *moved)
 
     @property
     def step_s(self) -> float:

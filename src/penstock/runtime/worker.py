@@ -278,10 +278,21 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
             do = _done(task, watch, (step, number), is_last=program is None)
             if do == "plan":
                 return step
+            if do == "probe":
+                _probe(task, watch)
             if do == "stop":
                 break
         watch.rank.settle()
     return None
+
+
+def _probe(task: Task, watch: "WindowRunner") -> None:
+    """Measure the links between hosts, as the guide has asked for."""
+    assert task.guide is not None, "who else could ask for that"
+    start = time.perf_counter()
+    task.guide.probe(task, watch.rank.transport)
+    watch.control.probed()
+    watch.meter.once(time.perf_counter() - start)
 
 
 def held_tensors(rank: Rank) -> Mapping[str, Tensor]:
@@ -364,7 +375,7 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
     saver.check()
     is_stopped = do == "stop" and not is_last
     validates = not is_stopped and is_validated(step, task.validate_every, is_last=is_last)
-    if do == "go" and not validates and not is_due(step, task.checkpoint_every):
+    if do in ("go", "probe") and not validates and not is_due(step, task.checkpoint_every):
         return False
     with watch.meter.checkpoint(is_last=do == "stop"), saver.timed():
         rank.settle()

@@ -17,6 +17,7 @@ from penstock.schedule.orders import B
 from penstock.schedule.recipe import Recipe, any_schedule, copied_of, has_window, name_of, trains
 from penstock.search.balance import seconds_before
 from penstock.search.candidate import Candidate
+from penstock.search.crossing import crossing
 from penstock.search.field import Field
 from penstock.search.judge import Judge
 from penstock.search.shapes import Fixed
@@ -55,6 +56,7 @@ def reasons(
         Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
         *_cores(judge, plan),
         *_hosts(best, field, judge),
+        *crossing(judge, plan),
         Decision("replicas", str(plan.replicas), by(fixed.replicas), replicas),
         Decision(
             "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(fixed.stages), stages

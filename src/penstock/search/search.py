@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.cluster import Cluster
+from penstock.cluster.regions import regions_of
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Offloaded, Plan, Prediction, Sharding, decide, plan_by_hand
@@ -149,7 +150,7 @@ def _polished(field: Field, cutter: "_Cutter", fixed: Fixed) -> list[Candidate]:
     """
     judge, objective, cluster = field.judge, field.objective, field.judge.cluster
     kinds = ((cluster.device_of(r).name, cluster.memory_of(r)) for r in range(cluster.num_ranks))
-    if len({*kinds}) > 1:
+    if len({*kinds}) > 1 or len(regions_of(cluster)) > 1:
         tried = [*field.best(_POLISHED_UNLIKE), *field.overfull(_POLISHED_UNLIKE)]
         change = recut
     else:

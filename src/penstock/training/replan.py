@@ -12,15 +12,22 @@ profile/drift.py).  The leading rank looks at the posts, and weighs:
 
     going back     once the new plan has been sampled, if its steps take longer than those before
 
+Where steps take longer than they did, or less, and no rank's own actions do, messages may.  So
+before a search for several hosts all ranks measure the links between these (runtime/links.py), and
+what has moved is another link of the cluster that is searched.
+
 So a disturbance that comes and goes costs at most about as much again as it costs anyway.  The
 search runs between two steps, or beside them where the leading rank's host has a core to spare.
 Moving is a checkpoint, from which each rank goes on by the other plan, in the same process.
 
-Ignores:  links that have become slower; that memory may be shorter; on a GPU the clock, which only
+Source:   002#6 SpanTrain, arXiv:2505.15536 (a plan that follows the network: micro-batches).
+Ignores:  links inside a host; that memory may be shorter; on a GPU the clock, which only
           queues work, tells nothing, so nothing moves.
 """
 
 import json
+import platform
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from penstock.cluster import Cluster
+from penstock.cluster.machine import HERE
 from penstock.errors import PlanError
 from penstock.plan import Decision, Plan, Units
 from penstock.profile.drift import NEW
@@ -43,11 +51,14 @@ from penstock.training.choose import (
     Machines,
     best_of,
     decided,
+    for_plan,
     found_in_units,
     predicted,
     save,
 )
 from penstock.training.learn import ratios_of
+from penstock.training.listener import SILENT
+from penstock.training.relinked import pairs_used, relinked
 from penstock.training.replans import Replan, replans_in, write_replans
 from penstock.training.slowed import slowed
 from penstock.typed import typed
@@ -62,6 +73,7 @@ if TYPE_CHECKING:
     from penstock.runtime.worker import Task
 
 WORTH = 0.1  # of a step: what another plan has to gain, by its prediction
+_PROBED, _APART = 2**20, 2**10  # edges on which links are measured: the first, and each time
 _SEARCH_S = 10.0  # at most, and about what was lost so far
 _DISK_BYTES_PER_S = 2e8  # of a checkpoint, written and read: to be replaced by the first move
 
@@ -88,6 +100,9 @@ class _Lead:
     moves:       how often each rank had moved when it last looked.
     since:       the step at which it saw that.
     is_settled:  nothing is to be done until something moves again.
+    is_probed:   the links between hosts were measured in this state; None: ranks were asked to.
+    links:       what has moved of them since the plan was made, by pair of hosts.
+    now:         the cluster with what was measured; None: with the links as they were.
     aside:       a search that is under way.
     found:       a plan that is worth it, and its text.
     replaced:    text of the plan before this one, its seconds of a step then, as sampled, and as
@@ -97,6 +112,9 @@ class _Lead:
     moves: tuple[int, ...] = ()
     since: int = 0
     is_settled: bool = False
+    is_probed: bool | None = False
+    links: tuple[tuple[str, str, float], ...] = ()
+    now: Cluster | None = None
     is_asked: bool = False
     aside: "Aside | None" = None
     found: tuple[Replan, str] | None = None
@@ -107,6 +125,7 @@ class _Lead:
         if self.aside is not None:
             self.aside.close()
         self.moves, self.since, self.is_settled = moves, step, False
+        self.is_probed, self.links, self.now = False, (), None
         self.aside = self.found = None
 
 
@@ -132,12 +151,13 @@ class Replanner:
         """
         self.basis, self.choice, self.windows, self.board = basis, choice, windows, board
         self.folder, self.last_step, self._leads = folder, last_step, leads
-        self.count = self._posted = 0
+        self.count = self._posted = self._probes = 0
         self._ready_s = self._asked_s = self._move_took_s = self._step_s = 0.0
-        self._looked_s = 0.0
+        self._looked_s = self._probe_s = 0.0
         self._search_s = basis.search_s
         self._factors = (1.0,) * choice.plan.total_ranks
-        self._plain: Cluster | None = None  # the plan's hosts, none of them slowed
+        self._plain: Cluster | None = None  # as `_there`, once it is known
+        self._is_corrected = False
         self._lead = _Lead()
         self._read: tuple[list[str], list[Samples] | None] = [], None  # posts
 
@@ -157,7 +177,7 @@ class Replanner:
 
     def look(self, rank: int, step: int, sampler: "Sampler") -> None:
         """Post what was sampled; where this rank leads, weigh what all have posted."""
-        moves = sampler.drift.moves
+        moves = sampler.drift.moves + sampler.paces.moves
         if moves != self._posted or sampler.sampled % NEW == 0:
             self._posted = moves
             told = {"plan": self.count, "samples": asdict(sampler.told())}
@@ -165,6 +185,20 @@ class Replanner:
         if self.leads(rank) and time.monotonic() - self._looked_s >= 4 * self.board.look_s:
             self._looked_s, self._step_s = time.monotonic(), sampler.step_s
             self._weigh(step)
+
+    def probe(self, task: "Task", transport: "Transport") -> None:
+        """Measure the links between the hosts; where this rank leads, search by what they are."""
+        from penstock.runtime.hosts import compared_now, seat_here
+
+        seat = seat_here(platform.node() or "host", HERE)
+        used, first_edge = pairs_used(task.windows.programs[0]), _PROBED + self._probes * _APART
+        start = time.perf_counter()
+        compared = compared_now(transport, seat, used, first_edge)
+        self._probes += 1
+        if self.leads(transport.rank):
+            found, lead = relinked(self._there, compared), self._lead
+            lead.is_probed, lead.links, lead.now = True, found.moved, found.cluster
+            self._probe_s = time.perf_counter() - start
 
     def next(self, task: "Task", step: int, transport: "Transport") -> "Task":
         """Return the task of the plan that was found, which all ranks compare.
@@ -203,10 +237,14 @@ class Replanner:
     def choice_of(self, plan: Plan) -> Choice:
         """Return a plan with the job and the step that it is of."""
         way = self._way(plan.joined)
-        return Choice(way.job, way.captured, plan)
+        if way is not None:
+            return Choice(way.job, way.captured, plan)
+        whole = self._way(1)  # this rank has not traced the step with so many joined
+        assert whole is not None, "every rank has"
+        return Choice(*for_plan(whole.job, plan, whole.captured, SILENT), plan)
 
-    def _way(self, joined: int) -> Joining:
-        return next(way for way in self.basis.ways if way.joined == joined)
+    def _way(self, joined: int) -> Joining | None:
+        return next((way for way in self.basis.ways if way.joined == joined), None)
 
     def _agree(self, choice: Choice, windows: "Windows", transport: "Transport") -> None:
         from penstock.training.agree import run_facts
@@ -228,7 +266,7 @@ class Replanner:
         lead, posts = self._lead, self._posts()
         if posts is None or lead.is_asked:
             return
-        moves = tuple(told.moves for told in posts)
+        moves = tuple(told.moves + told.paces for told in posts)
         if lead.replaced is not None:
             self._judge(*lead.replaced)
         if moves != lead.moves and not lead.is_asked:  # what was found was for another state
@@ -239,18 +277,38 @@ class Replanner:
         if lead.aside is not None:
             self._take(lead.aside.poll())
         elif lead.found is None:
-            own = [told.factor for told in posts]
-            lost_s = max(told.step_s for told in posts) * (1 - min(own) / max(own))
-            is_little = lost_s * left < 2 * (self._search_s + self._move_s())
-            lead.is_settled = is_little or max(own) < (1 + WORTH) * min(own)
-            if not lead.is_settled and lost_s * since >= self._search_s:
-                self._search(posts, min(lost_s * since, _SEARCH_S))
+            self._look_for_another(posts, left, since)
         if lead.found is not None:
             gain_s = lead.found[0].before_s - lead.found[0].after_s
             if gain_s * left < 2 * self._move_s():
                 lead.is_settled, lead.found = True, None
             elif gain_s * since >= self._move_s():
                 self._ask()
+
+    def _look_for_another(self, posts: "Sequence[Samples]", left: int, since: int) -> None:
+        """Search, or have links measured before it, once what is lost is what that costs."""
+        lead, is_far = self._lead, len(self._there.hosts) > 1
+        ranks_s, links_s = _lost_s(posts)
+        lost_s = max(ranks_s, links_s if is_far else 0.0)
+        costs_s = self._search_s + (self._probe_s if is_far and not lead.is_probed else 0.0)
+        is_known = lead.is_probed is True and not lead.links and not ranks_s
+        is_little = lost_s * left < 2 * (costs_s + self._move_s())
+        lead.is_settled = is_little or not lost_s or is_known
+        if lead.is_settled or lead.is_probed is None or lost_s * since < costs_s:
+            return
+        if is_far and not lead.is_probed:
+            lead.is_probed = None
+            self.board.ask_to_probe(self._probes + 1)
+        else:
+            self._search(posts, min(lost_s * since, _SEARCH_S))
+
+    @property
+    def _there(self) -> Cluster:
+        """Return the plan's hosts and the links that it was made for, no rank slowed."""
+        if self._plain is None:
+            there = Cluster.load(self.folder / "cluster.toml")
+            self._plain = there.within(to_fill(self.basis.fixed.memory))
+        return self._plain
 
     def _ask(self) -> None:
         self._lead.is_asked, self._asked_s = True, time.perf_counter()
@@ -294,11 +352,10 @@ class Replanner:
         """Search: beside the steps where the host has a core for that, else between two of them."""
         from penstock.runtime.child import Aside
 
-        if self._plain is None:
-            there = Cluster.load(self.folder / "cluster.toml")
-            self._plain = there.within(to_fill(self.basis.fixed.memory))
-            self._correct(self._plain, posts)
-        plain, old = self._plain, [told.factor for told in posts]
+        if not self._is_corrected:
+            self._correct(self._there, posts)
+            self._is_corrected = True
+        plain, old = self._lead.now or self._there, [told.factor for told in posts]
         factors = tuple(a * b for a, b in zip(self._factors, old, strict=True))
         hosts = [plain.host_number(rank) for rank in range(len(posts))]
         if plain.hosts[hosts[0]].cores > hosts.count(hosts[0]):
@@ -340,7 +397,8 @@ class Replanner:
         plan = replace(found.plan, hosts=old.hosts)
         after_s, search_s = _predicted_s(found), time.perf_counter() - start
         changes = f"{_words(plan)} in place of {_words(old)}"
-        made = Replan(0, tuple(factors), before_s, after_s, search_s, 0.0, changes)
+        links = self._lead.links
+        made = Replan(0, tuple(factors), before_s, after_s, search_s, 0.0, changes, links=links)
         is_worth_it = after_s <= (1 - WORTH) * before_s
         return {
             "search_s": search_s,
@@ -361,9 +419,11 @@ class Replanner:
 
     def _moved(self, made: Replan, before: Plan) -> None:
         """Write the files of the plan that is run from now on, in place of `before`."""
-        assert self._plain is not None, "there was a search"
+        self._plain = self._lead.now or self._there
         now, (job, captured, plan) = slowed(self._plain, made.factors), self.choice
-        profiles = now.profiles(self._way(plan.joined).profiles)
+        way = self._way(plan.joined)
+        assert way is not None, "it was found by it"
+        profiles = now.profiles(way.profiles)
         plan = predicted(plan, captured.graph, profiles, now.cluster)
         why = Decision("replanned", f"after {made.step:,} steps", "search", made.why)
         self.choice = Choice(job, captured, decided(plan, [why]))
@@ -397,6 +457,18 @@ def _found(
     if not choices:
         raise problem
     return min(choices, key=_predicted_s)
+
+
+def _lost_s(posts: "Sequence[Samples]") -> tuple[float, float]:
+    """Return what a step may take too long as ranks have moved apart, and as its pace has.
+
+    Nothing where that is less than a tenth.  A pace that is faster than it was is as much a reason
+    to look: another plan may make more of it.
+    """
+    own, step_s = [told.factor for told in posts], max(told.step_s for told in posts)
+    pace = statistics.median(told.pace for told in posts)
+    ranks_s = step_s * (1 - min(own) / max(own)) if max(own) >= (1 + WORTH) * min(own) else 0.0
+    return ranks_s, step_s * abs(1 - 1 / pace) if max(pace, 1 / pace) >= 1 + WORTH else 0.0
 
 
 def _predicted_s(choice: Choice) -> float:

@@ -27,6 +27,8 @@ class Replan:
     search_s, move_s:    what finding it took, and making ready for its first step.
     changes:     what differs, in words.
     is_back:     whether it is the plan before, as the one in its place was slower.
+    links:       two hosts, and how many times as long a large payload takes between them as it
+                 took; those that have moved.
     """
 
     step: int
@@ -37,6 +39,7 @@ class Replan:
     move_s: float
     changes: str
     is_back: bool = False
+    links: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def why(self) -> str:
@@ -48,6 +51,9 @@ class Replan:
         gained = f"{figures[0]} a step predicted in place of {figures[1]}"
         costs = f"searching took {format_seconds(self.search_s)}"
         took = f"{', '.join(slow)} what it took" if slow else "all ranks take what they took"
+        if self.links:
+            rows = (f"{a} to {b} {times:.3g} times" for a, b, times in self.links)
+            took += f"; messages from {', '.join(rows)} what they took"
         return f"{took}; {gained}; {costs}; {self.changes}"
 
 

@@ -119,16 +119,14 @@ def _of_run(launch: "Launch", session: "Session", first_step: int) -> "Launch":
 
 
 def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> SearchBasis | None:
-    """Return what the plan can be made again by, in the ways of joining that every rank has traced.
+    """Return what the plan can be made again by.
 
-    Only rank 0 has profiles, and a basis only where the plan was searched for.
+    Only rank 0 has profiles and all ways of joining, and a basis only where the plan was searched
+    for; the others trace a step with more joined when it is to be run.
     """
+    if session.basis is not None or session.given_plan is not None:
+        return session.basis
     known = {1: (session.job, captured), choice.plan.joined: (choice.job, choice.captured)}
-    if session.basis is not None:
-        ways = tuple(way for way in session.basis.ways if way.joined in known)
-        return session.basis._replace(ways=ways)
-    if session.given_plan is not None:
-        return None
     ways = tuple(Joining(joined, *pair, ()) for joined, pair in known.items())
     return SearchBasis(ways, session.fixed, session.units, 0.0)
 
