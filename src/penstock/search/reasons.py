@@ -56,7 +56,6 @@ def reasons(
         Decision("ranks", str(plan.total_ranks), by(fixed.ranks), ranks),
         *_cores(judge, plan),
         *_hosts(best, field, judge),
-        *crossing(judge, plan),
         Decision("replicas", str(plan.replicas), by(fixed.replicas), replicas),
         Decision(
             "stages", f"{plan.num_stages} on {plan.num_ranks} ranks", by(fixed.stages), stages
@@ -335,11 +334,11 @@ def _hosts(best: Candidate, field: Field, judge: Judge) -> tuple[Decision, ...]:
         row = list(group)
         count = sum(host.num_devices for host in row)
         words.append(f"idle {_names(row)} ({count} {_kind(judge, row[0])})")
-    found = Decision("hosts", ", ".join(words), "search", why)
-    if not plan.early:
-        return (found,)
-    posted = "between hosts a message moves only once its receive is posted"
-    return found, Decision("receives", f"{plan.early} computes early", "only choice", posted)
+    found = [Decision("hosts", ", ".join(words), "search", why)]
+    if plan.early:
+        posted = "between hosts a message moves only once its receive is posted"
+        found.append(Decision("receives", f"{plan.early} computes early", "only choice", posted))
+    return *found, *crossing(judge, plan)
 
 
 def _names(hosts: Sequence[Host]) -> str:
