@@ -165,7 +165,7 @@ def _give_up(order: Order) -> None:
 def _given_up(order: Order) -> bool:
     try:
         names = os.listdir(order.hidden)
-    except FileNotFoundError:  # it has its name by now, or was removed
+    except (FileNotFoundError, NotADirectoryError):  # it has its name by now, or never was
         return False
     return any(name.endswith(".failed") for name in names)
 
