@@ -30,7 +30,7 @@ test: setup
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 soak: setup
-	$(VENV)/bin/python -m pytest --hypothesis-profile soak --timeout 3600 tests/schedule tests/search tests/simulate tests/cluster tests/cli/test_damaged.py
+	$(VENV)/bin/python -m pytest --hypothesis-profile soak --timeout 3600 tests/schedule tests/search tests/simulate tests/cluster tests/cli/test_damaged.py tests/elastic
 
 check: lint types test
 

@@ -43,11 +43,12 @@ def _alone(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _gives_back() -> Iterator[None]:
     """Let the process that forks the ranks of all tests stay small: what it holds, forks copy."""
+    from penstock.elastic import member
     from penstock.profile import measure
     from penstock.runtime import eager, worker
 
     with pytest.MonkeyPatch.context() as patched:
-        for module in (measure, eager, worker):
+        for module in (measure, eager, worker, member):
             patched.setattr(module, "keep_freed_memory", lambda: False)
         yield
 

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from penstock.cluster import Cluster
+from penstock.elastic import moving, words
 from penstock.elastic.launch import Ended, Start, ThreadGenerations, run_threads
 from penstock.elastic.member import RunEvent, RunMember
+from penstock.elastic.mesh import Mesh
 from penstock.elastic.words import View, Where
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
@@ -24,6 +27,7 @@ from penstock.program.lower_plan import stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.rank import Rank
+from penstock.runtime.transport.threads import ThreadTransport
 from penstock.runtime.worker import Task
 from penstock.search import Fixed
 from penstock.training.choose import Choice, Joining
@@ -157,11 +161,16 @@ class Doom(threading.local):
     """When the member of this thread dies: before a call of a step, or never.
 
     together:  is called before it does: others die at the same moment.
+    points:    how many things that others notice it still does while a generation follows another;
+               None: it does not die there.
     """
 
     at: tuple[int, int] | None = None
+    points: int | None = None
+    is_between: bool = False
     together: Callable[[], object] = staticmethod(lambda: None)
     waits: Callable[[int], None] = staticmethod(lambda step: None)
+    ran: Callable[[int], None] = staticmethod(lambda calls: None)
 
 
 _doom = Doom()
@@ -181,8 +190,36 @@ def doomed_all(when: Mapping[int, tuple[int, int]], *, at_once: bool = False) ->
 
     @contextlib.contextmanager
     def killed(number: int, member: RunMember) -> Iterator[None]:
-        _doom.at = when.get(number)
+        _doom.at, _doom.points = when.get(number), None
         _doom.together = barrier.wait if at_once else lambda: None
+        yield
+
+    return killed
+
+
+def doomed_between(first: tuple[int, int, int], who: int, points: int) -> Kill:
+    """Kill a member before a call: (who, step, call); and `who` after so many points of re-forming.
+
+    A point is whatever others may notice of a member: that it says something, comes to a meeting,
+    sends or receives.
+    """
+
+    @contextlib.contextmanager
+    def killed(number: int, member: RunMember) -> Iterator[None]:
+        _doom.at = first[1:] if number == first[0] else None
+        _doom.points, _doom.is_between = points if number == who else None, False
+        yield
+
+    return killed
+
+
+def counting(noted: Callable[[int, int], None]) -> Kill:
+    """Kill nobody; note how many calls each member makes in its steps."""
+
+    @contextlib.contextmanager
+    def killed(number: int, member: RunMember) -> Iterator[None]:
+        _doom.at, _doom.points = None, None
+        _doom.ran = lambda calls: noted(number, calls)
         yield
 
     return killed
@@ -217,6 +254,7 @@ def mortal(patched: pytest.MonkeyPatch) -> None:
         marks = [time.perf_counter()]
         rank.progress.last_update_s = marks[0]
         _doom.waits(first_step)
+        _doom.ran(len(calls))
         for number, bound in enumerate(calls):
             if _doom.at is not None and _doom.at <= (first_step, number):
                 _doom.together()
@@ -226,3 +264,55 @@ def mortal(patched: pytest.MonkeyPatch) -> None:
         return marks
 
     patched.setattr(Rank, "run", run)
+    _make_points(patched)
+
+
+def _make_points(patched: pytest.MonkeyPatch) -> None:
+    """Let members that are doomed die between two generations."""
+
+    def passes(call: Callable[..., Any]) -> Callable[..., Any]:
+        def passing(*given: Any, **named: Any) -> Any:
+            if _doom.points is not None and _doom.is_between:
+                if _doom.points == 0:
+                    _doom.points = None
+                    raise Killed
+                _doom.points -= 1
+            return call(*given, **named)
+
+        return passing
+
+    def agreed(member: RunMember, view: View) -> View:
+        _doom.is_between = True
+        return agree(member, view)
+
+    def counts(member: RunMember, told: words.Told, rank: Rank) -> None:
+        _doom.is_between = False
+        count(member, told, rank)
+
+    agree, count = RunMember._agreed, RunMember.counts
+    patched.setattr(RunMember, "_agreed", agreed)
+    patched.setattr(RunMember, "counts", counts)
+    for name in ("tell", "wait", "put", "give_up"):
+        patched.setattr(Mesh, name, passes(getattr(Mesh, name)))
+    for name in ("bind_send", "bind_receive", "bind_memory", "all_reduce", "all_gather"):
+        patched.setattr(ThreadTransport, name, passes(getattr(ThreadTransport, name)))
+    for name in ("reduce_scatter", "all_gather_bytes", "barrier"):
+        patched.setattr(ThreadTransport, name, passes(getattr(ThreadTransport, name)))
+    patched.setattr(moving, "receiver", _passing_pieces(moving.receiver, passes))
+    patched.setattr(moving, "sender", _passing_pieces(moving.sender, passes))
+
+
+def _passing_pieces(bind: Callable[..., Any], passes: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `bind`, whose calls pass a point behind each piece."""
+
+    def bound(*about: Any) -> Any:
+        call = bind(*about)
+
+        def pieces(tensors: Any) -> Iterator[None]:
+            for _ in call(tensors):
+                passes(lambda: None)()
+                yield
+
+        return pieces
+
+    return bound

@@ -1,6 +1,7 @@
 """Kills: a run that loses ranks, at any moment, trains what an undisturbed one does."""
 
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -41,39 +42,31 @@ def case_of(name: str) -> tuple[str, int, PlanBasis, dict[int, Plan]]:
     return model, count, ways, {**plans, count - 1: runs.plan_for(ways, later, copies, **every)}
 
 
-def check(told: runs.Told, model: str, *, killed: int = 1) -> None:
-    """Compare a run with the plain loop: each step once, its loss, all weights and buffers."""
+def check(told: runs.Told, model: str, *, killed: int = 1, may_repeat: bool = False) -> None:
+    """Compare a run with the plain loop: each step once, its loss, all weights and buffers.
+
+    may_repeat:  whether steps may be done again: what two ranks had may have died with them.
+    """
     for end in told.ended.values():
         if end.problem and not isinstance(end.problem, runs.Killed):
             raise end.problem
     assert sum(isinstance(end.problem, runs.Killed) for end in told.ended.values()) == killed
     expected = plain_loop(runs.job_of(model), runs.STEPS, runs.MICRO_BATCHES)
     losses = {step.step: step.loss for step in told.steps}
-    assert list(losses) == list(range(runs.STEPS))
+    assert sorted(losses) == list(range(runs.STEPS))
+    order = [step for step, _ in groupby(each.step for each in told.steps)]
+    assert may_repeat or order == list(range(runs.STEPS))  # a new first member tells the last again
     torch.testing.assert_close(list(losses.values()), expected.losses, rtol=1e-10, atol=1e-10)
     for key, value in expected.weights.items():
         torch.testing.assert_close(told.weights[key], value, rtol=1e-9, atol=1e-9)
-    assert {event.view.resume for event in told.events[1:]} <= {""}, "nothing was done twice"
+    resumed = {event.view.resume for event in told.events[1:]}
+    assert may_repeat or resumed <= {""}, "nothing was done twice"
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_without_losses_is_the_plain_loop(name: str, tmp_path: Path) -> None:
     model, count, ways, plans = case_of(name)
     check(runs.run(ways, plans, count, tmp_path), model, killed=0)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_step_is_lost_before_whichever_call_a_rank_dies(name: str, tmp_path: Path) -> None:
-    model, count, ways, plans = case_of(name)
-    for call in range(0, 200, 17):
-        folder, who = tmp_path / str(call), call % count
-        told = runs.run(ways, plans, count, folder, runs.doomed(who, 1, call))
-        if isinstance(told.ended[who].problem, runs.Killed):
-            check(told, model)
-        if told.events[-1].view.step > 1:  # it died before the next step
-            break
-    else:
-        raise AssertionError("a step has no end")
 
 
 @pytest.mark.parametrize("name", CASES)

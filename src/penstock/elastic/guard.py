@@ -111,6 +111,11 @@ class _Head(NamedTuple):
     news_bytes: int
     size: int
 
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether it is that of a step; those that a guard begins with are not."""
+        return self.before <= self.step
+
 
 def _head_of(slot: Tensor) -> _Head:
     words: list[int] = slot[: 8 * _HEAD_WORDS].view(torch.int64).tolist()  # pyright: ignore
@@ -239,12 +244,14 @@ class _Ward:
     """What is known of another rank: records of steps, and what is made of them.
 
     slots:    where records are; that of a step in the place of its number.
+    constant: by key, what is in no record, and buffers.
     state:    by key, as it is after `done` steps.
     """
 
     def __init__(self, header: Header, optimizers: Optimizers, slots: Sequence[Tensor]) -> None:
         self.header, self.optimizers, self.slots = header, optimizers, slots
-        self.state = {row.key: room_for(row) for row in header.constant}
+        self.constant = {row.key: room_for(row) for row in header.constant}
+        self.state = dict(self.constant)
         self.plain = dict(header.plain)
         self.done = -1
         self._live: list[tuple[dict[str, nn.Parameter], Updates]] = []
@@ -299,7 +306,7 @@ class _Ward:
         """Take the state from the records; it is updated from now on."""
         for at in range(len(self.header.groups)):
             tensors = self._take(at, done)
-            self._live.append(self._made(at, tensors))
+            self._live.append(self._made(at, done, tensors))
         self.optimizers.release()
         self.done = done
 
@@ -317,7 +324,7 @@ class _Ward:
         for at in range(len(self.header.groups)):
             slot, tensors = self.newest(at, done), self._take(at, done)
             assert slot is not None, "a group comes every so many steps"
-            live, updates = self._made(at, tensors)
+            live, updates = self._made(at, done, tensors)
             for step in range(_head_of(slot).before, done):
                 self._step(live, updates, step)
             self._put(live, updates, tensors)
@@ -330,7 +337,7 @@ class _Ward:
         slot, news = self.newest(at, done), self._news(at, done)
         assert slot is not None, "a group comes every so many steps"
         head, start = _head_of(slot), 8 * _HEAD_WORDS
-        given = self._given() if head.before <= head.step else []
+        given = self._given() if head.has_gradients else []
         text = HeldTensor("", "uint8", (head.news_bytes,))
         views, _ = _views(slot, start, [text, *given, *news.state])
         kept = views[1 + len(given) :]
@@ -351,7 +358,9 @@ class _Ward:
         (_, *views), _ = _views(slot, 8 * _HEAD_WORDS, [text, *self._given()])
         return views[:count], views[count:], head.is_left_out
 
-    def _made(self, at: int, tensors: dict[str, Tensor]) -> tuple[dict[str, nn.Parameter], Updates]:
+    def _made(
+        self, at: int, done: int, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, nn.Parameter], Updates]:
         """Return parameters that are those of a group, and what updates them."""
         whole = {key_in(key): value for key, value in tensors.items()}
         self.state |= {k: v for k, v in tensors.items() if key_in(k).startswith("weights/")}
@@ -359,12 +368,10 @@ class _Ward:
         live = {name: nn.Parameter(whole[f"weights/{name}"]) for name in names}
         updates = self.optimizers.of(live, {})
         assert updates is not None, "a group has parameters"
-        plain = {key: msgspec.json.decode(value) for key, value in self.plain.items()}
-        updates.take({**self._whole_keys(), **whole}, plain)
+        raw = {**self.header.plain, **self._news(at, done).plain}
+        plain = {key: msgspec.json.decode(value) for key, value in raw.items()}
+        updates.take({**self.constant, **whole}, plain)  # nothing of an earlier state
         return live, updates
-
-    def _whole_keys(self) -> dict[str, Tensor]:
-        return {key_in(key): value for key, value in self.state.items()}
 
     def _step(self, live: dict[str, nn.Parameter], updates: Updates, step: int) -> None:
         flats, _, is_left_out = self._gradients(step)
@@ -382,7 +389,8 @@ class _Ward:
             parameter.grad = None
 
     def _take_buffers(self, done: int) -> None:
-        if self.header.buffers and self.record(done - 1) is not None:
+        last = self.record(done - 1)
+        if last is not None and _head_of(last).has_gradients:
             _, buffers, _ = self._gradients(done - 1)
             for key, value in zip(self.header.buffers, buffers, strict=True):
                 self.state[key].copy_(value)
