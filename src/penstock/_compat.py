@@ -100,6 +100,11 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 
+def mode_of(values: Iterable[Any]) -> FakeTensorMode:
+    """Return the mode of the first tensor without data among some values."""
+    return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+
+
 def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     """Return a fake tensor of the same shape, every size fixed."""
     sizes = [DimDynamic.STATIC] * tensor.dim()

@@ -113,6 +113,7 @@ class Plan:
     early:              computes by which each receive is posted before the one that it is posted
                         for; over gloo a message moves only then.
     shares:             micro-batches of a step, by replica, where they are not alike.
+    split:              (name, slices) of each parameter that the graph has in slices.
     compiled:           whether runs of ops are compiled as one (graph/fuse.py): equal to rounding.
     wire:               bits of a number in messages of activations, and of gradients, between ranks
                         (graph/wire.py); 32: as it is.
@@ -144,6 +145,7 @@ class Plan:
     early: int = 0
     shares: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
+    split: tuple[tuple[str, int], ...] = ()
     compiled: bool = False
     wire: tuple[int, int] = (AS_IT_IS, AS_IT_IS)
     sums: Precision | None = None
@@ -179,6 +181,7 @@ class Plan:
         if self.compiled and self.rounds:
             hint = "leave the wire as it is, or do not compile"
             raise PlanError("compiled ops round in the last bit, and so would the wire", hint=hint)
+        _check_split(self)
         _check_recompute(self)
         _check_offload(self)
         _check_sharding(self)
@@ -318,6 +321,17 @@ def _read(content: dict[str, Json]) -> Plan:
         raise problem.inside("schedule") from None
     rest = {name: value for name, value in content.items() if name != "schedule"}
     return typed(Plan, rest, made={"schedule": schedule})
+
+
+def _check_split(plan: Plan) -> None:
+    """Raise where what is in slices cannot be."""
+    names = [name for name, _ in plan.split]
+    if names != sorted({*names}) or any(count < 2 for _, count in plan.split):
+        message = f"split says {dict(plan.split)}, not slices of parameters by name"
+        raise PlanError(message, hint="give each parameter once, in 2 slices or more")
+    if plan.split and has_window(plan.schedule):
+        message = f"{name_of(plan.schedule)} reads older weights, of which there are no slices"
+        raise PlanError(message, hint="take a synchronous schedule, or leave all parameters whole")
 
 
 def _check_recompute(plan: Plan) -> None:
@@ -473,6 +487,10 @@ def check_fits(plan: Plan, graph: Graph) -> None:
     Raises:   PlanError: another model, batch shape or cut points.
     """
     if plan.graph != graph.digest:
+        asked, own = dict(plan.split), dict(graph.slices)
+        if asked != own:
+            message = f"the plan has {asked or 'nothing'} in slices, the graph {own or 'nothing'}"
+            raise PlanError(message, hint="split the graph as the plan says, or make a new plan")
         raise PlanError(
             f"the plan is for graph {plan.graph}; this job traces to graph {graph.digest}",
             hint="the model, the batch shape or torch changed: make a new plan",
@@ -617,4 +635,5 @@ def plan_by_hand(  # noqa: PLR0913 - one for each decision
         clip=clip,
         post_validation=post_validation,
         shares=tuple(shares),
+        split=graph.slices,
     )

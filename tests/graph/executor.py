@@ -5,7 +5,7 @@ of its target when it is sent, a segment takes and keeps what it says, and nothi
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ class _Executor:
         self.capture, self.stages, self.seed = capture, stages, job.seed
         self.nodes = capture.graph.nodes
         model, _ = build(job)
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        state = {**replace(capture, model=model).parameters, **dict(model.named_buffers())}
         self.statics: dict[int, Tensor] = dict(capture.constants)
         for i, node in enumerate(self.nodes):
             if node.kind in ("parameter", "buffer"):

@@ -15,7 +15,7 @@ from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units, plan_by_hand
 from penstock.rules import Rule, load, rewritten
-from penstock.rules.ruled import ruled
+from penstock.rules.ruled import ruled, slices_asked
 from penstock.schedule import Schedule
 from penstock.schedule.grid import evenly
 from penstock.schedule.recipe import AnySchedule, built, name_of
@@ -96,6 +96,7 @@ def _checked(
     """Return how steps of the plan compare with those of the plain loop of the author's job."""
     import torch
 
+    from penstock.graph.split import split
     from penstock.graph.trace import capture
     from penstock.runtime.launch import local_launcher
     from penstock.training.prove import Planned, prove, steps_to_prove
@@ -106,6 +107,8 @@ def _checked(
             captured = capture(job)
         except GraphError as problem:
             return _untraced(given.num_stages if given else cuts.stages, cuts, problem)
+    slices = given.split if given else tuple(slices_asked(cuts.rules, captured.graph).items())
+    captured = split(captured, dict(slices))
     chosen = given or by_hand(captured.graph, job, cuts)
     chosen = chosen if units is None else chosen.refined(captured.graph, units)
     chosen = rewritten(chosen, captured.graph, cuts.rules) if cuts.rules else chosen

@@ -91,7 +91,7 @@ def plan(  # long: the flags of the command  # noqa: PLR0913
 def _examined(job: Job, text: str, fixed: Fixed) -> "tuple[Capture, Fixed, tuple[Decision, ...]]":
     """Return the step, what the job leaves of `fixed`, and the decisions that follow."""
     found = examined(job, text, CheckOptions(strict=True), view.TERMINAL)
-    captured = prepare.traced(job, view.TERMINAL)
+    captured = prepare.traced(job, view.TERMINAL, rules=fixed.rules)
     return captured, *bounded(job, text, captured, found, fixed, view.TERMINAL)
 
 

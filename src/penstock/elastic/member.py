@@ -557,7 +557,7 @@ def _names(rank: Rank) -> frozenset[str]:
     """Return the names of the parameters and buffers that live on a rank."""
     found: set[str] = set()
     for weights in rank.weights.values():
-        found |= {*weights.names.values(), *weights.buffer_names.values()}
+        found |= {*map(key_in, weights.names.values()), *weights.buffer_names.values()}
     return frozenset(found)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from penstock.graph.graph import CutPoint, Graph, Node
+from penstock.graph.parts import slice_in
 
 
 def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
@@ -13,18 +14,24 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
 
     A place is kept where no neighbouring place lets fewer bytes cross, and only with work
     before and after it.  Every forward value that is read later crosses, but what each stage
-    can compute for itself (see `free_ops`).
+    can compute for itself (see `free_ops`).  Behind a slice of a parameter (split.py) there is
+    one in any case, but for the last slices of all, which have nothing but the loss behind them.
     """
     crossing = _crossing_bytes(graph)
     ops = [i for i, n in enumerate(graph.nodes) if n.kind == "op" and n.phase == "F"]
     ops = [i for i in ops if i <= graph.loss]
     places: list[tuple[int, str]] = []
-    forbidden, heavy = _forbidden(graph), heavy_ops(graph)
+    forbidden, heavy, ends = _forbidden(graph), heavy_ops(graph), list[CutPoint]()
+    inside = _inside_slices(graph, ops)
     for before, at in itertools.pairwise(ops):
         left, right = graph.nodes[before].module, graph.nodes[at].module
         apart = left != right and graph.nodes[at].target != "getitem"
-        works = 0 < bisect.bisect_left(heavy, at) < len(heavy)
-        if apart and works and crossing[at] > 0 and not forbidden[at]:
+        if not apart or crossing[at] == 0 or forbidden[at] or inside[at]:
+            continue
+        done = bisect.bisect_left(heavy, at)
+        if slice_in(left) and done < len(heavy):
+            ends.append(CutPoint(_name(left, right), at, crossing[at]))
+        if 0 < done < len(heavy):
             places.append((at, _name(left, right)))
     sizes = [crossing[at] for at, _ in places]
     kept = [
@@ -32,7 +39,18 @@ def find_cut_points(graph: Graph) -> tuple[CutPoint, ...]:
         for k, (at, name) in enumerate(places)
         if sizes[k] <= min(sizes[max(k - 1, 0) : k + 2])
     ]
-    return _unique_names(_with_work(heavy, kept))
+    found = {point.at: point for point in (*_with_work(heavy, kept), *ends)}
+    return _unique_names([found[at] for at in sorted(found)])
+
+
+def _inside_slices(graph: Graph, ops: Iterable[int]) -> list[bool]:
+    """Return the nodes before which a slice of a parameter has begun, and is not at its end."""
+    span: dict[str, tuple[int, int]] = {}
+    for op in ops:
+        if slice_in(path := graph.nodes[op].module):
+            span[path] = span.get(path, (op, op))[0], op
+    count = len(graph.nodes)
+    return [found > 0 for found in _sum_of_ranges(count, [(a, b, 1) for a, b in span.values()])]
 
 
 def block_ends(graph: Graph) -> tuple[int, ...]:
@@ -51,7 +69,12 @@ def block_ends(graph: Graph) -> tuple[int, ...]:
 
 
 def block_of(module: str) -> str:
-    """Return the path of the outermost module with a number; empty: there is none."""
+    """Return the path of the outermost module with a number; empty: there is none.
+
+    A slice of a parameter is a block by itself, whatever it is inside of.
+    """
+    if slice_in(module):
+        return module
     parts = module.split(".")
     numbered = (place for place, part in enumerate(parts) if part.isdecimal())
     return ".".join(parts[: next(numbered, -1) + 1])

@@ -8,6 +8,7 @@ forward op whose autograd node issued it; that is all that is needed to cut the 
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from penstock.errors import GraphError
 from penstock.files import Json, read_noun, write_text
+from penstock.graph.parts import part_in
 from penstock.typed import MisfitError, damage, typed
 
 NodeKind = Literal["parameter", "buffer", "input", "scale", "constant", "op"]
@@ -119,6 +121,13 @@ class Graph:
         figures = [self.figures] if self.figures else []
         text = json.dumps([self.key, rows, self.loss, sorted(self.gradients.items()), *figures])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def slices(self) -> tuple[tuple[str, int], ...]:
+        """Return (name, count) of each parameter that is cut into slices (split.py), by name."""
+        names = (node.name for node in self.nodes if node.kind == "parameter")
+        parts = filter(None, map(part_in, names))
+        return tuple(sorted(Counter(part.key for part in parts).items()))
 
     @property
     def told(self) -> frozenset[int]:

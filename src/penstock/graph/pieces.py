@@ -9,6 +9,7 @@ import itertools
 
 from penstock.graph.cut_points import free_ops, heavy_ops
 from penstock.graph.graph import Graph
+from penstock.graph.parts import key_in
 
 
 def modules_by_piece(graph: Graph) -> tuple[frozenset[str], ...]:
@@ -31,7 +32,7 @@ def owners_by_piece(graph: Graph) -> tuple[frozenset[str], ...]:
     for at, node in enumerate(graph.nodes):
         given = frozenset(owner for source in node.inputs for owner in reads[source])
         if node.kind == "parameter":
-            given = frozenset([node.name.rpartition(".")[0]])
+            given = frozenset([key_in(node.name).rpartition(".")[0]])
         elif node.kind == "op" and node.phase == "F" and not free[at]:
             held[bisect.bisect_right(places, at)] |= given
         reads.append(given if node.kind == "parameter" or free[at] else frozenset())

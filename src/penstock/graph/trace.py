@@ -7,6 +7,7 @@ A model that needs more (a mixture of experts whose op refuses fake tensors, a l
 `.item()`) is captured by Dynamo first and traced from there.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +37,8 @@ from penstock.graph.functional import (
     results_of,
     where,
 )
-from penstock.graph.graph import Graph, NodeKind, with_cut_points
+from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
+from penstock.graph.parts import Part, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.job import ROW, SCALED, Job
@@ -68,6 +70,28 @@ class Capture:
         Raises:   GraphError: another structure, shape, dtype or plain value than the one traced.
         """
         return self.batch.leaves_of(batch)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the model's parameters by the names that they have in the graph.
+
+        Those that are cut into slices (split.py) are not there, but each slice, in their memory.
+        """
+        whole, found = dict(self.model.named_parameters()), dict[str, nn.Parameter]()
+        for node in self.graph.nodes:
+            if node.kind == "parameter":
+                part = part_in(node.name)
+                found[node.name] = (
+                    whole[node.name] if part is None else _rows(whole[part.key], part, node)
+                )
+        return found
+
+
+def _rows(whole: nn.Parameter, part: Part, node: Node) -> nn.Parameter:
+    """Return the rows of a parameter that are the slice of a node."""
+    first = part.start // math.prod(part.shape[1:])
+    rows = whole.detach()[first : first + node.shape[0]]
+    return nn.Parameter(rows, requires_grad=whole.requires_grad)
 
 
 def trace(job: Job) -> Graph:

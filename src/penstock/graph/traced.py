@@ -26,9 +26,12 @@ def trace(job: Job) -> Traced:
     """
     from penstock.graph.trace import capture
 
-    captured = capture(job)
-    graph = captured.graph
-    columns = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
+    return captured_as(capture(job), job)
+
+
+def captured_as(captured: "Capture", job: Job) -> Traced:
+    """Return the graph of a captured step, with its job."""
+    columns = {name: getattr(captured.graph, name) for name in Graph.__dataclass_fields__}
     return Traced(**columns, job=job, capture=captured)
 
 
@@ -37,6 +40,7 @@ def capture_of(graph: Graph, job: Job | None) -> "tuple[Capture, Job]":
 
     Raises:   GraphError: neither is there, or `job` traces to another graph.
     """
+    from penstock.graph.split import split
     from penstock.graph.trace import capture
 
     if isinstance(graph, Traced) and job in (None, graph.job):
@@ -44,7 +48,7 @@ def capture_of(graph: Graph, job: Job | None) -> "tuple[Capture, Job]":
     if job is None:
         hint = "give the job too, or the graph that `trace` returned"
         raise GraphError(f"graph {graph.digest} does not know its job", hint=hint)
-    captured = capture(job)
+    captured = split(capture(job), dict(graph.slices))
     if captured.graph.digest != graph.digest:
         message = f"the job traces to graph {captured.graph.digest}, not to {graph.digest}"
         raise GraphError(message, hint="trace this job, and plan again")

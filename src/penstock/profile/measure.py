@@ -28,6 +28,7 @@ from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.codec import TensorForm, packer, unpacker
 from penstock.graph.cut import cut
 from penstock.graph.optimizer import Loan, WholeOptimizer, stand_ins, whole_optimizer
+from penstock.graph.parts import key_in
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, device_here, on_device
 from penstock.graph.wire import wire_choices
@@ -88,7 +89,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
 def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
     """Return a value for each node that is no op: weights, a batch, constants."""
     nodes = capture.graph.nodes
-    state = {**dict(capture.model.named_parameters()), **dict(capture.model.named_buffers())}
+    state = {**capture.parameters, **dict(capture.model.named_buffers())}
     leaves = capture.leaves(on_device(next(started(job.data, 0))))
     values: dict[int, Any] = dict(capture.constants)
     for i, node in enumerate(nodes):
@@ -297,7 +298,7 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
 def _read_in(capture: Capture, name: str) -> torch.dtype:
     """Return the dtype in which a step reads a parameter, and makes its gradient."""
     nodes = (node for node in capture.graph.nodes if node.kind == "parameter")
-    return getattr(torch, next(node.dtype for node in nodes if node.name == name))
+    return getattr(torch, next(node.dtype for node in nodes if key_in(node.name) == name))
 
 
 def packing_costs(job: Job) -> tuple[PackCost, ...]:

@@ -6,6 +6,7 @@ The result is what is simulated and what runs, to the letter.
 from penstock.errors import ScheduleError
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
+from penstock.graph.parts import word_of
 from penstock.graph.stages import Stage, StageEdge, Stages
 from penstock.graph.wire import message_bytes, summed_bytes
 from penstock.plan import Plan, check_fits, schedule_of
@@ -68,7 +69,9 @@ def lower_plan(  # long: what a plan says, field by field
             )
             for e, bits in zip(stages.edges, bits_of(plan, stages), strict=True)
         ],
-        tied=[TiedGroup(nodes[p].name, held, graph.kept_bytes(p)) for p, held in stages.tied],
+        tied=[
+            TiedGroup(word_of(nodes[p].name), held, graph.kept_bytes(p)) for p, held in stages.tied
+        ],
         clip=plan.clip,
         commits=plan.commits,
         guard=plan.guard,

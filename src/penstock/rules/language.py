@@ -5,16 +5,20 @@
     plan = offload(plan, graph, "blocks.[0-3]", "state")
     plan = shard(plan, graph, "embedding")
     plan = fuse(plan, graph, "blocks.[0-3]")
+    graph = split(graph, "head", 4)
 
 A pattern is of module paths (rule.py).  What cannot be is refused; what was decided stands in the
 plan, by the user.
 Source:  Slapo, arXiv:2302.08005: schedule apart from model, by primitives on modules.
 """
 
+from penstock.errors import GraphError
 from penstock.graph.graph import Graph
+from penstock.graph.traced import Traced, captured_as
 from penstock.plan import Offloaded, Plan
 from penstock.rules.rewrite import rewritten
 from penstock.rules.rule import Rule
+from penstock.rules.ruled import slices_asked
 
 
 def cut(plan: Plan, graph: Graph, pattern: str) -> Plan:
@@ -73,6 +77,22 @@ def replicate(plan: Plan, graph: Graph, pattern: str) -> Plan:
     Raises:   PlanError: no such module with weights.
     """
     return rewritten(plan, graph, [Rule("replicate", pattern)])
+
+
+def split(graph: Graph, pattern: str, into: int = 2) -> Traced:
+    """Return the graph with the weights of these modules cut along their rows, into so many slices.
+
+    It is another step, for which plans are made anew (docs/rules.md).
+    Raises:   PlanError: no such module with weights.
+              GraphError: an op reads one whole; it has too few rows; a graph that was not traced
+              here, or has slices already.
+    """
+    from penstock.graph.split import split as split_step
+
+    if not isinstance(graph, Traced):
+        raise GraphError(f"graph {graph.digest} was not traced here", hint="trace the job again")
+    wanted = slices_asked([Rule("split", pattern, str(into))], graph)
+    return captured_as(split_step(graph.capture, wanted), graph.job)
 
 
 LANGUAGE = (cut, fuse, recompute, offload, shard, keep, replicate)

@@ -39,6 +39,9 @@ def made_to_keep(plan: Plan, graph: Graph, rules: Ruled) -> Plan:
     check_fits(plan, graph)
     if not rules.broken(plan, graph):
         return plan
+    if rules.whole:
+        hint = "make the plan with this rule: it is of another step then"
+        raise PlanError(rules.whole, hint=hint)
     plan = _undivided(plan, graph, rules)
     plan = divided(plan, graph, {*rules.required, *_ends_inside(plan, graph, rules)})
     for aspect in ASPECTS:

@@ -2,7 +2,8 @@
 
     [[rule]]
     recompute = "blocks.*"      # one of VERBS, and the pattern
-    on = false                  # of `recompute`: whether; of `offload`: what; of `replace`: by
+    on = false                  # of `recompute`: whether; of `offload`: what; of `replace`: by;
+                                # of `split`: into
 
 A pattern matches the path of a module as file names are matched (fnmatch): `*` is any text, a point
 included, `?` one character, `[0-3]` one of them.  What a module holds belongs to it.
@@ -17,9 +18,12 @@ from penstock.errors import PlanError
 from penstock.files import read_bytes
 from penstock.plan import Offloaded
 
-Verb = Literal["cut", "fuse", "recompute", "offload", "shard", "replicate", "keep", "replace"]
+Verb = Literal[
+    "cut", "fuse", "recompute", "offload", "shard", "replicate", "keep", "split", "replace"
+]
 VERBS: tuple[Verb, ...] = get_args(Verb)
-_MORE: dict[str, str] = {"recompute": "on", "offload": "what", "replace": "by"}
+_MORE: dict[str, str] = {"recompute": "on", "offload": "what", "replace": "by", "split": "into"}
+_SLICES = "2"  # where nothing is said
 _DOCS = "docs/rules.md shows what rules look like"
 
 
@@ -27,8 +31,9 @@ _DOCS = "docs/rules.md shows what rules look like"
 class Rule:
     """One rule: a verb, a pattern of module paths, and how.
 
-    how:    of `recompute` "yes" or "no"; of `offload` what; of `replace` a function "file.py:name"
-            that makes the other module of the one; else empty.
+    how:    of `recompute` "yes" or "no"; of `offload` what; of `split` into how many slices, as
+            text; of `replace` a function "file.py:name" that makes the other module of the one;
+            else empty.
     place:  where it was said, for errors and reasons: "rules.toml, rule 2"; empty: in Python.
     Raises: PlanError: not such a verb, no pattern, or it cannot be done so.
     """
@@ -49,7 +54,10 @@ class Rule:
         if known is not None and self.how not in known:
             message = f"{self._at}{self.verb} of {self.pattern} is {self.how!r}"
             raise PlanError(message, hint=f"it can be {', '.join(known)}")
-        if (self.verb == "replace") != bool(self.how) and known is None:
+        if self.verb == "split" and not (self.how.isdecimal() and int(self.how) > 1):
+            message = f"{self._at}split of {self.pattern} is into {self.how or 'nothing'}"
+            raise PlanError(message, hint='write split = "head" and into = 4, or 2 or more')
+        if (self.verb in ("replace", "split")) != bool(self.how) and known is None:
             message = f"{self._at}{self.verb} of {self.pattern} by {self.how or 'nothing'}"
             raise PlanError(message, hint='write replace = "blocks.*.mlp" and by = "file.py:name"')
 
@@ -116,6 +124,10 @@ def _read(place: str, table: object) -> Rule:
         if not isinstance(how, bool | None):
             raise PlanError(f"{place}: on is {how!r}", hint="give true or false")
         return Rule("recompute", pattern, "no" if how is False else "yes", place)
+    if verb == "split":
+        if not isinstance(how, int | None) or isinstance(how, bool):
+            raise PlanError(f"{place}: into is {how!r}", hint="give the number of slices")
+        return Rule("split", pattern, _SLICES if how is None else str(how), place)
     if not isinstance(how, str | None):
         raise PlanError(f"{place}: {more} is {how!r}", hint="give a text")
     return Rule(verb, pattern, how or ("both" if verb == "offload" else ""), place)

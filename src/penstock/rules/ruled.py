@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from penstock.errors import PlanError
 from penstock.graph.graph import Graph
+from penstock.graph.parts import key_in
 from penstock.graph.pieces import (
     ends_of,
     is_inside,
@@ -44,6 +45,7 @@ class Ruled:
     rules:     in their order.
     ends:      of cut points, whether they "must" be cuts or "may not".
     values:    of pieces, by aspect.
+    whole:     a rule about slices that the graph does not have; "": it has them.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -51,6 +53,7 @@ class Ruled:
     values: Mapping[Aspect, Mapping[int, Said]] = field(
         default_factory=dict[Aspect, Mapping[int, Said]]
     )
+    whole: str = ""
 
     @property
     def required(self) -> frozenset[int]:
@@ -74,6 +77,8 @@ class Ruled:
 
     def broken(self, plan: Plan, graph: Graph) -> str:
         """Return the first rule to which a plan does not keep, with what it has; "": to all."""
+        if self.whole:
+            return self.whole
         cuts = set(plan.cuts)
         for at, said in self.ends.items():
             if (at in cuts) != (said.value == "must"):
@@ -144,10 +149,42 @@ def ruled(rules: Sequence[Rule], graph: Graph) -> Ruled:
                 row, value = values.setdefault("shard", {}), _SHARDING[rule.verb]
                 for at in _holding(rule, graph):
                     _say(row, at, Said(value, rule), f"piece {at} ({_names(pieces[at])})")
-            case "replace":
+            case "replace" | "split":
                 pass
     _check_fused(ends, values)
-    return Ruled(tuple(rules), ends, values)
+    return Ruled(tuple(rules), ends, values, _whole(rules, graph))
+
+
+def slices_asked(rules: Sequence[Rule], graph: Graph) -> dict[str, int]:
+    """Return into how many slices rules cut parameters, by name: all that have rows and columns of
+    the modules that they match.
+
+    Raises:   PlanError: a pattern matches no module with such parameters; two rules contradict each
+              other.
+    """
+    found: dict[str, Said] = {}
+    names = {key_in(n.name) for n in graph.nodes if n.kind == "parameter" and len(n.shape) > 1}
+    paths = dict.fromkeys(name for each in sorted(names) for name in outer(each)[:-1])
+    for rule in rules:
+        own = matched(rule, paths) if rule.verb == "split" else ()
+        for name in sorted(names):
+            if any(is_inside(name, module) for module in own):
+                other = found.setdefault(name, Said(rule.how, rule))
+                if other.value != rule.how:
+                    message = f"{rule} contradicts {other.rule}, of {name}"
+                    hint = "give each parameter one rule: narrow one of the patterns"
+                    raise PlanError(message, hint=hint)
+    return {name: int(said.value) for name, said in found.items()}
+
+
+def _whole(rules: Sequence[Rule], graph: Graph) -> str:
+    """Return the first rule about slices that a graph does not have, with what it has; "": none."""
+    own = dict(graph.slices)
+    for rule in rules:
+        for name, count in slices_asked([rule], graph).items():
+            if own.get(name) != count:
+                return f"{rule}: {name} is in {own.get(name, 'no')} slices"
+    return ""
 
 
 def matched(rule: Rule, modules: Iterable[str]) -> tuple[str, ...]:

@@ -22,11 +22,12 @@ from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.graph import Graph
 from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
+from penstock.graph.parts import key_in
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.runtime.kept import digest, state_digests
 from penstock.runtime.rates import JobScheduler
-from penstock.runtime.updates import SEED, Updates, divided
+from penstock.runtime.updates import NONE, SEED, Updates, divided
 
 
 class Optimizers:
@@ -42,18 +43,22 @@ class Optimizers:
         self.schedule: JobScheduler | None = None
 
     def of(
-        self, live: Mapping[str, nn.Parameter], others: Mapping[str, Tensor]
+        self,
+        live: Mapping[str, nn.Parameter],
+        others: Mapping[str, Tensor],
+        starts: Mapping[str, int] = NONE,
     ) -> "Updates | None":
         """Return what updates the parameters `live`; None where there is none.
 
         others:   what else the stage holds by name: frozen parameters and buffers.
+        starts:   of those that are parts of the model's, where they begin in these.
         Raises:   JobError: the optimizer is not one, or has to stay whole and the stage is a part.
         """
         if not live:
             return None
         whole = self._whole()
         if whole.is_plain or set(live) != self._trainable():
-            return self._divided(whole, live)
+            return self._divided(whole, live, starts)
         values = {**{name: p.detach() for name, p in live.items()}, **others}
         loan = Loan(whole, values, stays=whole.model is not self.model)
         return Updates(self.job, whole, self.schedule, whole.parameters, loan)
@@ -61,13 +66,18 @@ class Optimizers:
     def _trainable(self) -> set[str]:
         return {n for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def _divided(self, whole: WholeOptimizer, live: Mapping[str, nn.Parameter]) -> "Updates":
+    def _divided(
+        self,
+        whole: WholeOptimizer,
+        live: Mapping[str, nn.Parameter],
+        starts: Mapping[str, int],
+    ) -> "Updates":
         if not whole.is_plain:
             reason = _once("divided", self.job, self.model, self.reached)
             if reason is not None:
                 message = f"the job's optimizer cannot be divided by stages: {reason}"
                 raise JobError(message, hint="train the model as one stage: --stages 1")
-        part = divided(whole, live)
+        part = divided(whole, live, starts)
         return Updates(self.job, part, self.schedule, live)
 
     def _whole(self) -> WholeOptimizer:
@@ -99,7 +109,8 @@ def optimizers_of(job: Job, capture: Capture) -> Optimizers:
 
 
 def _reached(graph: Graph) -> tuple[str, ...]:
-    return tuple(name for name, gradient in graph.gradients.items() if gradient is not None)
+    reached = (key_in(name) for name, gradient in graph.gradients.items() if gradient is not None)
+    return tuple(dict.fromkeys(reached))
 
 
 def eager_updates(job: Job, model: nn.Module) -> Updates:

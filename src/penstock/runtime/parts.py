@@ -1,22 +1,33 @@
-"""Parts: how a checkpoint names tensors of which each rank saves the part that it keeps."""
+"""Parts: tensors of which ranks, or the slices of a step, have parts; taken apart and together."""
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.graph.graph import Graph
+from penstock.graph.parts import key_in as key_in
+from penstock.graph.parts import part_in
+from penstock.graph.parts import part_key as part_key
 
-_PART = re.compile(r"part (?P<start>\d+) of (?P<shape>[\dx]*)/(?P<key>.+)", re.DOTALL)
 
+def sliced(tensors: Mapping[str, Tensor], graph: Graph) -> dict[str, Tensor]:
+    """Return tensors by the names of the graph's parameters: of those that it has in slices each.
 
-def part_key(key: str, start: int, shape: Sequence[int]) -> str:
-    """Return the name of what lies from number `start` on of the tensor `key`."""
-    return f"part {start} of {'x'.join(map(str, shape))}/{key}"
+    A slice is in the memory of the whole, if that lies in one piece.
+    """
+    found = dict(tensors)
+    for node in graph.nodes:
+        part = part_in(node.name) if node.kind == "parameter" else None
+        if part is not None and (value := tensors.get(part.key)) is not None:
+            rows = value.reshape(-1)[part.start : part.start + math.prod(node.shape)]
+            found[node.name] = rows.view(node.shape)
+            found.pop(part.key, None)
+    return found
 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -25,24 +36,17 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:   CheckpointError: a part is missing.
     """
     found: dict[str, Tensor] = {}
-    parts: defaultdict[tuple[str, str], dict[int, Tensor]] = defaultdict(dict)
+    parts: defaultdict[tuple[str, tuple[int, ...]], dict[int, Tensor]] = defaultdict(dict)
     for key, value in tensors.items():
-        if is_part := _PART.fullmatch(key):
-            parts[is_part["key"], is_part["shape"]][int(is_part["start"])] = value
+        if (part := part_in(key)) is not None:
+            parts[part.key, part.shape][part.start] = value
         else:
             found[key] = value
-    for (key, words), row in parts.items():
-        shape = tuple(map(int, words.split("x"))) if words else ()
-        ordered = [row[start] for start in sorted(row)]
+    for (key, shape), row in parts.items():
+        ordered = [row[start].reshape(-1) for start in sorted(row)]
         ends = list(accumulate(len(part) for part in ordered))
         if sorted(row) != [0, *ends[:-1]] or ends[-1] != math.prod(shape):
             message = f"the checkpoint holds {ends[-1]} numbers of {key}, which has {list(shape)}"
             raise CheckpointError(message, hint="a part of it is missing: use an older one")
         found[key] = torch.cat(ordered).view(shape)
     return found
-
-
-def key_in(name: str) -> str:
-    """Return the key of a tensor, where `name` is that of a part of it, or its own."""
-    found = _PART.fullmatch(name)
-    return name if found is None else found["key"]

@@ -27,6 +27,7 @@ from penstock.graph.wire import is_packed, row_length
 from penstock.job import AS_IT_IS
 from penstock.program.codes import SEND
 from penstock.program.program import Program
+from penstock.runtime.parts import sliced, whole
 
 Tensors = Mapping[str, Tensor]
 
@@ -75,6 +76,8 @@ class Rounded:
         frames: list[dict[int, Any]] = [{} for _ in self.stages.stages]
         gradients: dict[str, Tensor] = {}
         loss, graph = torch.empty(0), self.capture.graph
+        forward, backward_reads = (sliced(row, graph) for row in (read.forward, read.backward))
+        read = read._replace(forward=forward, backward=backward_reads)
         with torch.no_grad(), _compat.below_autograd():
             for stage in self.stages.stages:
                 found = self._run(stage.index, stage.forward, read.forward, read, frames)
@@ -85,7 +88,7 @@ class Rounded:
                     name = graph.nodes[parameter].name
                     part = found[value].to(read.forward[name].dtype)
                     gradients[name] = gradients[name] + part if name in gradients else part
-        return loss, gradients
+        return loss, whole(gradients)
 
     def _run(
         self,

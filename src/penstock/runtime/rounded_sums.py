@@ -7,33 +7,40 @@ of a parameter whose stage is on several ranks.  One that stages of a replica sh
 them first.  No messages, and not one line of narrow_sums.py: proofs compare runs with this.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from penstock.graph.graph import Graph
+from penstock.graph.parts import key_in, part_in
 from penstock.graph.stages import Stages
 from penstock.program.program import Compute, Program
+from penstock.runtime.parts import whole
 
 
 class RoundedSums:
     """Adds up the gradients of one step after the other.
 
-    owners:  of each parameter that is summed over several ranks, by place of the micro-batch in its
-             step: the number of the rank that adds its gradient.
+    owners:  of each parameter that is summed over several ranks, or of each of its slices, by place
+             of the micro-batch in its step: the number of the rank that adds its gradient.
     """
 
     def __init__(self, owners: Mapping[str, Sequence[int]], dtype: str) -> None:
         self.owners, self.dtype = owners, getattr(torch, dtype)
+        self.slices: defaultdict[str, list[str]] = defaultdict(list)
+        for name in owners:
+            self.slices[key_in(name)].append(name)
         self.parts: dict[str, dict[int, Tensor]] = {}
 
     def add(self, name: str, place: int, gradient: Tensor) -> bool:
         """Add the gradient of a micro-batch; return whether ranks sum those of the parameter."""
-        if name not in self.owners:
+        if name not in self.slices:
             return False
-        parts, rank = self.parts.setdefault(name, {}), self.owners[name][place]
-        parts[rank] = parts[rank] + gradient if rank in parts else gradient.clone()
+        for own, piece in _pieces(self.slices[name], gradient):
+            parts, rank = self.parts.setdefault(own, {}), self.owners[own][place]
+            parts[rank] = parts[rank] + piece if rank in parts else piece.clone()
         return True
 
     def take(self) -> dict[str, Tensor]:
@@ -46,7 +53,17 @@ class RoundedSums:
                 total = total + part.float()
             found[name] = total.to(self.dtype).float()
         self.parts = {}
-        return found
+        return whole(found)
+
+
+def _pieces(names: Sequence[str], gradient: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a gradient by the names of its slices; whole where it has none."""
+    starts = sorted((part.start, name) for name in names if (part := part_in(name)) is not None)
+    if not starts:
+        yield names[0], gradient
+    ends = (*(start for start, _ in starts[1:]), gradient.numel())
+    for (start, name), end in zip(starts, ends, strict=False):
+        yield name, gradient.reshape(-1)[start:end]
 
 
 def owners_of(program: Program, stages: Stages, graph: Graph) -> dict[str, list[int]]:

@@ -19,6 +19,7 @@ from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import Graph
+from penstock.graph.parts import key_in
 from penstock.graph.precision import dtype_of, narrowed
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, build, loss_of, on_device
@@ -105,7 +106,8 @@ def _stages(
     job: Job, model: torch.nn.Module, program: Program, stages: Stages, graph: Graph
 ) -> list[_StageState]:
     rule, sizes = program.weight_rule, (program.num_stages, program.num_micro_batches)
-    owner = {graph.nodes[p].name: s.index for s in reversed(stages.stages) for p in s.parameters}
+    rows = ((graph.nodes[p].name, s.index) for s in reversed(stages.stages) for p in s.parameters)
+    owner = {key_in(name): stage for name, stage in rows}
     shared = [p for p, held in stages.tied if len(held) > 1]
     laws = {rule.law(s, m, *sizes) for s in range(sizes[0]) for m in range(sizes[1])}
     if shared and len(laws) > sizes[1]:
@@ -115,7 +117,8 @@ def _stages(
         )
         raise RunError(message, hint="take another schedule, or cut the model elsewhere")
     history = rule.history(*sizes).tolist()
-    reached = [name for name, gradient in graph.gradients.items() if gradient is not None]
+    made = (key_in(name) for name, gradient in graph.gradients.items() if gradient is not None)
+    reached = list(dict.fromkeys(made))
     optimizers = Optimizers(job, model, reached)
     parts: list[_StageState] = []
     for stage in range(program.num_stages):

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from penstock.errors import JobError
 from penstock.far import FarMemory, FarRoom
+from penstock.graph.optimizer import whole_optimizer
 from penstock.job import Job
 from penstock.runtime.copies import Move
 from penstock.runtime.flat import Flat, all_views, count_of
@@ -250,14 +251,20 @@ class StageShard:
             _free(flat)
         self.is_open = False
 
-    def part_of(self, node: int, whole: Tensor) -> Tensor:
-        """Return the numbers of a whole parameter, or of its state, that lie here."""
-        start = self.slices[node].start
-        return whole.reshape(-1)[start : start + self.parameters[node].numel()]
-
     def held(self) -> list[Tensor]:
         """Return all tensors that are kept, those that have no memory now included."""
         return [*self.kept, *self.kept_sums, *self.sums]
+
+
+def updates_by_number(job: Job, model: nn.Module) -> bool:
+    """Return whether the job's optimizer is known to update each number by itself."""
+    whole = whole_optimizer(job, model)
+    return _is_known(whole.optimizer, is_plain=whole.is_plain)
+
+
+def _is_known(optimizer: Optimizer, *, is_plain: bool) -> bool:
+    kind = type(optimizer)
+    return is_plain and (kind.__name__ in _BY_ELEMENT or getattr(kind, "penstock_plain", False))
 
 
 def check_optimizer(optimizer: Optimizer, *, is_plain: bool) -> None:
@@ -265,11 +272,10 @@ def check_optimizer(optimizer: Optimizer, *, is_plain: bool) -> None:
 
     Raises:   JobError.
     """
-    name = type(optimizer).__name__
-    is_known = name in _BY_ELEMENT or getattr(type(optimizer), "penstock_plain", False)
-    if not (is_plain and is_known):
+    if not _is_known(optimizer, is_plain=is_plain):
+        name = type(optimizer).__name__
         message = f"the job's optimizer, {name}, is not known to update each number by itself"
-        hint = "make the plan without shards, or use one such as AdamW"
+        hint = "make the plan without shards and slices, or use one such as AdamW"
         raise JobError(message, hint=hint)
 
 

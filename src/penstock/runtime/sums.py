@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
 from penstock.runtime.loss_scale import LEAST, LossScale
@@ -53,9 +54,8 @@ def sum_call(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
 def _tied(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     """Sum the gradients of one parameter over the stages that hold it, here and elsewhere."""
     nodes = rank.capture.graph.nodes
-    node, holders = next(
-        (node, holders) for node, holders in rank.stages.tied if nodes[node].name == reduce.bucket
-    )
+    pairs = ((word_of(nodes[node].name), node, holders) for node, holders in rank.stages.tied)
+    node, holders = next((node, held) for word, node, held in pairs if word == reduce.bucket)
     here = [(stage, rank.weights_of(stage)) for stage in holders if stage in own.stages]
     shards = [weights.shard for _, weights in here if weights.shard is not None]
     targets = [weights.gradients[node] for _, weights in here if node in weights.gradients]
@@ -161,7 +161,7 @@ class GlobalNorm:
         counted = sorted({node for stage in stages for node, _ in stage.backward.gradients})
         place = {node: number for number, node in enumerate(counted)}
         self.names = [nodes[node].name for node in counted]
-        kept = dict(rank.capture.model.named_parameters())
+        kept = rank.capture.parameters
         self.dtypes = [kept[name].dtype for name in self.names]
         like = [torch.empty(0, dtype=dtype, device=rank.device) for dtype in self.dtypes]
         self.order = [number for group in _compat.groups_by_dtype(like) for number in group]

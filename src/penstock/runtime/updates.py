@@ -1,7 +1,8 @@
 """Updates: the job's optimizer as a stage uses it: the whole one on loan, or a part of it.
 
 A part is of the same class: the same groups in the same order, empty ones included, the same
-options, attributes and hooks, with the stage's parameters in place of the model's.
+options, attributes and hooks, with the stage's parameters in place of the model's.  Of a parameter
+that is cut into slices the stage has some, each a parameter by its part of the whole (parts.py).
 """
 
 import copy
@@ -19,46 +20,73 @@ from penstock.errors import JobError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.optimizer import Loan, WholeOptimizer, take_over
+from penstock.graph.parts import key_in
 from penstock.job import Job
 from penstock.runtime.kept import ExtraState, nested, put_state, take_state, tensors_in
 from penstock.runtime.rates import JobScheduler, Rates
 
 SEED = 0x6A09E667  # added to the job's: an optimizer draws other numbers than the model
+NONE: Mapping[str, int] = {}  # no parts
 
 
-def divided(whole: WholeOptimizer, live: Mapping[str, nn.Parameter]) -> WholeOptimizer:
-    """Return the optimizer of some parameters: `whole` with `live` in place of its own."""
+def divided(
+    whole: WholeOptimizer, live: Mapping[str, nn.Parameter], starts: Mapping[str, int] = NONE
+) -> WholeOptimizer:
+    """Return the optimizer of some parameters: `whole` with `live` in place of its own.
+
+    starts:  of those that are parts of its own, by name, where they begin in these.
+    """
     known = whole.parameters
-    memo: dict[int, Any] = {id(p): live.get(name, p) for name, p in known.items()}
+    pieces: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in live.items():
+        pieces.setdefault(key_in(name), []).append((name, parameter))
+    own = {id(p): pieces[name] for name, p in known.items() if name in pieces}
+    memo: dict[int, Any] = {id(p): p for p in known.values()}
+    memo |= {key: rows[0][1] for key, rows in own.items()}
     memo[id(whole.model)] = whole.model
-    own = {id(p): live[name] for name, p in known.items() if name in live}
     inside = {id(one): one for _, one in nested(whole.optimizer)}.values()
     for one in inside:
         new = type(one).__new__(type(one))
         memo[id(one)] = new
         for group in one.param_groups:
-            kept = [id(p) in own for p in group["params"]]
-            for key in {"params", "param_names"} & group.keys():
-                rows = zip(group[key], kept, strict=True)
-                memo[id(group[key])] = [memo.get(id(v), v) for v, is_kept in rows if is_kept]
-        memo[id(one.state)] = _state_of(one, own, memo)
+            kept = [own.get(id(p), ()) for p in group["params"]]
+            memo[id(group["params"])] = [p for rows in kept for _, p in rows]
+            if "param_names" in group:
+                names = zip(group["param_names"], kept, strict=True)
+                memo[id(group["param_names"])] = [name for name, rows in names for _ in rows]
+        memo[id(one.state)] = _state_of(one, own, memo, starts)
     for one in inside:
         held = _compat.without_scheduler(vars(one))
         memo[id(one)].__dict__ = {k: copy.deepcopy(value, memo) for k, value in held.items()}
     for name, parameter in live.items():
-        vars(parameter).update(copy.deepcopy(vars(known[name]), memo))
+        held = vars(known[key_in(name)])
+        vars(parameter).update(copy.deepcopy(held, memo))
     return WholeOptimizer(memo[id(whole.optimizer)], whole.model)
 
 
 def _state_of(
-    optimizer: Optimizer, own: Mapping[int, nn.Parameter], memo: dict[int, Any]
+    optimizer: Optimizer,
+    own: Mapping[int, list[tuple[str, nn.Parameter]]],
+    memo: dict[int, Any],
+    starts: Mapping[str, int],
 ) -> defaultdict[Any, Any]:
-    """Return the state of the parameters `own` by those that stand for them, and what is loose."""
+    """Return the state of the parameters `own` by those that stand for them, and what is loose.
+
+    Of a part of a parameter, the part of what is as large as that.
+    """
     state: defaultdict[Any, Any] = defaultdict(dict)
     held: dict[Any, Any] = dict(optimizer.state)
     for key, value in held.items():
-        if id(key) in own or not isinstance(key, Tensor):
-            state[own.get(id(key), key)] = copy.deepcopy(value, memo)
+        if not isinstance(key, Tensor):
+            state[key] = copy.deepcopy(value, memo)
+            continue
+        for name, parameter in own.get(id(key), ()):
+            copied = copy.deepcopy(value, {**memo})
+            for of, tensor in copied.items() if name in starts else ():
+                if isinstance(tensor, Tensor) and tensor.shape == key.shape and key.dim():
+                    piece = tensor.reshape(-1)[starts[name] :][: parameter.numel()]
+                    copied[of] = piece.view(parameter.shape).clone()
+            state[parameter] = copied
     return state
 
 

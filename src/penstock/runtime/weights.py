@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.errors import CheckpointError, JobError
+from penstock.graph.parts import Part, key_in, part_in, part_key
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -27,7 +28,6 @@ from penstock.runtime.copies import FarState, far_state
 from penstock.runtime.flat import all_views, layouts_of
 from penstock.runtime.kept import tensors_in
 from penstock.runtime.optimizer import Optimizers, optimizers_of
-from penstock.runtime.parts import part_key
 from penstock.runtime.shards import Sharers, StageShard, check_optimizer
 from penstock.runtime.staleness import Staleness
 from penstock.runtime.updates import Updates
@@ -52,6 +52,7 @@ class StageWeights:
                  whole.
 
     updated:     by node, what the optimizer changes: parameters, or their parts that are here.
+    names:       by node, the name of each parameter; of a slice, that of the part of the whole.
     Raises:      JobError: the optimizer is not one, or cannot be divided as planned.
     """
 
@@ -66,7 +67,7 @@ class StageWeights:
         sharers: Sharers | None = None,
     ) -> None:
         names = {node: capture.graph.nodes[node].name for node in stage.parameters}
-        parameters = dict(capture.model.named_parameters())
+        parameters = capture.parameters
         buffers, self.names = dict(capture.model.named_buffers()), names
         self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
         self.buffers = {n: buffers[name].detach().clone() for n, name in self.buffer_names.items()}
@@ -110,8 +111,13 @@ class StageWeights:
         """
         others = {self.names[node]: value for node, value in self.frozen.items()}
         others |= {self.buffer_names[node]: value for node, value in self.buffers.items()}
-        made = optimizers.of({self.names[n]: p for n, p in self.updated.items()}, others)
-        if self.shard is not None and len(self.shard.sharers.ranks) > 1 and made is not None:
+        own = {self.names[node]: value for node, value in self.updated.items()}
+        parts = {node: part for node in self.updated if (part := self._part_of(node)) is not None}
+        starts = {self.names[node]: part.start for node, part in parts.items()}
+        made = optimizers.of(own, others, starts)
+        shared = self.shard is not None and len(self.shard.sharers.ranks) > 1
+        sliced = any(self.names[node] != key_in(self.names[node]) for node in self.updated)
+        if made is not None and (shared or sliced):
             check_optimizer(made.optimizer, is_plain=made.is_plain)
         return made
 
@@ -322,7 +328,7 @@ class StageWeights:
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
         for node, value in self.kept().items():
-            tensors[self.key_of(f"weights/{self.names[node]}", node)] = value
+            tensors[self.key_of("weights", node)] = value
         for node, value in self.buffers.items():
             tensors[f"buffers/{self.buffer_names[node]}"] = value
         for slot, (_, views) in enumerate(self.stash, 1):
@@ -332,8 +338,10 @@ class StageWeights:
             tensors |= {f"{key}/{self.names[node]}": value for node, value in views.items()}
         if self.updates is not None:
             own: dict[str, Tensor] = {}
-            self.updates.put(own, plain)
-            tensors |= {self._state_key(key, value): value for key, value in own.items()}
+            others: dict[str, object] = {}
+            self.updates.put(own, others)
+            tensors |= {self._state_key(key, whole=not v.dim()): v for key, v in own.items()}
+            plain |= {self._state_key(key, whole=True): value for key, value in others.items()}
         return tensors, plain
 
     def state_of(self, names: AbstractSet[str]) -> tuple[dict[str, Tensor], dict[str, object]]:
@@ -342,11 +350,11 @@ class StageWeights:
         plain: dict[str, object] = {}
         for node, value in self.trained().items():
             if self.names[node] in names:
-                tensors[self.key_of(f"weights/{self.names[node]}", node)] = value
+                tensors[self.key_of("weights", node)] = value
         if self.updates is not None:
             own: dict[str, Tensor] = {}
             self.updates.put_of(names, own, plain)
-            tensors |= {self._state_key(key, value): value for key, value in own.items()}
+            tensors |= {self._state_key(key, whole=not v.dim()): v for key, v in own.items()}
         return tensors, plain
 
     def places(self) -> dict[int, GradientPlace]:
@@ -363,18 +371,30 @@ class StageWeights:
                     )
         return found
 
-    def key_of(self, key: str, node: int) -> str:
+    def key_of(self, place: str, node: int, key: str = "") -> str:
         """Return under which key what is kept of a parameter here, or of the like, is saved."""
-        if self.shard is None or node not in self.shard.slices:
-            return key
-        return part_key(key, *self.shard.slices[node])
+        part = self._part_of(node)
+        name = f"{place}/{key_in(self.names[node])}{f'/{key}' if key else ''}"
+        return name if part is None else part_key(name, part.start, part.shape)
 
-    def _state_key(self, key: str, value: Tensor) -> str:
-        """Return under which key a tensor of the optimizer is saved; numbers are not divided."""
-        if self.shard is None or not value.dim():
+    def _part_of(self, node: int) -> Part | None:
+        """Return which part of a parameter is kept here: of a slice of it, of a shard, of both."""
+        known = part_in(self.names[node])
+        if self.shard is None or node not in self.shard.slices:
+            return known
+        start, shape = self.shard.slices[node]
+        if known is None:
+            return Part(self.names[node], start, shape)
+        return known._replace(start=known.start + start)
+
+    def _state_key(self, key: str, *, whole: bool) -> str:
+        """Return under which key something of the optimizer is saved; numbers are not divided."""
+        place, _, rest = key.partition("/")
+        name, _, last = rest.rpartition("/")
+        node = next((node for node in self.updated if self.names[node] == name), None)
+        if node is None:
             return key
-        name = key.partition("/")[2].rpartition("/")[0]
-        return next(self.key_of(key, n) for n in self.updated if self.names[n] == name)
+        return f"{place}/{key_in(name)}/{last}" if whole else self.key_of(place, node, last)
 
     def load(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
         """Take over what `state` returned, for the parameters of this stage.
@@ -382,8 +402,7 @@ class StageWeights:
         Raises:   CheckpointError: a parameter is missing or has another shape, or it is of another
                   optimizer.
         """
-        if self.shard is not None:
-            tensors = self._parts(self.shard, tensors)
+        tensors, plain = self._own(tensors), self._own_plain(plain)
         for node, value in self.kept().items():
             value.copy_(fitting(tensors, f"weights/{self.names[node]}", value))
         self.renew_reads()
@@ -406,16 +425,44 @@ class StageWeights:
         if self.updates is not None:
             self.updates.take(tensors, plain)
 
-    def _parts(self, shard: StageShard, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return `tensors` with only the parts of this rank's parameters, and of their state."""
-        nodes = {self.names[node]: node for node in shard.slices}
-        found = dict[str, Tensor]()
+    def _own(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return `tensors` with the parts that are here of this rank's parameters and their state,
+        by the names that these have here.
+        """
+        parts = self._parts()
+        if not parts:
+            return tensors
+        found: dict[str, Tensor] = {}
         for key, value in tensors.items():
-            place, _, rest = key.partition("/")
-            name = rest if place == "weights" else rest.rpartition("/")[0]
-            node = nodes.get(name) if place == "weights" or place.startswith("optimizer") else None
-            is_whole = node is not None and tuple(value.shape) == shard.slices[node].shape
-            found[key] = shard.part_of(node, value) if is_whole and node is not None else value
+            place, name, last = _taken_apart(key)
+            for node, part in parts.get(name, {}).items():
+                kept = self.updated.get(node, self.frozen.get(node))
+                assert kept is not None, "what is divided is kept"
+                piece = value
+                if tuple(value.shape) == part.shape:
+                    piece = value.reshape(-1)[part.start : part.start + kept.numel()]
+                    piece = piece.view(kept.shape)
+                found[f"{place}/{self.names[node]}{last}"] = piece
+            if name not in parts:
+                found[key] = value
+        return found
+
+    def _own_plain(self, plain: Mapping[str, object]) -> Mapping[str, object]:
+        parts, found = self._parts(), dict[str, object]()
+        for key, value in plain.items() if parts else ():
+            place, name, last = _taken_apart(key)
+            names = map(self.names.__getitem__, parts.get(name, {}))
+            found |= {f"{place}/{own}{last}": value for own in names}
+            if name not in parts:
+                found[key] = value
+        return found if parts else plain
+
+    def _parts(self) -> dict[str, dict[int, Part]]:
+        """Return by name of a parameter, and by node, the parts that are here; no whole one."""
+        found: dict[str, dict[int, Part]] = {}
+        for node in (*self.updated, *self.frozen):
+            if (part := self._part_of(node)) is not None:
+                found.setdefault(part.key, {})[node] = part
         return found
 
     def _remembered(self) -> list[tuple[str, dict[int, Tensor]]]:
@@ -491,6 +538,15 @@ def _copied(state: Mapping[str, object], into: Mapping[str, object]) -> dict[str
         else:
             copied[key] = value.clone()
     return copied
+
+
+def _taken_apart(key: str) -> tuple[str, str, str]:
+    """Return place, name of the parameter and the rest of a key."""
+    place, _, rest = key.partition("/")
+    if not place.startswith("optimizer"):
+        return place, rest, ""
+    name, slash, last = rest.rpartition("/")
+    return place, name, slash + last
 
 
 def _scan(parameter: Tensor) -> list[int]:

@@ -5,6 +5,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,7 @@ from penstock.search.units import in_best_units
 from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import machines, profiled_here, traced
+from penstock.training.sliced import in_slices, reason
 from penstock.units import format_seconds
 
 _WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
@@ -74,12 +76,19 @@ FASTEST = SearchAim()
 
 
 class Joining(NamedTuple):
-    """One way of joining micro-batches: how many, the job, its step, and the step's profiles."""
+    """One way of joining micro-batches: how many, the job, its step, and the step's profiles.
+
+    Of one way there may be several steps, in which other parameters are in slices.
+    """
 
     joined: int
     job: Job
     captured: "Capture"
     profiles: "tuple[Profile, ...]"
+
+    def is_of(self, plan: Plan) -> bool:
+        """Return whether a plan is one of this step."""
+        return (self.joined, self.captured.graph.slices) == (plan.joined, plan.split)
 
 
 class Option(NamedTuple):
@@ -118,7 +127,7 @@ class Searched(NamedTuple):
     def profiles_of(self, choice: Choice) -> "tuple[Profile, ...]":
         """Return the profiles of the step of a choice from among the options."""
         ways = (option.way for option in self.options)
-        return next(way.profiles for way in ways if way.joined == choice.plan.joined)
+        return next(way.profiles for way in ways if way.is_of(choice.plan))
 
 
 class Machines(NamedTuple):
@@ -249,7 +258,7 @@ def on_hosts_of(plan: Plan, cluster: Cluster | None) -> Plan:
 def for_plan(
     job: Job, plan: Plan, captured: "Capture", listener: Listener
 ) -> "tuple[Job, Capture]":
-    """Return the job joined as the plan says, and its trace.
+    """Return the job joined as the plan says, and its trace, with slices as the plan says.
 
     Raises:   PlanError: the plan does not fit the job.
     """
@@ -262,8 +271,8 @@ def for_plan(
         message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
         raise PlanError(message, hint=hint)
     joined = merged(job, plan.joined)
-    if plan.joined > 1:
-        captured = traced(joined, listener)
+    if plan.joined > 1 or plan.split != captured.graph.slices:
+        captured = traced(joined, listener, plan.split)
     check_fits(plan, captured.graph)
     check_chosen(plan, job, captured.graph)
     return joined, captured
@@ -283,21 +292,41 @@ def best(
 
     Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
-    found = list(_options(job, fixed, captured, there, aim))
-    problems = [option for option in found if isinstance(option, PlanError)]
-    options = [option for option in found if not isinstance(option, PlanError)]
+    start, tried = time.perf_counter(), list(_options(job, fixed, captured, there, aim))
+    problems = [option for _, option in tried if isinstance(option, PlanError)]
+    options = [option for _, option in tried if not isinstance(option, PlanError)]
+    cut = partial(_cut_option, fixed=fixed, there=there, aim=aim)
+    options += in_slices(tried, fixed, aim.objective, cut, _over(start, aim.limit_s))
     if not options:
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(aim.objective))
-    others = [(o.way.joined, o.best) for o in options if o is not first]
+    others = [(o.way.joined, o.best) for o in options if o.way.joined != first.way.joined]
     plan = _with_reason(first.choice.plan, others, problems)
+    if first.way.captured.graph.slices != captured.graph.slices:
+        plan = decided(plan, (*plan.decisions, reason(first, tried, aim.objective)))
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
     if aim.limit_s is not None and any(option.found.cut_short for option in options):
-        cut = Decision("search", f"stopped after {format_seconds(aim.limit_s)}", "user", str(tally))
-        plan = replace(plan, decisions=(*plan.decisions, cut))
+        late = Decision(
+            "search", f"stopped after {format_seconds(aim.limit_s)}", "user", str(tally)
+        )
+        plan = replace(plan, decisions=(*plan.decisions, late))
     front = front_of([_joined(option, each) for option in options for each in option.found.front])
     choice = first.choice._replace(plan=plan)
     return Searched(choice, first.way.profiles, front, tally, tuple(options))
+
+
+def _cut_option(
+    way: Joining, captured: "Capture", *, fixed: Fixed, there: Machines, aim: SearchAim
+) -> Option:
+    """Return what the search finds of the step of a way with parameters in slices.
+
+    Raises:   PlanError: nothing fits what is fixed, or the memory.
+    """
+    assert there.cluster is not None, "a search is of some machines"
+    profiles = there.profile(captured, way.job, there.cluster, there.listener)
+    part_s = None if aim.limit_s is None else aim.limit_s / MOST_JOINED
+    cut = way._replace(captured=captured, profiles=profiles)
+    return _option(cut, fixed, there, aim, _over(time.perf_counter(), part_s))
 
 
 def _options(
@@ -306,7 +335,7 @@ def _options(
     captured: "Capture",
     there: Machines,
     aim: SearchAim,
-) -> "Iterator[Option | PlanError]":
+) -> "Iterator[tuple[Joining, Option | PlanError]]":
     """Yield for each way of joining micro-batches what the search finds.
 
     Each has the same part of the time that is left, and none is begun without any.
@@ -316,7 +345,8 @@ def _options(
     sizes = [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
     for at, count in enumerate(sizes):
         if at and left_s is not None and left_s <= 0:
-            yield PlanError("the time limit was reached")
+            way = Joining(count, job, captured, ())
+            yield way, PlanError("the time limit was reached")
             return
         pair = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
         if pair is None:
@@ -324,10 +354,11 @@ def _options(
         profiles = there.profile(pair[1], pair[0], cluster, there.listener)
         start = time.perf_counter()
         part_s = None if left_s is None else left_s / (len(sizes) - at)
+        way = Joining(count, *pair, profiles)
         try:
-            yield _option(Joining(count, *pair, profiles), fixed, there, aim, _over(start, part_s))
+            yield way, _option(way, fixed, there, aim, _over(start, part_s))
         except PlanError as problem:
-            yield problem
+            yield way, problem
         left_s = None if left_s is None else left_s - (time.perf_counter() - start)
 
 
@@ -407,7 +438,7 @@ def _joined_job(
             return None
     joined = merged(job, count)
     try:
-        return joined, traced(joined, there.listener)
+        return joined, traced(joined, there.listener, captured.graph.slices)
     except GraphError:
         return None
 

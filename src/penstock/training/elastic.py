@@ -22,6 +22,7 @@ from penstock.elastic.views import Left
 from penstock.elastic.words import HeldTensor, View, Where
 from penstock.errors import PlanError, RunError
 from penstock.files import read_json
+from penstock.graph.parts import key_in
 from penstock.plan import Plan, is_asynchronous, name_of
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
@@ -188,7 +189,7 @@ class RunPilot:
         way = self.run.ways.ways[0]
         kinds = {"parameter": "weights", "buffer": "buffers"}
         nodes = (node for node in way.captured.graph.nodes if node.kind in kinds)
-        return sorted({f"{kinds[node.kind]}/{node.name}" for node in nodes})
+        return sorted({f"{kinds[node.kind]}/{key_in(node.name)}" for node in nodes})
 
     def _back(self) -> tuple[int, str]:
         """Return the step of the newest checkpoint, and its folder; or those of the run's start."""

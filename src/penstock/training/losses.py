@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.errors import PenstockError, PlanError
+from penstock.graph.parts import key_in
 from penstock.plan import Decision, Plan
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
@@ -38,19 +39,19 @@ class PlanBasis:
     cluster: Cluster
     fixed: Fixed
 
-    def way(self, joined: int) -> Joining:
-        """Return the way in which so many of the job's micro-batches are one of the plan's."""
-        return next(way for way in self.ways if way.joined == joined)
+    def way(self, plan: Plan) -> Joining:
+        """Return the way in which the job's micro-batches are joined in a plan, and its step."""
+        return next(way for way in self.ways if way.is_of(plan))
 
     def choice_of(self, plan: Plan) -> Choice:
         """Return a plan with the job and the step that it is of.
 
-        Raises:   PlanError: it joins micro-batches as none of these does.
+        Raises:   PlanError: it joins micro-batches, or has slices, as none of these does.
         """
-        if plan.joined not in {way.joined for way in self.ways}:
-            message = f"the plan joins {plan.joined} micro-batches"
+        if not any(way.is_of(plan) for way in self.ways):
+            message = f"the plan joins {plan.joined} micro-batches, {dict(plan.split)} in slices"
             raise PlanError(message, hint="give all members the same job file")
-        way = self.way(plan.joined)
+        way = self.way(plan)
         return Choice(way.job, way.captured, plan)
 
 
@@ -76,7 +77,7 @@ def committing(plan: Plan, ways: PlanBasis) -> Plan:
     Where a rank holds something alone, another one has a copy, in the way that costs least.
     """
     own = replace(plan, commits=True, guard=None, compiled=False, post_validation=False)
-    return safe(own, ways.way(plan.joined), ways.cluster)
+    return safe(own, ways.way(plan), ways.cluster)
 
 
 def plans_ahead(ways: PlanBasis, most: int, limit_s: float) -> dict[int, Plan]:
@@ -153,7 +154,7 @@ def needs_of(choice: Choice, program: Program, sizes: Mapping[str, int]) -> list
         own: dict[str, int] = {}
         for stage in program.stages_of(rank):
             for node in (*stages[stage].parameters, *stages[stage].buffers):
-                own |= by_name.get(graph.nodes[node].name, {})
+                own |= by_name.get(key_in(graph.nodes[node].name), {})
         found.append(own)
     return found
 
@@ -170,7 +171,7 @@ def try_rerouted(plan: Plan, program: Program, left: Sequence[int], ways: PlanBa
     try:
         made, order = rerouted(plan, program, left)
         made = committing(replace(made, predicted=None), ways)
-        lower_plan(made, ways.way(made.joined).captured.graph)
+        lower_plan(made, ways.way(made).captured.graph)
     except PenstockError:  # no such schedule, shares or memory: another way is taken
         return None
     return (made, order) if fits(made, ways.cluster) else None

@@ -13,11 +13,14 @@ from penstock.errors import ClusterError
 from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.rules import Rule
+from penstock.rules.ruled import slices_asked
 from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.profile import Profile
+
+Slices = Sequence[tuple[str, int]]  # (name, slices) of parameters
 
 
 def loaded(text: str, rules: Sequence[Rule], listener: Listener) -> Job:
@@ -35,18 +38,22 @@ def loaded(text: str, rules: Sequence[Rule], listener: Listener) -> Job:
     return job
 
 
-def traced(job: Job, listener: Listener) -> "Capture":
-    """Return the job's step, traced.
+def traced(
+    job: Job, listener: Listener, slices: Slices = (), *, rules: Sequence[Rule] = ()
+) -> "Capture":
+    """Return the job's step, traced, with parameters in slices: by name, or as rules say.
 
-    Raises:   GraphError: it cannot be traced.
+    Raises:   GraphError: it cannot be traced, or not cut so.  PlanError: a rule matches nothing.
     """
     import torch
 
+    from penstock.graph.split import split
     from penstock.graph.trace import capture
 
     torch.set_num_threads(1)  # a rank has one core
     with listener.busy("tracing the step"):
-        return capture(job)
+        found = capture(job)
+        return split(found, dict(slices) or slices_asked(rules, found.graph))
 
 
 def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluster:

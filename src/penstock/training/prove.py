@@ -251,7 +251,7 @@ def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
     def keep(*_: object) -> None:
         for node, parameter in weights.updated.items():
             if parameter.grad is not None:
-                key = weights.key_of(f"gradients/{weights.names[node]}", node)
+                key = weights.key_of("gradients", node)
                 given[key] = parameter.grad.clone()
 
     if weights.optimizer is not None:

@@ -65,6 +65,8 @@ def safe(plan: Plan, way: Joining, cluster: Cluster) -> Plan:
     assert bare.predicted is not None, "it was simulated"
     if plan.far:
         return _told(bare, "checkpoint", "no rank: weights in far memory are in no other place")
+    if plan.split:
+        return _told(bare, "checkpoint", "no rank: slices of parameters are in no other place")
     ways = list(_ways(bare, program, way, cluster))
     peaks = bare.predicted.peak_bytes
     fit = [one for one in ways if _fits(one, peaks, cluster)]

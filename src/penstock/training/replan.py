@@ -236,15 +236,15 @@ class Replanner:
 
     def choice_of(self, plan: Plan) -> Choice:
         """Return a plan with the job and the step that it is of."""
-        way = self._way(plan.joined)
+        way = self._way(plan)
         if way is not None:
             return Choice(way.job, way.captured, plan)
-        whole = self._way(1)  # this rank has not traced the step with so many joined
-        assert whole is not None, "every rank has"
+        whole = next(way for way in self.basis.ways if way.joined == 1)
+        # This rank has not traced the step of the plan.
         return Choice(*for_plan(whole.job, plan, whole.captured, SILENT), plan)
 
-    def _way(self, joined: int) -> Joining | None:
-        return next((way for way in self.basis.ways if way.joined == joined), None)
+    def _way(self, plan: Plan) -> Joining | None:
+        return next((way for way in self.basis.ways if way.is_of(plan)), None)
 
     def _agree(self, choice: Choice, windows: "Windows", transport: "Transport") -> None:
         from penstock.training.agree import run_facts
@@ -383,16 +383,16 @@ class Replanner:
         start = time.perf_counter()
         now = slowed(plain, factors)
         ways = [way._replace(profiles=now.profiles(way.profiles)) for way in self.basis.ways]
-        profiles = {way.joined: way.profiles for way in ways}
         old = self.choice.plan
-        judge = Judge(self.choice.captured.graph, profiles[old.joined], now.cluster)
+        own = next(way.profiles for way in ways if way.is_of(old))
+        judge = Judge(self.choice.captured.graph, own, now.cluster)
         before_s = judge.candidate(replace(old, hosts=()), as_said=True).step_s
         fixed = replace(self.basis.fixed, ranks=old.total_ranks, as_placed=True)
         try:
             found = _found(ways, old, fixed, Machines(now.cluster), limit_s)
         except PlanError:  # in so short a time, or within the memory
             return {"search_s": time.perf_counter() - start, "replan": None, "plan": ""}
-        rows = profiles[found.plan.joined]
+        rows = next(way.profiles for way in ways if way.is_of(found.plan))
         found = found_in_units(found, self.basis.units, fixed, profiles=rows, cluster=now.cluster)
         plan = replace(found.plan, hosts=old.hosts)
         after_s, search_s = _predicted_s(found), time.perf_counter() - start
@@ -421,7 +421,7 @@ class Replanner:
         """Write the files of the plan that is run from now on, in place of `before`."""
         self._plain = self._lead.now or self._there
         now, (job, captured, plan) = slowed(self._plain, made.factors), self.choice
-        way = self._way(plan.joined)
+        way = self._way(plan)
         assert way is not None, "it was found by it"
         profiles = now.profiles(way.profiles)
         plan = predicted(plan, captured.graph, profiles, now.cluster)
@@ -448,7 +448,7 @@ def _found(
     alike = replace(fixed, stages=whole, replicas=old.replicas)
     if isinstance(old.schedule, Recipe) and fixed.schedule is None:
         alike = replace(alike, schedule=replace(old.schedule, seconds=None, units=()))
-    own = sorted(ways, key=lambda way: way.joined != old.joined)
+    own = sorted(ways, key=lambda way: not way.is_of(old))
     for each, part in ((alike, 0.4), (fixed, 0.6)):
         try:
             choices.append(best_of(own, each, there, part * limit_s))

@@ -281,7 +281,7 @@ class Session:
     def trace(self) -> "Capture | None":
         """Return the step, traced; None where the model has to be trained as eager modules."""
         try:
-            captured = traced(self.job, self.listener)
+            captured = traced(self.job, self.listener, rules=self.fixed.rules)
         except GraphError as problem:
             if self._is_strict():
                 raise
@@ -484,7 +484,7 @@ class Session:
         """Return the choice by which an elastic run ended."""
         plan = Plan.load(self.folder / "plan.json")
         ways = self.basis.ways if self.basis else ()
-        way = next((way for way in ways if way.joined == plan.joined), None)
+        way = next((way for way in ways if way.is_of(plan)), None)
         if way is not None:
             return Choice(way.job, way.captured, plan)
         captured = self.trace()
@@ -513,7 +513,7 @@ class Session:
         for row in replanned(self.folder):
             self.listener.say("\n".join(words_of(row)))
         plan = Plan.load(self.folder / "plan.json")
-        way = next(way for way in self.basis.ways if way.joined == plan.joined)
+        way = next(way for way in self.basis.ways if way.is_of(plan))
         return Choice(way.job, way.captured, plan)
 
     def _is_over(self, step: int) -> bool:

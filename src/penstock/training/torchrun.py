@@ -26,12 +26,14 @@ from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.profile import Profile
+from penstock.rules import Rule
 from penstock.training.agree import agree, run_facts, start_facts
 from penstock.training.choose import Choice, Joining, Machines, for_plan
 from penstock.training.listener import Listener
 from penstock.training.lock import locked
 from penstock.training.prepare import measured_as, traced
 from penstock.training.replan import SearchBasis
+from penstock.typed import typed
 
 if TYPE_CHECKING:
     from penstock.graph.trace import Capture
@@ -47,7 +49,7 @@ _START, _PLAN = "penstock/start", "penstock/plan"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
 _PROVE, _PROVED = "penstock/prove", "penstock/proved"  # the steps to prove, if any; what differs
 _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
-_ENOUGH = "enough"  # in place of how many micro-batches are joined in the step to measure
+_ENOUGH = "enough"  # in place of which step to measure: micro-batches joined, and slices
 
 
 def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
@@ -85,7 +87,7 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
     found = session.examine() if rank == 0 else None
     if session.given_plan is not None:
         _check_ranks(session.given_plan, world)
-    captured = _traced(session.job, session.listener)
+    captured = _traced(session.job, session.listener, session.fixed.rules)
     session.fixed = replace(session.fixed, ranks=world)
     agree(notices, "the step", {"graph": captured.graph.digest})
     cluster = session.there.cluster
@@ -126,8 +128,9 @@ def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> Se
     """
     if session.basis is not None or session.given_plan is not None:
         return session.basis
-    known = {1: (session.job, captured), choice.plan.joined: (choice.job, choice.captured)}
-    ways = tuple(Joining(joined, *pair, ()) for joined, pair in known.items())
+    first = Joining(1, session.job, captured, ())
+    own = Joining(choice.plan.joined, choice.job, choice.captured, ())
+    ways = (own,) if first.is_of(choice.plan) else (first, own)
     return SearchBasis(ways, session.fixed, session.units, 0.0)
 
 
@@ -193,9 +196,9 @@ def _check_ranks(plan: Plan, world: int) -> None:
         )
 
 
-def _traced(job: Job, listener: Listener) -> "Capture":
+def _traced(job: Job, listener: Listener, rules: Sequence[Rule]) -> "Capture":
     try:
-        captured = traced(job, listener)
+        captured = traced(job, listener, rules=rules)
     except GraphError as problem:
         hint = "`penstock train` without torchrun trains it with plain data parallelism"
         raise GraphError(f"{problem.message}, so no plan can be made", hint=hint) from problem
@@ -266,7 +269,8 @@ def _profiled(  # noqa: PLR0913 - a way of profiling, bound to one torchrun job
     whole:    the job without any of its micro-batches joined.
     """
     number, leaders = next(numbers), _leaders(cluster)
-    notices.put(_ASK.format(number), str(whole.micro_batches // job.micro_batches))
+    asked = whole.micro_batches // job.micro_batches, captured.graph.slices
+    notices.put(_ASK.format(number), json.dumps(asked))
     own, *others = leaders
     profile = measured_as(own, captured, job, cluster, listener)
     told = ((kind, notices.take(_TOLD.format(number, kind))) for kind in others)
@@ -283,8 +287,9 @@ def _serve(notices: "Notices", job: Job, captured: "Capture", there: Machines) -
         if text == _ENOUGH:
             return
         if own is not None and cluster is not None:
-            joined = merged(job, int(text))
-            step = captured if text == "1" else traced(joined, listener)
+            count, slices = typed(tuple[int, tuple[tuple[str, int], ...]], json.loads(text))
+            joined, is_known = merged(job, count), slices == captured.graph.slices
+            step = captured if count == 1 and is_known else traced(joined, listener, slices)
             profile = measured_as(own, step, joined, cluster, listener)
             notices.put(_TOLD.format(number, own), json.dumps(profile.to_json()))
 

@@ -1,0 +1,354 @@
+"""Sliced ops: what views, elementwise ops, sums and products make of values in slices.
+
+views, elementwise     slice by slice
+a product of matrices  in slices where an operand's rows or columns are; a sum over slices where
+                       the dim that it sums over is cut
+a sum                  slice by slice, or a sum over slices
+gradients              of the rows of a slice alone, wherever the whole was made before (`wanted`)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from penstock.graph.slicing import (
+    Ends,
+    Item,
+    LogSoftmax,
+    Sliced,
+    Slicing,
+    State,
+    Turn,
+    arguments,
+    as_node,
+    aten,
+    sliced_of,
+    wide_type,
+)
+from penstock.graph.trace import Capture
+
+_ALIKE = (  # elementwise, and not tagged so; what they make depends on shape and dtype alone
+    aten._to_copy.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.empty_like.default,
+)
+_SIZED = (  # whose first argument beside the tensor are sizes
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.slice_backward.default,
+)
+VIEWS = (
+    *_SIZED,
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.slice.Tensor,
+    aten.unsqueeze.default,
+)
+SUMS = aten.sum.dim_IntList, aten.sum.default
+PRODUCTS = aten.mm.default, aten.addmm.default
+
+
+def is_elementwise(target: Any) -> bool:
+    """Return whether each number of a result comes from those at its place."""
+    tags: Any = getattr(target, "tags", ())
+    is_random = torch.Tag.nondeterministic_seeded in tags
+    return (torch.Tag.pointwise in tags and not is_random) or target in _ALIKE
+
+
+def viewed(made: Slicing, node: fx.Node) -> State | None:
+    """Return a view of a value in slices, slice by slice; None where it mixes them."""
+    source, shape = as_node(node.args[0]), _shape(node)
+    known, old = made.wanted.get(node), _shape(source)
+    if known is not None:
+        back = next(
+            (d for d in range(len(old)) if _view_dim(node, old, d, shape) == known[0]), None
+        )
+        sliced = None if back is None else made.slices(source, back, known[1], node)
+    else:
+        state = made.states[source]
+        sliced = made.in_slices(state) if isinstance(state, Sliced | LogSoftmax) else None
+    dim = None if sliced is None else _view_dim(node, old, sliced.dim, shape)
+    if sliced is None or dim is None:
+        return None
+    rows = sorted(made.turns(sliced, node), key=lambda row: row[0].number)
+    more = {turn: _view_args(node, dim, part.value, sliced.dim) for turn, part in rows}
+    if sliced.of_state:
+        own = tuple(made.of_state(turn, node, part, more[turn]) for turn, part in rows)
+        return Sliced(dim, sliced.ends, own, of_state=True)
+    parts = {turn: made.of(turn, node, node.target, part, *more[turn]) for turn, part in rows}
+    return sliced_of(dim, sliced.ends, parts)
+
+
+def elementwise(made: Slicing, node: fx.Node) -> State | None:
+    """Return what an elementwise op makes, slice by slice, of the same slices of all it reads."""
+    shape, found = _shape(node), _cut_of(made, node)
+    if found is None:
+        return None
+    dim, ends = found
+    given: dict[fx.Node, Sliced | Item] = {}
+    for source in node.all_input_nodes:
+        at = _dim_before(source, dim, shape)
+        sliced = None if at is None else made.slices(source, at, ends, node)
+        if at is not None and sliced is None:
+            return None
+        given[source] = made.whole(source, node) if sliced is None else sliced
+    cut = [each for each in given.values() if isinstance(each, Sliced)]
+    if all(each.of_state for each in cut):
+        return _of_state(made, node, cut[0]) if len(given) == 1 else None
+    parts: dict[Turn, Item] = {}
+    for turn, _ in made.turns(_first_run(made, node, cut), node):
+        own = {k: v if isinstance(v, Item) else v.parts[turn.number] for k, v in given.items()}
+        args, kwargs = arguments(node, own)
+        parts[turn] = made.of(turn, node, node.target, *args, **kwargs)
+    return sliced_of(dim, ends, parts)
+
+
+def summed(made: Slicing, node: fx.Node) -> State | None:
+    """Return a sum: slice by slice, or over the slices where their dim is among those summed."""
+    source, known = as_node(node.args[0]), made.wanted.get(node)
+    count, over, keeps = _summed(node)
+    state = made.states[source]
+    if isinstance(state, Sliced | LogSoftmax):
+        sliced = made.in_slices(state)
+    elif known is None:
+        return None
+    else:
+        left = [d for d in range(count) if keeps or d not in over]
+        sliced = made.slices(source, left[known[0]], known[1], node)
+    if sliced is None:
+        return None
+    each = {
+        turn: made.of(turn, node, node.target, part, *node.args[1:], **node.kwargs)
+        for turn, part in made.turns(sliced, node)
+    }
+    if sliced.dim not in over:
+        dim = sliced.dim if keeps else sliced.dim - sum(d < sliced.dim for d in over)
+        return sliced_of(dim, sliced.ends, each)
+    return _added_up(made, node, each)
+
+
+def product(made: Slicing, node: fx.Node) -> State | None:
+    """Return a product A B, or bias + A B, by rows of A or columns of B, or summed over both."""
+    *bias, left, right = map(as_node, node.args)
+    dim, known = made.wanted.get(node, (-1, None))
+    rows = made.cut_at(left, 0) or (known if dim == 0 else None)
+    columns = made.cut_at(right, 1) or (known if dim == 1 else None)
+    inner = made.cut_at(left, 1) or made.cut_at(right, 0)
+    match (rows, columns, inner):
+        case (tuple(), None, None):
+            cut, ends, at = made.slices(left, 0, rows, node), rows, 0
+            other = made.whole(right, node)
+        case (None, tuple(), None):
+            cut, ends, at = made.slices(right, 1, columns, node), columns, 1
+            other = made.whole(left, node)
+        case (None, None, tuple()):
+            return _over(made, node, bias, (left, right), inner)
+        case _:
+            return None
+    if cut is None:
+        return None
+    parts: dict[Turn, Item] = {}
+    added = _bias(made, node, bias, at, ends)
+    for turn, part in made.turns(cut, node):
+        pair = (part, other) if at == 0 else (other, part)
+        parts[turn] = made.of(turn, node, node.target, *added(turn), *pair, **node.kwargs)
+    return sliced_of(at, ends, parts)
+
+
+def _over(
+    made: Slicing,
+    node: fx.Node,
+    bias: Sequence[fx.Node],
+    of: tuple[fx.Node, fx.Node],
+    ends: Ends,
+) -> Item | None:
+    """Return a product whose inner dim is cut: the sum of those of the slices."""
+    left, right = made.slices(of[0], 1, ends, node), made.slices(of[1], 0, ends, node)
+    if left is None or right is None or bias:
+        return None
+    parts: dict[Turn, Item] = {}
+    for turn, _ in made.turns(_first_run(made, node, [left, right]), node):
+        pair = left.parts[turn.number], right.parts[turn.number]
+        parts[turn] = made.of(turn, node, node.target, *pair)
+    return _added_up(made, node, parts)
+
+
+def _added_up(made: Slicing, node: fx.Node, parts: Mapping[Turn, Item]) -> Item:
+    """Return the sum of parts, each added to those of the turns before, in no less than 32 bits."""
+    total: Item | None = None
+    for turn, part in parts.items():
+        wide = made.cast(turn, node, part, wide_type(part.value.dtype))
+        total = wide if total is None else made.of(turn, node, aten.add.Tensor, total, wide)
+    assert total is not None, "there are slices"
+    *_, (last, part) = parts.items()
+    return made.cast(last, node, total, part.value.dtype)
+
+
+def _bias(
+    made: Slicing, node: fx.Node, bias: Sequence[fx.Node], dim: int, ends: Ends
+) -> Callable[[Turn], list[Item]]:
+    """Return what gives the bias of a slice of a product that is cut along `dim`."""
+    if not bias:
+        return lambda turn: []
+    (source,) = bias
+    at = _dim_before(source, dim, _shape(node))
+    sliced = None if at is None else made.slices(source, at, ends, node)
+    if sliced is not None:
+        return lambda turn: [sliced.parts[turn.number]]
+    whole, ranges = made.whole(source, node), list(pairwise((0, *ends)))
+    if at is None:
+        return lambda turn: [whole]
+    take = aten.slice.Tensor
+    return lambda turn: [made.of(turn, node, take, whole, at, *ranges[turn.number])]
+
+
+def _of_state(made: Slicing, node: fx.Node, sliced: Sliced) -> Sliced:
+    """Return a cast of each slice of a parameter."""
+    rows = sorted(made.turns(sliced, node), key=lambda row: row[0].number)
+    parts = tuple(made.of_state(turn, node, part, node.args[1:]) for turn, part in rows)
+    return Sliced(sliced.dim, sliced.ends, parts, of_state=True)
+
+
+def _cut_of(made: Slicing, node: fx.Node) -> tuple[int, Ends] | None:
+    """Return along which dim an elementwise op is cut, and where."""
+    if node in made.wanted:
+        return made.wanted[node]
+    count = len(_shape(node))
+    for source in node.all_input_nodes:
+        state = made.states[source]
+        if isinstance(state, Sliced | LogSoftmax):
+            sliced = made.in_slices(state)
+            return sliced.dim + count - len(_shape(source)), sliced.ends
+    return None
+
+
+def _first_run(made: Slicing, node: fx.Node, many: Sequence[Sliced]) -> Sliced:
+    """Return the one of several in slices whose run of this phase began first."""
+    cut = [each for each in many if not each.of_state] or many
+    own = [
+        (each.run[1], k)
+        for k, each in enumerate(cut)
+        if each.run and each.run[0] == made.rows[node].phase
+    ]
+    return cut[min(own)[1]] if own else cut[0]
+
+
+# -- gradients that are wanted in slices ----------------------------------------------------------
+
+
+def wanted_of(capture: Capture, ends: Mapping[str, Ends]) -> dict[fx.Node, tuple[int, Ends]]:
+    """Return the nodes that lead to nothing but gradients of slices: along which dim, where."""
+    found: dict[fx.Node, tuple[int, Ends]] = {}
+    for name, row in ends.items():
+        place = capture.graph.gradients.get(name)
+        stack = [] if place is None else [(capture.fx_nodes[place], 0)]
+        while stack:
+            node, dim = stack.pop()
+            if _can_be_cut(node):
+                found[node] = dim, row
+                stack += _behind(node, dim)
+    return found
+
+
+def _can_be_cut(node: fx.Node) -> bool:
+    products = *PRODUCTS, aten.embedding_dense_backward.default
+    return node.target in (*products, *VIEWS, *SUMS) or is_elementwise(node.target)
+
+
+def _behind(node: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
+    """Return what a value is made of alone, and which dims of these are its dim `dim`.
+
+    The operands of a product, or what others read too, are taken in parts there.
+    """
+    found: list[tuple[fx.Node, int]] = []
+    if node.target in (*PRODUCTS, aten.embedding_dense_backward.default):
+        return found
+    for source in node.all_input_nodes:
+        if source.op != "call_function" or (len(source.users) > 1 and source.target not in VIEWS):
+            continue
+        old = _shape(source)
+        if node.target in SUMS:
+            count, over, keeps = _summed(node)
+            left = [d for d in range(count) if keeps or d not in over]
+            back = None if left[dim] in over else left[dim]
+        elif node.target in VIEWS:
+            rows = (d for d in range(len(old)) if _view_dim(node, old, d, _shape(node)) == dim)
+            back = next(rows, None)
+        else:
+            back = _dim_before(source, dim, _shape(node))
+        found += [] if back is None else [(source, back)]
+    return found
+
+
+# -- dims -----------------------------------------------------------------------------------------
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _dim_before(source: fx.Node, dim: int, shape: tuple[int, ...]) -> int | None:
+    """Return the dim of an operand that is the dim `dim` of what an elementwise op makes.
+
+    None where it has none, or repeats one number along it.
+    """
+    own = _shape(source)
+    at = dim - (len(shape) - len(own))
+    return at if at >= 0 and own[at] == shape[dim] > 1 else None
+
+
+def _summed(node: fx.Node) -> tuple[int, list[int], bool]:
+    """Return the dims of what is summed, over which of them, and whether those are kept."""
+    count, more = len(_shape(as_node(node.args[0]))), node.args[1:]
+    dims: Any = more[0] if more else None
+    over = sorted({int(d) % count for d in dims} if dims else range(count))
+    return count, over, bool(more[1]) if len(more) > 1 else False
+
+
+def _view_dim(node: fx.Node, old: tuple[int, ...], dim: int, new: tuple[int, ...]) -> int | None:
+    """Return which dim of a view is the dim `dim` of what it looks at; None: none is."""
+    more: Any = node.args[1:]
+    match node.target:
+        case aten.t.default:
+            return 1 - dim if len(old) == 2 else dim
+        case aten.transpose.int:
+            a, b = (d % len(old) for d in more[:2])
+            return {a: b, b: a}.get(dim, dim)
+        case aten.permute.default:
+            return [d % len(old) for d in more[0]].index(dim)
+        case aten.unsqueeze.default:
+            return dim + (more[0] % len(new) <= dim)
+        case aten.expand.default:
+            at = dim + len(new) - len(old)
+            return at if new[at] == old[dim] else None
+        case aten.slice.Tensor:
+            return None if (more[0] % len(old) if more else 0) == dim else dim
+        case aten.slice_backward.default:
+            return None if more[1] % len(new) == dim else dim
+        case _:
+            sides = prod(old[:dim]), prod(old[dim + 1 :])
+            alike = (d for d, size in enumerate(new) if size == old[dim])
+            return next((d for d in alike if (prod(new[:d]), prod(new[d + 1 :])) == sides), None)
+
+
+def _view_args(node: fx.Node, dim: int, part: Tensor, of: int) -> tuple[Any, ...]:
+    """Return the further arguments of a view, for a part of what it looks at.
+
+    dim:  of the view that is cut; of: that of what it looks at.
+    """
+    more: Any = node.args[1:]
+    if node.target not in _SIZED:
+        return tuple(more)
+    sizes = list(more[0])
+    sizes[dim] = part.shape[of]
+    return (sizes, *more[1:])
