@@ -37,6 +37,7 @@ from bench.models import GPT, Block, Pieces, Size, loss, micro_batches
 from bench.network import line
 from penstock import _compat
 from penstock.cluster import Cluster, Host, Link
+from penstock.graph.split import split
 from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
@@ -45,6 +46,7 @@ from penstock.profile import Profile
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.of_plan import lower
 from penstock.runtime.launch import join_torchrun, torchrun_store
+from penstock.runtime.parts import whole
 from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport
 from penstock.simulate.of_program import simulate
@@ -112,6 +114,7 @@ class Side(NamedTuple):
 
 
 def ours(job: Job, captured: Capture, plan: Plan, end: Transport) -> Side:
+    captured = split(captured, dict(plan.split))
     program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
     rank, steps = Rank(captured, stages, job, end), itertools.count()
     calls = rank.bind(program)
@@ -130,7 +133,7 @@ def ours(job: Job, captured: Capture, plan: Plan, end: Transport) -> Side:
             held.shard.gather()
             found |= {held.names[node]: v.clone() for node, v in held.shard.reads.items()}
             held.shard.drop()
-        return found
+        return whole(found)
 
     return Side(step, rank.held_bytes, weights)
 
@@ -245,10 +248,9 @@ def hold(folder: Path) -> None:
     name, rounds, peers = json.loads((folder / "what.json").read_text())
     plans = {path.stem: Plan.load(path) for path in sorted((folder / "plans").iterdir())}
     ranks = int(os.environ["WORLD_SIZE"])
-    graph = capture(job_of(name)).graph
-    groups = {
-        one.ranks for plan in plans.values() for one in lower_plan(plan, graph).code.reductions
-    }
+    captured = capture(job_of(name))
+    programs = (lower_plan(p, split(captured, dict(p.split)).graph) for p in plans.values())
+    groups = {one.ranks for program in programs for one in program.code.reductions}
 
     def work(end: Transport) -> dict[str, Told]:
         if not dist.is_initialized():  # ours goes through shared memory, peers need gloo

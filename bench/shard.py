@@ -6,6 +6,7 @@ Two and four ranks that torchrun starts.  Models (a GPT, one with a huge embeddi
 experts), peers and links are those of bench/beside.py.  Ours is one stage in units, a block each.
 
 way         ours: "shard", gathered one unit ahead; "shard_keep", whole until the backward is over;
+            "split", as "shard", with what is larger than any block in eight slices;
             "planned", what the search finds for ranks and line with as many bytes as "shard" holds
 plan        that, in words
 cap_bytes   the most that a rank may hold by that plan
@@ -43,16 +44,18 @@ from bench.beside import (
 )
 from bench.machine import machine
 from bench.network import can_throttle
+from penstock.graph.split import split
 from penstock.graph.trace import Capture, capture
 from penstock.plan import Plan, Sharding, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
+from penstock.search.huge import huge
 from penstock.search.search import search
 from penstock.search.shapes import Fixed
 
 ROUNDS = 5
 WAYS: tuple[Sharding, ...] = ("shard", "shard_keep")
-PLANNED = "planned"
+PLANNED, SPLIT, SLICES = "planned", "split", 8
 Row = dict[str, float | int | str | None]
 
 
@@ -76,10 +79,15 @@ def rows(
     for name in models:
         captured = capture(job_of(name))
         profile = measure(captured, job_of(name), beside=1)
+        cut = split(captured, dict.fromkeys(huge(captured.graph), SLICES))
+        steps = dict.fromkeys((*WAYS, PLANNED), (captured, profile))
+        if cut.graph.slices:
+            steps[SPLIT] = cut, measure(cut, job_of(name), beside=1)
         for where in itertools.product(sizes, rates):
             plans: dict[str, Plan] = {way: plan_of(captured, where[0], way) for way in WAYS}
             cap = int(predicted(plans["shard"], captured, profile, where)["predicted_bytes"])
             plans[PLANNED] = planned(captured, profile, where, cap)
+            plans |= {SPLIT: plan_of(cut, where[0], "shard")} if cut.graph.slices else {}
             told = played(name, plans, where, rounds)
             for way, kind in itertools.product(plans, PEERS):
                 is_planned = way == PLANNED
@@ -94,7 +102,7 @@ def rows(
                         "peer": kind,
                     }
                     | _row(told[way], told[kind])
-                    | predicted(plans[way], captured, profile, where)
+                    | predicted(plans[way], *steps[way], where)
                 )
 
 

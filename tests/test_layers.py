@@ -62,6 +62,11 @@ TORCH_FILES = {
     "graph/fuse.py",
     "graph/optimizer.py",
     "graph/precision.py",
+    "graph/slicing.py",
+    "graph/sliced_embedding.py",
+    "graph/sliced_loss.py",
+    "graph/sliced_ops.py",
+    "graph/split.py",
     "profile/fused.py",
     "profile/measure.py",
 }

@@ -64,6 +64,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
         replace(REASONED, **more),
         replace(REASONED, compiled=True, commits=True, guard=Guarding(4, 2)),
         replace(REASONED, shard=("shard_keep", "replicate"), prefetch=1, parts=(3, 1, 1, 1)),
+        replace(REASONED, split=(("head.weight", 4),)),
     )  # not with a wire that rounds
     assert [
         each.name

@@ -589,7 +589,7 @@ def decide(plan: Plan, decisions: Iterable[Decision], predicted: Prediction) -> 
     return replace(plan, decisions=tuple(decisions), predicted=predicted)
 
 
-def plan_by_hand(  # noqa: PLR0913 - one for each decision
+def plan_by_hand(  # long: one for each decision  # noqa: PLR0913 - one for each decision
     graph: Graph,
     cuts: Sequence[int],
     schedule: str | AnySchedule,

@@ -109,6 +109,50 @@ def test_rules_are_kept_by_check_plan_and_train(call: Call, tmp_path: Path) -> N
     assert {d.what for d in kept.decisions} >= {"recompute [0-2]"}
 
 
+SLICED = """
+[[rule]]
+split = "[03].0"
+into = 3
+
+[[rule]]
+recompute = "0.0.slice*"
+
+[[rule]]
+shard = "3.0"
+"""
+
+
+def test_slices_are_checked_planned_trained_and_resumed(call: Call, tmp_path: Path) -> None:
+    given = "--with", rules(tmp_path, text=SLICED)
+    done = call("check", JOB, *given, "--replicas", 2, "--stages", 1, "--json")
+    found = json.loads(done.out)
+    assert (done.code, found["ok"], found["stages"]) == (0, True, 8)
+    assert found["max_relative_difference"] < 1e-6
+    out = tmp_path / "run"
+    asked = "train", JOB, *given, "--ranks", 2, "--stages", 1, "--out", out, "--no-trial"
+    done = call(*asked)
+    assert done.code == 0, done.err
+    assert "equal to the plain loop at step 1" in done.err
+    plan = Plan.load(out / "plan.json")
+    rows = [("0.0.bias", 3), ("0.0.weight", 3), ("3.0.bias", 3), ("3.0.weight", 3)]
+    assert list(plan.split) == rows
+    assert ("split [03].0", "3", "user") in {(d.what, d.value, d.by) for d in plan.decisions}
+    assert plan.shard.count("shard") == 3
+    again = call(*asked, "--steps", 6, "--resume")
+    assert (again.code, "resuming after step 4" in again.err) == (0, True)
+    assert Plan.load(out / "plan.json").split == plan.split
+    exported = call("export", out, "--to", tmp_path / "weights.safetensors")
+    assert exported.code == 0
+    given = "--plan", out / "plan.json"
+    assert call("train", JOB, *given, "--out", tmp_path / "other", "--no-trial").code == 0
+    done = call("check", JOB, *given, "--json")
+    assert (done.code, json.loads(done.out)["ok"]) == (0, True)
+    whole = rules(tmp_path, text='[[rule]]\nsplit = "2"\n')
+    error, hint = call("check", JOB, *given, "--with", whole).refusal(2)
+    assert "split = '2' (2): 2.0.weight is in no slices" in error
+    assert "make the plan with this rule" in hint
+
+
 @pytest.mark.parametrize(
     ("by", "message"),
     [

@@ -13,7 +13,7 @@ from penstock.errors import GraphError
 from penstock.graph.cut import cut
 from penstock.graph.cut_points import block_ends
 from penstock.graph.graph import Graph
-from penstock.graph.parts import Part, key_in, part_in, part_key, slice_in, slice_path, word_of
+from penstock.graph.parts import PartName, key_in, part_in, part_key, slice_in, slice_path, word_of
 from penstock.graph.slicing import ends_of
 from penstock.graph.split import split
 from penstock.graph.trace import Capture, capture
@@ -244,7 +244,7 @@ def test_slices_are_parameters_by_their_parts_and_survive_a_file(tmp_path):
     graph = split(traced("embeddings"), {"head.weight": 3}).graph
     assert graph.slices == (("head.bias", 3), ("head.weight", 3))
     parts = [part_in(n.name) for n in graph.nodes if "head.weight" in n.name]
-    assert parts == [Part("head.weight", 11 * D * k, (V, D)) for k in range(3)]
+    assert parts == [PartName("head.weight", 11 * D * k, (V, D)) for k in range(3)]
     graph.save(tmp_path / "graph.json")
     assert Graph.load(tmp_path / "graph.json").slices == graph.slices
     assert graph.digest == split(traced("embeddings"), {"head.weight": 3}).graph.digest
@@ -302,7 +302,7 @@ def test_names_of_parts_are_read_back(name, data):
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
     start = data.draw(st.integers(0, 99))
     key = part_key(name, start, shape)
-    assert part_in(key) == Part(name, start, shape)
+    assert part_in(key) == PartName(name, start, shape)
     assert (key_in(key), key_in(name)) == (name, name)
 
 

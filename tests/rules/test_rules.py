@@ -15,7 +15,7 @@ from penstock.errors import PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Decision, Plan, plan_by_hand, schedule_of
 from penstock.rules import Rule, load, rewritten
-from penstock.rules.ruled import matched, ruled
+from penstock.rules.ruled import matched, ruled, slices_asked
 from penstock.schedule.refine import refine
 from penstock.search import Fixed, evaluate, search
 from penstock.search.balance import StageEnds, balanced_cuts
@@ -33,7 +33,8 @@ def layered(graph: Graph) -> Graph:
     """Return a chain whose loss belongs to its last layer, and weights to theirs."""
     last = f"layers.{len(graph.cut_points)}"
     named = [replace(n, module=last) if n.name.endswith("loss") else n for n in graph.nodes]
-    named = [replace(n, name=owned(n.name)) if n.kind == "parameter" else n for n in named]
+    rows = {"shape": (8, 2)}
+    named = [replace(n, name=owned(n.name), **rows) if n.kind == "parameter" else n for n in named]
     gradients = {owned(name): at for name, at in graph.gradients.items()}
     return replace(graph, nodes=tuple(named), gradients=gradients)
 
@@ -281,6 +282,14 @@ def test_units_of_a_found_plan_keep_the_rules() -> None:
         in_units(choice._replace(plan=whole), None, (profile,), cluster, [Rule("cut", "layers.1")])
 
 
+def test_slices_are_asked_for_by_the_modules_that_own_the_weights() -> None:
+    said = [Rule("split", "layers.[13]", "4"), Rule("split", "layers.5", "2")]
+    assert slices_asked(said, GRAPH) == {
+        f"layers.{k}.weight": n for k, n in ((1, 4), (3, 4), (5, 2))
+    }
+    assert slices_asked([Rule("cut", "layers.1")], GRAPH) == {}
+
+
 def test_of_nested_modules_the_outermost_count() -> None:
     assert matched(Rule("cut", "a*"), ["a", "a.b", "ab", "c"]) == ("a", "ab")
 
@@ -308,6 +317,14 @@ def test_of_nested_modules_the_outermost_count() -> None:
         ),
         ("[[rule]]\noffload = 'x'\nwhat = 3", "what is 3", "a text"),
         ("[[rule]]\nreplace = 'x'", "replace of x by nothing", "by ="),
+        ("[[rule]]\nsplit = 'x'\ninto = 1", "split of x is into 1", "2 or more"),
+        ("[[rule]]\nsplit = 'x'\ninto = 'all'", "into is 'all'", "number of slices"),
+        ("[[rule]]\nsplit = 'layers.2'\ninto = 3", "layers.2.weight is in no slices", "this rule"),
+        (
+            "[[rule]]\nsplit = 'layers.2'\n[[rule]]\nsplit = 'layers.*'\ninto = 3",
+            "rule 2: split = 'layers.*' (3) contradicts FILE, rule 1: split = 'layers.2' (2)",
+            "narrow",
+        ),
         (
             "[[rule]]\ncut = 'layers.1'\n[[rule]]\ncut = 'layer.1'",
             "rule 2: cut = 'layer.1' matches no module",

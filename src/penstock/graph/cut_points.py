@@ -59,13 +59,22 @@ def block_ends(graph: Graph) -> tuple[int, ...]:
     A block is a module with a number, as in a list or a sequence, that is inside no other one; the
     last cut point behind ops of it ends it.  A cut point behind an op of none is an end, too.
     """
-    ops = [i for i, node in enumerate(graph.nodes) if node.kind == "op" and node.phase == "F"]
-    blocks = [
-        block_of(graph.nodes[ops[bisect.bisect_left(ops, point.at) - 1]].module)
-        for point in graph.cut_points
-    ]
+    blocks = [block_of(module) for module in _modules_before(graph)]
     last = {block: index for index, block in enumerate(blocks)}
     return tuple(index for index, block in enumerate(blocks) if not block or last[block] == index)
+
+
+def slice_ends(graph: Graph) -> tuple[int, ...]:
+    """Return the indices of the cut points behind slices of parameters."""
+    modules = enumerate(_modules_before(graph))
+    return tuple(index for index, module in modules if slice_in(module))
+
+
+def _modules_before(graph: Graph) -> list[str]:
+    """Return the module of the op before each cut point."""
+    ops = [i for i, node in enumerate(graph.nodes) if node.kind == "op" and node.phase == "F"]
+    places = (bisect.bisect_left(ops, point.at) - 1 for point in graph.cut_points)
+    return [graph.nodes[ops[place]].module for place in places]
 
 
 def block_of(module: str) -> str:

@@ -11,7 +11,7 @@ _PART = re.compile(r"part (?P<start>\d+) of (?P<shape>[\dx]*)/(?P<key>.+)", re.D
 _SLICE = re.compile(r"(?:.+\.)?slice \d+ of \d+")
 
 
-class Part(NamedTuple):
+class PartName(NamedTuple):
     """The numbers from number `start` on of the tensor `key`, which has this shape whole."""
 
     key: str
@@ -24,14 +24,14 @@ def part_key(key: str, start: int, shape: Sequence[int]) -> str:
     return f"part {start} of {'x'.join(map(str, shape))}/{key}"
 
 
-def part_in(name: str) -> Part | None:
+def part_in(name: str) -> PartName | None:
     """Return of which tensor, and from where on, `name` is a part; None: it is whole."""
     found = _PART.fullmatch(name)
     if found is None:
         return None
     words = found["shape"]
     shape = tuple(map(int, words.split("x"))) if words else ()
-    return Part(found["key"], int(found["start"]), shape)
+    return PartName(found["key"], int(found["start"]), shape)
 
 
 def key_in(name: str) -> str:

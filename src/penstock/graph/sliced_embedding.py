@@ -11,7 +11,7 @@ from torch import fx
 
 from penstock.graph.slicing import (
     Ends,
-    Item,
+    NewNode,
     Sliced,
     Slicing,
     State,
@@ -33,13 +33,13 @@ def embedding(made: Slicing, node: fx.Node) -> State | None:
     """
     weight, index, more = as_node(node.args[0]), as_node(node.args[1]), node.args[2:]
     state = made.states[weight]
-    is_whole = isinstance(made.states[index], Item)
+    is_whole = isinstance(made.states[index], NewNode)
     if not isinstance(state, Sliced) or state.dim != 0 or not is_whole:
         return None
     if len(more) > 1 and more[1]:
         name = next(name for name in made.ends if leads_to(weight, name, made.rows))
         raise refusal(name, "its gradient is scaled by how often each row is read")
-    found: Item | None = None
+    found: NewNode | None = None
     for turn, part in made.turns(state, node):
         inside, local = _local(made, turn, node, index, state.ranges[turn.number])
         one = made.of(turn, node, node.target, part, local)
@@ -62,7 +62,7 @@ def embedding_backward(made: Slicing, node: fx.Node) -> State | None:
         return None
     ends = made.wanted[node][1]
     whole, ranges = made.whole(gradient, node), list(pairwise((0, *ends)))
-    parts: dict[Turn, Item] = {}
+    parts: dict[Turn, NewNode] = {}
     for turn in _turns(made, node, ends):
         start, end = ranges[turn.number]
         _, local = _local(made, turn, node, index, (start, end), outside=end - start)
@@ -88,7 +88,7 @@ def _local(
     rows: tuple[int, int],
     *,
     outside: int = 0,
-) -> tuple[Item, Item]:
+) -> tuple[NewNode, NewNode]:
     """Return which indices lie in a slice, and these counted from its first row.
 
     outside:  in place of those of other slices.

@@ -23,8 +23,8 @@ from torch import fx
 
 from penstock.graph.slicing import (
     AtTargets,
-    Item,
     LogSoftmax,
+    NewNode,
     Sliced,
     Slicing,
     State,
@@ -46,7 +46,7 @@ def log_softmax(made: Slicing, node: fx.Node) -> State | None:
         return None
     if state.dim != dim % source.meta["val"].dim():
         return None
-    found: tuple[Item, Item] | None = None
+    found: tuple[NewNode, NewNode] | None = None
     for turn, part in made.turns(state, node):
         logits = made.cast(turn, node, part, wide_type(part.value.dtype))
         least = torch.finfo(logits.value.dtype).min  # of a slice of -inf, which count nothing
@@ -75,7 +75,7 @@ def loss(made: Slicing, node: fx.Node) -> State | None:
     state = made.states[source]
     if not isinstance(state, LogSoftmax) or weight is not None or state.logits.dim != 1:
         return None
-    if source.meta["val"].dim() != 2 or not isinstance(made.states[targets], Item):
+    if source.meta["val"].dim() != 2 or not isinstance(made.states[targets], NewNode):
         return None
     state.picked[targets] = (
         _picked(made, node, state, targets),
@@ -86,9 +86,9 @@ def loss(made: Slicing, node: fx.Node) -> State | None:
     return found
 
 
-def _picked(made: Slicing, node: fx.Node, state: LogSoftmax, targets: fx.Node) -> Item:
+def _picked(made: Slicing, node: fx.Node, state: LogSoftmax, targets: fx.Node) -> NewNode:
     """Return the log-probability of each row's target, as a column."""
-    found: Item | None = None
+    found: NewNode | None = None
     turns, read = made.turns(state.logits, node), as_node(state.node.args[0])
     for turn, part in turns:
         inside, local = _targets(made, turn, node, targets, state.logits)
@@ -107,7 +107,7 @@ def _picked(made: Slicing, node: fx.Node, state: LogSoftmax, targets: fx.Node) -
 
 def _one_class(
     made: Slicing, node: fx.Node, state: LogSoftmax, targets: fx.Node, ignored: Any
-) -> Item:
+) -> NewNode:
     """Return targets of a loss of one class: 0, or `_IGNORED`, or how far it is from any class."""
     turn, _ = made.turns(state.logits, node)[-1]
     whole, classes = made.whole(targets, node), state.logits.ends[-1]
@@ -119,7 +119,7 @@ def _one_class(
 
 def _targets(
     made: Slicing, turn: Turn, node: fx.Node, targets: fx.Node, logits: Sliced
-) -> tuple[Item, Item]:
+) -> tuple[NewNode, NewNode]:
     """Return which targets lie in a slice, and where, each as a column."""
     whole, (start, end) = made.whole(targets, node), logits.ranges[turn.number]
     after = made.before(turn, node, aten.ge.Scalar, whole, start)
@@ -154,7 +154,7 @@ def log_softmax_backward(made: Slicing, node: fx.Node) -> State | None:
         at = made.new(node, aten._to_copy.default, at, dtype=wide)
     share = made.new(node, aten.div.Tensor, at, given.of.total)
     share = made.new(node, aten.neg.default, share)
-    parts: dict[Turn, Item] = {}
+    parts: dict[Turn, NewNode] = {}
     for turn, part in made.turns(logits, node):
         inside, local = _targets(made, turn, node, given.targets, logits)
         below = made.cast(turn, node, part, wide_type(part.value.dtype))

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from penstock.graph.slicing import (
     Ends,
-    Item,
     LogSoftmax,
+    NewNode,
     Sliced,
     Slicing,
     State,
@@ -94,7 +94,7 @@ def elementwise(made: Slicing, node: fx.Node) -> State | None:
     if found is None:
         return None
     dim, ends = found
-    given: dict[fx.Node, Sliced | Item] = {}
+    given: dict[fx.Node, Sliced | NewNode] = {}
     for source in node.all_input_nodes:
         at = _dim_before(source, dim, shape)
         sliced = None if at is None else made.slices(source, at, ends, node)
@@ -104,9 +104,9 @@ def elementwise(made: Slicing, node: fx.Node) -> State | None:
     cut = [each for each in given.values() if isinstance(each, Sliced)]
     if all(each.of_state for each in cut):
         return _of_state(made, node, cut[0]) if len(given) == 1 else None
-    parts: dict[Turn, Item] = {}
+    parts: dict[Turn, NewNode] = {}
     for turn, _ in made.turns(_first_run(made, node, cut), node):
-        own = {k: v if isinstance(v, Item) else v.parts[turn.number] for k, v in given.items()}
+        own = {k: v if isinstance(v, NewNode) else v.parts[turn.number] for k, v in given.items()}
         args, kwargs = arguments(node, own)
         parts[turn] = made.of(turn, node, node.target, *args, **kwargs)
     return sliced_of(dim, ends, parts)
@@ -156,7 +156,7 @@ def product(made: Slicing, node: fx.Node) -> State | None:
             return None
     if cut is None:
         return None
-    parts: dict[Turn, Item] = {}
+    parts: dict[Turn, NewNode] = {}
     added = _bias(made, node, bias, at, ends)
     for turn, part in made.turns(cut, node):
         pair = (part, other) if at == 0 else (other, part)
@@ -170,21 +170,21 @@ def _over(
     bias: Sequence[fx.Node],
     of: tuple[fx.Node, fx.Node],
     ends: Ends,
-) -> Item | None:
+) -> NewNode | None:
     """Return a product whose inner dim is cut: the sum of those of the slices."""
     left, right = made.slices(of[0], 1, ends, node), made.slices(of[1], 0, ends, node)
     if left is None or right is None or bias:
         return None
-    parts: dict[Turn, Item] = {}
+    parts: dict[Turn, NewNode] = {}
     for turn, _ in made.turns(_first_run(made, node, [left, right]), node):
         pair = left.parts[turn.number], right.parts[turn.number]
         parts[turn] = made.of(turn, node, node.target, *pair)
     return _added_up(made, node, parts)
 
 
-def _added_up(made: Slicing, node: fx.Node, parts: Mapping[Turn, Item]) -> Item:
+def _added_up(made: Slicing, node: fx.Node, parts: Mapping[Turn, NewNode]) -> NewNode:
     """Return the sum of parts, each added to those of the turns before, in no less than 32 bits."""
-    total: Item | None = None
+    total: NewNode | None = None
     for turn, part in parts.items():
         wide = made.cast(turn, node, part, wide_type(part.value.dtype))
         total = wide if total is None else made.of(turn, node, aten.add.Tensor, total, wide)
@@ -195,7 +195,7 @@ def _added_up(made: Slicing, node: fx.Node, parts: Mapping[Turn, Item]) -> Item:
 
 def _bias(
     made: Slicing, node: fx.Node, bias: Sequence[fx.Node], dim: int, ends: Ends
-) -> Callable[[Turn], list[Item]]:
+) -> Callable[[Turn], list[NewNode]]:
     """Return what gives the bias of a slice of a product that is cut along `dim`."""
     if not bias:
         return lambda turn: []

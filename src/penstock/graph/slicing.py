@@ -30,7 +30,7 @@ Place = tuple[int, int, int, int, int]  # phase, where its run begins, turn of t
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class NewNode:
     """One node of the new step, before it has its place there.
 
     value:  what the trace saw of it: a tensor without data.
@@ -59,7 +59,7 @@ class Sliced:
 
     dim: int
     ends: Ends
-    parts: tuple[Item, ...]
+    parts: tuple[NewNode, ...]
     run: tuple[Phase, int] | None = None
     of_state: bool = False
 
@@ -81,22 +81,22 @@ class LogSoftmax:
 
     node: fx.Node
     logits: Sliced
-    top: Item
-    total: Item
-    picked: dict[fx.Node, tuple[Item, Item]] = field(
-        default_factory=dict["fx.Node", "tuple[Item, Item]"]
+    top: NewNode
+    total: NewNode
+    picked: dict[fx.Node, tuple[NewNode, NewNode]] = field(
+        default_factory=dict["fx.Node", "tuple[NewNode, NewNode]"]
     )
 
 
 class AtTargets(NamedTuple):
     """A gradient of log-probabilities that is nothing but at the targets: there, `at` each row."""
 
-    at: Item
+    at: NewNode
     targets: fx.Node
     of: LogSoftmax
 
 
-State = Item | Sliced | LogSoftmax | AtTargets
+State = NewNode | Sliced | LogSoftmax | AtTargets
 
 
 class Turn(NamedTuple):
@@ -144,15 +144,15 @@ class Slicing:
         self.rows = dict(zip(capture.fx_nodes, capture.graph.nodes, strict=True))
         self.index = {node: i for i, node in enumerate(capture.fx_nodes)}
         self.states: dict[fx.Node, State] = {}
-        self.items: list[Item] = []
+        self.items: list[NewNode] = []
         self._narrowed: dict[tuple[fx.Node, int, Ends, Phase], Sliced] = {}
-        self._joined: dict[fx.Node, Item] = {}
+        self._joined: dict[fx.Node, NewNode] = {}
         self._count = 0
         with _compat.mode_of(node.meta.get("val") for node in capture.fx_nodes), torch.no_grad():
             for node in capture.fx_nodes:
                 self.states[node] = self._state(node, rule)
 
-    def gradient(self, name: str, node: fx.Node) -> tuple[Item, ...]:
+    def gradient(self, name: str, node: fx.Node) -> tuple[NewNode, ...]:
         """Return the gradients of the slices of a parameter.
 
         Raises:   GraphError: they are not made slice by slice.
@@ -167,21 +167,21 @@ class Slicing:
     def _state(self, node: fx.Node, rule: Rule) -> State:
         if node.op == "placeholder" and self.rows[node].name in self.ends:
             return self._parameter(node)
-        is_cut = any(not isinstance(self.states[k], Item) for k in node.all_input_nodes)
+        is_cut = any(not isinstance(self.states[k], NewNode) for k in node.all_input_nodes)
         made = rule(self, node) if is_cut or node in self.wanted else None
         return self.copied(node) if made is None else made
 
     def _parameter(self, node: fx.Node) -> Sliced:
         name, value = self.rows[node].name, node.meta["val"]
-        parts: list[Item] = []
+        parts: list[NewNode] = []
         for start, end in pairwise((0, *self.ends[name])):
             part = value.new_empty((end - start, *value.shape[1:]))
             place = 0, self.index[node], 0, 0, len(parts)
-            parts.append(Item(None, (), {}, part, place, {}, "placeholder", name))
+            parts.append(NewNode(None, (), {}, part, place, {}, "placeholder", name))
         self.items += parts
         return Sliced(0, self.ends[name], tuple(parts), of_state=True)
 
-    def copied(self, node: fx.Node) -> Item:
+    def copied(self, node: fx.Node) -> NewNode:
         """Return an op as it was, of whole values."""
         given = {source: self.whole(source, node) for source in node.all_input_nodes}
         args, kwargs = arguments(node, given)
@@ -190,20 +190,20 @@ class Slicing:
         if is_view and any(given[k].value is not k.meta.get("val") for k in given):
             value = _run(node.target, args, kwargs)
         notes = {**custom(node)}
-        item = Item(node.target, args, kwargs, value, self._place(node), notes, node.op)
+        item = NewNode(node.target, args, kwargs, value, self._place(node), notes, node.op)
         item.name = self.rows[node].name if node.op == "placeholder" else ""
         self.items.append(item)
         return item
 
     # -- whole and in slices ----------------------------------------------------------------------
 
-    def whole(self, node: fx.Node, reader: fx.Node) -> Item:
+    def whole(self, node: fx.Node, reader: fx.Node) -> NewNode:
         """Return a value whole, for the op `reader`.
 
         Raises:   GraphError: it is a parameter, which would be whole again.
         """
         state = self.states[node]
-        if isinstance(state, Item):
+        if isinstance(state, NewNode):
             return state
         if node not in self._joined:
             self._joined[node] = self._put_together(node, state, reader)
@@ -211,7 +211,7 @@ class Slicing:
 
     def _put_together(
         self, node: fx.Node, state: Sliced | LogSoftmax | AtTargets, reader: fx.Node
-    ) -> Item:
+    ) -> NewNode:
         if isinstance(state, AtTargets):
             return self.copied(node)
         sliced = self.in_slices(state)
@@ -224,7 +224,7 @@ class Slicing:
         """Return a value in slices, computed where nobody has."""
         if isinstance(state, Sliced):
             return state
-        parts: dict[Turn, Item] = {}
+        parts: dict[Turn, NewNode] = {}
         for turn, part in self.turns(state.logits, state.node):
             wide = self.cast(turn, state.node, part, wide_type(part.value.dtype))
             below = self.of(turn, state.node, aten.sub.Tensor, wide, state.top)
@@ -251,14 +251,14 @@ class Slicing:
         if key not in self._narrowed:
             whole = self.whole(node, reader)
             at = self.index[node] if self.rows[node].phase == phase else self.index[reader]
-            parts: dict[Turn, Item] = {}
+            parts: dict[Turn, NewNode] = {}
             for number, (start, end) in enumerate(pairwise((0, *ends))):
                 turn = Turn(number, len(ends), (phase, at))
                 parts[turn] = self.of(turn, reader, aten.slice.Tensor, whole, dim, start, end)
             self._narrowed[key] = sliced_of(dim, ends, parts)
         return self._narrowed[key]
 
-    def turns(self, sliced: Sliced, node: fx.Node) -> list[tuple[Turn, Item]]:
+    def turns(self, sliced: Sliced, node: fx.Node) -> list[tuple[Turn, NewNode]]:
         """Return the turn of each slice and its part, in the order in which `node` works on them.
 
         It begins a run where the slices are of none in its phase.
@@ -280,33 +280,33 @@ class Slicing:
         number = turn.among - turn.number if late else turn.number + 1
         return (late, turn.run[1], number, at, self._count)
 
-    def new(self, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> Item:
+    def new(self, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> NewNode:
         """Return an op on whole values that stands with `node`."""
         notes = {**custom(node), "backward": self.rows[node].phase == "B"}
         value = _run(target, args, kwargs)
-        item = Item(target, args, kwargs, value, self._place(node), notes)
+        item = NewNode(target, args, kwargs, value, self._place(node), notes)
         self.items.append(item)
         return item
 
-    def of(self, turn: Turn, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> Item:
+    def of(self, turn: Turn, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> NewNode:
         """Return an op that does for one slice what `node` does, or a part of it."""
         value, notes = _run(target, args, kwargs), self.notes(turn, node)
-        item = Item(target, args, kwargs, value, self._place(node, turn), notes)
+        item = NewNode(target, args, kwargs, value, self._place(node, turn), notes)
         self.items.append(item)
         return item
 
-    def before(self, turn: Turn, node: fx.Node, target: Any, *args: Any) -> Item:
+    def before(self, turn: Turn, node: fx.Node, target: Any, *args: Any) -> NewNode:
         """Return an op on the batch that stands before its first use; no gradient comes back."""
         notes = {**self.notes(turn, node), "sequence": None}
-        return Item(target, args, {}, _run(target, args, {}), None, notes)
+        return NewNode(target, args, {}, _run(target, args, {}), None, notes)
 
-    def of_state(self, turn: Turn, node: fx.Node, part: Item, more: Sequence[Any]) -> Item:
+    def of_state(self, turn: Turn, node: fx.Node, part: NewNode, more: Sequence[Any]) -> NewNode:
         """Return a view or cast of a slice of a parameter: it stands before its first use."""
         args = part, *more
         value = _run(node.target, args, node.kwargs)
-        return Item(node.target, args, node.kwargs, value, None, self.notes(turn, node))
+        return NewNode(node.target, args, node.kwargs, value, None, self.notes(turn, node))
 
-    def cast(self, turn: Turn, node: fx.Node, item: Item, dtype: torch.dtype) -> Item:
+    def cast(self, turn: Turn, node: fx.Node, item: NewNode, dtype: torch.dtype) -> NewNode:
         """Return a part in another dtype; itself, if it has that."""
         if item.value.dtype == dtype:
             return item
@@ -323,7 +323,7 @@ class Slicing:
         return notes
 
 
-def sliced_of(dim: int, ends: Ends, parts: Mapping[Turn, Item]) -> Sliced:
+def sliced_of(dim: int, ends: Ends, parts: Mapping[Turn, NewNode]) -> Sliced:
     """Return a value of these parts, by their turns."""
     turns = sorted(parts, key=lambda turn: turn.number)
     return Sliced(dim, ends, tuple(parts[turn] for turn in turns), turns[0].run)
@@ -342,7 +342,7 @@ def as_node(given: Any) -> fx.Node:
     return given
 
 
-def arguments(node: fx.Node, given: Mapping[fx.Node, Item]) -> Any:
+def arguments(node: fx.Node, given: Mapping[fx.Node, NewNode]) -> Any:
     """Return the arguments of a node, positional and named, with items for values."""
 
     def item(value: Any) -> Any:
@@ -362,4 +362,4 @@ def _run(target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _value_of(given: Any) -> Any:
-    return given.value if isinstance(given, Item) else given
+    return given.value if isinstance(given, NewNode) else given

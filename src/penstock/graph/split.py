@@ -43,7 +43,7 @@ from penstock.graph.sliced_ops import (
     viewed,
     wanted_of,
 )
-from penstock.graph.slicing import Ends, Item, Slicing, State, aten, ends_of
+from penstock.graph.slicing import Ends, NewNode, Slicing, State, aten, ends_of
 from penstock.graph.trace import Capture
 
 
@@ -126,12 +126,12 @@ def _parameter_behind(value: Any) -> fx.Node | None:
 class _Results(NamedTuple):
     """What the new step returns: the loss, gradients by parameter, figures."""
 
-    loss: Item
-    gradients: dict[str, Item | None]
-    figures: list[Item]
+    loss: NewNode
+    gradients: dict[str, NewNode | None]
+    figures: list[NewNode]
 
     @property
-    def items(self) -> list[Item | None]:
+    def items(self) -> list[NewNode | None]:
         """Return all of them, in the order in which a step returns them."""
         return [self.loss, *self.gradients.values(), *self.figures]
 
@@ -139,7 +139,7 @@ class _Results(NamedTuple):
 def _results(capture: Capture, slicing: Slicing) -> _Results:
     loss, *others = results_of(capture.fx_nodes[0].graph)
     names = list(capture.graph.gradients)
-    gradients: dict[str, Item | None] = {}
+    gradients: dict[str, NewNode | None] = {}
     for name, node in zip(names, others, strict=False):
         if name not in slicing.ends:
             gradients[name] = None if node is None else slicing.whole(node, node)
@@ -158,7 +158,7 @@ def _part_names(graph: Graph, name: str, ends: Sequence[int]) -> list[str]:
     return [part_key(name, start * prod(shape[1:]), shape) for start in (0, *ends[:-1])]
 
 
-def _ordered(slicing: Slicing, results: _Results) -> list[Item]:
+def _ordered(slicing: Slicing, results: _Results) -> list[NewNode]:
     """Return the items that are needed in the order of the new step, each behind all that it reads.
 
     Raises:   GraphError: ops that draw random numbers, or change a buffer, would change places.
@@ -172,7 +172,7 @@ def _ordered(slicing: Slicing, results: _Results) -> list[Item]:
             stack += _read(item)
     placed = [(item.place, item) for item in slicing.items if item.place and id(item) in needed]
     placed.sort(key=lambda row: (row[1].kind != "placeholder", row[0]))
-    found: dict[int, Item] = {}
+    found: dict[int, NewNode] = {}
     for _, item in placed:
         stack = [item]
         while stack:
@@ -185,11 +185,11 @@ def _ordered(slicing: Slicing, results: _Results) -> list[Item]:
     return list(found.values())
 
 
-def _read(item: Item) -> list[Item]:
-    found: list[Item] = []
+def _read(item: NewNode) -> list[NewNode]:
+    found: list[NewNode] = []
 
     def note(given: Any) -> None:
-        if isinstance(given, Item):
+        if isinstance(given, NewNode):
             found.append(given)
 
     map_aggregate((item.args, dict(item.kwargs)), note)  # pyright: ignore
@@ -197,13 +197,13 @@ def _read(item: Item) -> list[Item]:
 
 
 def _captured(
-    capture: Capture, items: Sequence[Item], results: _Results, ends: Mapping[str, Ends]
+    capture: Capture, items: Sequence[NewNode], results: _Results, ends: Mapping[str, Ends]
 ) -> Capture:
     """Return the capture of a step of these items."""
     graph, made = fx.Graph(), dict[int, fx.Node]()
 
     def there(given: Any) -> Any:
-        return made[id(given)] if isinstance(given, Item) else given
+        return made[id(given)] if isinstance(given, NewNode) else given
 
     for item in items:
         args, kwargs = map_aggregate((item.args, dict(item.kwargs)), there)  # pyright: ignore
@@ -212,23 +212,9 @@ def _captured(
         node.meta["val"], node.meta["custom"] = item.value, item.notes
         made[id(item)] = node
     graph.output([there(item) for item in results.items])
-    index = {id(item): i for i, item in enumerate(items)}
-    placeholders = _placeholders(capture.graph, items, ends)
-    nodes = rows_of(graph, placeholders)
+    nodes = rows_of(graph, _placeholders(capture.graph, items, ends))
     _check_effects(capture.graph, nodes)
-    old = capture.graph
-    new = replace(
-        old,
-        nodes=nodes,
-        loss=index[id(results.loss)],
-        gradients={n: None if i is None else index[id(i)] for n, i in results.gradients.items()},
-        cut_points=(),
-        figures=tuple(
-            (name, index[id(item)])
-            for (name, _), item in zip(old.figures, results.figures, strict=True)
-        ),
-        masters=_masters(old, nodes),
-    )
+    new = _graph(capture.graph, nodes, {id(item): i for i, item in enumerate(items)}, results)
     inputs = [i for i, node in enumerate(nodes) if node.kind == "input"]
     held = {capture.fx_nodes[i].target: value for i, value in capture.constants.items()}
     return replace(
@@ -240,8 +226,25 @@ def _captured(
     )
 
 
+def _graph(
+    old: Graph, nodes: tuple[Node, ...], index: Mapping[int, int], results: _Results
+) -> Graph:
+    """Return the graph of the new step, without cut points."""
+    gradients = results.gradients.items()
+    figures = zip(old.figures, results.figures, strict=True)
+    return replace(
+        old,
+        nodes=nodes,
+        loss=index[id(results.loss)],
+        gradients={name: None if item is None else index[id(item)] for name, item in gradients},
+        cut_points=(),
+        figures=tuple((name, index[id(item)]) for (name, _), item in figures),
+        masters=_masters(old, nodes),
+    )
+
+
 def _placeholders(
-    graph: Graph, items: Sequence[Item], ends: Mapping[str, Ends]
+    graph: Graph, items: Sequence[NewNode], ends: Mapping[str, Ends]
 ) -> list[Placeholder]:
     """Return what the inputs of the new step stand for."""
     kinds: dict[str, NodeKind] = {n.name: n.kind for n in graph.nodes if n.kind != "op"}

@@ -38,7 +38,7 @@ from penstock.graph.functional import (
     where,
 )
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
-from penstock.graph.parts import Part, part_in
+from penstock.graph.parts import PartName, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.job import ROW, SCALED, Job
@@ -87,7 +87,7 @@ class Capture:
         return found
 
 
-def _rows(whole: nn.Parameter, part: Part, node: Node) -> nn.Parameter:
+def _rows(whole: nn.Parameter, part: PartName, node: Node) -> nn.Parameter:
     """Return the rows of a parameter that are the slice of a node."""
     first = part.start // math.prod(part.shape[1:])
     rows = whole.detach()[first : first + node.shape[0]]

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from penstock.errors import PlanError
+from penstock.graph.cut_points import slice_ends
 from penstock.graph.graph import Graph
 from penstock.graph.parts import key_in
 from penstock.graph.pieces import (
@@ -149,7 +150,11 @@ def ruled(rules: Sequence[Rule], graph: Graph) -> Ruled:
                 row, value = values.setdefault("shard", {}), _SHARDING[rule.verb]
                 for at in _holding(rule, graph):
                     _say(row, at, Said(value, rule), f"piece {at} ({_names(pieces[at])})")
-            case "replace" | "split":
+            case "split":
+                for at in slice_ends(graph):
+                    where = f"cut point {graph.cut_points[at].name!r}"
+                    _say(ends, at, Said("must", rule), where)
+            case "replace":
                 pass
     _check_fused(ends, values)
     return Ruled(tuple(rules), ends, values, _whole(rules, graph))
@@ -178,8 +183,11 @@ def slices_asked(rules: Sequence[Rule], graph: Graph) -> dict[str, int]:
 
 
 def _whole(rules: Sequence[Rule], graph: Graph) -> str:
-    """Return the first rule about slices that a graph does not have, with what it has; "": none."""
-    own = dict(graph.slices)
+    """Return the first rule about slices that a graph does not have, with what it has; "": none.
+
+    Raises:   as `slices_asked`.
+    """
+    own, _ = dict(graph.slices), slices_asked(rules, graph)
     for rule in rules:
         for name, count in slices_asked([rule], graph).items():
             if own.get(name) != count:

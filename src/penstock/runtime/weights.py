@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.errors import CheckpointError, JobError
-from penstock.graph.parts import Part, key_in, part_in, part_key
+from penstock.graph.parts import PartName, key_in, part_in, part_key
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
 from penstock.job import Job
@@ -377,14 +377,14 @@ class StageWeights:
         name = f"{place}/{key_in(self.names[node])}{f'/{key}' if key else ''}"
         return name if part is None else part_key(name, part.start, part.shape)
 
-    def _part_of(self, node: int) -> Part | None:
+    def _part_of(self, node: int) -> PartName | None:
         """Return which part of a parameter is kept here: of a slice of it, of a shard, of both."""
         known = part_in(self.names[node])
         if self.shard is None or node not in self.shard.slices:
             return known
         start, shape = self.shard.slices[node]
         if known is None:
-            return Part(self.names[node], start, shape)
+            return PartName(self.names[node], start, shape)
         return known._replace(start=known.start + start)
 
     def _state_key(self, key: str, *, whole: bool) -> str:
@@ -457,9 +457,9 @@ class StageWeights:
                 found[key] = value
         return found if parts else plain
 
-    def _parts(self) -> dict[str, dict[int, Part]]:
+    def _parts(self) -> dict[str, dict[int, PartName]]:
         """Return by name of a parameter, and by node, the parts that are here; no whole one."""
-        found: dict[str, dict[int, Part]] = {}
+        found: dict[str, dict[int, PartName]] = {}
         for node in (*self.updated, *self.frozen):
             if (part := self._part_of(node)) is not None:
                 found.setdefault(part.key, {})[node] = part

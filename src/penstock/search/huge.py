@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from penstock.graph.cut_points import block_of
+from penstock.graph.cut_points import block_of, heavy_ops
 from penstock.graph.graph import Graph
 from penstock.units import format_bytes
 
@@ -10,27 +10,30 @@ COUNTS = 2, 4, 8  # slices that are tried, one after the other, while that helps
 
 
 def huge(graph: Graph) -> dict[str, int]:
-    """Return the bytes of each parameter with rows that has more than any block has of smaller
-    ones, by name, the largest first; a graph that has slices has none.
+    """Return the bytes of each parameter with rows that has more than any other block of the model,
+    by name, the largest first; of a graph that has slices already, none.
 
-    A block is as `block_of` says; outside of blocks, a module.
+    A block is as `block_of` says, or else a module, and multiplies matrices; one that has a
+    parameter of half the size, or more, is no other one.
     """
-    kept: dict[str, int] = {}
+    totals, largest = defaultdict[str, int](int), defaultdict[str, int](int)
     sizes: list[tuple[int, str]] = []
     for at, node in enumerate(graph.nodes):
         if node.kind == "parameter":
-            kept[node.name] = graph.kept_bytes(at)
-            sizes += [(kept[node.name], node.name)] if len(node.shape) > 1 else []
+            size, block = graph.kept_bytes(at), _block(node.name.rpartition(".")[0])
+            totals[block] += size
+            largest[block] = max(size, largest[block])
+            sizes += [(size, node.name)] if len(node.shape) > 1 and not graph.slices else []
+    working = {_block(graph.nodes[op].module) for op in heavy_ops(graph)}
     found: dict[str, int] = {}
-    for size, name in sorted(sizes, reverse=True) if not graph.slices else ():
-        blocks: defaultdict[str, int] = defaultdict(int)
-        for other, held in kept.items():
-            owner = other.rpartition(".")[0]
-            blocks[block_of(owner) or owner] += held if held < size else 0
-        if size <= max(blocks.values()):
-            break
-        found[name] = size
+    for size, name in sorted(sizes, reverse=True):
+        others = [totals[block] for block in working if largest[block] < size / 2]
+        found |= {name: size} if 0 < max(others, default=size) < size else {}
     return found
+
+
+def _block(module: str) -> str:
+    return block_of(module) or module
 
 
 def words_of(slices: dict[str, int], sizes: dict[str, int]) -> str:
