@@ -22,7 +22,9 @@ def test_rows_are_of_all_sides_which_come_to_the_same_weights_in_the_bytes_predi
     found = list(shard.rows(("gpt",), (2,), (math.inf,), 1))
     assert all(", ".join(row) == NAMES for row in found)
     sides = [(row["way"], row["peer"]) for row in found]
-    assert sides == [(way, peer) for way in (*shard.WAYS, shard.PLANNED) for peer in shard.PEERS]
+    assert sides == [
+        (way, peer) for way in (*shard.WAYS, shard.PLANNED, shard.SPLIT) for peer in shard.PEERS
+    ]
     for row in found:
         assert row["ratio"] == row["ours_s"] / row["peer_s"] > 0
         assert row["ours_peak_bytes"] == pytest.approx(row["predicted_bytes"], rel=0.01)
