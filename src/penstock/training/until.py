@@ -330,7 +330,7 @@ class UntilRun:
         """
         own = self.choice.plan
         ways = ways_for(self.ways, pair[1])
-        is_told = len(self.grid) == 1 or any(way.joined == own.joined for way in ways)
+        is_told = len(self.grid) == 1 or any(way.is_of(own) for way in ways)
         if is_told and pair == (own.total_ranks, own.joined * own.step_micro_batches):
             return self.choice
         ranks = pair[0]
@@ -342,8 +342,7 @@ class UntilRun:
         return found_in_units(*about, profiles=profiles, cluster=cluster)
 
     def _profiles(self, choice: Choice) -> "tuple[Profile, ...]":
-        joined = choice.plan.joined
-        return next(way.profiles for way in self.ways if way.joined == joined)
+        return next(way.profiles for way in self.ways if way.is_of(choice.plan))
 
     def _ran(self, choice: Choice, step: int) -> "Outcome":
         """Run the newest phase from a step on.
@@ -514,7 +513,7 @@ def _only_choice(
     """Return the plan where nothing is searched for but that, and what it was made from."""
     choice = session.choose(captured, checkpoint, found)
     ways = session.basis.ways if session.basis else ()
-    if all(way.joined != choice.plan.joined for way in ways):
+    if not any(way.is_of(choice.plan) for way in ways):
         profiles = load_profiles(session.folder / "profile.json")
         ways = (Joining(choice.plan.joined, choice.job, choice.captured, profiles),)
     return choice, ways
