@@ -49,6 +49,7 @@ TORCH_FILES = {
     "graph/trace.py",
     "graph/aliases.py",
     "graph/batch.py",
+    "graph/by_rows.py",
     "graph/contents.py",
     "graph/functional.py",
     "graph/rows.py",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
+from penstock.graph.by_rows import LOSS_BACKWARD, loss_backward
 from penstock.graph.direct import DIRECT
 from penstock.graph.functional import HIDDEN_MUTATIONS
 from penstock.graph.stages import Segment
@@ -209,6 +210,8 @@ def callable_of(target: Any) -> Callable[..., Any]:
     """Return what computes an op of a traced step, given that grad mode is off."""
     if target in DIRECT:
         return DIRECT[target]
+    if target is LOSS_BACKWARD:  # past the dispatcher
+        return loss_backward
     if target not in IN_GRAD_MODE:
         return target
 

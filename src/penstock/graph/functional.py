@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from penstock import _compat
 from penstock.errors import GraphError, JobError
+from penstock.graph.by_rows import join_losses
 from penstock.graph.graph import NodeKind
 
 aten = torch.ops.aten
@@ -61,6 +62,7 @@ def functional_trace(
     traced.meta["writes_batch"] = _drop_writes_into_the_batch(traced.graph, kinds)
     traced.graph.eliminate_dead_code()
     _drop_identities(traced.graph)
+    join_losses(traced.graph)
     _guard_buffers(traced.graph, mode)
     return traced
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
+from penstock.graph.by_rows import LOSS_BACKWARD, taken_apart
 from penstock.graph.code import IN_GRAD_MODE, Function, Fused, function_of, outputs_of
 from penstock.graph.cut_points import block_of
 from penstock.graph.functional import is_static
@@ -257,7 +258,12 @@ def _module(run: FusedRun, capture: Capture) -> fx.GraphModule:
     nodes, graph = capture.fx_nodes, fx.Graph()
     known = {nodes[value]: graph.placeholder(f"n{value}") for value in run.inputs}
     for op in run.ops:
-        known[nodes[op]] = graph.node_copy(nodes[op], known.__getitem__)
+        node = nodes[op]
+        if node.target is LOSS_BACKWARD:
+            arguments = fx.map_arg(node.args, known.__getitem__)
+            known[node] = taken_apart(graph, arguments, _value(capture, op).dtype)
+        else:
+            known[node] = graph.node_copy(node, known.__getitem__)
     graph.output(tuple(known[nodes[value]] for value in run.outputs))
     return fx.GraphModule({}, graph)
 
