@@ -56,6 +56,7 @@ RANKS = (2, 4)
 RATES = (float("inf"), 150e6, 20e6)  # bytes/s; the first is free
 DELAY_S = 0.0005
 STEPS, EXPERTS = 3, 4
+SLOW = 100e6  # bytes/s, below which one step of each side is enough
 CLOSE = 2e-3  # what weights may differ by: sums are rounded in another order
 PEERS = ("fsdp2", "fsdp2_keep", "ddp")
 MODELS = ("gpt", "embedding", "experts")
@@ -197,23 +198,34 @@ def _sent_bytes() -> int:
 
 
 class Told(NamedTuple):
-    """What one side showed: seconds by round on the slowest rank, and bytes."""
+    """What one side showed: of a step by round seconds on the slowest rank and processor seconds,
+    over all its threads, on the busiest; and bytes.
+    """
 
     times_s: list[float]
     peak: int
     sent: float
+    cpu_s: list[float]
 
 
 def by_turns(
-    end: Transport, name: str, plans: Mapping[str, Plan], rounds: int, peers: Sequence[str] = PEERS
+    end: Transport,
+    name: str,
+    plans: Mapping[str, Plan],
+    turns: tuple[int, int],
+    peers: Sequence[str] = PEERS,
 ) -> dict[str, Told]:
-    """Return what plans and peers showed, one of them DDP, which they are compared with."""
+    """Return what plans and peers showed, one of them DDP, which they are compared with.
+
+    turns:    how many rounds, and steps in each.
+    """
+    rounds, steps = turns
     keep_freed_memory()
     torch.set_num_threads(1)
     job, captured = job_of(name), capture(job_of(name))
     sides = {way: ours(job, captured, plan, end) for way, plan in plans.items()}
     sides |= {kind: peer(name, kind, end) for kind in peers}
-    times = {side: list[float]() for side in sides}
+    times, busy = ({side: list[float]() for side in sides} for _ in range(2))
     sent = dict.fromkeys(sides, 0.0)
     end.barrier()
     everyone = tuple(range(end.num_ranks))
@@ -222,13 +234,16 @@ def by_turns(
         random.Random(number).shuffle(order)
         for side in order:
             end.barrier()
-            began, before = time.perf_counter(), _sent_bytes()
-            for _ in range(STEPS):
+            began, busy_s, before = time.perf_counter(), time.process_time(), _sent_bytes()
+            for _ in range(steps):
                 sides[side].step()
-            taken_s = (time.perf_counter() - began) / STEPS
-            told = end.all_gather_bytes(json.dumps(taken_s).encode(), everyone)
-            times[side] += [max(map(json.loads, told))] if number >= 0 else []
-            sent[side] = (_sent_bytes() - before) / STEPS
+            both = time.perf_counter() - began, time.process_time() - busy_s
+            told = end.all_gather_bytes(json.dumps(both).encode(), everyone)
+            taken = [max(each) / steps for each in zip(*map(json.loads, told), strict=True)]
+            if number >= 0:
+                times[side].append(taken[0])
+                busy[side].append(taken[1])
+            sent[side] = (_sent_bytes() - before) / steps
     held = {side: sides[side].weights() for side in sides}
     with torch.no_grad():
         for side, theirs in held.items():
@@ -240,12 +255,12 @@ def by_turns(
         end.barrier()
         told = end.all_gather_bytes(json.dumps(peak_of(sides[side])).encode(), everyone)
         peaks[side] = max(map(json.loads, told))
-    return {side: Told(times[side], peaks[side], sent[side]) for side in sides}
+    return {side: Told(times[side], peaks[side], sent[side], busy[side]) for side in sides}
 
 
 def hold(folder: Path) -> None:
     """Be one rank that torchrun has started."""
-    name, rounds, peers = json.loads((folder / "what.json").read_text())
+    name, turns, peers = json.loads((folder / "what.json").read_text())
     plans = {path.stem: Plan.load(path) for path in sorted((folder / "plans").iterdir())}
     ranks = int(os.environ["WORLD_SIZE"])
     captured = capture(job_of(name))
@@ -256,7 +271,7 @@ def hold(folder: Path) -> None:
         if not dist.is_initialized():  # ours goes through shared memory, peers need gloo
             store = dist.FileStore(str(folder / "gloo"), ranks)
             dist.init_process_group("gloo", store=store, rank=end.rank, world_size=ranks)
-        return by_turns(end, name, plans, rounds, peers)
+        return by_turns(end, name, plans, turns, peers)
 
     found = join_torchrun(work, torchrun_store(), groups=sorted({tuple(range(ranks)), *groups}))
     if os.environ["RANK"] == "0":
@@ -272,12 +287,13 @@ def played(
 ) -> dict[str, Told]:
     """Start the ranks, and return what `by_turns` gave."""
     ranks, rate = where
+    turns = rounds, 1 if rate < SLOW else STEPS
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)
         (folder / "plans").mkdir()
         for way, plan in plans.items():
             plan.save(folder / "plans" / f"{way}.json")
-        (folder / "what.json").write_text(json.dumps([name, rounds, peers]))
+        (folder / "what.json").write_text(json.dumps([name, turns, peers]))
         own = ["bench.beside", given]
         if rate == float("inf"):
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -39,7 +39,7 @@ def at_both_ends(places: Sequence[Place], module: Sequence[str], ranks: int = 1)
         for number, place in enumerate(places):
             torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(places)}"]
             torchrun += [f"--nproc-per-node={ranks}", f"--node-rank={number}", *rendezvous, "-m"]
-            command = [*place.enter, *torchrun, *module]
+            command = [*place.enter, *_pinned(number, len(places)), *torchrun, *module]
             out = subprocess.PIPE if number == 0 else subprocess.DEVNULL
             started.append(subprocess.Popen(command, stdout=out, text=True, env=environment))
         told, _ = started[0].communicate()
@@ -51,6 +51,13 @@ def at_both_ends(places: Sequence[Place], module: Sequence[str], ranks: int = 1)
         for each in started:
             each.terminate()  # torchrun then ends its ranks
             each.wait()
+
+
+def _pinned(number: int, count: int) -> list[str]:
+    """Return what gives a place cores of its own, where there are enough for all."""
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[number::count]
+    return ["taskset", "-c", ",".join(map(str, own))] if len(cores) >= count else []
 
 
 def _free_port() -> int:

@@ -15,6 +15,7 @@ peer        fsdp2: fully_shard of each block and of the whole, freed after forwa
 ours_s, peer_s    seconds of a step on the slowest rank, median over the rounds
 ratio             ours_s / peer_s: the median of the rounds' ratios
 *_peak_bytes      tensors held at most by any rank in a step, under torch's profiler
+*_cpu_s           processor seconds of a step on the busiest rank, its other threads included
 *_sent_bytes      what leaves rank 0's end of the line in a step; 0 where links are free
 predicted_s, predicted_bytes   of ours, by the simulator, from ops measured here
 """
@@ -127,6 +128,8 @@ def _row(own: Told, other: Told) -> Row:
         "peer_peak_bytes": other.peak,
         "ours_sent_bytes": own.sent,
         "peer_sent_bytes": other.sent,
+        "ours_cpu_s": statistics.median(own.cpu_s),
+        "peer_cpu_s": statistics.median(other.cpu_s),
     }
 
 
@@ -135,22 +138,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="two ranks, three rounds")
+    parser.add_argument("--quick", action="store_true", help="two ranks, one round")
     parser.add_argument("--model", choices=MODELS, help="one of the models only")
+    parser.add_argument("--ranks", type=int, choices=RANKS, help="so many ranks only")
+    names = [link_of(rate) for rate in RATES]
+    parser.add_argument("--link", choices=names, help="one of the links only")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     can, why = can_throttle()
     if not can:
         print(f"only free links: {why}", file=sys.stderr)
-    sizes, rounds = (RANKS[:1], 3) if given.quick else (RANKS, given.rounds)
+    sizes, rounds = (RANKS[:1], 1) if given.quick else (RANKS, given.rounds)
+    sizes = sizes if given.ranks is None else (given.ranks,)
+    rates = [r for r in (RATES if can else RATES[:1]) if given.link in (None, link_of(r))]
     models = MODELS if given.model is None else (given.model,)
-    found = rows(models, sizes, RATES if can else RATES[:1], rounds)
+    found = rows(models, sizes, rates, rounds)
     if given.json:
         print(json.dumps({"machine": machine(), "rows": list(found)}))
         return
     show = partial(print, flush=True)
     head = f"{'model':<10}{'ranks':>5}{'link':>10}{'way':>12}{'peer':>13}{'ours':>9}{'peer':>9}"
-    show(f"{head}{'ratio':>7}{'predicted':>11}{'ours, peer, predicted MiB':>27}{'sent MB':>15}")
+    show(
+        f"{head}{'ratio':>7}{'predicted':>11}{'ours, peer, predicted MiB':>27}{'sent MB':>15}{'cpu s':>14}"
+    )
     for row in found:
         sizes_mib = ", ".join(
             f"{float(row[k] or 0) / 2**20:.1f}"
@@ -161,7 +171,7 @@ def main() -> None:
         )
         show(f"{row['model']:<10}{row['ranks']:>5}{row['link']:>10}{row['way']:>12}{row['peer']:>13}"
              f"{row['ours_s']:>7.3f} s{row['peer_s']:>7.3f} s{row['ratio']:>7.3f}"
-             f"{row['predicted_s']:>9.3f} s{sizes_mib:>27}{sent:>15}"
+             f"{row['predicted_s']:>9.3f} s{sizes_mib:>27}{sent:>15}{row['ours_cpu_s']:>7.3f}{row['peer_cpu_s']:>7.3f}"
              f"  {row['plan'] or ''}")  # fmt: skip
 
 

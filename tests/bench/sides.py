@@ -19,7 +19,7 @@ def play_tiny(patched: pytest.MonkeyPatch, bench: object) -> None:
             own = dist.PrefixStore("gloo", store)
             dist.init_process_group("gloo", store=own, rank=rank, world_size=2)
             end = SharedMemoryTransport(rank, 2, dist.PrefixStore("ours", store))
-            return beside.by_turns(end, name, plans, rounds, peers)
+            return beside.by_turns(end, name, plans, (rounds, 3), peers)
 
         return {side: beside.Told(*row) for side, row in in_ranks(work)[0].items()}
 

@@ -33,7 +33,7 @@ def test_ranks_are_started_as_a_module_and_tell_of_every_side(monkeypatch: pytes
     def run(command, **_):
         calls.append(command)
         folder = beside.Path(command[-1])
-        told = {side: [[1.0], 2, 0.0] for side in ("own", "ddp")}
+        told = {side: [[1.0], 2, 0.0, [0.5]] for side in ("own", "ddp")}
         assert [path.stem for path in (folder / "plans").iterdir()] == ["own"]
         (folder / "told.json").write_text(beside.json.dumps(told))
 
@@ -41,6 +41,6 @@ def test_ranks_are_started_as_a_module_and_tell_of_every_side(monkeypatch: pytes
     graph = capture(beside.job_of("gpt")).graph
     plan = plan_by_hand(graph, (), "gpipe", num_micro_batches=1, replicas=2)
     found = beside.played("gpt", {"own": plan}, (2, math.inf), 1, ["ddp"])
-    assert found["own"] == found["ddp"] == beside.Told([1.0], 2, 0.0)
+    assert found["own"] == found["ddp"] == beside.Told([1.0], 2, 0.0, [0.5])
     assert calls[0][0] == sys.executable
     assert calls[0][-3:-1] == ["-m", "bench.beside"]

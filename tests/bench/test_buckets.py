@@ -14,7 +14,7 @@ def test_rows_are_of_all_settings_and_the_peer(monkeypatch: pytest.MonkeyPatch) 
         assert (name, where, rounds, peers) == ("gpt", (2, 1e8), 2, ["ddp"])
         assert {plan.total_ranks for plan in plans.values()} == {2}
         sides = (*plans, *peers)
-        return {way: Told([2.0 + at, 3.0 + at], 1, 0.0) for at, way in enumerate(sides)}
+        return {way: Told([2.0 + at, 3.0 + at], 1, 0.0, []) for at, way in enumerate(sides)}
 
     monkeypatch.setattr(buckets, "played", played)
     found = list(buckets.rows(["gpt"], [1e8], 2))

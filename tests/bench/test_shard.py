@@ -9,7 +9,8 @@ from tests.bench.sides import play_tiny
 
 NAMES = (
     "model, ranks, link, way, plan, cap_bytes, peer, ours_s, peer_s, ratio, ours_peak_bytes, "
-    "peer_peak_bytes, ours_sent_bytes, peer_sent_bytes, predicted_s, predicted_bytes"
+    "peer_peak_bytes, ours_sent_bytes, peer_sent_bytes, ours_cpu_s, peer_cpu_s, predicted_s, "
+    "predicted_bytes"
 )
 
 
