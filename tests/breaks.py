@@ -121,6 +121,22 @@ BREAKS = (
         "every block of rows of a loss gets the gradients of the first",
     ),
     Break(
+        "copies_cost_nothing",
+        "simulate/prepare.py",
+        "busy_s[at] = link.beside_s(sent_bytes) + (1 - spare[rank]) * own_s",
+        "busy_s[at] = link.beside_s(sent_bytes) + spare[rank] * own_s",
+        ("tests/simulate/test_simulate.py",),
+        "a collective takes of a core where there is one to spare, and else nothing",
+    ),
+    Break(
+        "sums_of_one_part",
+        "simulate/prepare.py",
+        "return 2 * part * float(reduce.size_bytes), 0.0",
+        "return part * float(reduce.size_bytes), 0.0",
+        ("tests/simulate/test_reference.py",),
+        "a sum crosses the link twice, once back",
+    ),
+    Break(
         "loss_read_twice",
         "graph/by_rows.py",
         "and len(nll.users) == 1",

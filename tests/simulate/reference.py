@@ -3,6 +3,7 @@
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 from penstock.cluster import Cluster, Link
 from penstock.program.program import (
@@ -48,6 +49,7 @@ class Reference:
         self.under_way = defaultdict[tuple[int, int], int](int)
         self.free = defaultdict[object, float](float)
         self.link_until, self.slowdown = defaultdict[int, float](float), dict[int, float]()
+        self.sums_until, self.free_part = defaultdict[int, float](float), dict[int, float]()
         self.queues = defaultdict[int, deque[tuple[object, tuple[int, ...], float, Span]]](deque)
         self.running = set[int]()
         self.gathered, self.gathers = set[tuple[int, int]](), set[tuple[int, int]]()
@@ -114,6 +116,8 @@ class Reference:
                             how = "reduce_scatter", size_bytes, members
                             takes = self.cluster.collective_s(*how)
                     span = Span(rank, "collective", "reduce", -1, instruction.step, 0, 0)
+                    times = 1 if instruction.how == "shards" else 2
+                    self.beside(rank, takes, times * instruction.size_bytes, members)
                     self.issue(rank, (instruction.bucket, instruction.how), members, takes, span)
                 case Unshard(stage):
                     ranks = self.program.grid.num_ranks
@@ -121,13 +125,28 @@ class Reference:
                     span = Span(rank, "collective", "unshard", stage, -1, 0, 0)
                     self.gathers.add((rank, stage))
                     takes, size_bytes = self.unshard[stage] if self.unshard else (0.0, 0)
+                    whole = size_bytes
                     if self.cluster and self.unshard:
                         size_bytes *= self.stretch(members)
                         takes += self.cluster.collective_s("all_gather", size_bytes, members)
+                    self.beside(rank, takes, whole, members)
                     self.issue(rank, stage, members, takes, span)
                 case Reshard(stage):
                     self.gathers.discard((rank, stage))
                     self.gathered.discard((rank, stage))
+
+    def beside(self, rank: int, takes: float, size_bytes: int, members: Sequence[int]) -> None:
+        """Note what a collective leaves of the rank's core; it sends all of it but one part."""
+        lost = 0.0
+        if self.cluster and len(members) > 1:
+            ring = [self.cluster.link(a, b) for a, b in pairwise(members)]
+            ring.append(self.cluster.link(members[-1], members[0]))
+            slowest = max(ring, key=lambda link: 1 / link.bytes_per_s)
+            sent = size_bytes * (1 - 1 / len(members))
+            wire = sent / slowest.bytes_per_s
+            lost = wire - wire / (1 + slowest.slowdown)
+        self.sums_until[rank] = max(self.sums_until[rank], self.now) + takes
+        self.free_part[rank] = 1 - min(1.0, lost / takes) if takes > 0 else 1.0
 
     def stretch(self, members: Sequence[int]) -> float:
         """Return how many times an equal part the largest of them is."""
@@ -169,6 +188,10 @@ class Reference:
                 takes = left * (1 + self.slowdown[rank])
             else:
                 takes = until - start + left - done
+        beside = self.sums_until[rank] - start
+        if beside > 0:
+            rate = self.free_part[rank]  # of the core, until the collective is over
+            takes = takes / rate if takes < beside * rate else beside + takes - beside * rate
         yield takes
         self.spans.append(Span(rank, lane, *action, start, self.now))
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster import Cluster, Host, Link
+from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, ProgramError
 from penstock.program.codes import SEND, Codes
 from penstock.program.edges import Edge
 from penstock.program.lower import chain, lower, lower_schedule
+from penstock.program.passes import shard
 from penstock.program.program import Code, Compute, Program, Reshard, Unshard, Update
 from penstock.schedule import (
     KINDS,
@@ -23,6 +24,7 @@ from penstock.schedule import (
     Action,
     Orders,
     Schedule,
+    breadth_first,
     double_buffered,
     gpipe,
     one_f_one_b,
@@ -291,6 +293,39 @@ def test_compute_beside_a_busy_link_is_slowed():
     second = next(span for span in timeline.spans if span.name == "F0.1" and span.lane == "compute")
     assert (second.start_s, second.end_s) == (1.0, pytest.approx(2.2))
     assert busy_s(timeline, 0) == pytest.approx(4.2)
+
+
+def gathered(cores: int, link: Link, kept_s: float = 0.0) -> dict[str, tuple[float, float]]:
+    """Two replicas: while stage 0 computes for a second, 8 bytes of stage 1 are gathered."""
+    program = lower_schedule(breadth_first(2, 1, num_ranks=1), replicas=2)
+    program = shard(program, ["replicate", "shard"], prefetch=1)
+    seconds = np.ones((5, 2, 1))
+    costs = Costs(seconds, unshard_s=[0.0, kept_s], unshard_bytes=[0, 8])
+    kind = DeviceKind("d", 1, (), 1.0)
+    cluster = Cluster((kind,), (Host("h", "d", 2, cores=cores),), link)
+    timeline = simulate(program, costs, cluster)
+    return {span.name: (span.start_s, span.end_s) for span in timeline.spans if span.rank == 0}
+
+
+def test_compute_beside_a_gather_has_what_that_leaves_of_its_core():
+    """4 bytes go each way at 8 bytes/s: for half a second it gets on at 0.8 of its speed."""
+    found = gathered(0, Link(0.0, 8.0, slowdown=0.25))
+    assert found["F0.0"] == (0.0, pytest.approx(1.1))
+    assert found["F1.0"] == (pytest.approx(1.1), pytest.approx(2.1))
+
+
+@pytest.mark.parametrize(("cores", "longer_s"), [(0, 0.0), (4, 0.0), (3, 0.1), (2, 0.2), (1, 0.2)])
+def test_copies_take_of_the_core_where_there_is_none_to_spare(cores: int, longer_s: float):
+    """It copies 4 bytes in and 4 out at 80 bytes/s, and what is its own for 0.1 s."""
+    found = gathered(cores, Link(0.0, 8.0, copy_bytes_per_s=80.0), kept_s=0.1)
+    start_s, end_s = found["F0.0"]
+    times = 2 if cores == 1 else 1  # two ranks share it
+    assert end_s - start_s == pytest.approx(times + longer_s, rel=2e-3)
+
+
+def test_collective_that_takes_all_of_a_core_leaves_nothing_beside_it():
+    found = gathered(2, Link(0.0, 8.0, copy_bytes_per_s=1.0))
+    assert found["F0.0"] == (0.0, pytest.approx(1.5))
 
 
 def test_send_waits_for_its_receive_where_nothing_can_be_under_way():

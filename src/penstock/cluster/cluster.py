@@ -133,12 +133,19 @@ class Link:
         for name in ("bytes_per_s", "copy_bytes_per_s"):
             _check("link", name, getattr(self, name), positive=True, finite=False)
 
-    def end_s(self, size_bytes: int) -> float:
+    def end_s(self, size_bytes: float) -> float:
         """Return the seconds of computing that each end loses for one message.
 
         overhead_s + size_bytes / copy_bytes_per_s
         """
         return self.overhead_s + size_bytes / self.copy_bytes_per_s
+
+    def beside_s(self, size_bytes: float) -> float:
+        """Return the seconds that the link takes of an end's core while so many bytes cross it.
+
+        slowdown / (1 + slowdown) * size_bytes / bytes_per_s
+        """
+        return self.slowdown / (1 + self.slowdown) * size_bytes / self.bytes_per_s
 
     def __str__(self) -> str:
         """Return one line: "5.00 us + 300 GB/s, each end 2.00 us"."""
@@ -338,6 +345,14 @@ class Cluster:
         """
         among = USUAL[what] if algorithm is None else (algorithm,)
         return best(self, what, size_bytes, ranks=ranks, among=among).seconds
+
+    def slowest_link(self, ranks: Sequence[int]) -> Link:
+        """Return the link of least bytes_per_s in the ring of `ranks`, which are two or more.
+
+        Raises:   ClusterError: two neighbours have no link.
+        """
+        pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+        return min((self.link(a, b) for a, b in pairs), key=lambda each: each.bytes_per_s)
 
     def within(self, memory_bytes: int | Sequence[int] | None) -> "Cluster":
         """Return the cluster of which no device has more memory than this; None: as it is.

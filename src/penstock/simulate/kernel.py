@@ -103,6 +103,8 @@ class Threads(NamedTuple):
     busy_s: Floats  # so far, in computes and updates
     link_s: Floats  # when its own messages so far will be off the link
     slowdown: Floats  # of the link of the last of them
+    sums_s: Floats  # when its collectives so far will be over, if each began where it was issued
+    taken: Floats  # the part of its core that the last of them takes
 
 
 class Agenda(NamedTuple):
@@ -135,6 +137,7 @@ class Queues(NamedTuple):
     offsets: Ints
     group: Ints  # by item of a queue
     taken_s: Floats  # by item: how long it takes
+    share: Floats  # by item: of its rank's core, that it takes meanwhile; empty: nothing
     gathers: Ints  # by item: rank * stages + stage of an Unshard; -1: Reduce
     after: Ints  # by item: that of its queue that is over before it is issued, or -1
     issued_s: Floats  # by item
@@ -190,7 +193,7 @@ def run(job: Simulation) -> int:  # long: see the top of the file
     into, into_offsets = inputs
     size_bytes, route_offsets, route_peers, link, lanes = routes
     action_s, device, listed_s, packing_s = durations
-    rows, clock_s, busy_s, link_s, slowdown = threads
+    rows, clock_s, busy_s, link_s, slowdown, sums_s, taken = threads
     what, _, ready, height, heap_s, heap, pending = agenda
     arrival_s, end_s, posted_s, given_s, sent, last, free_s = mail
     works, work_s, sends, send_s = record
@@ -264,6 +267,13 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                         slower = 1.0 + slowdown[rank]
                         longer_s = duration_s + beside_s - beside_s / slower
                         duration_s = min(duration_s * slower, longer_s)
+                    beside_s = sums_s[rank] - start_s
+                    if beside_s > 0.0:  # beside a collective it has what that leaves of the core
+                        left = 1.0 - taken[rank]
+                        longer_s = duration_s + beside_s * taken[rank]
+                        if duration_s < beside_s * left:
+                            longer_s = duration_s / left
+                        duration_s = longer_s
                     clock_s[rank] = start_s + duration_s
                     busy_s[rank] += duration_s
                     if len(work_s) > 0:
@@ -328,6 +338,10 @@ def run(job: Simulation) -> int:  # long: see the top of the file
                             _wait(rank, COLLECTIVE, 0, agenda)
                             break
                         clock_s[rank] = max(clock_s[rank], queues.over_s[before])
+                    if len(queues.share) > 0:
+                        item = queues.offsets[rank] + issued[rank]
+                        sums_s[rank] = max(sums_s[rank], clock_s[rank]) + queues.taken_s[item]
+                        taken[rank] = queues.share[item]
                     _issue(rank, clock_s[rank], queues, agenda)
                 elif op == BEGIN_OFFLOAD or op == BEGIN_RELOAD:  # noqa: SIM109
                     if WAITS_FOR_SUMS[op, kinds[row]]:

@@ -1,7 +1,8 @@
 """Prepare: a program, its costs and a cluster as the arrays that the loops of kernel.py take."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def job_of(
         kernel.IncomingEdges(wiring.into, wiring.into_offsets),
         routes,
         durations,
-        kernel.Threads(codes.offsets[:-1].copy(), start_s, *map(np.zeros, [num_ranks] * 3)),
+        kernel.Threads(codes.offsets[:-1].copy(), start_s, *map(np.zeros, [num_ranks] * 5)),
         _agenda(num_ranks),
         _mail(program, sizes, routes, given_s, packs=durations.packing_s.size > 0),
         _queues(program, seconds, cluster),
@@ -211,7 +212,7 @@ def _queues(
     groups = [np.array(each.ranks, np.int64) for each in codes.reductions]
     groups += [np.array(grid.column_of(rank), np.int64) for rank in grid.ranks_of(0)]
     places, taken_s = grid.places()[1][owners], np.zeros(len(rows))
-    group = len(codes.reductions) + places
+    group, share = len(codes.reductions) + places, np.zeros(0)
     if isinstance(seconds, Costs):
         gathers = zip(places[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
         taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
@@ -220,11 +221,15 @@ def _queues(
     taken_s[reduces] = np.array(reduce_s)[group[reduces]]
     if isinstance(seconds, Recorded):
         taken_s = seconds.sum_s.copy()
+    elif cluster is not None and len(rows):
+        items = _Items(group, groups, np.where(reduces, -1, stages), owners, taken_s)
+        share = _shares(program, items, seconds, cluster)
     sharded = bool((codes.op == UNSHARD).any())
     return kernel.Queues(
         offsets=offsets,
         group=group,
         taken_s=taken_s,
+        share=share,
         gathers=np.where(reduces, -1, owners * program.num_stages + stages),
         after=_after(program, rows, owners),
         issued_s=np.zeros(len(rows)),
@@ -259,7 +264,7 @@ def _sum_s(
         return exchange_s(sizes, seconds.guard_s, cluster, program.guard.apart)
     stretch, kept_s = program.stretch(reduce.ranks[0]), 0.0
     if reduce.how == "shards" and isinstance(seconds, Costs) and len(seconds.shards_s):
-        kept_s = float(seconds.shards_s[int(reduce.bucket.removeprefix("stage"))])
+        kept_s = float(seconds.shards_s[_stage_of(reduce)])
     if cluster is None or len(reduce.ranks) == 1:
         return kept_s
     if reduce.how == "shards":
@@ -279,6 +284,86 @@ def exchange_s(sizes: Sequence[int], busy_s: float, cluster: Cluster | None, apa
     pairs = ((rank, (rank - apart) % count) for rank in range(count) if sizes[rank])
     sent_s = (cluster.message_s(ward, rank, sizes[rank]) for rank, ward in pairs)
     return busy_s + max(sent_s, default=0.0)
+
+
+class _Items(NamedTuple):
+    """Collectives as ranks have them in their queues.
+
+    group:     which of `groups` takes part; the first ones are those of the program's reductions.
+    gathered:  the stage of a gather; -1: a sum.
+    """
+
+    group: Ints
+    groups: Sequence[Ints]
+    gathered: Ints
+    owners: Ints
+    taken_s: Floats
+
+
+def _shares(
+    program: Program, items: _Items, seconds: Costs | Recorded | Seconds, cluster: Cluster
+) -> Floats:
+    """Return the part of its rank's core that each collective takes while it lasts; empty: none.
+
+    What the slowest link of its ring takes (`Link.beside_s`) and, where the rank has no core to
+    spare, what its second thread does: copies from and to messages, and of what it keeps.
+    """
+    group_of: list[int] = items.group.tolist()
+    gathered: list[int] = items.gathered.tolist()
+    owners: list[int] = items.owners.tolist()
+    bytes_kept = {
+        (group, stage): _sent_and_kept(program, group, stage, seconds, len(items.groups[group]))
+        for group, stage in set(zip(group_of, gathered, strict=True))
+    }
+    rows: list[list[int]] = [each.tolist() for each in items.groups]
+    links = [cluster.slowest_link(ranks) if len(ranks) > 1 else None for ranks in rows]
+    spare = _spare(program, cluster)
+    busy_s = np.zeros(len(items.group))
+    columns = zip(group_of, gathered, owners, strict=True)
+    for at, (group, stage, rank) in enumerate(columns):
+        (sent_bytes, kept_s), link = bytes_kept[group, stage], links[group]
+        if link is not None and sent_bytes:
+            own_s = kept_s + 2 * link.end_s(sent_bytes)
+            busy_s[at] = link.beside_s(sent_bytes) + (1 - spare[rank]) * own_s
+    if not busy_s.any():
+        return np.zeros(0)
+    return np.minimum(1.0, busy_s / np.maximum(items.taken_s, 1e-12))
+
+
+def _sent_and_kept(
+    program: Program, group: int, stage: int, seconds: Costs | Recorded | Seconds, count: int
+) -> tuple[float, float]:
+    """Return the bytes that each of `count` ranks sends in a collective, and the seconds of copies
+    of what it keeps.
+    """
+    costs = seconds if isinstance(seconds, Costs) else None
+    part = (count - 1) / count
+    if stage >= 0:
+        if costs is None or not len(costs.unshard_bytes):
+            return 0.0, 0.0
+        kept_s = float(costs.unshard_s[stage]) if len(costs.unshard_s) else 0.0
+        return part * float(costs.unshard_bytes[stage]), kept_s
+    reduce = program.code.reductions[group]
+    if reduce.how != "shards":
+        return 2 * part * float(reduce.size_bytes), 0.0
+    shards_s = costs.shards_s if costs is not None else np.zeros(0)
+    kept_s = float(shards_s[_stage_of(reduce)]) if len(shards_s) else 0.0
+    return part * float(reduce.size_bytes), kept_s
+
+
+def _spare(program: Program, cluster: Cluster) -> list[float]:
+    """Return the part of a core that each rank has besides the one that it computes with."""
+    hosts = [cluster.host_number(rank) for rank in range(program.num_ranks)]
+    counts = Counter(hosts)
+    spare: dict[int, float] = {}
+    for host, count in counts.items():
+        cores = cluster.hosts[host].cores
+        spare[host] = min(1.0, max(0.0, cores / count - 1)) if cores else 1.0
+    return [spare[host] for host in hosts]
+
+
+def _stage_of(reduce: Reduce) -> int:
+    return int(reduce.bucket.removeprefix("stage"))
 
 
 def _after(program: Program, rows: Ints, owners: Ints) -> Ints:

@@ -104,13 +104,13 @@ def costs_of(
             seconds[len(KINDS) : NUM_COSTS, :, at] = sizes * profile.far_s_per_byte
     bits = ways.bits
     packing_s = [[_packing_s(graph, stages, profile, ways)] for profile in row] if bits else []
-    loaded_s = _loaded_s(graph, stages, row, ways)
+    loaded_s, left_s = _loaded_s(graph, stages, row, ways)
     return Costs(
         seconds,
         tuple(p.kind for p in row) if len(row) > 1 else ("",),
         unshard_s=loaded_s,
         unshard_bytes=np.array(_sharded_bytes(graph, stages, ways), np.int64),
-        shards_s=loaded_s,
+        shards_s=left_s,
         packing_s=np.concatenate(packing_s).transpose(2, 1, 0) if bits else np.empty((2, 0, 0)),
     )
 
@@ -164,13 +164,28 @@ def _sharded_bytes(graph: Graph, stages: Stages, ways: Ways) -> list[int]:
 
 def _loaded_s(
     graph: Graph, stages: Stages, row: Sequence[Profile], ways: Ways
-) -> NDArray[np.float64]:
-    """Return the seconds to load the weights of each stage, or its part, from far memory, and to
-    leave as many gradients there; nothing where all are near.  On the slowest device.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the seconds, besides what links take, to make the weights of each stage whole and to
+    leave its gradients where they are kept; nothing where none comes and goes.
+
+    The own part is copied, or loaded from far memory; a sum is added up and copied, or left there.
+    On the slowest device.
     """
-    far_s = max(profile.far_s_per_byte for profile in row)
-    own = (_own_bytes(graph, s, ways) if s.index in ways.far else 0 for s in stages.stages)
-    return np.array([far_s * size for size in own] if ways.far else [])
+    if not (ways.sharded or ways.far):
+        return np.empty(0), np.empty(0)
+    far_s, copy_s, add_s = (
+        max(getattr(profile, name) for profile in row)
+        for name in ("far_s_per_byte", "copy_s_per_byte", "accumulate_s_per_byte")
+    )
+    loaded, left = np.zeros((2, len(stages.stages)))
+    for at, stage in enumerate(stages.stages):
+        if not ways.comes_and_goes(at):
+            continue
+        own = _own_bytes(graph, stage, ways)
+        others = ways.parts(at) - 1
+        loaded[at] = own * (far_s if at in ways.far else copy_s)
+        left[at] = own * (others * add_s + (far_s if at in ways.far else copy_s))
+    return loaded, left
 
 
 def _own_bytes(graph: Graph, stage: Stage, ways: Ways) -> int:
