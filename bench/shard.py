@@ -28,7 +28,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from bench.beside import (
     MODELS,
@@ -156,23 +155,25 @@ def main() -> None:
     if given.json:
         print(json.dumps({"machine": machine(), "rows": list(found)}))
         return
-    show = partial(print, flush=True)
     head = f"{'model':<10}{'ranks':>5}{'link':>10}{'way':>12}{'peer':>13}{'ours':>9}{'peer':>9}"
-    show(
-        f"{head}{'ratio':>7}{'predicted':>11}{'ours, peer, predicted MiB':>27}{'sent MB':>15}{'cpu s':>14}"
-    )
+    head += f"{'ratio':>7}{'predicted':>11}{'ours, peer, predicted MiB':>27}"
+    print(f"{head}{'sent MB':>15}{'cpu s':>15}", flush=True)
     for row in found:
-        sizes_mib = ", ".join(
-            f"{float(row[k] or 0) / 2**20:.1f}"
-            for k in ("ours_peak_bytes", "peer_peak_bytes", "predicted_bytes")
-        )
-        sent = ", ".join(
-            f"{float(row[k] or 0) / 1e6:.1f}" for k in ("ours_sent_bytes", "peer_sent_bytes")
-        )
-        show(f"{row['model']:<10}{row['ranks']:>5}{row['link']:>10}{row['way']:>12}{row['peer']:>13}"
-             f"{row['ours_s']:>7.3f} s{row['peer_s']:>7.3f} s{row['ratio']:>7.3f}"
-             f"{row['predicted_s']:>9.3f} s{sizes_mib:>27}{sent:>15}{row['ours_cpu_s']:>7.3f}{row['peer_cpu_s']:>7.3f}"
-             f"  {row['plan'] or ''}")  # fmt: skip
+        print(_line(row), flush=True)
+
+
+def _line(row: Row) -> str:
+    def figures(names: str, unit: float, digits: int) -> str:
+        return ", ".join(f"{float(row[name] or 0) / unit:.{digits}f}" for name in names.split())
+
+    sizes_mib = figures("ours_peak_bytes peer_peak_bytes predicted_bytes", 2**20, 1)
+    sent, cpu = figures("ours_sent_bytes peer_sent_bytes", 1e6, 1), "ours_cpu_s peer_cpu_s"
+    return (
+        f"{row['model']:<10}{row['ranks']:>5}{row['link']:>10}{row['way']:>12}{row['peer']:>13}"
+        f"{row['ours_s']:>7.3f} s{row['peer_s']:>7.3f} s{row['ratio']:>7.3f}"
+        f"{row['predicted_s']:>9.3f} s{sizes_mib:>27}{sent:>15}{figures(cpu, 1, 3):>15}"
+        f"  {row['plan'] or ''}"
+    )
 
 
 if __name__ == "__main__":
