@@ -211,25 +211,16 @@ def _queues(
     reduces = codes.op[rows] == REDUCE
     groups = [np.array(each.ranks, np.int64) for each in codes.reductions]
     groups += [np.array(grid.column_of(rank), np.int64) for rank in grid.ranks_of(0)]
-    places, taken_s = grid.places()[1][owners], np.zeros(len(rows))
-    group, share = len(codes.reductions) + places, np.zeros(0)
-    if isinstance(seconds, Costs):
-        gathers = zip(places[~reduces].tolist(), stages[~reduces].tolist(), strict=True)
-        taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
-    group[reduces] = codes.edge[rows[reduces]]
-    reduce_s = [_sum_s(program, each, seconds, cluster) for each in codes.reductions]
-    taken_s[reduces] = np.array(reduce_s)[group[reduces]]
-    if isinstance(seconds, Recorded):
-        taken_s = seconds.sum_s.copy()
-    elif cluster is not None and len(rows):
-        items = _Items(group, groups, np.where(reduces, -1, stages), owners, taken_s)
-        share = _shares(program, items, seconds, cluster)
+    gathered = np.where(reduces, -1, stages)
+    group = np.where(reduces, codes.edge[rows], len(codes.reductions) + grid.places()[1][owners])
+    items = _Items(group, groups, gathered, owners)
+    taken_s = _taken_s(program, items, seconds, cluster)
     sharded = bool((codes.op == UNSHARD).any())
     return kernel.Queues(
         offsets=offsets,
         group=group,
         taken_s=taken_s,
-        share=share,
+        share=_shares(program, items, taken_s, seconds, cluster),
         gathers=np.where(reduces, -1, owners * program.num_stages + stages),
         after=_after(program, rows, owners),
         issued_s=np.zeros(len(rows)),
@@ -297,17 +288,41 @@ class _Items(NamedTuple):
     groups: Sequence[Ints]
     gathered: Ints
     owners: Ints
-    taken_s: Floats
+
+
+def _taken_s(
+    program: Program,
+    items: _Items,
+    seconds: Costs | Recorded | Seconds,
+    cluster: Cluster | None,
+) -> Floats:
+    """Return the seconds of each collective."""
+    if isinstance(seconds, Recorded):
+        return seconds.sum_s.copy()
+    taken_s, reduces = np.zeros(len(items.group)), items.gathered < 0
+    if isinstance(seconds, Costs):
+        places = (items.group - len(program.code.reductions))[~reduces].tolist()
+        gathers = zip(places, items.gathered[~reduces].tolist(), strict=True)
+        taken_s[~reduces] = _gathers_s(program, list(gathers), seconds, cluster)
+    reduce_s = [_sum_s(program, each, seconds, cluster) for each in program.code.reductions]
+    taken_s[reduces] = np.array(reduce_s)[items.group[reduces]]
+    return taken_s
 
 
 def _shares(
-    program: Program, items: _Items, seconds: Costs | Recorded | Seconds, cluster: Cluster
+    program: Program,
+    items: _Items,
+    taken_s: Floats,
+    seconds: Costs | Recorded | Seconds,
+    cluster: Cluster | None,
 ) -> Floats:
     """Return the part of its rank's core that each collective takes while it lasts; empty: none.
 
     What the slowest link of its ring takes (`Link.beside_s`) and, where the rank has no core to
     spare, what its second thread does: copies from and to messages, and of what it keeps.
     """
+    if cluster is None or isinstance(seconds, Recorded):
+        return np.zeros(0)
     group_of: list[int] = items.group.tolist()
     gathered: list[int] = items.gathered.tolist()
     owners: list[int] = items.owners.tolist()
@@ -327,11 +342,11 @@ def _shares(
             busy_s[at] = link.beside_s(sent_bytes) + (1 - spare[rank]) * own_s
     if not busy_s.any():
         return np.zeros(0)
-    return np.minimum(1.0, busy_s / np.maximum(items.taken_s, 1e-12))
+    return np.minimum(1.0, busy_s / np.maximum(taken_s, 1e-12))
 
 
 def _sent_and_kept(
-    program: Program, group: int, stage: int, seconds: Costs | Recorded | Seconds, count: int
+    program: Program, group: int, stage: int, seconds: Costs | Seconds, count: int
 ) -> tuple[float, float]:
     """Return the bytes that each of `count` ranks sends in a collective, and the seconds of copies
     of what it keeps.
