@@ -359,6 +359,8 @@ def _sent_and_kept(
         kept_s = float(costs.unshard_s[stage]) if len(costs.unshard_s) else 0.0
         return part * float(costs.unshard_bytes[stage]), kept_s
     reduce = program.code.reductions[group]
+    if reduce.how == "guard":  # its seconds say what it does; what it sends is not counted
+        return 0.0, 0.0
     if reduce.how != "shards":
         return 2 * part * float(reduce.size_bytes), 0.0
     shards_s = costs.shards_s if costs is not None else np.zeros(0)
