@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster import Cluster, DeviceKind, Host, HostPair, Link
 from penstock.cluster.cluster import _here
-from penstock.cluster.machine import Machine, detect
+from penstock.cluster.machine import Machine, detect, free_bytes
 from penstock.errors import ClusterError
 from penstock.units import GB, GiB
 
@@ -330,6 +330,17 @@ def test_limits_of_a_container_are_found(tmp_path: Path):
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert detect(tmp_path) == detect(tmp_path / "none")
+
+
+def test_room_in_a_container_is_its_limit_less_what_it_uses_but_for_files_not_looked_at(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 4000 kB\nMemAvailable:   3000 kB\n")
+    assert free_bytes(meminfo, tmp_path / "none") == 3000 * 1024
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    assert free_bytes(meminfo, tmp_path) == 100_000
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 300000\nactive_file 7\n")
+    assert free_bytes(meminfo, tmp_path) == 400_000
 
 
 def test_detection_imports_no_torch():

@@ -98,3 +98,16 @@ def test_blocks_of_another_size_are_refused() -> None:
 def test_bytes_of_a_view_are_those_of_all_that_it_lies_in() -> None:
     whole = torch.arange(6, dtype=torch.int16)
     assert as_bytes(whole[2:4]).tolist() == whole.view(torch.uint8).tolist()
+
+
+def test_what_is_evicted_is_on_the_disk_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, sync = list[str](), os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda handle: (calls.append("sync"), sync(handle)))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: calls.append(str(given[1:])))
+    memory = FarMemory(CPU)
+    room, near = memory.room([100]), torch.arange(100, dtype=torch.uint8)
+    room.put({0: near})
+    memory.evict()
+    assert calls == ["sync", str((0, 0, os.POSIX_FADV_DONTNEED))]  # all of the file
+    room.take({0: (back := torch.zeros_like(near))})
+    assert torch.equal(back, near)

@@ -11,8 +11,10 @@ of 190 MB to the file on an AMD EPYC, for 75 s, in the mean and at worst, and ri
     through a mapping   6,800    2,200    1,150
     by calls            7,000    5,500    5,800
 
-Ignores:  that a folder in memory (tmpfs) is no far memory; that the system keeps a file's pages in
-          memory while there is room.
+Where the system's memory has no room for the file, as in a container that may have little of it,
+all of that is as slow as the disk.
+
+Ignores:  that a folder in memory (tmpfs) is no far memory.
 """
 
 import ctypes
@@ -46,6 +48,15 @@ class FarMemory:
             self.handle, path = tempfile.mkstemp(prefix="penstock-", suffix=".far")
             weakref.finalize(self, os.close, self.handle)
             os.unlink(path)
+
+    def evict(self) -> None:
+        """Return once all that was put here is on the disk, and the system's memory holds none.
+
+        As where there is no room for it; on a GPU nothing is done.
+        """
+        if self.handle >= 0:
+            os.fdatasync(self.handle)
+            os.posix_fadvise(self.handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def room(self, sizes: Sequence[int]) -> "FarRoom":
         """Return room for blocks of so many bytes.

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from penstock.errors import GraphError
+from penstock.far import FarMemory
+from penstock.graph.cut import cut
 from penstock.graph.trace import Capture, capture, trace
 from penstock.job import Job
 from penstock.profile import Profile, measure
@@ -163,6 +165,24 @@ def test_rate_of_far_memory_has_the_time_in_it_that_a_disk_takes(monkeypatch) ->
     monkeypatch.setattr(os, "pwritev", slow)
     monkeypatch.setattr(measure, "awake_s", lambda: now[0])
     assert measure._far_s(1 << 20) == 1.0 / (1 << 21)
+
+
+def test_far_memory_is_as_slow_as_its_disk_where_there_is_no_room_to_keep_it(monkeypatch) -> None:
+    evicted, job = list[int](), JOBS["blocks"]
+    monkeypatch.setattr(FarMemory, "evict", lambda far: evicted.append(far.handle))
+    held = captured("blocks")
+    kept = cut(held.graph).stages[0].forward.change_bytes
+    most = 4 * held.graph.parameter_bytes + job.micro_batches * kept
+    assert measure.most_far_bytes(held, job, 2.0) == most
+    for free, evicts in ((most, False), (most - 1, True)):
+        evicted.clear()
+        monkeypatch.setattr(measure, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(measure, "most_far_bytes", lambda *_: most)
+        measure.measure(held, job)
+        assert bool(evicted) == evicts
+    monkeypatch.setattr(measure, "free_bytes", lambda: 2 * most - 1)
+    measure.measure(held, job, beside=1)  # the other rank needs as much
+    assert evicted
 
 
 def test_companions_run_beside_and_are_gone_afterwards(monkeypatch) -> None:

@@ -35,14 +35,19 @@ def detect(cgroup: Path = CGROUP) -> Machine:
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> int:
-    """Return the bytes that a new process could have, a container's limit included."""
+    """Return the bytes that a new process could have, a container's limit included.
+
+    What a container has read from files and not looked at since is there to be had, too.
+    """
     free = detect(cgroup).memory_bytes
     for line in _lines(meminfo):
         if line.startswith("MemAvailable:"):
             free = min(free, 1024 * int(line.split()[1]))
     limit, used = _words(cgroup / "memory.max"), _words(cgroup / "memory.current")
     if len(limit) == len(used) == 1 and limit[0].isdecimal():
-        free = min(free, int(limit[0]) - int(used[0]))
+        rows = (line.split() for line in _lines(cgroup / "memory.stat"))
+        idle = sum(int(row[1]) for row in rows if row[0] == "inactive_file")
+        free = min(free, int(limit[0]) - int(used[0]) + idle)
     return max(0, free)
 
 

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.batches import started
+from penstock.cluster.machine import free_bytes
 from penstock.far import FarMemory
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.codec import TensorForm, packer, unpacker
@@ -58,6 +59,8 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
             whole_f, whole_b, call_s = _whole(capture, stages, inputs)
             op_s = _op_by_op(capture, inputs)
             optimizer = optimizer_costs(capture, job)
+            size = most_far_bytes(capture, job, optimizer["state_bytes_per_byte"])
+            far_s = _far_s(size, evicts=size > free_bytes() // (1 + beside))
             packing = packing_costs(job)
         workspace_bytes = workspaces(capture, inputs)
     finally:
@@ -82,6 +85,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         error=0.0,
         steps=0,
         runs=0,
+        far_s_per_byte=far_s,
         **optimizer,
     )
 
@@ -291,7 +295,6 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
         "state_bytes_per_tensor": numbers / len(known),
         **workspaces,
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
-        "far_s_per_byte": _far_s(size),
     }
 
 
@@ -323,17 +326,30 @@ def _packing_cost(bits: int) -> PackCost:
     return PackCost(bits, pack_s, per_byte[0], unpack_s, per_byte[1])
 
 
-def _far_s(size_bytes: int) -> float:
+def most_far_bytes(capture: Capture, job: Job, state_bytes_per_byte: float) -> int:
+    """Return what a plan has in far memory at most: of a rank with the whole model, weights,
+    gradients and state, and what F keeps of all micro-batches of a step.
+    """
+    (stage,) = cut(capture.graph).stages
+    weights = capture.graph.parameter_bytes * (2 + state_bytes_per_byte)
+    return int(weights) + job.micro_batches * max(0, stage.forward.change_bytes)
+
+
+def _far_s(size_bytes: int, *, evicts: bool = False) -> float:
     """Return the seconds of moving a byte to far memory or back, of blocks of usual size.
 
+    evicts:  whether the system's memory has no room for it, so that all is read from the disk.
     Waiting for the system counts, as for a disk that is slow; waiting for a core does not.
     """
     size = max(1, min(size_bytes, _FAR_BYTES) // _FAR_BLOCKS)
     near = torch.zeros((_FAR_BLOCKS, size), dtype=torch.uint8, device=device_here())
-    room, nears = FarMemory(near.device).room([size] * _FAR_BLOCKS), dict(enumerate(near))
+    memory = FarMemory(near.device)
+    room, nears = memory.room([size] * _FAR_BLOCKS), dict(enumerate(near))
 
     def there_and_back() -> None:
         room.put(nears)
+        if evicts:
+            memory.evict()
         room.take(nears)
 
     clock = clock_here() if near.device.type != "cpu" else awake_s

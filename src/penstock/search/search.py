@@ -35,6 +35,7 @@ from penstock.search.sharded import with_shards
 from penstock.search.simplest import exactest, simplest, why_simplest
 from penstock.search.turns import by_speed
 from penstock.timeline import Timeline
+from penstock.units import KiB, format_bytes
 
 _Floats = tuple[float, ...]
 
@@ -313,4 +314,5 @@ def _none_fits(found: Sequence[Candidate]) -> PlanError:
         return PlanError("no plan is possible: " + "; ".join(reasons[:3]), hint=hint)
     least = min(full, key=lambda candidate: max(candidate.peak_bytes))
     message = f"no plan is possible: {least.refused}, the least of {len(full)} that were tried"
-    return PlanError(message, hint=hint)
+    allowed = format_bytes(1.01 * max(least.peak_bytes) + 8 * KiB)  # some is left free
+    return PlanError(message, hint=f"allow {allowed} or more, {hint}")
