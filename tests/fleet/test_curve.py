@@ -1,13 +1,14 @@
 """The curve of a loss: a known one is followed to its target, and what cannot be told is not."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.fleet.curve import LossPoint, steps_to
+from tests.draws import examples
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.floats(0.0, 2.0), st.floats(0.5, 5.0), st.sampled_from([0.1, 0.3, 0.7, 1.0]), st.data())
 def test_target_of_a_known_curve_is_found(floor, scale, power, data):
     """Loss floor + scale (t + 1)^-power, to a point up to five times as far as what is known."""

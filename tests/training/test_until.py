@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -22,6 +22,7 @@ from penstock.training.goal import Goal, GoalWatch
 from penstock.training.phases import TrainedPhase, UntilFile, until_in, words_of_phases
 from penstock.training.stop import Stopped
 from penstock.training.until import UntilRun, first_pairs, grid_of
+from tests.draws import examples
 
 # -- what is searched ------------------------------------------------------------------------------
 
@@ -54,7 +55,7 @@ def took(pair, law, samples):
     return law[0] + law[1] * batch / ranks + law[2] * (ranks - 1) / ranks
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.sampled_from([1, 2, 3, 4, 8]),
     st.integers(2, 8),

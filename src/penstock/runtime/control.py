@@ -1,5 +1,5 @@
 """Control: after which step all ranks together write a checkpoint that nobody planned, make the
-plan again, measure their links, or stop.
+plan again, measure their links, share micro-batches otherwise, or stop.
 
 The first rank to reach the end of a window decides what is done there, and says so on a board
 that all ranks see; the others obey when they arrive.  So no rank waits, and what is done
@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NamedTuple, Protocol
 
-Do = Literal["go", "save", "plan", "stop", "probe"]
-_DOES: tuple[Do, ...] = ("go", "save", "plan", "stop", "probe")
+Do = Literal["go", "save", "plan", "stop", "probe", "share"]
+_DOES: tuple[Do, ...] = ("go", "save", "plan", "stop", "probe", "share")
 _POST_BYTES = 2**16  # of what a rank lets others see
 _LOOK_S = 0.25  # for which ranks of several hosts go on without asking
 
@@ -68,6 +68,14 @@ class Board(Protocol):
         """Return how often ranks were asked to measure links."""
         ...
 
+    def ask_to_share(self, count: int) -> None:
+        """Make the next command one to share micro-batches otherwise, for the time `count`."""
+        ...
+
+    def shares_asked(self) -> int:
+        """Return how often ranks were asked to share micro-batches otherwise."""
+        ...
+
     def post(self, rank: int, text: str) -> None:
         """Let all ranks see `text`, in place of what this one posted before."""
         ...
@@ -99,6 +107,7 @@ class Control:
         self._order = Command(0, "go", 1)
         self._plans = self._before = 0  # plans made again, and windows before the last of them
         self._probes = 0
+        self._shares = 0  # times that micro-batches were shared otherwise
         self.put_off: Callable[[], bool] = lambda: False
 
     def saved(self) -> None:
@@ -121,6 +130,10 @@ class Control:
         """Note that links were measured."""
         self._probes += 1
 
+    def shared(self) -> None:
+        """Note that micro-batches are shared otherwise from now on."""
+        self._shares += 1
+
     def _decided(self, board: Board, windows: int) -> Command:
         now, look_s = time.monotonic(), board.look_s
         ahead = 1
@@ -135,6 +148,8 @@ class Control:
             do = "plan"
         elif board.probes_asked() > self._probes:
             do = "probe"
+        elif board.shares_asked() > self._shares:
+            do = "share"
         elif self.every_s is not None and now - self._saved_s >= self.every_s:
             do = "go" if self.put_off() else "save"
         return Command(windows, do, windows + ahead)
@@ -146,7 +161,7 @@ class LocalBoard:
     def __init__(self) -> None:
         self._file = os.memfd_create("penstock board")
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._words = memoryview(self._memory).cast("q")  # at, what to do, signal, plans, probes
+        self._words = memoryview(self._memory).cast("q")  # at, do, signal, plans, probes, shares
         self._posts = os.memfd_create("penstock posts")
         self._threads = threading.Lock()
 
@@ -186,6 +201,12 @@ class LocalBoard:
 
     def probes_asked(self) -> int:
         return self._words[4]
+
+    def ask_to_share(self, count: int) -> None:
+        self._words[5] = count
+
+    def shares_asked(self) -> int:
+        return self._words[5]
 
     def post(self, rank: int, text: str) -> None:
         content = text.encode()
@@ -252,6 +273,12 @@ class StoreBoard:
 
     def probes_asked(self) -> int:
         return int(self._store.get("probes")) if self._store.check(["probes"]) else 0
+
+    def ask_to_share(self, count: int) -> None:
+        self._store.set("shares", str(count))
+
+    def shares_asked(self) -> int:
+        return int(self._store.get("shares")) if self._store.check(["shares"]) else 0
 
     def post(self, rank: int, text: str) -> None:
         self._store.set(f"post/{rank}", text)

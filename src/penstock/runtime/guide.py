@@ -29,3 +29,14 @@ class Guide(Protocol):
         A checkpoint of that step was written.
         """
         ...
+
+    def shared(self, task: "Task", step: int, transport: "Transport") -> "Task":
+        """Return what is done after `step` steps, in place of `task`; every rank calls it.
+
+        Ranks keep what they hold: only who takes which micro-batches is another.
+        """
+        ...
+
+    def ready(self, rank: int) -> None:
+        """Note that a rank is ready for that."""
+        ...

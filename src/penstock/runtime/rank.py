@@ -143,6 +143,12 @@ class Rank:
                 way = edge, sender, receiver
                 self._ahead[way] = max(count, self._ahead.get(way, 0))
 
+    def renew_edges(self, first: int) -> None:
+        """Let messages go by channels of their own from now on, edge 0 by number `first`."""
+        self.first_edge = first
+        for known in (self._senders, self._receivers, self._ahead):
+            known.clear()
+
     def bind(self, program: Program) -> list[Bound]:
         """Return the calls of one window of `program` on this rank.
 

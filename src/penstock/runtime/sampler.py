@@ -24,6 +24,7 @@ from penstock.runtime.calls import Bound
 _SHARE = 256
 _KEPT = 64  # samples of each action
 _FIRST = 2  # windows that are unlike the others
+_LOOKS = 5  # times what a sample takes, that looking at it usually takes at most
 
 Action = tuple[str, int]  # kind, stage
 
@@ -78,6 +79,8 @@ class Sampler:
         self.drift, self.paces = Drift(), Drift()
         self.took_s, self.sampled, self.windows, self.steps = 0.0, 0, 0, 0
         self._due_s = clock()
+        self.since = 0  # sampled since micro-batches were shared otherwise
+        self._per_step: dict[Action, float] = {}  # of each action, when the first was sampled
         self._newest: deque[tuple[int, dict[Action, float]]] = deque()
         self._kept: defaultdict[Action, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._steps_s: deque[float] = deque(maxlen=NEW)
@@ -91,25 +94,42 @@ class Sampler:
         num_steps: int,
         look: Callable[[], None],
     ) -> None:
-        """Take a window, if one is due, and then call `look`, which counts as sampling."""
+        """Take a window, if one is due, and then call `look`, which counts as sampling.
+
+        Where that looks for another plan, it has its own reasons to: the next sample need not wait.
+        """
         self.windows += 1
         now = self.clock()
         if self.windows <= _FIRST or now < self._due_s:
             return
         start = self.own_clock()
         self._take(calls, marks, num_steps)
+        taken_s = self.own_clock() - start
         look()
         took_s = self.own_clock() - start
         self.took_s += took_s
-        self._due_s = now + took_s * _SHARE
+        self._due_s = now + min(took_s, _LOOKS * taken_s) * _SHARE
+
+    def shared(self) -> None:
+        """Note that the rank takes other micro-batches from now on.
+
+        What its actions take is still compared with what they took before: by the number of them
+        that a step had at first.
+        """
+        self.since = 0
+        self._steps_s.clear()
+        self.paces = Drift(moves=self.paces.moves)  # a step has another length
 
     def _take(self, calls: Sequence[Bound], marks: Sequence[float], num_steps: int) -> None:
         actions, places, counts = self._places_of(calls)
         sums_s = np.bincount(places, np.diff(marks), len(actions) + 1)[:-1]
         own = dict(zip(actions, (sums_s / counts).tolist(), strict=True))
-        self.sampled += 1
+        self.sampled, self.since = self.sampled + 1, self.since + 1
         self._steps_s.append((marks[-1] - marks[0]) / num_steps)
-        self.drift.add(float(sums_s.sum()) / num_steps)
+        if self._per_step.keys() != own.keys():
+            per_step = zip(actions, (counts / num_steps).tolist(), strict=True)
+            self._per_step = dict(per_step)
+        self.drift.add(sum(count * own[action] for action, count in self._per_step.items()))
         data_s = float(np.diff(marks)[self._reads(calls)].sum())
         self.paces.add((marks[-1] - marks[0] - data_s) / num_steps)
         if self.drift.moves:  # what was not kept by now may be of after the move

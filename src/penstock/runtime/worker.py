@@ -147,11 +147,15 @@ class Task:
                     self.functions[stage, kind, False] = made
         return self
 
-    def at(self, windows: Windows, resume: Path | None) -> "Task":
-        """Return the same task for other windows of the same programs, from another state on."""
+    def at(
+        self, windows: Windows, resume: Path | None = None, first_edge: int | None = None
+    ) -> "Task":
+        """Return the same task for other windows of the same stages, from another state on."""
         made = copy(self)
         object.__setattr__(made, "windows", windows)
         object.__setattr__(made, "resume", resume)
+        if first_edge is not None:
+            object.__setattr__(made, "first_edge", first_edge)
         if self.memory_window is not None:
             object.__setattr__(made, "memory_window", min(self.memory_window, windows.count(2) - 1))
         return made
@@ -249,6 +253,7 @@ def _worked(
     if task.guide is not None:
         task.guide.begun(rank.rank, time.perf_counter() - start_s)
     watch = WindowRunner(rank, control, task.guide)
+    watch.bound.append(bound)
     with (
         leaving(task.checkpoints, transport, rank.peers, partial(held_tensors, rank)),
         saving(task.checkpoints, transport, control, task.policy) as watch.saver,
@@ -280,6 +285,10 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
                 return step
             if do == "probe":
                 _probe(task, watch)
+            if do == "share" and program is not None:
+                task, bound = _shared(task, watch, step)
+                ask = task.windows.ask
+                program = ask(step)
             if do == "stop":
                 break
         watch.rank.settle()
@@ -293,6 +302,39 @@ def _probe(task: Task, watch: "WindowRunner") -> None:
     task.guide.probe(task, watch.rank.transport)
     watch.control.probed()
     watch.meter.once(time.perf_counter() - start)
+
+
+def _shared(task: Task, watch: "WindowRunner", step: int) -> tuple[Task, Mapping[int, list[Bound]]]:
+    """Share micro-batches otherwise from `step` on: bind other programs on the same rank."""
+    rank, guide = watch.rank, task.guide
+    assert guide is not None, "who else could ask for it"
+    before, task = task, guide.shared(task, step, rank.transport)
+    if _lacks_room(before, task):
+        first_edge = before.first_edge + len(before.stages.edges)
+        task = task.at(task.windows, first_edge=first_edge)
+        rank.renew_edges(task.first_edge)
+    bound = {id(program): rank.bind(program) for program in task.windows.programs}
+    watch.sampler.shared()
+    watch.bound.append(bound)
+    rank.transport.barrier()  # nobody sends before the others can take it
+    guide.ready(rank.rank)
+    return task, bound
+
+
+def _lacks_room(before: Task, after: Task) -> bool:
+    """Return whether more messages wait somewhere than there is room for: on all ranks alike."""
+    rooms: dict[tuple[int, int, int], int] = {}
+    for program in before.windows.programs:
+        for rank in range(program.num_ranks):
+            for (edge, sender), count in program.unread(rank).items():
+                key = edge, sender, rank
+                rooms[key] = max(count, rooms.get(key, 0))
+    return any(
+        count > rooms.get((edge, sender, rank), 0)
+        for program in after.windows.programs
+        for rank in range(program.num_ranks)
+        for (edge, sender), count in program.unread(rank).items()
+    )
 
 
 def held_tensors(rank: Rank) -> Mapping[str, Tensor]:
@@ -352,7 +394,7 @@ def _done(task: Task, watch: "WindowRunner", done: tuple[int, int], *, is_last: 
     """
     step, number = done
     do: Do = "stop" if is_last else watch.control.after(number)
-    if save_due(task, watch, step, do, is_last=is_last):
+    if save_due(task, watch, step, "go" if do == "share" else do, is_last=is_last):
         watch.control.saved()
     rank = watch.rank
     is_first = watch.saver is not None and number == 1 and not rank.is_far()
@@ -361,6 +403,8 @@ def _done(task: Task, watch: "WindowRunner", done: tuple[int, int], *, is_last: 
             watch.saver.begin(_part_of(rank))
     if do == "plan":
         watch.control.planned(number)
+    elif do == "share":
+        watch.control.shared()
     return do
 
 
@@ -466,12 +510,16 @@ class _Ran(NamedTuple):
 
 
 class WindowRunner:
-    """Runs windows and remembers enough of them to show a typical one."""
+    """Runs windows and remembers enough of them to show a typical one.
+
+    bound:   calls of all programs that were ever run: what is kept of them goes by their ids.
+    """
 
     def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
         self.rank, self.control, self.guide = rank, control, guide
         self.meter, self.sampler = Meter(rank.transport), Sampler()
         self.saver: Saver | None = None
+        self.bound: list[Mapping[int, list[Bound]]] = []
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
         self.begun: dict[int, list[Begun]] = {}  # by id of a program's calls
         self.window_s: list[float] = []

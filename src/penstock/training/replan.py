@@ -11,6 +11,9 @@ profile/drift.py).  The leading rank looks at the posts, and weighs:
                    costs, and what is left to gain is twice that
 
     going back     once the new plan has been sampled, if its steps take longer than those before
+    sharing        before any of that: where micro-batches that are shared otherwise make the step
+                   of the same plan shorter (search/shifted.py), which moves nothing and needs no
+                   checkpoint; another plan is searched for only if much more is lost then
 
 Where steps take longer than they did, or less, and no rank's own actions do, messages may.  So
 before a search for several hosts all ranks measure the links between these (runtime/links.py), and
@@ -44,6 +47,7 @@ from penstock.profile.sampled import resting_on, with_run
 from penstock.schedule.recipe import Recipe, name_of, units_of
 from penstock.search import Fixed
 from penstock.search.judge import Judge
+from penstock.search.shifted import shifted
 from penstock.training.ask import to_fill
 from penstock.training.choose import (
     Choice,
@@ -74,6 +78,9 @@ if TYPE_CHECKING:
 
 WORTH = 0.1  # of a step: what another plan has to gain, by its prediction
 _PROBED, _APART = 2**20, 2**10  # edges on which links are measured: the first, and each time
+SHARE_WORTH = 0.03  # likewise other shares of the same plan
+_BIND_S = 0.1  # of changing to other shares: to be replaced by the first time
+_SHARING_S = 2.0  # of looking for them, at most
 _SEARCH_S = 10.0  # at most, and about what was lost so far
 _DISK_BYTES_PER_S = 2e8  # of a checkpoint, written and read: to be replaced by the first move
 
@@ -103,8 +110,11 @@ class _Lead:
     is_probed:   the links between hosts were measured in this state; None: ranks were asked to.
     links:       what has moved of them since the plan was made, by pair of hosts.
     now:         the cluster with what was measured; None: with the links as they were.
+    is_weighed:  whether other shares were thought of in this state.
     aside:       a search that is under way.
     found:       a plan that is worth it, and its text.
+    lost:        of a step, by shares that were found; None: they stand as they did at first.
+    is_shared:   whether the plan before is this one, its micro-batches shared otherwise.
     replaced:    text of the plan before this one, its seconds of a step then, as sampled, and as
                  predicted for what ranks took; None: there was none, or it is no longer a question.
     """
@@ -115,16 +125,19 @@ class _Lead:
     is_probed: bool | None = False
     links: tuple[tuple[str, str, float], ...] = ()
     now: Cluster | None = None
+    is_weighed: bool = False
     is_asked: bool = False
     aside: "Aside | None" = None
     found: tuple[Replan, str] | None = None
     replaced: tuple[str, float, float] | None = None
+    lost: float | None = None
+    is_shared: bool = False
 
     def forget(self, moves: tuple[int, ...], step: int) -> None:
         """Begin with another state."""
         if self.aside is not None:
             self.aside.close()
-        self.moves, self.since, self.is_settled = moves, step, False
+        self.moves, self.since, self.is_settled, self.is_weighed = moves, step, False, False
         self.is_probed, self.links, self.now = False, (), None
         self.aside = self.found = None
 
@@ -151,11 +164,11 @@ class Replanner:
         """
         self.basis, self.choice, self.windows, self.board = basis, choice, windows, board
         self.folder, self.last_step, self._leads = folder, last_step, leads
-        self.count = self._posted = self._probes = 0
+        self.count = self._posted = self._seen = self._planned = self._shares = self._probes = 0
         self._ready_s = self._asked_s = self._move_took_s = self._step_s = 0.0
-        self._looked_s = self._probe_s = 0.0
+        self._share_s, self._looked_s, self._probe_s = _BIND_S, 0.0, 0.0
         self._search_s = basis.search_s
-        self._factors = (1.0,) * choice.plan.total_ranks
+        self._factors = self._last_factors = (1.0,) * choice.plan.total_ranks
         self._plain: Cluster | None = None  # as `_there`, once it is known
         self._is_corrected = False
         self._lead = _Lead()
@@ -177,8 +190,8 @@ class Replanner:
 
     def look(self, rank: int, step: int, sampler: "Sampler") -> None:
         """Post what was sampled; where this rank leads, weigh what all have posted."""
-        moves = sampler.drift.moves + sampler.paces.moves
-        if moves != self._posted or sampler.sampled % NEW == 0:
+        moves = self._seen = sampler.drift.moves + sampler.paces.moves
+        if moves != self._posted or sampler.since % NEW == 0:
             self._posted = moves
             told = {"plan": self.count, "samples": asdict(sampler.told())}
             self.board.post(rank, json.dumps(told))
@@ -209,17 +222,8 @@ class Replanner:
         from penstock.runtime.checkpoint import folder_of
         from penstock.training.windows import memory_window
 
-        everyone = tuple(range(transport.num_ranks))
-        found = self._lead.found if self.leads(transport.rank) else None
-        own = b"" if found is None else found[1].encode()
-        text = next(filter(None, transport.all_gather_bytes(own, everyone))).decode()
-        choice = self.choice_of(Plan.from_text(text))
-        windows = self.windows(choice, step)
-        self._agree(choice, windows, transport)
-        before, self.choice = self.choice.plan, choice
-        self.count, self._posted, self._read = self.count + 1, 0, ([], None)
-        if found is not None:
-            self._moved(replace(found[0], step=step), before)
+        windows, choice = self._told(step, transport), self.choice
+        self._planned += 1
         assert task.checkpoints is not None, "who else could ask for another plan"
         stages = stages_of(choice.plan, choice.captured.graph)
         return replace(
@@ -233,6 +237,40 @@ class Replanner:
             joined=choice.plan.joined,
             first_edge=task.first_edge + len(task.stages.edges),
         )
+
+    def shared(self, task: "Task", step: int, transport: "Transport") -> "Task":
+        """Return the task with micro-batches shared as was found, which all ranks compare.
+
+        Raises:   PlanError: a rank made another program of it than this one.
+        """
+        windows = self._told(step, transport)
+        self._posted = self._seen  # what has moved before is known
+        return task.at(windows)
+
+    def _told(self, step: int, transport: "Transport") -> "Windows":
+        """Take the choice that the leading rank has found; return the windows that are left.
+
+        Raises:   PlanError: a rank makes another program of it.
+        """
+        everyone = tuple(range(transport.num_ranks))
+        found = self._lead.found if self.leads(transport.rank) else None
+        own = b"" if found is None else found[1].encode()
+        text = next(filter(None, transport.all_gather_bytes(own, everyone))).decode()
+        choice = self.choice_of(Plan.from_text(text))
+        windows = self.windows(choice, step)
+        self._agree(choice, windows, transport)
+        before, self.choice = self.choice.plan, choice
+        self.count, self._posted, self._read = self.count + 1, 0, ([], None)
+        if found is not None:
+            self._moved(replace(found[0], step=step), before)
+        return windows
+
+    def ready(self, rank: int) -> None:
+        """Note that a rank has changed to other shares."""
+        if self.leads(rank):
+            self._share_s = time.perf_counter() - self._asked_s
+            *before, last = replans_in(self.folder)
+            write_replans(self.folder, [*before, replace(last, move_s=self._share_s)])
 
     def choice_of(self, plan: Plan) -> Choice:
         """Return a plan with the job and the step that it is of."""
@@ -274,6 +312,13 @@ class Replanner:
         if lead.is_settled or lead.is_asked or not any(moves):
             return
         left, since = self.last_step - step, step - lead.since + NEW // 2
+        if not lead.is_weighed:
+            lead.is_weighed = True
+            if self._shared(posts, left):
+                return
+            lead.is_settled = self.choice.plan.compiled  # other cuts would have to be, too
+        if lead.is_settled:
+            return
         if lead.aside is not None:
             self._take(lead.aside.poll())
         elif lead.found is None:
@@ -289,6 +334,8 @@ class Replanner:
         """Search, or have links measured before it, once what is lost is what that costs."""
         lead, is_far = self._lead, len(self._there.hosts) > 1
         ranks_s, links_s = _lost_s(posts)
+        if lead.lost is not None:  # with other shares ranks stand apart, and yet little is lost
+            ranks_s = lead.lost * max(told.step_s for told in posts)
         lost_s = max(ranks_s, links_s if is_far else 0.0)
         costs_s = self._search_s + (self._probe_s if is_far and not lead.is_probed else 0.0)
         is_known = lead.is_probed is True and not lead.links and not ranks_s
@@ -311,8 +358,50 @@ class Replanner:
         return self._plain
 
     def _ask(self) -> None:
-        self._lead.is_asked, self._asked_s = True, time.perf_counter()
-        self.board.ask_to_plan(self.count + 1)
+        lead = self._lead
+        assert lead.found is not None, "it is asked for"
+        lead.is_asked, self._asked_s = True, time.perf_counter()
+        if lead.found[0].is_shared:
+            self._shares += 1
+            self.board.ask_to_share(self._shares)
+        else:
+            self.board.ask_to_plan(self._planned + 1)
+
+    def _shared(self, posts: "Sequence[Samples]", left: int) -> bool:
+        """Ask for other shares of the plan that runs, if they make its step shorter."""
+        start, plan = time.perf_counter(), self.choice.plan
+        factors, now = self._now(posts), slowed(self._corrected(posts), self._now(posts))
+        way = self._way(plan.joined)
+        assert way is not None, "the plan that runs was found by it"
+        profiles = now.profiles(way.profiles)
+        judge = Judge(self.choice.captured.graph, profiles, now.cluster)
+        own = replace(plan, hosts=())
+        found = shifted(judge, own, is_over=lambda: time.perf_counter() - start > _SHARING_S)
+        if found is None:
+            return False
+        before_s, after_s = judge.candidate(own, as_said=True).step_s, found.step_s
+        is_little = (before_s - after_s) * left < 2 * self._share_s
+        if is_little or after_s > (1 - SHARE_WORTH) * before_s:
+            return False
+        made = replace(found.plan, hosts=plan.hosts)
+        changes = f"{_words(made)} in place of {_words(plan)}"
+        search_s = time.perf_counter() - start
+        row = Replan(0, factors, before_s, after_s, search_s, 0.0, changes, is_shared=True)
+        self._lead.found = row, json.dumps(made.to_json())
+        self._ask()
+        return True
+
+    def _now(self, posts: "Sequence[Samples]") -> tuple[float, ...]:
+        """Return by how much each rank is slower than when the run began."""
+        own = (told.factor for told in posts)
+        return tuple(a * b for a, b in zip(self._factors, own, strict=True))
+
+    def _corrected(self, posts: "Sequence[Samples]") -> Cluster:
+        """Return `_there`; profiles rest on what this run has sampled before anything moved."""
+        if not self._is_corrected:
+            self._correct(self._there, posts)
+            self._is_corrected = True
+        return self._there
 
     def _judge(self, before: str, was_s: float, predicted_s: float) -> None:
         """Go back to the plan before, if steps take longer now than they took by it.
@@ -325,7 +414,8 @@ class Replanner:
             now = f"{format_seconds(self._step_s)} a step, {format_seconds(was_s)} before"
             back = f"back to {_words(Plan.from_text(before))}: {now}"
             own_s = plan.predicted.step_s if plan.predicted else 0.0
-            made = Replan(0, self._factors, own_s, predicted_s, 0.0, 0.0, back, is_back=True)
+            about = self._last_factors, own_s, predicted_s, 0.0, 0.0, back
+            made = Replan(0, *about, is_back=True, is_shared=lead.is_shared)
             lead.found = made, before
             self._ask()
 
@@ -352,11 +442,8 @@ class Replanner:
         """Search: beside the steps where the host has a core for that, else between two of them."""
         from penstock.runtime.child import Aside
 
-        if not self._is_corrected:
-            self._correct(self._there, posts)
-            self._is_corrected = True
-        plain, old = self._lead.now or self._there, [told.factor for told in posts]
-        factors = tuple(a * b for a, b in zip(self._factors, old, strict=True))
+        there, factors = self._corrected(posts), self._now(posts)
+        plain = self._lead.now or there
         hosts = [plain.host_number(rank) for rank in range(len(posts))]
         if plain.hosts[hosts[0]].cores > hosts.count(hosts[0]):
             self._lead.aside = Aside(lambda: self._searched(plain, factors, limit_s))
@@ -429,10 +516,22 @@ class Replanner:
         self.choice = Choice(job, captured, decided(plan, [why]))
         save(self.folder, captured, self.choice.plan, profiles, now.cluster)
         write_replans(self.folder, [*replans_in(self.folder), made])
-        self._factors, self._lead = made.factors, _Lead()
-        if not made.is_back:
-            text = json.dumps(before.to_json())
-            self._lead.replaced = text, self._step_s, made.before_s
+        text = json.dumps(before.to_json())
+        replaced = None if made.is_back else (text, self._step_s, made.before_s)
+        self._last_factors = made.factors
+        if not made.is_shared:
+            self._factors, self._lead = made.factors, _Lead(replaced=replaced)
+            return
+        lost = _lost(before, made)
+        self._lead = _Lead(
+            self._lead.moves,
+            made.step,
+            is_settled=made.is_back or lost < WORTH,
+            is_weighed=True,
+            lost=lost,
+            replaced=replaced,
+            is_shared=True,
+        )
 
 
 def _found(
@@ -469,6 +568,18 @@ def _lost_s(posts: "Sequence[Samples]") -> tuple[float, float]:
     pace = statistics.median(told.pace for told in posts)
     ranks_s = step_s * (1 - min(own) / max(own)) if max(own) >= (1 + WORTH) * min(own) else 0.0
     return ranks_s, step_s * abs(1 - 1 / pace) if max(pace, 1 / pace) >= 1 + WORTH else 0.0
+
+
+def _lost(before: Plan, made: Replan) -> float:
+    """Return what part of a step is lost yet with other shares: beside work that is divided evenly.
+
+    before:   the plan that was left, whose largest share took `before_s` on the slowest rank.
+    """
+    factors = made.factors
+    ideal_s = made.before_s / max(factors) * len(factors) / sum(1 / each for each in factors)
+    even = before.step_micro_batches / before.replicas
+    ideal_s *= even / max(before.grid.shares)
+    return max(0.0, 1 - ideal_s / made.after_s)
 
 
 def _predicted_s(choice: Choice) -> float:

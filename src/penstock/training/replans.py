@@ -29,6 +29,7 @@ class Replan:
     is_back:     whether it is the plan before, as the one in its place was slower.
     links:       two hosts, and how many times as long a large payload takes between them as it
                  took; those that have moved.
+    is_shared:   whether only micro-batches were shared otherwise: nothing was moved.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Replan:
     changes: str
     is_back: bool = False
     links: tuple[tuple[str, str, float], ...] = ()
+    is_shared: bool = False
 
     @property
     def why(self) -> str:
@@ -113,8 +115,10 @@ def words_of(row: Mapping[str, Json]) -> list[str]:
     was, now = (_seconds(row[name]) for name in ("was_measured_s", "measured_s"))
     both = format_seconds(made.before_s), format_seconds(made.after_s)
     moving = f"; moving took {format_seconds(made.move_s)}" if made.move_s else ""
+    moving = moving.replace("moving", "changing") if made.is_shared else moving
+    how = "micro-batches shared otherwise" if made.is_shared else "made again"
     return [
-        f"made again after {made.step:,} steps: {made.why}{moving}",
+        f"{how} after {made.step:,} steps: {made.why}{moving}",
         f"  predicted  {both[0]} a step before, {both[1]} after",
         f"  measured   {was} a step before, {now} after",
     ]

@@ -497,12 +497,15 @@ class Session:
         leads:    as in Replanner.
         """
         plan, files = choice.plan, self.folder / "cluster.toml"
-        if self.basis is None or plan.total_ranks == 1 or plan.compiled or not self.care.replan:
+        if self.basis is None or plan.total_ranks == 1 or not self.care.replan:
             return None
         if leads is not False and not files.exists():
             return None
-        last, windows = self.num_steps, self.windows
-        run = self.basis, choice, windows, board
+        basis, last, windows = self.basis, self.num_steps, self.windows
+        if plan.compiled and leads is not False:  # its segments are known to that profile alone
+            own = Joining(plan.joined, *choice[:2], load_profiles(self.folder / "profile.json"))
+            basis = basis._replace(ways=(own,))
+        run = basis, choice, windows, board
         return Replanner(*run, folder=self.folder, last_step=last, leads=leads)
 
     def _followed(self, choice: Choice) -> Choice:
