@@ -5,7 +5,7 @@
     python -m bench.straggler --walk
 
 A GPT of bench/zoo.py in 16 micro-batches, two replicas.  From step A to step B the process of rank
-1 is stopped for (F - 1) / F of each 10 ms: it takes F times as long, however busy the machine is.
+1 is stopped for (F - 1) / F of each 50 ms: it takes F times as long, however busy the machine is.
 
 before_s, slowed_s, shared_s, recovered_s, back_s    median seconds of a step: before A; slowed,
                 until micro-batches move; then; after B, until they are taken back; after that
@@ -45,12 +45,13 @@ from bench import zoo
 from bench.machine import machine
 from bench.replan import ahead
 from penstock.cli import face
+from penstock.training.events import EVENTS
 from penstock.training.listener import Row as StepRow
-from penstock.training.replans import replans_in
+from penstock.training.replans import Replan, replans_in
 from penstock.units import format_seconds
 
 RANKS, UNUSUAL, MICRO_BATCHES = 2, 4, 16
-_SLICE_S = 0.01
+_SLICE_S = 0.05
 Row = dict[str, Any]
 
 
@@ -64,19 +65,22 @@ def _throttle(pid: int, factor: float, over: threading.Event) -> None:
 
 
 @contextmanager
-def slowed(since: int, until: int, factor: float) -> Iterator[Callable[[StepRow], None]]:
-    """Yield what, told of each step, slows rank 1 from `since` to `until`."""
+def slowed(options: argparse.Namespace) -> Iterator[Callable[[StepRow], None]]:
+    """Yield what, told of each step, slows rank 1 for some of them."""
     over = threading.Event()
     threads: list[threading.Thread] = []
 
     def told(row: StepRow) -> None:
         step = int(row["step"] or 0)
-        if step == since:
-            pids = sorted(child.pid or 0 for child in multiprocessing.active_children())
-            about = pids[-RANKS:][1], factor, over
+        pids = sorted(child.pid or 0 for child in multiprocessing.active_children())[-RANKS:]
+        for pid in pids if options.ahead and step == 1 else ():  # they have a session of their own
+            if (group := Path(f"/proc/{pid}/autogroup")).exists():
+                group.write_text("-15")
+        if step == options.since:
+            about = pids[1], options.factor, over
             threads.append(threading.Thread(target=_throttle, args=about, daemon=True))
             threads[0].start()
-        if step == until:
+        if step == options.until:
             over.set()
 
     try:
@@ -91,7 +95,7 @@ def run(folder: Path, options: argparse.Namespace) -> Row:
     """Return the row of a run."""
     job = replace(zoo.JOBS["small gpt"], micro_batches=MICRO_BATCHES)
     since, until, factor = options.since, options.until, options.factor
-    with slowed(since, until, factor) as told:
+    with slowed(options) as told:
         found = ps.train(
             job,
             ranks=RANKS,
@@ -107,6 +111,8 @@ def run(folder: Path, options: argparse.Namespace) -> Row:
     assert found is not None
     seconds = [each.seconds for each in found.outcome.steps]
     made = [each for each in replans_in(folder) if each.is_shared]
+    if options.elastic:
+        made = [_as_replan(each) for each in events_in(folder)[1:]]
     away = next((each for each in made if since <= each.step < until), None)
     back = next((each for each in made if each.step >= until), None)
     ends = away.step if away else until, back.step if back else options.steps
@@ -132,10 +138,22 @@ def run(folder: Path, options: argparse.Namespace) -> Row:
         "steps": [each.step for each in made],
         "changing_s": [each.move_s + each.search_s for each in made],
         "gain": gain,
-        "predicted_gain": away.before_s / away.after_s if away else None,
+        "predicted_gain": away.before_s / away.after_s if away and away.before_s else None,
         "left": left,
         "loss": found.outcome.steps[-1].loss,
     }
+
+
+def events_in(folder: Path) -> list[Any]:
+    """Return the generations of an elastic run."""
+    return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+
+
+def _as_replan(event: Any) -> Replan:
+    """Return a generation whose micro-batches were shared otherwise, as plain runs tell of it."""
+    move_s = event["agreed_s"] + event["ready_s"]
+    figures = 0.0, event["predicted_step_s"], 0.0, move_s
+    return Replan(event["step"], (), *figures, event["plan"], is_shared=True)
 
 
 # -- ways to move ----------------------------------------------------------------------------------
@@ -194,8 +212,8 @@ def line(row: Row) -> str:
 
     states = "before_s", "slowed_s", "shared_s", "recovered_s", "back_s"
     words = ", ".join(f"{name.removesuffix('_s')} {shown(name)}" for name in states)
-    gain = "" if row["gain"] is None else f"; gain {row['gain']:.2f}, predicted "
-    gain += "" if row["gain"] is None else f"{row['predicted_gain']:.2f}, left {row['left']:.2f}"
+    gain = "" if row["gain"] is None else f"; gain {row['gain']:.2f}, left {row['left']:.2f}"
+    gain += f", predicted {row['predicted_gain']:.2f}" if row["predicted_gain"] else ""
     return f"slowed by {row['factor']:g}: {words}{gain}; {'; '.join(row['changes'])}"
 
 

@@ -106,9 +106,9 @@ def test_shares_that_turn_out_slower_are_left_again(tmp_path, monkeypatch):
     ).install(monkeypatch)
     folder = tmp_path / "run"
     train(folder, 110)
-    away, back = replans_in(folder)
+    away, back, *_ = replans_in(folder)  # more of them where the machine is slow itself
     assert (away.is_back, back.is_back) == (False, True)
     assert away.is_shared
     assert back.is_shared
-    assert max(Plan.load(folder / "plan.json").grid.shares) == MICRO_BATCHES // 2
+    assert "4 per replica" in back.changes
     check(folder, 110)

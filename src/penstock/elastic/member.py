@@ -11,7 +11,7 @@ A process that has been started keeps all that it has loaded, traced and lowered
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,6 +95,14 @@ class Pilot(Protocol):
         """Return whether there is a plan for so many ranks."""
         ...
 
+    def hears(self, view: View, factors: Sequence[float]) -> None:
+        """Note by how much each rank of a view is slower than at first."""
+        ...
+
+    def shares(self, view: View, step: int) -> bool:
+        """Return whether micro-batches are to be shared otherwise after a step."""
+        ...
+
     def happened(self, event: RunEvent) -> None:
         """Note an event; the first rank of a view is asked."""
         ...
@@ -169,6 +177,8 @@ class RunMember:
         self._guard: Guard | None = None
         self._saved_s = time.monotonic()
         self._ended_s = self._agreed_s = 0.0
+        self._vote: Vote | None = None
+        self._slow = 1.0  # times what this member's actions took in its first generation
         self.has_left = False  # the run goes on without it, as it asked for
         mesh.on_change = self._changed
 
@@ -228,14 +238,12 @@ class RunMember:
         self.mesh.greets = partial(self._welcome, view)
         self._check(view)
         position, task = view.members.index(self.mesh.own), self.pilot.task(view)
-        transport = self.outside.join(view, position, partial(self._check, view))
-        self._transport = transport
+        transport = self._transport = self.outside.join(view, position, partial(self._check, view))
         transport.connect(task.groups)
         self._check(view)
         rank = worker.rank_of(task, transport, self._heard)
         rank.is_guarded = rank.tells_all = True
-        vote = Vote(rank, partial(self._wishes, view, task))
-        rank.commit = vote
+        rank.commit = vote = self._vote = Vote(rank, partial(self._wishes, view, task))
         bound, program = _bound(rank, task), task.windows.programs[0]
         came, guard = self._load(view, rank), None
         if program.guard is not None:
@@ -252,6 +260,7 @@ class RunMember:
         self._hold(rank, view.step)
         self.mesh.forget(view.generation)
         steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
+        vote.slow = partial(self._slowness, steps)
         about = self._event(view, before, came)
         note = partial(self._note, about, time.monotonic()) if self.is_first else _nothing
         self._report(view.newest)
@@ -260,8 +269,13 @@ class RunMember:
             with leaving(task.checkpoints, transport, rank.peers, held):
                 return steps.run(self, note)
         finally:
+            self._slow = self._slowness(steps)
             self._abort_unless_over(steps)
             steps.close()
+
+    def _slowness(self, steps: GenerationSteps) -> float:
+        """Return what this member's actions take now, by what they took at first."""
+        return self._slow * steps.slowness
 
     def _welcome(self, view: View) -> Welcome:
         """Return what a newcomer has to know of this generation."""
@@ -470,10 +484,14 @@ class RunMember:
 
     def _wishes(self, view: View, task: Task) -> Wishes:
         """Return what this member asks for with the next vote."""
-        is_first = self.is_first
+        is_first, vote = self.is_first, self._vote
+        shares = False
+        if vote is not None and vote.factors:
+            self.pilot.hears(view, vote.factors)
+            shares = is_first and self.pilot.shares(view, vote.passed + 1)
         is_due = task.every_s is not None and time.monotonic() - self._saved_s >= task.every_s
         return Wishes(
-            regroup=self.outside.leaves() or (is_first and bool(self._newcomers(view))),
+            regroup=self.outside.leaves() or shares or (is_first and bool(self._newcomers(view))),
             save=is_first and is_due,
             stop=self.outside.asked() != 0,
         )

@@ -62,6 +62,11 @@ class GenerationSteps:
             value for w in rank.weights.values() for n, value in w.buffers.items() if n in written
         ]
 
+    @property
+    def slowness(self) -> float:
+        """Return what this rank's actions take now, by what they took when the generation began."""
+        return self.watch.sampler.drift.factor
+
     def run(self, member: Keeper, note: Callable[[], None]) -> Over | None:
         """Run steps until the run is over, or somebody asks for another generation (None).
 

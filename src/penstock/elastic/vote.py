@@ -31,12 +31,15 @@ class Vote:
     wishes:  what this rank asks for now.
     passed:  number of the newest step that counts; `asked`: what any rank asked for with it.
     told:    that step, as all ranks together know it.
+    slow:    by how much this rank is slower than at first; `factors`: of each rank, with that step.
     """
 
     def __init__(self, rank: Rank, wishes: Callable[[], Wishes]) -> None:
         self.rank, self.wishes = rank, wishes
         self.passed, self.asked = -1, Wishes()
         self.told: StepResult | None = None
+        self.slow: Callable[[], float] = lambda: 1.0
+        self.factors: tuple[float, ...] = ()
         graph = rank.capture.graph
         self._names = [name for name, _ in graph.figures if not is_output(name)]
 
@@ -51,6 +54,8 @@ class Vote:
         if len(reduce.ranks) > 1:
             rank.transport.all_reduce(word, reduce.ranks)
         heard = cast(list[float], word.tolist())  # pyright: ignore[reportUnknownMemberType]
+        count_of = rank.transport.num_ranks
+        self.factors, heard = tuple(heard[:count_of]), heard[count_of:]
         asked, (count, loss, *figures) = heard[:3], heard[3:]
         self.passed, self.asked = step, Wishes(*(number > 0 for number in asked))
         means = {name: total / count for name, total in zip(self._names, figures, strict=True)}
@@ -60,13 +65,18 @@ class Vote:
         self.told = StepResult(step, mean, 0.0, int(count), means)
 
     def _word(self, step: int) -> torch.Tensor:
-        """Return what this rank says: its wishes, micro-batches with a loss, sums over them."""
-        progress = self.rank.progress
+        """Return what this rank says: how slow it is, what it asks for, micro-batches with a loss,
+        and sums over them.
+        """
+        progress, transport = self.rank.progress, self.rank.transport
+        slow = [0.0] * transport.num_ranks
+        slow[transport.rank] = self.slow()
         losses = [float(part) for part in progress.losses.get(step, ())]
         rows = progress.figures.get(step, ())
         none = [0.0] * len(self._names)
         whole = torch.stack([*rows]).double().sum(0).tolist() if rows else none  # pyright: ignore
         sums = cast(list[float], whole)
         return torch.tensor(
-            [*map(float, self.wishes()), len(losses), sum(losses), *sums], dtype=torch.float64
+            [*slow, *map(float, self.wishes()), len(losses), sum(losses), *sums],
+            dtype=torch.float64,
         )

@@ -49,19 +49,13 @@ def keeps_state(before: Program, after: Program) -> bool:
 
     They hold the same, and sum in the same groups.
     """
-    if (before.sharded, before.parts, before.far, before.bits) != (
-        after.sharded,
-        after.parts,
-        after.far,
-        after.bits,
-    ):
+    held = "sharded", "parts", "far", "bits", "together", "num_ranks", "guard"
+    if any(getattr(before, name) != getattr(after, name) for name in held):
         return False
     groups = ({each.ranks for each in program.code.reductions} for program in (before, after))
     old, new = groups
     ranks = range(before.num_ranks)
-    if before.num_ranks != after.num_ranks or not new <= old or before.together != after.together:
-        return False
-    return all(before.stages_of(rank) == after.stages_of(rank) for rank in ranks)
+    return new <= old and all(before.stages_of(rank) == after.stages_of(rank) for rank in ranks)
 
 
 def _starts(judge: Judge, plan: Plan) -> Iterator[Plan]:

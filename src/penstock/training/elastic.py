@@ -23,10 +23,14 @@ from penstock.elastic.words import HeldTensor, View, Where
 from penstock.errors import PlanError, RunError
 from penstock.files import read_json
 from penstock.graph.parts import key_in
-from penstock.plan import Plan, is_asynchronous, name_of
+from penstock.plan import Plan, Prediction, is_asynchronous, name_of
+from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
 from penstock.runtime.windows import repeated
+from penstock.schedule.recipe import words_of as words_of_schedule
+from penstock.search.judge import Judge
+from penstock.search.shifted import keeps_state, shifted
 from penstock.training.agree import run_facts
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
@@ -39,6 +43,8 @@ from penstock.training.losses import (
     told_of,
     try_rerouted,
 )
+from penstock.training.replan import SHARE_WORTH
+from penstock.training.slowed import is_like, slowed
 from penstock.training.windows import EVERY, CheckpointInterval
 from penstock.typed import damage, typed
 
@@ -95,6 +101,8 @@ class RunPilot:
     _options: tuple[WayOn, ...] = ()
     _rate: float = MOVE_BYTES_PER_S
     _ready_s: float = READY_S
+    _slow: dict[int, float] = field(default_factory=dict[int, float])  # by member
+    _weighed: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
 
     @property
     def last_step(self) -> int:
@@ -123,10 +131,21 @@ class RunPilot:
 
     def _made_ready(self, plan: Plan) -> ReadyPlan:
         choice = self.run.ways.choice_of(plan)
+        for other in self._ready.values():
+            if (other.choice.plan.cuts, other.choice.plan.joined) == (plan.cuts, plan.joined):
+                program = lower_plan(plan, choice.captured.graph)
+                if keeps_state(other.program, program):
+                    return self._shared_ready(other, choice, program)
         task = self.run.task(choice, self.run.first_step, None)
         (program,) = task.windows.programs
         facts = " ".join(run_facts(choice, task.windows).values())
         return ReadyPlan(choice, program, task, facts)
+
+    def _shared_ready(self, other: ReadyPlan, choice: Choice, program: Program) -> ReadyPlan:
+        """Return a plan whose ranks hold what they hold by another one that is ready."""
+        windows = repeated(program, range(self.run.first_step, self.run.last_step))
+        facts = " ".join(run_facts(choice, windows).values())
+        return ReadyPlan(choice, program, other.task.at(windows), facts)
 
     def task(self, view: View) -> "Task":
         """Return what all ranks of a view do; of a run that is over, its last step once more."""
@@ -217,7 +236,12 @@ class RunPilot:
             ready = self._of(text_of(plan))
             needs = needs_of(ready.choice, ready.program, sizes)
             order, moved = placed(members, needs, holds)
+            plan = self._shared(plan, order) or plan
             found.append(self._option("reshape", plan, order, moved, left))
+        if {*members} == {*view.members}:
+            now = self._of(view.plan).choice.plan
+            if (other := self._shared(now, view.members)) is not None:
+                found.insert(0, self._option("share", other, view.members, 0, left))
         if {*members} < {*view.members}:
             ranks = [rank for rank, member in enumerate(view.members) if member in members]
             old = self._of(view.plan)
@@ -234,9 +258,66 @@ class RunPilot:
     def _option(
         self, what: str, plan: Plan, members: tuple[int, ...], moved: int, left: int
     ) -> WayOn:
+        step_s = self._step_s(plan, members)
+        cost_s = self._ready_s + moved / self._rate + left * step_s
+        return WayOn(what, plan, members, moved, step_s, cost_s)
+
+    # -- slow ranks -------------------------------------------------------------------------------
+
+    def hears(self, view: View, factors: Sequence[float]) -> None:
+        """Note by how much each rank of a view is slower than at first."""
+        self._slow = dict(zip(view.members, factors, strict=True))
+
+    def shares(self, view: View, step: int) -> bool:
+        """Return whether to share micro-batches otherwise; once for each change of speeds."""
+        now = tuple(self._slow.get(member, 1.0) for member in view.members)
+        before = self._weighed.get(view.generation, (1.0,) * len(now))
+        is_new = view.generation not in self._weighed
+        is_uneven = is_new and self._is_uneven(self._of(view.plan).choice.plan)
+        if not is_uneven and all(is_like(a / b) for a, b in zip(now, before, strict=True)):
+            return False
+        self._weighed = {view.generation: now}
+        plan = self._of(view.plan).choice.plan
+        found = self._shared(plan, view.members)
+        if found is None:
+            return False
+        assert found.predicted is not None, "it was simulated"
+        was_s = self._step_s(plan, view.members)
+        gain_s = was_s - found.predicted.step_s
+        is_little = gain_s * (self.last_step - step) < 2 * self._ready_s
+        return not is_little and gain_s > SHARE_WORTH * was_s
+
+    def _is_uneven(self, plan: Plan) -> bool:
+        """Return whether one who takes micro-batches takes more of them than another."""
+        shares = plan.grid.shares
+        return max(shares) - min(shares) > 1 or "+" in words_of_schedule(plan.schedule)
+
+    def _shared(self, plan: Plan, members: Sequence[int]) -> Plan | None:
+        """Return a plan with the best shares for what these members take now, predicted.
+
+        None where it has them: even ones, as long as nobody is slow.
+        """
+        if not self._is_uneven(plan) and all(is_like(self._slow.get(m, 1.0)) for m in members):
+            return None
+        judge = self._judge(plan, members)
+        found = shifted(judge, replace(plan, hosts=()))
+        if found is None:
+            return None
+        expected = Prediction(found.step_s, found.peak_bytes, found.usd)
+        return replace(found.plan, hosts=plan.hosts, predicted=expected)
+
+    def _judge(self, plan: Plan, members: Sequence[int]) -> Judge:
+        way, ways = self.run.ways.way(plan.joined), self.run.ways
+        now = slowed(ways.cluster, [self._slow.get(member, 1.0) for member in members])
+        return Judge(way.captured.graph, now.profiles(way.profiles), now.cluster)
+
+    def _step_s(self, plan: Plan, members: Sequence[int]) -> float:
+        """Return the seconds of a step on some members, with what they take now."""
         assert plan.predicted is not None, "it was simulated"
-        cost_s = self._ready_s + moved / self._rate + left * plan.predicted.step_s
-        return WayOn(what, plan, members, moved, cost_s)
+        if all(is_like(self._slow.get(member, 1.0)) for member in members):
+            return plan.predicted.step_s
+        own = replace(plan, hosts=())
+        return self._judge(plan, members).candidate(own, as_said=True).step_s
 
     # -- the run's files --------------------------------------------------------------------------
 

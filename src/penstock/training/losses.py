@@ -56,17 +56,20 @@ class PlanBasis:
 
 
 class WayOn(NamedTuple):
-    """A way to go on: a plan, in which order its ranks hold what, and what it will take."""
+    """A way to go on: a plan, in which order its ranks hold what, and what it will take.
+
+    step_s:   of a step with what these members take now.
+    """
 
     what: str
     plan: Plan
     members: tuple[int, ...]
     moved_bytes: int
+    step_s: float
     cost_s: float
 
     def __str__(self) -> str:
-        assert self.plan.predicted is not None, "it was simulated"
-        step = format_seconds(self.plan.predicted.step_s)
+        step = format_seconds(self.step_s)
         moved = f"{format_bytes(self.moved_bytes)} moved"
         return f"{self.what} {step} a step, {moved}, {format_seconds(self.cost_s)} in all"
 
