@@ -307,7 +307,7 @@ class RunPilot:
         return replace(found.plan, hosts=plan.hosts, predicted=expected)
 
     def _judge(self, plan: Plan, members: Sequence[int]) -> Judge:
-        way, ways = self.run.ways.way(plan.joined), self.run.ways
+        way, ways = self.run.ways.way(plan), self.run.ways
         now = slowed(ways.cluster, [self._slow.get(member, 1.0) for member in members])
         return Judge(way.captured.graph, now.profiles(way.profiles), now.cluster)
 

@@ -371,7 +371,7 @@ class Replanner:
         """Ask for other shares of the plan that runs, if they make its step shorter."""
         start, plan = time.perf_counter(), self.choice.plan
         factors, now = self._now(posts), slowed(self._corrected(posts), self._now(posts))
-        way = self._way(plan.joined)
+        way = self._way(plan)
         assert way is not None, "the plan that runs was found by it"
         profiles = now.profiles(way.profiles)
         judge = Judge(self.choice.captured.graph, profiles, now.cluster)
