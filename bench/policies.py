@@ -2,10 +2,12 @@
 
 A job of 24 h on n machines, n as many as the trace offers 60 % of the time, a start of 0.1 h, a
 preemptible machine at 0.3 of the price on demand; deadlines of 1.1, 1.25, 1.5 and 2 times the job.
-The futures, in slots of a start, are shared by the deadlines; a row of all of them ends each trace.
+The futures are shared by the deadlines; a row of all of them ends each trace.  They are in slots of
+a start, in which the omniscient is exact, or to the second, as `penstock fleet replay` has them;
+losses are the same: of the machines that a pool loses, the job's share.
 
-trace        file, and how its futures are made: resampled (blocks of the past) or fitted (laws of
-             its spells)
+trace        file, and how its futures are made: resampled (blocks of the past), fitted (laws of
+             its spells), or resampled to the second
 policy       on_demand, greedy, uniform_progress, look_ahead
 deadline     in times of the job, or all
 cost_ratio   dollars beside the omniscient's, where both are in time
@@ -42,6 +44,7 @@ PUBLIC = (
     "parcae/bert/trace_lh_80_90.txt",
     "parcae/bert/trace_ll_10_11.txt",
 )
+KINDS = "resampled", "fitted", "resampled to the second"
 DEADLINES = 1.1, 1.25, 1.5, 2.0
 SLOT_S, WORK = 360.0, 240  # a start, and the job in slots
 _OWN = 200  # futures that look_ahead is fitted on, of another seed than those it is judged by
@@ -56,7 +59,7 @@ def table(
     for file in files:
         market = noticed(priced(read_market(file), 1.0, 0.3), 60.0)
         need = wanted(market)
-        for kind in ("resampled", "fitted"):
+        for kind in KINDS:
             for deadline in DEADLINES:
                 made = sampled(market, kind, need, deadline)
                 if made is None:
@@ -82,11 +85,11 @@ def sampled(
 ) -> Callable[[int, int], list[Market]] | None:
     """Return a function from (count, seed) to futures; None where there are no laws."""
     lasts_s = slots_of(deadline) * SLOT_S
-    if kind == "resampled":
+    if kind != "fitted":
 
         def make(count: int, seed: int) -> list[Market]:
             made = resampled(market, count, seed=seed, lasts_s=lasts_s)
-            return [in_slots(future, SLOT_S) for future in made]
+            return [in_slots(f, SLOT_S) if kind == "resampled" else f for f in made]
 
         return make
     try:

@@ -103,8 +103,7 @@ def _cut(market: Market, start_s: float, lasts_s: float) -> tuple[Floats, np.nda
 def in_slots(market: Market, slot_s: float) -> Market:
     """Return a market in slots of equal length: the fewest machines of each, and its mean price.
 
-    Machines are lost only where fewer are left than are held: of those that are gone while enough
-    stay, none are the job's.
+    What is gone in a slot is gone at its beginning.
     """
     slots = max(1, int(np.ceil(market.until_s / slot_s - 1e-9)))
     edges = np.arange(slots) * slot_s
@@ -116,7 +115,9 @@ def in_slots(market: Market, slot_s: float) -> Market:
     lasts = np.diff(grid, append=market.until_s)
     total = np.add.reduceat(lasts, begins)[:, None]
     usd_h = np.add.reduceat(market.usd_h[rows] * lasts[:, None], begins, axis=0) / total
+    into = np.minimum(np.floor(market.times_s / slot_s + 1e-9).astype(int), slots - 1)
     gone = np.zeros_like(machines)
+    np.add.at(gone, into, market.gone)
     return replace(
         market, times_s=edges, machines=machines, usd_h=usd_h, gone=gone, until_s=slots * slot_s
     )

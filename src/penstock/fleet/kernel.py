@@ -75,7 +75,10 @@ class JobRules(NamedTuple):
 
 
 class HeldMachines(NamedTuple):
-    """Machines, in the order in which they were ordered; the first `num[0]` are there."""
+    """Machines, in the order in which they were ordered; the first `num[0]` are there.
+
+    owed:  of each pool, the part of a machine by which what was taken is less than its share.
+    """
 
     num: NDArray[np.int64]
     pool: NDArray[np.int64]
@@ -83,6 +86,7 @@ class HeldMachines(NamedTuple):
     ready_s: Floats
     dies_s: Floats
     orders: NDArray[np.int64]  # [pool]: orders of preemptible machines so far
+    owed: Floats
 
 
 @compiled
@@ -119,8 +123,9 @@ def _ready(held: HeldMachines, now: float) -> int:
 def _take(held: HeldMachines, offers: Offers, row: int, now: float) -> tuple[int, Any]:
     """Take what the cloud takes at `now`; return the machines taken and the shortest notice.
 
-    Of a pool that loses g of its b machines, the job that holds h loses round(h * g / b), and at
-    least so many that it holds no more than are left; those that were ordered first.
+    Of a pool that loses g of its b machines, the job that holds h loses h * g / b, rounded - what
+    is rounded away is owed to the next time - and at least so many that it holds no more than are
+    left; those that were ordered first.
     """
     taken, notice_s = 0, _NEVER
     at = 0
@@ -136,11 +141,15 @@ def _take(held: HeldMachines, offers: Offers, row: int, now: float) -> tuple[int
     for pool in range(len(offers.notice_s)):
         have, before = _count(held, pool, 0), offers.machines[row - 1, pool]
         lose = 0
-        if offers.gone[row, pool] > 0 and before > 0:
-            lose = round(have * offers.gone[row, pool] / before)
+        if offers.gone[row, pool] > 0 and before > 0 and before < _NEVER:
+            share = min(1.0, offers.gone[row, pool] / before)
+            held.owed[pool] += have * share
+            lose = max(0, math.floor(held.owed[pool] + 0.5))
+            held.owed[pool] -= lose
         if have - lose > offers.machines[row, pool]:
             lose = have - int(offers.machines[row, pool])
-        lose = min(lose, have)
+        if lose >= have:
+            lose, held.owed[pool] = have, 0.0
         if lose:
             notice_s = min(notice_s, offers.notice_s[pool])
         taken += lose
@@ -269,6 +278,7 @@ def play(  # long: one loop over events, whose state would else be handed about
     held = HeldMachines(
         np.zeros(1, np.int64), np.zeros(MOST_HELD, np.int64), np.zeros(MOST_HELD, np.int64),
         np.zeros(MOST_HELD), np.zeros(MOST_HELD), np.zeros(num_pools, np.int64),
+        np.zeros(num_pools),
     )  # fmt: skip
     view: Floats = np.zeros(VIEW)
     pools: Floats = np.zeros((num_pools, POOL_VIEW))

@@ -12,7 +12,7 @@ from penstock.files import Json
 from penstock.fleet.futures import in_slots
 from penstock.fleet.kernel import Floats
 from penstock.fleet.market import HOUR_S, Market
-from penstock.fleet.omniscient import Slots, UsdBound, fleets_of, gains_of, omniscient
+from penstock.fleet.omniscient import Slots, UsdBound, omniscient
 from penstock.fleet.replay import Replayed, Ruler, replay, replay_all
 from penstock.fleet.work import FleetJob
 
@@ -128,8 +128,10 @@ def judged(
 def bound_of(market: Market, job: FleetJob, *, deadline_s: float) -> UsdBound:
     """Return the omniscient's dollars for a job that runs on all of its machines or none.
 
+    With the preemptible machines of one pool at a time, and the rest on demand.
     In slots of `start_s`, which is what a change costs; longer where there would be more than 600.
-    A future in slots offers the fewest machines of each.
+    A future in slots offers the fewest machines of each, and loses as each begins what is gone in
+    it; of a future that is not in slots already it is therefore no bound to the cent.
     Ignores:  what pauses and checkpoints cost, and plans for fewer machines.
     Raises:   FleetError: more than 6 pools.
     """
@@ -141,12 +143,14 @@ def bound_of(market: Market, job: FleetJob, *, deadline_s: float) -> UsdBound:
     coarse = in_slots(market, slot_s)
     at = np.minimum(np.arange(count), len(coarse.times_s) - 1)
     usd_h = np.array([pool.usd_h for pool in market.pools])
-    slots = Slots(slot_s, coarse.machines[at], coarse.usd_h[at], usd_h)
-    fleets = fleets_of(len(market.pools), job.size)
-    units = np.zeros(job.size + 1, np.int64)
-    units[job.size] = 1
+    offered = coarse.machines
+    before = np.concatenate([offered[:1], offered[:-1]])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        taken = np.where(before > 0, np.minimum(1.0, coarse.gone / before), 0.0)
+    taken = np.where(np.arange(count)[:, None] < len(offered), taken[at], 0.0)
+    slots = Slots(slot_s, offered[at], coarse.usd_h[at], usd_h, taken)
     work = math.ceil(job.seconds(job.size) / slot_s - 1e-9)
-    return omniscient(slots, fleets, gains_of(fleets, units), work=work)
+    return omniscient(slots, machines=job.size, work=work)
 
 
 def _row(
