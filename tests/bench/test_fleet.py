@@ -25,7 +25,7 @@ def test_rows_of_a_trace_miss_nothing_and_close_half_of_the_gap(trace, monkeypat
     monkeypatch.setattr(policies, "WORK", 60)
     monkeypatch.setattr(policies, "_OWN", 40)
     rows = policies.table([trace], 12, data=trace, told=lambda _: None)
-    assert {row["trace"] for row in rows} == {"own resampled", "own fitted"}
+    assert {row["trace"] for row in rows} == {f"own {kind}" for kind in policies.KINDS}
     assert {row["deadline"] for row in rows} == {1.25, "all"}
     assert all(row["missed"] == 0 for row in rows)
     ahead = [row for row in rows if row["policy"] == "look_ahead"]

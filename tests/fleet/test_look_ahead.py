@@ -106,6 +106,28 @@ def test_what_a_pool_does_not_offer_stands_beside_on_demand():
     assert found.rows[0].cost_ratio > 2
 
 
+def test_work_goes_on_while_machines_on_demand_take_over():
+    """From ten slots on the table says: all on demand.  A start and twenty slots of work."""
+    first = always(4, 0, 40)
+    table = first.table.copy()
+    table[_HEAD - 1 :].reshape(41, -1)[:31] = 2 + 8 + 32
+    market, job = churning([(4, 0)] * 40), plain_job(20)
+    ruler = first._replace(table=table)
+    run = replay(market, job, ruler, deadline_s=40 * SLOT_S, tick_s=SLOT_S, with_timeline=True)
+    assert run.hours * 3600 == pytest.approx(21 * SLOT_S)
+    assert {tuple(row[1:3]) for row in run.timeline} >= {(4.0, 0.0), (4.0, 4.0), (0.0, 4.0)}
+
+
+def test_all_of_a_short_spell_is_used():
+    """Machines for three slots of seven, and time enough: to wait for a longer spell is dear."""
+    market = churning([(6, 0) if k % 7 < 3 else (0, 6 * (k % 7 == 3)) for k in range(140)])
+    job, deadline_s = plain_job(30, machines=6), 130 * SLOT_S
+    ahead = look_ahead([market], job, deadline_s=deadline_s, slot_s=SLOT_S)
+    found = judged([market], job, [ahead], deadline_s=deadline_s, tick_s=SLOT_S)
+    assert ahead.table[3] == 0
+    assert found.rows[0].cost_ratio == pytest.approx(1.0, abs=0.02)
+
+
 @given(st.integers(1, 100), st.integers(0, 100), st.integers(0, 200))
 def test_machines_on_demand_fill_up_with_spare_ones_for_what_may_be_lost(machines, spare, spot):
     spot = min(spot, machines + spare)

@@ -57,6 +57,7 @@ class _StateChain(NamedTuple):
     works        [state]: chance that a slot in which a mixed fleet is held is one of work, below 1
     usd_h        [state]: mean dollars per hour of its preemptible machines
     fill_usd_h   [state]: of those on demand
+    first_usd_h  [state]: of those on demand, if nothing was held before
     """
 
     edges: Floats
@@ -64,6 +65,7 @@ class _StateChain(NamedTuple):
     works: Floats
     usd_h: Floats
     fill_usd_h: Floats
+    first_usd_h: Floats
 
 
 def look_ahead(
@@ -170,12 +172,15 @@ class _HeldSlots(NamedTuple):
     """What becomes of a job that always holds a mixed fleet, slot by slot.
 
     works        part of the slot in which enough machines are useful
-    usd_h        dollars per hour of its preemptible machines, and of those on demand
+    usd_h        dollars per hour of its preemptible machines
+    fill_usd_h   of those on demand: those that stand beside, and those not taken over from yet
+    first_usd_h  of those on demand, were all of them ordered anew
     """
 
     works: Floats
     usd_h: Floats
     fill_usd_h: Floats
+    first_usd_h: Floats
 
 
 @compiled
@@ -207,7 +212,7 @@ def _held(
     What is ordered in a part is useful a slot later.
     """
     count = len(machines) // _PARTS
-    found = _HeldSlots(np.zeros(count), np.zeros(count), np.zeros(count))
+    found = _HeldSlots(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count))
     pool, owed = -1, 0.0
     spots, sures = np.zeros(_PARTS + 1), np.zeros(_PARTS + 1)  # by age; the last are useful
     for part in range(count * _PARTS):
@@ -230,13 +235,15 @@ def _held(
             spots[:] = 0.0
         spot = 0.0 if pool < 0 else _spot_of(machines[part, pool], size, spare)
         _hold(spots, spot)
+        fill = _fill_of(spot, size, spare)
         stays = min(sures.sum(), _fill_of(spots[_PARTS], size, spare))
-        _hold(sures, max(_fill_of(spot, size, spare), stays))
+        _hold(sures, max(fill, stays))
         slot = part // _PARTS
         found.works[slot] += (spots[_PARTS] + sures[_PARTS] >= size) / _PARTS
         if pool >= 0:
             found.usd_h[slot] += spot * usd_h[part, pool] / _PARTS
         found.fill_usd_h[slot] += sures.sum() * sure_usd_h / _PARTS
+        found.first_usd_h[slot] += fill * sure_usd_h / _PARTS
     return found
 
 
@@ -249,17 +256,17 @@ def _fitted(futures: Sequence[Market], machines: int, runs: Sequence[_HeldSlots]
     edges = np.array([_edges(all_of[all_of < 0]), _edges(all_of[all_of >= 0])])
     states = 2 * _LEVELS * (len(_AGES) + 1)
     moves, seen = np.zeros((states, states)), np.zeros(states)
-    sums = np.zeros((3, states))
+    sums = np.zeros((4, states))
     for run, margin in zip(runs, most, strict=True):
         state = _states(margin, edges)
         np.add.at(moves, (state[:-1], state[1:]), 1.0)
         np.add.at(seen, state[1:], 1.0)
-        for at, column in enumerate((run.works, run.usd_h, run.fill_usd_h)):
+        for at, column in enumerate(run):
             np.add.at(sums[at], state[1:], column[1:])
     _smooth(moves)
     mean = sums.sum(axis=1, keepdims=True) / max(1.0, seen.sum())
-    works, usd_h, fill_usd_h = (sums + mean) / (seen + 1.0)
-    return _StateChain(edges, moves, np.minimum(works, 1 - _FEWEST), usd_h, fill_usd_h)
+    works, *usd_h = (sums + mean) / (seen + 1.0)
+    return _StateChain(edges, moves, np.minimum(works, 1 - _FEWEST), *usd_h)
 
 
 def _edges(margins: Floats) -> Floats:
@@ -303,6 +310,7 @@ def _solved(
 ) -> Floats:
     """Return the best fleet for [slots left, work left, state], two bits for each fleet held.
 
+    All on demand where nothing can be sure to be in time.
     sure_usd_h   of all machines on demand
     """
     states = len(chain.moves)
@@ -310,7 +318,8 @@ def _solved(
     mixed = spot + chain.fill_usd_h * slot_h
     nothing, never = np.zeros(states), np.full(states, -1.0)
     # by fleet held and fleet wanted: dollars of the slot, and the chance that it is one of work
-    usd = ((nothing, mixed, sure), (nothing, mixed, mixed + sure), (nothing, spot + sure, sure))
+    first = spot + chain.first_usd_h * slot_h
+    usd = ((nothing, first, sure), (nothing, mixed, mixed + sure), (nothing, spot + sure, sure))
     chance = ((never, never, never), (never, chain.works, chain.works), (never, -never, -never))
     value = np.full((3, work + 1, states), _NEVER)
     value[:, 0] = 0.0
@@ -328,8 +337,8 @@ def _solved(
                     for new in range(3)
                 ]
             )
-            code += np.argmin(ways, axis=0) * 4**held
             value[held] = np.minimum(ways.min(axis=0), _NEVER)
+            code += np.where(value[held] < _NEVER, np.argmin(ways, axis=0), 2) * 4**held
         value[:, 0] = 0.0
         best[left] = code
     return best
@@ -361,24 +370,27 @@ def expecting(view: Floats, pools: Floats, speed: Floats, args: Floats, wanted: 
     time_s: Any = view[DEADLINE] - view[NOW]
     time = min(slots, math.floor(time_s / slot_s + 1e-6))
     state = _state_of(pools[:, OFFERED].max() - machines, view[SINCE] / slot_s + 1e-6, args)
-    spot, sure = pools[:, HELD].sum(), pools[:, HELD_ON_DEMAND].sum()
-    held = 2 if sure >= machines else 1 if 2 * (spot + sure) > machines else 0  # some were lost
+    own, pool, spot = -1, -1, 0.0
+    for k in range(pools.shape[0]):
+        if pools[k, HELD] > 0 and (own < 0 or pools[k, HELD] > pools[own, HELD]):
+            own = k
+    pool = _pool_for(pools[:, OFFERED], pools[:, USD], own, machines)
+    if pool >= 0:
+        spot = _spot_of(pools[pool, OFFERED], machines, args[4])
+    ready, sure = view[READY] - view[READY_ON_DEMAND], pools[:, HELD_ON_DEMAND].sum()
+    held = 0
+    if sure >= machines and ready < max(1.0, spot):
+        held = 2
+    elif 2 * (pools[:, HELD].sum() + sure) > machines:  # some were lost
+        held = 1
     size = 2 * _LEVELS * (len(_AGES) + 1)
     pick = 2
     if time > 0 and not is_late(view, speed, machines):
         at = _HEAD + (max(0, time) * (work + 1) + max(0, left)) * size + state
         pick = (int(args[at]) >> (2 * held)) & 3
     wanted[:] = 0.0
-    ready = view[READY] - view[READY_ON_DEMAND]
     if pick == 1:
-        own = -1
-        for pool in range(pools.shape[0]):
-            if pools[pool, HELD] > 0 and (own < 0 or pools[pool, HELD] > pools[own, HELD]):
-                own = pool
-        pool = _pool_for(pools[:, OFFERED], pools[:, USD], own, machines)
-        spot = 0.0
         if pool >= 0:
-            spot = _spot_of(pools[pool, OFFERED], machines, args[4])
             wanted[pool, 0] = spot
         fill = _fill_of(spot, machines, args[4])
         stays = min(sure, _fill_of(min(ready, spot), machines, args[4]))
