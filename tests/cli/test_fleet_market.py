@@ -129,6 +129,7 @@ def test_advice_of_a_script_takes_speeds_of_plans_for_more_hosts(call: Call, fil
     more = ("--cluster", cluster, "--steps", 1000)
     found = json.loads(call("fleet", "advise", MLP, *asked, *more).out)
     assert found["choice"]["plan"].endswith("stages")
+    assert not any("knew the future" in reason for reason in found["reasons"])
     error, hint = call("fleet", "advise", MLP, *asked).refusal(2)
     assert "neither speeds nor steps" in error
     assert "--cluster" in hint

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.fleet import policies
-from penstock.fleet.futures import in_slots
+from penstock.fleet.futures import in_slots, resampled
 from penstock.fleet.look_ahead import (
     _HEAD,
     _LEVELS,
@@ -104,6 +104,15 @@ def test_what_a_pool_does_not_offer_stands_beside_on_demand():
     assert found.rows[1].cost_ratio == pytest.approx(1.0, abs=0.01)
     assert found.rows[1].usd.middle == pytest.approx(8 * 31 * SLOT_S / 3600, rel=0.01)
     assert found.rows[0].cost_ratio > 2
+
+
+@given(st.floats(0.1, 30.0), st.integers(1, 6))
+def test_deadline_need_not_be_a_number_of_slots(slots, machines):
+    future = next(resampled(churning([(4, 0)] * 9), 1, seed=0, lasts_s=slots * SLOT_S))
+    job, deadline_s = plain_job(5, machines=machines), slots * SLOT_S
+    ahead = look_ahead([future], job, deadline_s=deadline_s, slot_s=SLOT_S)
+    run = replay(future, job, ahead, deadline_s=deadline_s)
+    assert run.hours * 3600 <= deadline_s + 1e-6 or slots < 8
 
 
 def test_work_goes_on_while_machines_on_demand_take_over():

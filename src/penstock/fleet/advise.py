@@ -240,7 +240,7 @@ def _reasons(
             f"{next_.mean_usd - choice.mean_usd:.2f} dollars more: {next_.policy} on "
             f"{next_.machines} machines"
         )
-    if best_usd < math.inf:
+    if best_usd <= choice.mean_usd:  # of work that is shorter than a start it is no bound
         who = f"who knew the future would pay {best_usd:.2f} dollars for all or none of the"
         found.append(f"{who} {choice.machines} machines")
     return tuple(found)

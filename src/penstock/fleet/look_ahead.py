@@ -258,7 +258,7 @@ def _fitted(futures: Sequence[Market], machines: int, runs: Sequence[_HeldSlots]
     moves, seen = np.zeros((states, states)), np.zeros(states)
     sums = np.zeros((4, states))
     for run, margin in zip(runs, most, strict=True):
-        state = _states(margin, edges)
+        state = _states(margin, edges)[: len(run.works)]  # without a last slot that is not whole
         np.add.at(moves, (state[:-1], state[1:]), 1.0)
         np.add.at(seen, state[1:], 1.0)
         for at, column in enumerate(run):
