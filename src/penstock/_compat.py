@@ -497,8 +497,13 @@ def below_autograd() -> AbstractContextManager[None]:
 
 
 def gloo_group(store: Any, rank: int, size: int, address: str, timeout: timedelta) -> Any:
-    """Return ranks that have connected over gloo, listening at `address`, without a world."""
+    """Return ranks that have connected over gloo, listening at `address`, without a world.
+
+    address:  "": the interface of GLOO_SOCKET_IFNAME, or what the host's name leads to.
+    """
     gloo: Any = dist.ProcessGroupGloo
+    if not address:
+        return gloo(store, rank, size, timeout)
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
     options._timeout, options._threads = timeout, 2

@@ -183,7 +183,8 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> 
     job = training.small()
     captured, joined = capture(job), merged(job, 2)
     pairs = capture(joined)
-    asked = notices(**{_ASK.format(0): "2", _ASK.format(1): "1", _ASK.format(2): _ENOUGH})
+    asks = {_ASK.format(0): "[2, []]", _ASK.format(1): "[1, []]", _ASK.format(2): _ENOUGH}
+    asked = notices(**asks)
     _serve(asked, job, captured, Machines(UNLIKE))
     for number, (step, own) in enumerate(((pairs, joined), (captured, job))):
         told = asked.take(_TOLD.format(number, "small"))
@@ -193,7 +194,7 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> 
         big, small = _profiled(answers, count(number), job, step, own, UNLIKE, SILENT)
         assert small == profile
         assert (big.graph, big.kind) == (step.graph.digest, "big")
-        assert answers.take(_ASK.format(number)) == str(2 - number)
+        assert answers.take(_ASK.format(number)) == f"[{2 - number}, []]"
 
 
 @pytest.mark.usefixtures("rank_1")
@@ -201,7 +202,7 @@ def test_rank_that_leads_no_kind_of_device_measures_nothing() -> None:
     job = training.small()
     alike = Cluster((BIG,), (Host("a", "big", 2),), inside=Link(1e-4, 1e9))
     for nobody_to_lead in (alike, None):
-        asked = notices(**{_ASK.format(0): "1", _ASK.format(1): _ENOUGH})
+        asked = notices(**{_ASK.format(0): "[1, []]", _ASK.format(1): _ENOUGH})
         _serve(asked, job, capture(job), Machines(nobody_to_lead))
         assert not asked.store.check([_TOLD.format(0, "big")])
 
@@ -295,6 +296,15 @@ def test_what_fails_on_one_host_ends_all_of_them(here: Path, tmp_path: Path) -> 
     assert f"error: rank 1 failed: {error}" in second
 
 
+def test_a_rank_that_is_killed_before_all_are_connected_ends_the_others(
+    here: Path, tmp_path: Path
+) -> None:
+    job = f"{Path(__file__).parent / 'training.py'}:dies_on_rank_1"
+    done = forked(tmp_path, "--out", str(tmp_path / "there"), *WISH, job=job)
+    assert [code for code, _ in done] == [1, -signal.SIGKILL], done
+    assert "error: rank 1 died before all were connected" in done[0][1]
+
+
 def test_plan_for_hosts_that_are_not_there_is_for_those_that_are() -> None:
     plan = plan_by_hand(chain([4, 4], [4, 4]), [0], "gpipe", num_micro_batches=2)
     turned = replace(plan, hosts=("b", "a"))
@@ -326,7 +336,7 @@ def test_cluster_is_not_ignored_where_a_model_cannot_be_traced(call: Call, tmp_p
 def test_each_process_runs_its_rank_of_the_plan(monkeypatch) -> None:
     found: list[int | None] = []
 
-    def run(work, store, report, *, groups, rank):
+    def run(work, store, report, *, groups, rank, way):
         found.append(rank)
         return RankResult(rank, (), (), 0, (0.1,), 0.1, {})
 

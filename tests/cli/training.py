@@ -215,3 +215,14 @@ def figured() -> ps.Job:
             yield {**batch, "x": 0 * batch["x"]} if index == 5 else batch
 
     return replace(small(), loss=_figured, data=data, validate_every=2)
+
+
+def dies_on_rank_1() -> ps.Job:
+    """A job that kills the process of one rank as soon as its model is made."""
+
+    def model() -> nn.Module:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mlp.model()
+
+    return replace(small(), model=model)

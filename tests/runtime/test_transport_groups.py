@@ -102,3 +102,26 @@ def test_gloo_listens_where_it_is_told_and_nowhere_else() -> None:
     assert {place.split(":")[0] for place in listening() - before} == {"0100007F"}
     for each in ends:
         each.close()
+
+
+def dropped(limit_s: float = 30.0) -> bool:
+    """Return whether all connections that were let go of are gone."""
+    dropping = [each for each in threading.enumerate() if each.name == "penstock drops groups"]
+    for each in dropping:
+        each.join(limit_s)
+    return not any(each.is_alive() for each in dropping)
+
+
+def test_a_fork_may_drop_what_its_parent_has_connected() -> None:
+    world = world_of(
+        (0, 1), Prefixed(Texts(), "world"), address="127.0.0.1", device=CPU, limit_s=30.0
+    )
+    group = world.group([0])
+    assert dropped()  # those of other tests: none is half gone in the fork
+    forked = os.fork()
+    if not forked:
+        del group
+        world.close()
+        os._exit(0 if dropped() else 1)
+    assert os.waitpid(forked, 0)[1] == 0
+    world.close()

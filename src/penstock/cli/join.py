@@ -9,19 +9,26 @@ from penstock.cli import face, view
 
 
 def join(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of an elastic run on this host.")],
+    run: Annotated[
+        str, typer.Argument(metavar="DIR|tcp://HOST:PORT", help="Of an elastic run, or of a rank.")
+    ],
+    token_file: Annotated[
+        Path | None, typer.Option(help="The run's token, for who joins by an address.")
+    ] = None,
     limit: Annotated[float, typer.Option(min=1.0, help="Seconds to wait to be taken in.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Be a rank of an elastic run that lost one, until it ends.
+    """Be a rank of an elastic run that lost one, until it ends; a signal lets it leave before.
 
     Example: penstock join runs/gpt
     """
     from penstock.training.joining import join_run
 
     with face.only_results():
-        steps = join_run(folder, limit_s=limit, listener=view.TERMINAL)
+        lived = join_run(run, token_file=token_file, limit_s=limit, listener=view.TERMINAL)
     if as_json:
-        face.show_json({"joined": str(folder), "steps": steps})
+        face.show_json({"joined": run, "steps": lived.done, "over": lived.is_over})
+    elif lived.is_over:
+        face.show(f"the run has ended after {lived.done:,} steps")
     else:
-        face.show(f"the run in {folder} has ended after {steps:,} steps")
+        face.show(f"this rank has left the run after {lived.done:,} steps")

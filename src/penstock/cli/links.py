@@ -67,11 +67,20 @@ def _of_this_host(region: str) -> "Survey":
 def _of_torchrun(region: str) -> "Survey | None":
     """Return what all ranks have found, on rank 0."""
     from penstock.runtime.hosts import seat_here, survey
-    from penstock.runtime.launch import join_torchrun, torchrun_store
+    from penstock.runtime.launch import join_torchrun, torchrun_store, under
+    from penstock.training.notices import Notices
 
-    seat = seat_here(platform.node() or "host", region)
-    with face.busy("measuring the links between hosts"):
-        found = join_torchrun(lambda transport: survey(transport, seat), torchrun_store())
+    seat, notices = seat_here(platform.node() or "host", region), Notices(torchrun_store())
+    notices.begin()
+    try:
+        with face.busy("measuring the links between hosts"):
+            store = under(notices.store, "survey")
+            found = join_torchrun(lambda end: survey(end, seat), store, way=notices.way)
+    except BaseException as problem:
+        notices.fail(problem)
+        raise
+    finally:
+        notices.leave()
     return found if os.environ["RANK"] == "0" else None
 
 

@@ -10,6 +10,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import random
+import secrets
 import signal
 import socket
 import sys
@@ -26,11 +27,11 @@ import torch
 
 from penstock.elastic.ends import Join, joined
 from penstock.elastic.member import GivenUpError, Outside, Pilot, RunMember
-from penstock.elastic.mesh import Mesh, listening, where_of
-from penstock.elastic.words import Ask, Failed, View, Where, WireError
+from penstock.elastic.mesh import Mesh, address_towards, listening, where_of
+from penstock.elastic.words import Ask, Failed, View, Welcome, Where, WireError
 from penstock.errors import PenstockError, RunError
 from penstock.runtime.calls import StepResult
-from penstock.runtime.child import let_children_die_with_this
+from penstock.runtime.child import let_children_die_with_this, outlive_parent
 from penstock.runtime.hosts import place_key
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.threads import ThreadTransport, thread_transports
@@ -38,6 +39,9 @@ from penstock.runtime.worker import RankResult
 
 LOOPBACK = "127.0.0.1"
 _THREAD_SILENT_S = 60.0  # a thread hangs with its whole process, or waits long for the processor
+AGAIN_S = 60.0  # for which others may take to let a member in again that they had given up
+_CALL_S = 5.0  # for which a newcomer tries to reach all members that it knows of
+_FIRST_NEWCOMER = 2**20  # numbers below are those of members that began the run
 
 Report = Callable[[StepResult], None]
 Places = Mapping[int, Where]
@@ -79,6 +83,7 @@ class Start(NamedTuple):
     asked:   the number of a signal by which the run is to stop, or 0.
     notice:  whether this machine will go.
     meet:    takes where the members of this process listen, and returns where all do.
+    join:    makes their ends of transports, where they are threads.
     generations: where members that are threads find each other.
     """
 
@@ -88,18 +93,18 @@ class Start(NamedTuple):
     asked: Callable[[], int] = lambda: 0
     notice: Callable[[], bool] = lambda: False
     meet: Callable[[Places], Places] = lambda where: where
+    join: Join | None = None
     generations: ThreadGenerations | None = None
 
 
-class Here(NamedTuple):
-    """The members that this process starts; None: all.  They listen at `address`.
+NOBODY = View(0, 0, "", ())  # of who joins others
 
-    tells:   whether each tells this process of all steps, and not only the first of all.
-    """
+
+class Here(NamedTuple):
+    """The members that this process starts; None: all.  They listen at `address`."""
 
     members: tuple[int, ...] | None = None
     address: str = LOOPBACK
-    tells: bool = False
 
 
 ALL_HERE = Here()
@@ -111,7 +116,7 @@ def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_H
     """Run members of a view as forked processes; return whether the run is over.
 
     It is not where those of other processes may go on.
-    report:  is called in this process with steps that have happened.
+    report:  is called in this process with steps of which a member here was the first.
     Raises:   RunError: the job fails, or nobody is left.
     """
     context = multiprocessing.get_context("fork")
@@ -123,7 +128,7 @@ def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_H
     state = random.getstate()
     processes: dict[int, Any] = {}
     for member in own:
-        about = start, scribe, _Fork(member, where, listeners, pipes, state, here.tells)
+        about = start, scribe, _Fork(member, where, listeners, pipes, state)
         processes[member] = context.Process(target=_child, args=about, daemon=False)
     try:
         for process in processes.values():
@@ -174,7 +179,9 @@ def _supervise(
                     next_step = max(next_step, step.step + (step.validated is None))
             elif what == "done":
                 is_over = True
-            elif what == "error" and not content["given_up"]:
+            elif what == "say":
+                sys.stderr.write(f"member {member}: {content}\n")
+            elif what == "error":
                 raise RunError(content["message"], hint=content["hint"])
     return is_over, lost
 
@@ -198,11 +205,15 @@ class _Parent:
     def report(self, step: StepResult) -> None:
         self._tell("step", asdict(step))
 
+    def say(self, words: str) -> None:
+        if not self._tell("say", words):
+            sys.stderr.write(f"{words}\n")
+
     def finish(self) -> None:
         self._tell("done", None)
 
-    def fail(self, message: str, hint: str, *, given_up: bool = False) -> None:
-        content = {"message": message, "hint": hint, "given_up": given_up}
+    def fail(self, message: str, hint: str) -> None:
+        content = {"message": message, "hint": hint}
         if not self._tell("error", content):
             sys.stderr.write(f"error: {message}\nhint: {hint}\n")
 
@@ -226,12 +237,12 @@ class _Fork(NamedTuple):
     listeners: Mapping[int, socket.socket]
     pipes: Mapping[int, tuple[Connection, Connection]]
     seed: tuple[Any, ...]
-    tells: bool
 
 
 def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
     random.setstate(place.seed)
     let_children_die_with_this()
+    outlive_parent()
     os.setsid()  # what ends the process that started it need not end this one
     for member, (receiver, sender) in place.pipes.items():
         receiver.close()
@@ -245,53 +256,117 @@ def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
     told = start.notice
     start = start._replace(notice=lambda: notice.is_set() or told())
     mesh = Mesh(place.member, place.listeners[place.member], start.token)
-    live(mesh, start, place.where, scribe, (_Parent(place.pipes[place.member][1]), place.tells))
+    live(mesh, start, place.where, scribe, _Parent(place.pipes[place.member][1]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # not the parent's exit handlers
 
 
-def live(
-    mesh: Mesh, start: Start, where: Places, scribe: Scribe, above: tuple[_Parent, bool]
-) -> None:
-    """Live as one member in a process of its own, and say how it ended.
-
-    above:   the process that started it, and whether it wants to hear of every step.
-    """
-    parent, hears_all = above
+def live(mesh: Mesh, start: Start, where: Places, scribe: Scribe, parent: "_Parent") -> None:
+    """Live as one member in a process of its own, and say how it ended."""
 
     def report(step: StepResult) -> None:
         scribe.report(step)
-        if not hears_all:
-            parent.report(step)
+        parent.report(step)
 
-    hears = parent.report if hears_all else _unheard
-    outside = Outside(partial(joined, mesh), report, start.asked, start.notice, hears)
-    member = RunMember(mesh, start.pilots(), outside)
+    def begin() -> View:
+        mesh.connect(where, gives_up=True)
+        return start.view
+
     try:
-        mesh.start()
-        mesh.connect(where)
-        results = member.live(start.view)
-        if not member.has_left:
-            finish(mesh, member, scribe, results)
+        if _life(mesh, begin, start, Scribe(report, scribe.finish), parent.say).is_over:
             parent.finish()
     except PenstockError as problem:
-        parent.fail(problem.message, problem.hint, given_up=isinstance(problem, GivenUpError))
-    except Exception as problem:  # noqa: BLE001 - the job's own; it ends all
-        words = f"{type(problem).__name__}: {problem}\n{traceback.format_exc()}"
-        mesh.tell(Failed(words, ""))
-        parent.fail(words, "")
-    finally:
-        mesh.close()
+        parent.fail(problem.message, problem.hint)
 
 
-def finish(mesh: Mesh, member: RunMember, scribe: Scribe, results: list[RankResult] | None) -> None:
+class Lived(NamedTuple):
+    """How a member has ended: whether the run is over, and after how many steps that was."""
+
+    is_over: bool
+    done: int
+
+
+def _life(
+    mesh: Mesh, begin: Callable[[], View], start: Start, scribe: Scribe, say: Callable[[str], None]
+) -> Lived:
+    """Live as one member, to the end of the run, or until it has to go.
+
+    begin:   returns the first view, once there are lines to all of it.
+    One that the others have given up - it was stopped for a while, or a line was cut - joins them
+    again, as a newcomer with another number.
+    """
+    while True:
+        own, pilot = mesh, start.pilots()
+        join = start.join or partial(joined, own)
+        member = RunMember(own, pilot, Outside(join, scribe.report, start.asked, start.notice, say))
+        try:
+            own.start()
+            results = member.live(begin())
+            if not member.has_left:
+                _finish(own, member, scribe, results)
+                return Lived(True, own.done)
+            if start.notice():
+                return Lived(False, own.done)
+        except GivenUpError as problem:
+            say(problem.message)
+        except _NotAgainError as problem:
+            say(problem.message)
+            return Lived(False, own.done)
+        except PenstockError:
+            raise
+        except Exception as problem:
+            words = f"{type(problem).__name__}: {problem}"
+            own.tell(Failed(words, ""))
+            raise RunError(f"{words}\n{traceback.format_exc()}") from problem
+        finally:
+            own.close()
+        caller = newcomer(own.where[own.own], start.token, pilot.graph)
+        say("joining them again")
+        others = tuple(where for number, where in own.where.items() if number != own.own)
+        mesh, begin = caller.mesh, partial(_again, caller, others)
+
+
+class _NotAgainError(RunError):
+    """A member that was given up is not let in again: the run is over, or has others."""
+
+
+def _again(caller: "Caller", members: Sequence[Where]) -> View:
+    try:
+        return taken_in(caller, members, AGAIN_S)
+    except RunError as problem:
+        raise _NotAgainError(problem.message, hint=problem.hint) from problem
+
+
+def _finish(
+    mesh: Mesh, member: RunMember, scribe: Scribe, results: list[RankResult] | None
+) -> None:
     """Return once what is written at the end is there: the first member that lives writes it."""
     view = member.last_view
     before = [other for other in view.members if other < mesh.own]
     mesh.wait(lambda: all(other in mesh.lost for other in before))
     if not any(mesh.lost.get(other) == "left" for other in before):
         scribe.finish(results)
+
+
+# -- newcomers ------------------------------------------------------------------------------------
+
+
+def introduced(where: Where, token: bytes) -> Welcome:
+    """Return what a member of a run tells of it to who knows its token.
+
+    Raises:   RunError: no such host; nobody is there, or does not take the token.
+    """
+    try:
+        own = address_towards(where.host)
+    except OSError as problem:
+        raise RunError(f"{where.host} cannot be reached: {problem.strerror}") from problem
+    caller = newcomer(Where(own, 0, ""), token, "")
+    caller.mesh.start()
+    try:
+        return caller.mesh.call(where, Ask(caller.where, "", ()))
+    finally:
+        caller.mesh.close()
 
 
 class Caller(NamedTuple):
@@ -302,12 +377,19 @@ class Caller(NamedTuple):
     graph: str
 
 
+def newcomer(at: Where, token: bytes, graph: str) -> Caller:
+    """Return a newcomer that listens at the host of `at`; no other member has its number."""
+    listens = listening(at.host)
+    number = _FIRST_NEWCOMER + secrets.randbelow(2**40)
+    return Caller(Mesh(number, listens, token), where_of(listens, at.key), graph)
+
+
 def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
     """Return the view in which a newcomer is, once the members of a run have taken it in.
 
     members:  where some of them listen.
-    Raises:   RunError: none of them is there, or takes it: it trains another job, is on another
-              host, or there is no plan for as many ranks.
+    Raises:   RunError: none of them is there, or takes it: it trains another job, or there is no
+              plan for as many ranks.
     """
     mesh, welcome = caller.mesh, None
     for where in members:
@@ -320,16 +402,16 @@ def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
     if welcome.graph != caller.graph:
         message = f"the run trains graph {welcome.graph}; this process traced {caller.graph}"
         raise RunError(message, hint="have the job file and packages of the run")
-    if {where.key for where in welcome.members.values()} != {caller.where.key}:
-        raise RunError("the run is on another host", hint="join it on its own host")
     known, until = dict(welcome.members), time.monotonic() + limit_s
     while time.monotonic() < until:
-        mesh.connect({**known, mesh.own: caller.where})
+        with contextlib.suppress(WireError):  # one is dead, and another view will say so
+            mesh.connect({**known, mesh.own: caller.where}, limit_s=_CALL_S)
         mesh.tell(Ask(caller.where, caller.graph, tuple(known)))
         seen = 0 if mesh.view is None else mesh.view.generation
         mesh.wait(lambda seen=seen: mesh.view is not None and mesh.view.generation > seen, 1.0)
         view = mesh.view
         if view is not None and mesh.own in view.members:
+            mesh.connect({m: view.where[m] for m in view.members})  # others that came with it
             return view
         if view is not None:
             known = {m: view.where[m] for m in view.members if m in view.where}
@@ -340,27 +422,18 @@ def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
 def join(
     caller: Caller,
     members: Sequence[Where],
-    pilot: Pilot,
+    start: Start,
+    scribe: Scribe,
+    say: Callable[[str], None],
     limit_s: float,
-    make: Join | None = None,
-) -> int:
-    """Be a rank of a run that is under way, to its end; return how many steps there were then.
+) -> Lived:
+    """Be a rank of a run that is under way, to its end, or until this machine has to go.
 
-    make:     makes its end of a transport; default: shared memory.
+    members:  where some of its ranks listen.
+    limit_s:  for which to wait to be taken in.
     Raises:   RunError: it is not taken in; the job fails, or nobody is left.
     """
-    mesh = caller.mesh
-    member = RunMember(mesh, pilot, Outside(make or partial(joined, mesh), _unheard))
-    mesh.start()
-    try:
-        member.live(taken_in(caller, members, limit_s))
-    finally:
-        mesh.close()
-    return mesh.done
-
-
-def _unheard(step: StepResult) -> None:
-    """Let a report pass: the members that began the run write it down."""
+    return _life(caller.mesh, partial(taken_in, caller, members, limit_s), start, scribe, say)
 
 
 # -- threads --------------------------------------------------------------------------------------

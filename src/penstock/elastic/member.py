@@ -10,6 +10,7 @@ A process that has been started keeps all that it has loaded, traced and lowered
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -39,6 +40,7 @@ from penstock.runtime.rank import Rank
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.worker import RankResult, Task
 
+_SEEK_S = 1.0  # between two attempts to reach those that cannot be reached
 QUORUM_S = 60.0  # for which too few wait for the others
 START = "start"  # in place of a checkpoint: the weights that the model is made with
 _LOOK_S = 0.05
@@ -79,6 +81,11 @@ class Pilot(Protocol):
         """Return the digest of the step that is trained."""
         ...
 
+    @property
+    def about(self) -> str:
+        """Return what a newcomer on another host has to know of the run."""
+        ...
+
     def task(self, view: View) -> Task:
         """Return what all ranks of a view do; one step is left to it at least."""
         ...
@@ -115,14 +122,14 @@ class Outside(NamedTuple):
     report:    takes the steps that have happened, and validations.
     asked:     the number of a signal by which the run is to stop, or 0.
     leaves:    whether this member has to go: its machine has had notice.
-    hears:     takes the steps that this member has done, also where another one reports them.
+    says:      takes words for people.
     """
 
     join: Callable[[View, int, Callable[[], None]], Transport]
     report: Callable[[StepResult], None]
     asked: Callable[[], int] = lambda: 0
     leaves: Callable[[], bool] = lambda: False
-    hears: Callable[[StepResult], None] = lambda step: None
+    says: Callable[[str], None] = lambda words: None
 
 
 @dataclass(eq=False)
@@ -279,8 +286,9 @@ class RunMember:
 
     def _welcome(self, view: View) -> Welcome:
         """Return what a newcomer has to know of this generation."""
-        where = self.mesh.where
-        return Welcome({m: where[m] for m in view.members if m in where}, self.pilot.graph)
+        where, pilot = self.mesh.where, self.pilot
+        here = {m: where[m] for m in view.members if m in where}
+        return Welcome(here, pilot.graph, pilot.about)
 
     def _load(self, view: View, rank: Rank) -> int:
         """Fill a rank with the state of the view's step; return the bytes that came from others.
@@ -337,7 +345,7 @@ class RunMember:
         Raises:   RunError: the job fails elsewhere; too few are left.  GivenUpError.
         """
         self._say(view)
-        until = time.monotonic() + QUORUM_S
+        until, sought_s = time.monotonic() + QUORUM_S, math.inf
         while True:
             self.mesh.wait(partial(self._is_news, view), _LOOK_S)
             self._check_failed()
@@ -348,8 +356,27 @@ class RunMember:
             if new is not None:
                 self._state.undo()
                 return new
-            if time.monotonic() > until:
+            left = until - time.monotonic()
+            if left < 0:
                 raise self._too_few(view)
+            if self._is_apart(view) and left < sought_s - _SEEK_S:
+                self._seek(view, is_first=sought_s == math.inf)
+                sought_s = left
+
+    def _is_apart(self, view: View) -> bool:
+        """Return whether all that are here have stopped, and are too few to go on."""
+        mesh, members = self.mesh, sorted(view.members)
+        left = left_of(view.generation, members, mesh.lost, mesh.stopped)
+        return left is not None and not may_go_on(members, {*left.members}, mesh.lost)
+
+    def _seek(self, view: View, *, is_first: bool) -> None:
+        """Ask those that cannot be reached whether they went on; say so the first time."""
+        silent = [m for m in view.members if self.mesh.lost.get(m) == "silent"]
+        if is_first:
+            words = f"ranks {silent} cannot be reached, and may go on: waiting {QUORUM_S:.0f} s"
+            self.outside.says(f"{words} for them")
+        for member in silent:
+            self.mesh.seek(member)
 
     def _catch_up(self, view: View) -> None:
         """Make the update of a step that others have seen happen, and tell what is held then."""
@@ -405,9 +432,10 @@ class RunMember:
         return decided
 
     def _too_few(self, view: View) -> RunError:
-        apart = {m: self.mesh.lost.get(m, "does not answer") for m in view.members}
-        del apart[self.mesh.own]
-        words = ", ".join(f"{member} {how}" for member, how in apart.items())
+        mesh = self.mesh
+        here = {m for m, told in mesh.stopped.items() if told.generation == view.generation}
+        apart = [m for m in view.members if m in mesh.lost or m not in {*here, mesh.own}]
+        words = ", ".join(f"{m} {mesh.lost.get(m, 'does not answer')}" for m in apart)
         message = f"too few ranks are left to go on without the others: {words}"
         hint = "the others may go on; if they do not, --resume continues from a checkpoint"
         return RunError(message, hint=hint)
@@ -497,20 +525,16 @@ class RunMember:
         )
 
     def _newcomers(self, view: View) -> list[int]:
-        """Return who asks to be taken in, and can be: one at a time."""
+        """Return who asks to be taken in, and can be: as many as there are plans for."""
         mesh, here = self.mesh, {m for m in view.members if m not in self.mesh.lost}
         asks = {m: ask for m, ask in sorted(mesh.asks.items()) if m not in view.members}
         ready = [m for m, ask in asks.items() if here <= {*ask.known} and m in mesh.members]
-        return ready[:1] if self.pilot.may_grow(len(here) + 1) else []
+        counts = [n for n in range(len(ready) + 1) if self.pilot.may_grow(len(here) + n)]
+        return ready[: max(counts, default=0)]
 
     def _heard(self, result: StepResult) -> None:
         """Pass on what a rank reports; of steps only the vote tells."""
-        if result.validated is not None:
-            self._pass_on(result)
-
-    def _pass_on(self, result: StepResult) -> None:
-        self.outside.hears(result)
-        if self.is_first:
+        if result.validated is not None and self.is_first:
             self.outside.report(result)
 
     def saved(self) -> None:
@@ -532,8 +556,8 @@ class RunMember:
         self._hold(rank, step + 1)
 
     def _report(self, told: Told | None) -> None:
-        if told is not None:
-            self._pass_on(StepResult(*told))
+        if told is not None and self.is_first:
+            self.outside.report(StepResult(*told))
 
     def _event(self, view: View, before: View | None, came: int) -> RunEvent:
         joined = before is not None and not {*view.members} <= {*before.members}

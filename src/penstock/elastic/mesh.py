@@ -8,12 +8,13 @@ Ranks that compute are not slowed: the thread sleeps until something comes, or a
 """
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -39,7 +40,9 @@ BEAT_S = 0.25
 SILENT_S = 4.0  # after which a member is given up
 _PROVE_S = 5.0  # for which a peer may take to prove itself
 _TRY_S = 0.05  # between two attempts to reach a member
+_KNOCK_S = 0.5  # between two looks whether one that has to call is there
 _READ_BYTES = 2**18
+_ANY_PORT = 9  # nothing is sent to it
 _MOST_STRANGERS = 64  # that have not proved anything yet
 _MOST_OWED_BYTES = 2**28  # that a member may be behind with reading
 
@@ -58,6 +61,7 @@ class _Wire:
     came: bytearray = field(default_factory=bytearray)
     owed: bytearray = field(default_factory=bytearray)
     is_ending: bool = False
+    only_asks: bool = False  # whether the others have gone on
 
     @property
     def peer(self) -> int:
@@ -117,24 +121,46 @@ class Mesh:
         """Begin to listen, and to beat."""
         self._thread.start()
 
-    def connect(self, members: Mapping[int, Where], *, limit_s: float = 30.0) -> None:
+    def connect(
+        self, members: Mapping[int, Where], *, limit_s: float = 30.0, gives_up: bool = False
+    ) -> None:
         """Return once there is a line to each of `members` that has not been lost.
 
-        Of two members the one with the greater number calls; the other waits for it.
+        Of two members the one with the greater number calls; the other waits for it.  One whose
+        place nobody listens at any more is dead.
+        gives_up: whether those that cannot be reached in time are given up.
         Raises:   WireError: one cannot be reached in time.
         """
-        until = time.monotonic() + limit_s
+        until, knocks_s = time.monotonic() + limit_s, time.monotonic() + _KNOCK_S
         with self._changed:
             self.where |= members
         missing = set(members) - {self.own}
         while missing := {m for m in missing if m not in self._lines and m not in self.lost}:
             if time.monotonic() > until:
-                raise WireError(f"members {sorted(missing)} cannot be reached")
+                if not gives_up:
+                    raise WireError(f"members {sorted(missing)} cannot be reached")
+                for member in missing:
+                    self.give_up(member)
+            knocks = time.monotonic() > knocks_s
+            knocks_s += _KNOCK_S if knocks else 0.0
             for member in sorted(missing):
-                if member < self.own:
-                    with contextlib.suppress(OSError):
-                        self._call(members[member])
+                if member < self.own or knocks:
+                    self._reach(member, calls=member < self.own)
             self.wait(lambda: all(m in self._lines for m in missing), _TRY_S)
+
+    def _reach(self, member: int, *, calls: bool) -> None:
+        """Call a member, or only see that somebody is there; nobody is: it is dead."""
+        where = self.where[member]
+        try:
+            if calls:
+                self._call(where)
+            else:
+                socket.create_connection(where[:2], timeout=1.0).close()
+        except ConnectionRefusedError:
+            with self._changed:
+                self._lose(member, "died")
+        except OSError:
+            pass  # it may yet be reached
 
     def call(self, where: Where, ask: Ask, *, limit_s: float = 10.0) -> Welcome:
         """Connect to one member of a run, as a newcomer that knows nobody, and return its answer.
@@ -161,6 +187,14 @@ class Mesh:
             raise WireError(f"{where.host}:{where.port} does not take it in", hint=hint)
         return found[0]
 
+    def seek(self, member: int) -> None:
+        """Ask a member that was given up whether the others went on without this one.
+
+        Its answer is in `given_up`, soon; it says nothing if it waits as this one does.
+        """
+        with contextlib.suppress(OSError):
+            self._call(self.where[member], only_asks=True)
+
     def send(self, member: int, word: Word) -> None:
         """Send a word to one member, if there is a line to it; returns without waiting."""
         with self._changed:
@@ -183,6 +217,11 @@ class Mesh:
         """Return whether `is_so()`, as soon as that is so, or after `limit_s` at most."""
         with self._changed:
             return self._changed.wait_for(is_so, limit_s)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it has lines, or may have."""
+        return self._is_open
 
     @property
     def members(self) -> set[int]:
@@ -278,18 +317,19 @@ class Mesh:
                 return
             self._open(end, is_caller=False)
 
-    def _call(self, where: Where) -> _Wire:
+    def _call(self, where: Where, *, only_asks: bool = False) -> _Wire:
         end = socket.create_connection(where[:2], timeout=1.0)
-        line = self._open(end, is_caller=True)
+        line = self._open(end, is_caller=True, only_asks=only_asks)
         self._wake()
         self.wait(lambda: line.handshake.is_over or line.is_ending, _PROVE_S)
         return line
 
-    def _open(self, end: socket.socket, *, is_caller: bool) -> _Wire:
+    def _open(self, end: socket.socket, *, is_caller: bool, only_asks: bool = False) -> _Wire:
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         now = time.monotonic()
         line = _Wire(end, Handshake(self.own, self._token, is_caller), now, now)
+        line.only_asks = only_asks
         line.owed += line.handshake.begin()
         with self._changed:
             self._strangers.add(line)
@@ -328,7 +368,12 @@ class Mesh:
 
     def _proved(self, line: _Wire) -> None:
         """Let a stranger that knows the token be a member, or a newcomer."""
+        if line.only_asks:
+            return
         if line.peer == self.own or line.peer in self._lines or line.peer in self.lost:
+            if self.view is not None and line.peer not in self.view.members:
+                self._owe(line, written(GivenUp()))
+                self._write(line)
             self._end(line)  # a second line, or one that was given up: it has to come anew
             return
         self._strangers.discard(line)
@@ -433,10 +478,55 @@ def listening(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
 
     Raises:   OSError: the address is not this host's, or the port is taken.
     """
-    return socket.create_server((host, port), backlog=64)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=64)
+
+
+def address_towards(host: str) -> str:
+    """Return this host's address on its way to another; nothing is sent.
+
+    Raises:   OSError: there is no such host, or no way to it.
+    """
+    found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as end:
+        end.connect(address)
+        return end.getsockname()[0]
 
 
 def where_of(listener: socket.socket, key: str) -> Where:
     """Return where others reach it, on a host with that `key`."""
     address, port, *_ = listener.getsockname()
     return Where(address, port, key)
+
+
+def anybody_at(places: Iterable[Where], limit_s: float = 2.0) -> bool:
+    """Return whether somebody listens at one of some places, as far as is known in time."""
+    ends = [_knocking(place) for place in places]
+    try:
+        with selectors.DefaultSelector() as selector:
+            for end in filter(None, ends):
+                selector.register(end, selectors.EVENT_WRITE)
+            until = time.monotonic() + limit_s
+            while selector.get_map() and time.monotonic() < until:
+                for key, _ in selector.select(until - time.monotonic()):
+                    end = key.fileobj
+                    assert isinstance(end, socket.socket), "it was registered"
+                    if end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                        return True
+                    selector.unregister(end)
+        return False
+    finally:
+        for end in filter(None, ends):
+            end.close()
+
+
+def _knocking(place: Where) -> socket.socket | None:
+    """Return a socket that begins to connect; None: there is no way to that place."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    end = socket.socket(family, socket.SOCK_STREAM)
+    end.setblocking(False)
+    if end.connect_ex((place.host, place.port)) in (0, errno.EINPROGRESS):
+        return end
+    end.close()
+    return None

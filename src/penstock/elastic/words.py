@@ -74,10 +74,11 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """What a newcomer has to know: who is there, and where."""
+    """What a newcomer has to know: who is there, and where, and what else the pilot tells of it."""
 
     members: dict[int, Where]
     graph: str
+    about: str = ""
 
 
 class Halt(msgspec.Struct, frozen=True, tag="stopped"):

@@ -32,6 +32,11 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Let this process live on when the one that has forked it dies, whatever was said before."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0)
+
+
 @cache
 def let_children_die_with_this() -> None:
     """Let no process that this one forks outlive it, nor those that they fork.

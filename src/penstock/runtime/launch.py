@@ -21,7 +21,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,12 +35,15 @@ from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.sampler import Samples
 from penstock.runtime.saver import Saves
 from penstock.runtime.transport import Transport, TransportError
+from penstock.runtime.transport.groups import world_of
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
 from penstock.runtime.transport.threads import thread_transports
 from penstock.runtime.transport.torch_distributed import TorchDistributedTransport
 from penstock.runtime.worker import RankResult, Report
 from penstock.timeline import Held, Span, Spent
 from penstock.typed import typed
+
+_CONNECT_S = 600.0  # for which ranks of torchrun may take until all are connected
 
 T = TypeVar("T")
 Groups = Sequence[tuple[int, ...]]
@@ -373,8 +376,28 @@ def on_one_host() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
 
 
+class HostWay(NamedTuple):
+    """How ranks that torchrun started reach each other.
+
+    address:  of this host, as the others reach it; "": where gloo finds it.
+    news:     is asked while others are waited for, and raises to end that.
+    """
+
+    address: str = ""
+    news: Callable[[], None] = lambda: None
+
+
+ANY_WAY = HostWay()
+
+
 def run_torchrun(
-    work: Work, store: Any, report: Report, *, groups: Groups = (), rank: int | None = None
+    work: Work,
+    store: Any,
+    report: Report,
+    *,
+    groups: Groups = (),
+    rank: int | None = None,
+    way: HostWay = ANY_WAY,
 ) -> RankResult:
     """Run the rank that this process is; every rank of the torchrun job calls it.
 
@@ -382,16 +405,21 @@ def run_torchrun(
     `store` is that of `torchrun_store`, with a prefix of its own for each call.
     rank:  which one it is, where that is not its number under torchrun.
     """
-    return join_torchrun(lambda end: work(end, report), store, groups=groups, rank=rank)
+    return join_torchrun(lambda end: work(end, report), store, groups=groups, rank=rank, way=way)
 
 
 def join_torchrun(
-    call: Callable[[Transport], T], store: Any, *, groups: Groups = (), rank: int | None = None
+    call: Callable[[Transport], T],
+    store: Any,
+    *,
+    groups: Groups = (),
+    rank: int | None = None,
+    way: HostWay = ANY_WAY,
 ) -> T:
     """Return what `call` returns on the rank that this process is; as `run_torchrun`."""
     number = int(os.environ["RANK"]) if rank is None else rank
     let_children_die_with_this()
-    transport = _torchrun_transport(number, store, groups)
+    transport = _torchrun_transport(number, store, groups, way)
     try:
         return call(transport)
     except BaseException as problem:
@@ -403,17 +431,22 @@ def join_torchrun(
             dist.destroy_process_group()
 
 
-def _torchrun_transport(rank: int, store: Any, groups: Groups) -> Transport:
+def _torchrun_transport(rank: int, store: Any, groups: Groups, way: HostWay) -> Transport:
     num_ranks, device = int(os.environ["WORLD_SIZE"]), device_here()
     if on_one_host() and device.type == "cpu" and available()[0]:
-        return SharedMemoryTransport(rank, num_ranks, _PrefixStore("shared", store))
+        own = _PrefixStore("shared", store)
+        return SharedMemoryTransport(rank, num_ranks, own, limit_s=_CONNECT_S, news=way.news)
+    found, watch = _PrefixStore("groups", store), _PrefixStore("watch", store.clone())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=_PrefixStore("groups", store),
-        rank=rank,
-        world_size=num_ranks,
+        dist.init_process_group("nccl", store=found, rank=rank, world_size=num_ranks)
+        return TorchDistributedTransport(device, watch, groups=groups)
+    world = world_of(
+        (rank, num_ranks),
+        found,
+        address=way.address,
+        device=device,
+        limit_s=_CONNECT_S,
+        news=way.news,
     )
-    watch = _PrefixStore("watch", store.clone())
-    return TorchDistributedTransport(device, watch, groups=groups)
+    return TorchDistributedTransport(device, watch, groups=groups, world=world)

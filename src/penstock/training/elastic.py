@@ -1,14 +1,13 @@
 """Elastic: a run of the main job whose ranks may come and go: what it is guided by, and its files.
 
 events.jsonl   a line for each generation: when, who, why, what it took, predicted and measured
-elastic.json   where members listen, and the run's token; only its owner may read it
+elastic.json   what a newcomer has to know (addresses.py)
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -19,9 +18,8 @@ from penstock.elastic.mesh import Mesh
 from penstock.elastic.moving import missing_of
 from penstock.elastic.placing import placed, sizes_of
 from penstock.elastic.views import Left
-from penstock.elastic.words import HeldTensor, View, Where
-from penstock.errors import PlanError, RunError
-from penstock.files import read_json
+from penstock.elastic.words import HeldTensor, View
+from penstock.errors import PlanError
 from penstock.graph.parts import key_in
 from penstock.plan import Plan, Prediction, is_asynchronous, name_of
 from penstock.program.lower_plan import lower_plan
@@ -31,6 +29,7 @@ from penstock.runtime.windows import repeated
 from penstock.schedule.recipe import words_of as words_of_schedule
 from penstock.search.judge import Judge
 from penstock.search.shifted import keeps_state, shifted
+from penstock.training.addresses import Addresses, RunTerms, write_addresses
 from penstock.training.agree import run_facts
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
@@ -45,13 +44,10 @@ from penstock.training.losses import (
 )
 from penstock.training.replan import SHARE_WORTH
 from penstock.training.slowed import is_like, slowed
-from penstock.training.windows import EVERY, CheckpointInterval
-from penstock.typed import damage, typed
 
 if TYPE_CHECKING:
     from penstock.runtime.worker import Task
 
-ADDRESSES = "elastic.json"
 _WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 
@@ -76,6 +72,7 @@ class ElasticRun:
     plans:   by number of ranks, made ahead.
     folder:  where the run's files are; None: nothing is written, as in tests.
     token:   what whoever joins has to know.
+    terms:   what else was asked of it.
     """
 
     ways: PlanBasis
@@ -86,7 +83,14 @@ class ElasticRun:
     folder: Path | None = None
     resume: Path | None = None
     token: bytes = b""
-    every: CheckpointInterval = EVERY
+    terms: RunTerms = RunTerms()  # noqa: RUF009 - a frozen record
+
+    @property
+    def addresses(self) -> Addresses:
+        """Return what a newcomer has to know, but where members are."""
+        folder = "" if self.folder is None else str(self.folder.absolute())
+        plans = tuple(text_of(plan) for plan in self.plans.values())
+        return Addresses(self.token.hex(), folder, {}, plans, self.last_step, self.terms)
 
 
 @final
@@ -113,6 +117,11 @@ class RunPilot:
     def graph(self) -> str:
         """Return the digest of the step that is trained."""
         return self.run.ways.ways[0].captured.graph.digest
+
+    @property
+    def about(self) -> str:
+        """Return what a newcomer on another host has to know of the run."""
+        return self.run.addresses.public
 
     def prepare(self) -> None:
         """Make ready all plans that were made ahead."""
@@ -351,48 +360,8 @@ class RunPilot:
         with (folder / EVENTS).open("a") as file:
             file.write(json.dumps(row) + "\n")
         if event.what != "begins":
-            write_addresses(self.run, view.where)
+            write_addresses(self.run.addresses, view.where)
             plan.save(folder / "plan.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """What a newcomer has to know of a run: its token, where members listen, plans, and steps.
-
-    every:    how often checkpoints are written: steps, and seconds.
-    """
-
-    token: str
-    members: dict[str, Where]
-    plans: tuple[str, ...]
-    steps: int
-    every: CheckpointInterval
-
-
-def write_addresses(run: ElasticRun, where: Mapping[int, Where]) -> None:
-    """Write what a newcomer has to know, for the run's owner alone."""
-    assert run.folder is not None, "a run of the main job has files"
-    members = {str(member): place for member, place in where.items()}
-    plans = tuple(text_of(plan) for plan in run.plans.values())
-    own = Addresses(run.token.hex(), members, plans, run.last_step, run.every)
-    path = run.folder / ADDRESSES
-    path.touch(mode=0o600)
-    os.chmod(path, 0o600)
-    path.write_text(json.dumps(asdict(own)) + "\n")
-
-
-def addresses_in(folder: Path) -> Addresses:
-    """Return what a newcomer has to know of the run in `folder`.
-
-    Raises:   RunError: there is no elastic run, or its file is damaged.
-    """
-    path = folder / ADDRESSES
-    if not path.exists():
-        message = f"{folder} holds no run that ranks can join: no {ADDRESSES}"
-        raise RunError(message, hint="start it with: penstock train JOB --elastic")
-    content = read_json(path, RunError, "file of addresses")
-    with damage(f"{path}", RunError, hint="start the run again"):
-        return typed(Addresses, content)
 
 
 def text_of(plan: Plan) -> str:

@@ -16,6 +16,7 @@ from penstock.plan import Plan
 from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
 from penstock.search import Fixed
+from penstock.training.addresses import RunTerms, write_addresses
 from penstock.training.choose import Choice, Joining, save
 from penstock.training.chronicle import Chronicle, RunAbout, ended, row_of, sizes
 from penstock.training.elastic import (
@@ -23,7 +24,6 @@ from penstock.training.elastic import (
     RunPilot,
     check_elastic,
     text_of,
-    write_addresses,
 )
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
@@ -88,9 +88,10 @@ def run_of(
     def task(choice: Choice, step: int, resume: Path | None) -> "Task":
         return session.task(choice, step, resume, board)
 
-    token, every = secrets.token_bytes(32), session.every
+    goal = None if session.goal is None else session.goal.goal
+    terms = RunTerms(session.every, session.keep, session.checked, goal)
     about = plans, steps.start, steps.stop, session.folder, resume
-    return ElasticRun(ways, task, *about, token, every)
+    return ElasticRun(ways, task, *about, secrets.token_bytes(32), terms)
 
 
 def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path | None) -> Trained:
@@ -107,7 +108,7 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
         session.clear(first_step, checkpoint)
         members = tuple(range(choice.plan.total_ranks))
         start = start_of(run, members, board, partial(_told, run))
-        trained = _lived(session, choice, first_step, start, ALL_HERE)
+        trained = lived(session, choice, first_step, start, ALL_HERE)
         assert trained is not None, "all members were here"
         if trained == "stopped":
             raise Stopped(board.asked(), session.resumption())
@@ -134,7 +135,7 @@ def start_of(
 
 def _told(run: ElasticRun, where: Places) -> Places:
     """Write down where members listen, all of which are here."""
-    write_addresses(run, where)
+    write_addresses(run.addresses, where)
     return where
 
 
@@ -145,11 +146,18 @@ def _ended_by(session: "Session") -> Choice:
     return found
 
 
-def _lived(
-    session: "Session", choice: Choice, first_step: int, start: Start, here: Here
+def lived(
+    session: "Session",
+    choice: Choice,
+    first_step: int,
+    start: Start,
+    here: Here,
+    *,
+    calls: bool = True,
 ) -> "Trained | Stop | None":
     """Run the members that are here; return how the run ended, None where others go on.
 
+    calls:    whether this process calls the job's writers, and what else hears of steps.
     Raises:   RunError: the job fails, or nobody is left.
     """
     from penstock.runtime.checkpoint import discard
@@ -159,7 +167,7 @@ def _lived(
     about = RunAbout(session.num_steps, samples, tokens, session.checked)
     by = partial(_ended_by, session)
     own = Chronicle(session.folder, session.job, about, by, session.goal)
-    heard = session.heard_by(micro_batches)
+    heard = session.heard_by(micro_batches) if calls else ()
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:

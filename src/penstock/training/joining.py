@@ -1,80 +1,231 @@
-"""Joining: this process becomes a rank of an elastic run that is under way on this host."""
+"""Joining: this process becomes a rank of an elastic run that is under way, here or elsewhere."""
 
-import secrets
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import torch
 
-from penstock.elastic.launch import Caller, join
-from penstock.elastic.mesh import Mesh, listening, where_of
+from penstock.elastic.launch import NOBODY, Lived, Scribe, Start, introduced, join, newcomer
+from penstock.elastic.mesh import address_towards, anybody_at
+from penstock.elastic.words import Where
+from penstock.errors import PenstockError, RunError
+from penstock.files import read_bytes
 from penstock.job import load_job
 from penstock.plan import Plan
 from penstock.program.lower_plan import stages_of
+from penstock.runtime.child import outlive_parent
 from penstock.runtime.hosts import place_key
 from penstock.search import Fixed
+from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, addresses_of
 from penstock.training.choose import Choice, for_plan
-from penstock.training.elastic import Addresses, ElasticRun, RunPilot, addresses_in
-from penstock.training.elastically import ways_of
+from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
+from penstock.training.elastic import ElasticRun, RunPilot
+from penstock.training.elastically import save_predicted, ways_of
+from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import traced
 from penstock.training.saved import kept_job
+from penstock.training.stop import stopping
 from penstock.training.windows import memory_window, windows_of
 
 if TYPE_CHECKING:
+    from penstock.runtime.control import Board
     from penstock.runtime.worker import Task
 
 LIMIT_S = 60.0  # for which a run may take to let another rank in
+TCP = "tcp://"
+
+
+def is_under_way(folder: Path) -> bool:
+    """Return whether ranks of an elastic run in `folder` are at work."""
+    if not (folder / ADDRESSES).exists() or (folder / ENDED).exists():
+        return False
+    known = addresses_in(folder)
+    if not anybody_at(known.members.values()):
+        return False
+    for where in known.members.values():
+        with suppress(RunError, OSError):  # another program may listen there by now
+            introduced(where, known.secret)
+            return True
+    return False
 
 
 def join_run(
-    folder: Path | str,
+    run: Path | str,
     *,
+    token_file: Path | str | None = None,
     limit_s: float = LIMIT_S,
     listener: Listener = SILENT,
-) -> int:
-    """Be a rank of the elastic run in `folder` to its end; return how many steps it has then.
+    notice: Callable[[], bool] = lambda: False,
+) -> Lived:
+    """Be a rank of an elastic run, to its end or until a signal; return how that was.
 
-    limit_s:  for which to wait to be taken in.
+    run:         its folder, or tcp://HOST:PORT, where one of its ranks listens.
+    token_file:  of whoever cannot read the folder's file of addresses: its token.
+    limit_s:     for which to wait to be taken in.
+    notice:      whether this machine will go.
     Raises:   RunError: no such run, or it takes nobody in: it has as many ranks as there are plans
-              for, or trains something else.  JobError: its job cannot be loaded.
+              for, or trains something else; its folder is not seen here.
+              JobError: its job cannot be loaded.
     """
-    folder = Path(folder)
-    known = addresses_in(folder)
-    author = load_job(kept_job(folder))
-    captured = traced(author, listener)
-    plan = Plan.load(folder / "plan.json")
-    job, captured = for_plan(author, plan, captured, listener)
-    choice = Choice(job, captured, plan)
-    plans = {made.total_ranks: made for made in map(Plan.from_text, known.plans)}
-    run = ElasticRun(
-        ways_of(folder, choice, Fixed()),
-        partial(_task, folder, known),
-        plans,
-        0,
-        known.steps,
-        folder,
-        None,
-        bytes.fromhex(known.token),
-        known.every,
-    )
-    pilot = RunPilot(run)
+    known = _known(str(run), token_file)
+    folder, members = Path(known.folder), tuple(known.members.values())
+    own = _made(known, folder, listener)
+    pilot = RunPilot(own.run)
     pilot.prepare()
     torch.set_num_threads(1)
-    listener.say("joining the run")
-    listens = listening()
-    number = 2**20 + secrets.randbelow(2**40)  # no other member has it
-    caller = Caller(Mesh(number, listens, run.token), where_of(listens, place_key()), pilot.graph)
-    return join(caller, tuple(known.members.values()), pilot, limit_s)
+    reached = threading.Event()
+    if own.chronicle.goal is not None:
+        own.chronicle.goal.asks = reached.set
+    with stopping(None, tells=False) as board:
+        start = Start(
+            NOBODY,
+            known.secret,
+            lambda: pilot,
+            lambda: REACHED if reached.is_set() else 0,
+            lambda: board.asked() != 0 or notice(),
+        )
+        listener.say("joining the run")
+        at = Where(address_towards(members[0].host), 0, place_key())
+        caller = newcomer(at, known.secret, pilot.graph)
+        scribe = Scribe(own.chronicle.report, own.chronicle.finish)
+        return join(caller, members, start, scribe, listener.say, limit_s)
+
+
+def join_on_host(folder: Path, listener: Listener) -> None:
+    """Let a member that joins live in place of this rank of a torchrun job, to the run's end.
+
+    Raises:   RunError: it is not taken in, and the run does not end well without it.
+    """
+    from penstock.training.on_hosts import noticing, wait_for_end
+
+    with stopping(None) as board, noticing(int(os.environ["LOCAL_WORLD_SIZE"])) as notice:
+        context = multiprocessing.get_context("fork")
+        leaves = partial(_leaves, board, notice)
+        child = context.Process(target=_joins, args=(folder, listener, leaves), daemon=False)
+        child.start()
+        child.join()
+        if not notice():
+            wait_for_end(folder, listener, board)
+
+
+def _leaves(board: "Board", notice: Callable[[], bool]) -> bool:
+    return board.asked() != 0 or notice()
+
+
+def _joins(folder: Path, listener: Listener, notice: Callable[[], bool]) -> None:
+    """Be the member in a process of its own: neither torchrun nor its parent ends it."""
+    outlive_parent()
+    os.setsid()
+    try:
+        join_run(folder, listener=listener, notice=notice)
+    except PenstockError as problem:
+        sys.stderr.write(f"error: {problem.message}\nhint: {problem.hint}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _known(run: str, token_file: Path | str | None) -> Addresses:
+    """Return what is known of a run, by its folder or by one of its ranks.
+
+    Raises:   RunError: nobody tells; or its folder is not seen here.
+    """
+    if not run.startswith(TCP):
+        known = addresses_in(Path(run))
+        return replace(known, folder=str(Path(run).absolute()))
+    token = _token_in(token_file)
+    told = introduced(_where(run), token)
+    members = {str(member): where for member, where in told.members.items()}
+    known = replace(addresses_of(told.about), token=token.hex(), members=members)
+    if not (Path(known.folder) / "job.json").exists():
+        message = f"{known.folder}, the folder of the run, is not seen from here"
+        raise RunError(message, hint="mount it at the same place as the other hosts do")
+    return known
+
+
+def _where(text: str) -> Where:
+    """Return the place that tcp://HOST:PORT names.
+
+    Raises:   RunError: it names none.
+    """
+    try:
+        address = urlsplit(text)
+        host, port = address.hostname, address.port
+    except ValueError:  # of the port
+        host = port = None
+    if not host or not port:
+        raise RunError(f'"{text}" is no address', hint="write tcp://HOST:PORT, or the run's folder")
+    return Where(host, port, "")
+
+
+def _token_in(path: Path | str | None) -> bytes:
+    """Return the token in a file: hexadecimal, or the run's own file of addresses.
+
+    Raises:   RunError: there is none.
+    """
+    if path is None:
+        hint = f"--token-file FOLDER/{ADDRESSES}, or a file that holds the token alone"
+        raise RunError("a run on another host asks for its token", hint=hint)
+    text = read_bytes(path, RunError, "token").decode(errors="replace").strip()
+    try:
+        return bytes.fromhex(text if not text.startswith("{") else json.loads(text)["token"])
+    except (ValueError, KeyError, TypeError):
+        hint = f"copy the token that {ADDRESSES} in the run's folder has"
+        raise RunError(f"{path} holds no token", hint=hint) from None
+
+
+class _Made(NamedTuple):
+    """What a newcomer has made of a run."""
+
+    run: ElasticRun
+    chronicle: Chronicle
+
+
+def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
+    """Return a run as the ranks that began it have it, traced anew.
+
+    Raises:   JobError: its job cannot be loaded.  PlanError: it is another one than the run's.
+    """
+    author = load_job(kept_job(folder))
+    whole = traced(author, listener)
+    plan = Plan.load(folder / "plan.json")
+    job, captured = for_plan(author, plan, whole, listener)
+    choice, terms = Choice(job, captured, plan), known.terms
+    ways, task = ways_of(folder, choice, Fixed()), partial(_task, folder, known)
+    about = 0, known.steps, folder, None, known.secret, terms
+    run = ElasticRun(ways, task, known.by_count, *about)
+
+    def followed() -> Choice:
+        ended = Choice(job, captured, Plan.load(folder / "plan.json"))
+        save_predicted(folder, ended)
+        return ended
+
+    samples, tokens, *_ = sizes(author, choice)
+    rows = RunAbout(known.steps, samples, tokens, terms.checked)
+    is_validated, count = author.validate_every is not None, author.micro_batches
+    until = terms.until
+    goal = None if until is None else GoalWatch(until, is_validated=is_validated, own=count)
+    return _Made(run, Chronicle(folder, author, rows, followed, goal))
 
 
 def _task(folder: Path, known: Addresses, choice: Choice, step: int, resume: Path | None) -> "Task":
     """Return what a rank does from a step on, as the ranks that began the run do."""
+    from penstock.runtime.saver import SavePolicy
     from penstock.runtime.worker import Task
 
     graph, job = choice.captured.graph, choice.job
-    every = known.every
+    every, keep = known.terms.every, known.terms.keep
     windows = windows_of(graph, choice.plan, range(step, known.steps), [every.steps])
     return Task(
         choice.captured,
@@ -85,7 +236,9 @@ def _task(folder: Path, known: Addresses, choice: Choice, step: int, resume: Pat
         checkpoint_every=every.steps,
         validate_every=job.validate_every or 0,
         every_s=every.seconds,
+        policy=SavePolicy(keep, every.mtbf_s),
         resume=resume,
         memory_window=memory_window(windows),
+        compiled=choice.plan.compiled,
         joined=choice.plan.joined,
     )

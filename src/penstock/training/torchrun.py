@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.runtime.launch import Groups, Work
     from penstock.runtime.rank import StepResult
+    from penstock.runtime.transport import Transport
     from penstock.runtime.worker import RankResult, Report
     from penstock.training.examine import Examined
     from penstock.training.notices import Notices
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _START, _PLAN = "penstock/start", "penstock/plan"
 _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number, kind of device
 _PROVE, _PROVED = "penstock/prove", "penstock/proved"  # the steps to prove, if any; what differs
+_RUN = "run"  # the name of the steps that count
 _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
 _ENOUGH = "enough"  # in place of which step to measure: micro-batches joined, and slices
 
@@ -66,33 +68,35 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     notices = Notices(torchrun_store())
     try:
         session = make()
+        notices.begin(session.listener)
         with locked(session.folder) if notices.rank == 0 else nullcontext():
             return _train(session, notices)
     except BaseException as problem:
         notices.fail(problem)
         raise
+    finally:
+        notices.leave()
 
 
 def _train(session: "Session", notices: "Notices") -> "Trained | None":
     from penstock.runtime.control import StoreBoard
     from penstock.runtime.launch import on_one_host, under
+    from penstock.training.on_hosts import train_on_hosts
 
     rank, world = notices.rank, notices.num_ranks
-    session.care = session.care._replace(
-        strict=True, trial=False
-    )  # what no plan can train is not started so
+    # what no plan can train is not started so
+    session.care = session.care._replace(strict=True, trial=False)
     agree(notices, "the start", start_facts(session.job, session.asked()))
     first_step, checkpoint = session.start()
     _check_start(notices, first_step, session.folder)
     found = session.examine() if rank == 0 else None
-    if session.given_plan is not None:
-        _check_ranks(session.given_plan, world)
+    _check_ranks(session.given_plan, world)
     captured = _traced(session.job, session.listener, session.fixed.rules)
     session.fixed = replace(session.fixed, ranks=world)
     agree(notices, "the step", {"graph": captured.graph.digest})
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
-        cluster = _surveyed(notices.store, session.listener)
+        cluster = _surveyed(notices, session.listener)
     if found is not None:
         choice = _led(session, notices, cluster, captured, checkpoint, found)
     else:
@@ -103,15 +107,20 @@ def _train(session: "Session", notices: "Notices") -> "Trained | None":
     session.basis = _shared_basis(session, choice, captured)
     _check_ranks(plan, world)
     agree(notices, "the program", run_facts(choice, session.windows(choice, first_step)))
-    launch = partial(
-        _launch,
-        notices=notices,
-        plan_rank=_plan_rank(cluster, plan, rank),
-        micro_batches=plan.step_micro_batches,
-    )
+    own, count = _plan_rank(cluster, plan, rank), plan.step_micro_batches
+    launch = partial(_launch, notices=notices, plan_rank=own, micro_batches=count)
     _prove(session, notices, choice, first_step, checkpoint, launch)
+    if session.elastic:
+        members = _members(cluster, plan, world)
+        return train_on_hosts(session, notices, choice, members, (first_step, checkpoint))
     board, launch = StoreBoard(under(notices.store, "board")), _of_run(launch, session, first_step)
     return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
+
+
+def _members(cluster: Cluster | None, plan: Plan, world: int) -> tuple[int, ...]:
+    """Return, by rank of the plan, the ranks of the job: the members of an elastic run."""
+    ranks = {_plan_rank(cluster, plan, rank): rank for rank in range(world)}
+    return tuple(ranks[position] for position in range(world))
 
 
 def _of_run(launch: "Launch", session: "Session", first_step: int) -> "Launch":
@@ -188,8 +197,8 @@ def _prove(
     notices.take(_PROVED)
 
 
-def _check_ranks(plan: Plan, world: int) -> None:
-    if plan.total_ranks != world:
+def _check_ranks(plan: Plan | None, world: int) -> None:
+    if plan is not None and plan.total_ranks != world:
         hint = f"start torchrun with --nproc-per-node {plan.total_ranks}, or give another plan"
         raise PlanError(
             f"the plan is for {plan.total_ranks} ranks; torchrun started {world}", hint=hint
@@ -209,7 +218,7 @@ def _traced(job: Job, listener: Listener, rules: Sequence[Rule]) -> "Capture":
 # -- the machines that torchrun started it on -----------------------------------------------------
 
 
-def _surveyed(store: Any, listener: Listener) -> Cluster:
+def _surveyed(notices: "Notices", listener: Listener) -> Cluster:
     """Return the hosts of all ranks and the links between them; every rank calls it.
 
     Raises:   RunError: the ranks compute on GPUs.
@@ -224,7 +233,8 @@ def _surveyed(store: Any, listener: Listener) -> Cluster:
         raise RunError("links between GPUs of several hosts are not measured", hint=hint)
     seat = seat_here(platform.node() or "host", HERE)
     with listener.busy("measuring the links between hosts"):
-        found = join_torchrun(lambda end: survey(end, seat), under(store, "survey"))
+        store = under(notices.store, "survey")
+        found = join_torchrun(lambda end: survey(end, seat), store, way=notices.way)
     return found.cluster
 
 
@@ -314,7 +324,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     plan_rank: int,
     micro_batches: int,
     steps: Sequence[int],
-    name: str = "run",
+    name: str = _RUN,
     awaits: Callable[[int], bool] = lambda step: False,
     groups: "Groups" = (),
 ) -> "list[RankResult]":
@@ -325,18 +335,16 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
     rank, store = notices.rank, notices.store
-    tell = _telling(store, name)
-    ended = threading.Event()
-    whole, there = (
-        _ReportedSteps(steps, micro_batches, awaits),
-        under(store.clone(), f"penstock/{name}"),
-    )
+    tell, ended = _telling(store, name), threading.Event()
+    whole = _ReportedSteps(steps, micro_batches, awaits)
+    there = under(store.clone(), f"penstock/{name}")
     listening = partial(_listen, there, whole, report, ended)
     listener = threading.Thread(target=listening, daemon=True)
     if rank == 0:
         listener.start()
     try:
-        own = run_torchrun(work, under(store, name), tell, groups=groups, rank=plan_rank)
+        begun, room, way = _begun(work, notices, name), under(store, name), notices.way
+        own = run_torchrun(begun, room, tell, groups=groups, rank=plan_rank, way=way)
     finally:
         ended.set()
         if rank == 0:  # no thread is to be in the store when the interpreter ends
@@ -347,6 +355,17 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     others = (notices.take(f"penstock/{name}/result/{other}") for other in range(1, num_ranks))
     results = [own, *(from_json(json.loads(text)) for text in others)]
     return sorted(results, key=lambda result: result.rank)
+
+
+def _begun(work: "Work", notices: "Notices", name: str) -> "Work":
+    """Return `work`, before which this rank leaves the others' vigil: all are connected then."""
+
+    def begun(end: "Transport", report: "Report") -> "RankResult":
+        if name == _RUN:
+            notices.leave()
+        return work(end, report)
+
+    return begun
 
 
 def _telling(store: Any, name: str) -> "Report":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.cluster import Cluster
-from penstock.errors import PlanError
+from penstock.errors import PlanError, RunError
 from penstock.fleet.batch import Least
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units
@@ -21,6 +21,7 @@ from penstock.training import ask
 from penstock.training.choose import Machines
 from penstock.training.goal import Goal, GoalWatch
 from penstock.training.imported import beginning_with
+from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.listener import SILENT, Listener, Row
 from penstock.training.lock import locked
 from penstock.training.prepare import started_on
@@ -173,7 +174,12 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         )
 
     with _one_thread():
-        return train_under_torchrun(make) if under_torchrun() else _train_here(make())
+        if not under_torchrun():
+            return _train_here(make())
+        if elastic and is_under_way(folder := _folder_of(job, out)):
+            join_on_host(folder, listener)  # its host was lost, and is there again
+            return None
+        return train_under_torchrun(make)
 
 
 def _goal(loss: float | None, least: Least, job: Job) -> GoalWatch | None:
@@ -197,10 +203,9 @@ def _check_elastic(elastic: bool, *, eager: bool, mtbf: str | None) -> None:
 
     Raises:   PlanError.
     """
-    if elastic and (eager or under_torchrun()):
-        what = "--eager" if eager else "torchrun"
-        hint = "start it as `penstock train` on one host; others join by `penstock join`"
-        raise PlanError(f"ranks that come and go are not those of {what}", hint=hint)
+    if elastic and eager:
+        message = "--eager trains without a plan, and ranks that come and go need one"
+        raise PlanError(message, hint="leave out --eager or --elastic")
     if elastic and mtbf is not None:
         message = f"--mtbf is {mtbf}, and ranks that are lost are made up for by others"
         raise PlanError(
@@ -236,6 +241,9 @@ def _every(
 
 def _train_here(session: Session) -> "Trained":
     with locked(session.folder):
+        if is_under_way(session.folder):
+            hint = f"`penstock join {session.folder}` makes this process one of them"
+            raise RunError(f"ranks of an elastic run are at work in {session.folder}", hint=hint)
         return session.lead()
 
 

@@ -8,8 +8,10 @@ and whoever waits for others to connect stops when there is news of them.
 from __future__ import annotations
 
 import base64
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +28,11 @@ News = Callable[[], None]
 _LOOK_S = 0.005  # between looks for addresses, and for news
 _NEVER = timedelta(days=1)  # an operation ends when its rank is told to leave, not by itself
 _TorchStore: Any = dist.Store  # pyright: ignore[reportPrivateImportUsage]
+
+# A fork has none of the threads that a group waits for when it is dropped: there it never is.
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+_kept: list[Any] = []
+os.register_at_fork(after_in_child=lambda: _kept.extend(_alive))
 
 
 class Prefixed(NamedTuple):
@@ -72,6 +79,7 @@ def world_of(
         call = _nccl_of(*about) if is_cuda else _gloo_of(*about, address, limit_s)
         found = _soon(call, news, limit_s, rank)
         made.append(found)
+        _alive.add(found)
         return found
 
     def close() -> None:

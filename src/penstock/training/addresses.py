@@ -1,0 +1,102 @@
+"""Addresses: what a newcomer has to know of an elastic run, and the file that tells it.
+
+elastic.json   where members listen, the run's token, its plans; only its owner may read it
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.elastic.words import Where
+from penstock.errors import RunError
+from penstock.files import read_json
+from penstock.plan import Plan
+from penstock.runtime.folders import Keep
+from penstock.training.goal import Goal
+from penstock.training.windows import CheckpointInterval
+from penstock.typed import damage, typed
+
+ADDRESSES = "elastic.json"
+
+
+class RunTerms(NamedTuple):
+    """What was asked of a run besides its plan and its steps, as far as every member heeds it.
+
+    checked:  how the plan was compared with the plain loop.
+    until:    the loss at which it ends.
+    """
+
+    every: CheckpointInterval = CheckpointInterval()
+    keep: Keep = Keep()
+    checked: str = ""
+    until: Goal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """What a newcomer has to know of a run.
+
+    token:    what it has to prove that it knows; "": it knows it from elsewhere.
+    folder:   of the run, which all its hosts see.
+    members:  where they listen.
+    """
+
+    token: str
+    folder: str
+    members: dict[str, Where]
+    plans: tuple[str, ...]
+    steps: int
+    terms: RunTerms = RunTerms()  # noqa: RUF009 - a frozen record
+
+    @property
+    def secret(self) -> bytes:
+        """Return the token itself."""
+        return bytes.fromhex(self.token)
+
+    @property
+    def by_count(self) -> dict[int, Plan]:
+        """Return the plans, by number of ranks."""
+        return {plan.total_ranks: plan for plan in map(Plan.from_text, self.plans)}
+
+    @property
+    def public(self) -> str:
+        """Return all but the token, as text."""
+        return json.dumps(asdict(replace(self, token="")))
+
+
+def write_addresses(own: Addresses, where: Mapping[int, Where]) -> None:
+    """Write what a newcomer has to know, and where members are, for the run's owner alone."""
+    members = {str(member): place for member, place in where.items()}
+    path = Path(own.folder) / ADDRESSES
+    part = path.with_name(f".{ADDRESSES}-{secrets.token_hex(4)}")
+    handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(json.dumps(asdict(replace(own, members=members))) + "\n")
+    os.replace(part, path)
+
+
+def addresses_in(folder: Path) -> Addresses:
+    """Return what a newcomer has to know of the run in `folder`.
+
+    Raises:   RunError: there is no elastic run, or its file is damaged.
+    """
+    path = folder / ADDRESSES
+    if not path.exists():
+        message = f"{folder} holds no run that ranks can join: no {ADDRESSES}"
+        raise RunError(message, hint="start it with: penstock train JOB --elastic")
+    content = read_json(path, RunError, "file of addresses")
+    with damage(f"{path}", RunError, hint="start the run again"):
+        return typed(Addresses, content)
+
+
+def addresses_of(text: str) -> Addresses:
+    """Return what a member told of its run.
+
+    Raises:   RunError: it is nothing of the kind.
+    """
+    with damage("what a member told of its run", RunError, hint="is it of this version?"):
+        return typed(Addresses, json.loads(text))

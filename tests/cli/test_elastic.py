@@ -1,0 +1,235 @@
+"""penstock train --elastic and penstock join, as a person gives them, and under torchrun."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+from penstock.elastic.member import RunMember
+from penstock.elastic.words import Told
+from penstock.runtime.rank import Rank
+from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
+from penstock.training.joining import _token_in
+from tests.cli.conftest import Call
+from tests.runtime.as_torchrun import FORK, as_torchrun
+
+STEPS = 30
+JOB = '''
+import os, signal
+from dataclasses import replace
+from pathlib import Path
+
+from tests.cli import mlp
+
+FOLDER = Path({folder!r})
+
+
+def once(name):
+    """Return whether this is the first process to come here."""
+    try:
+        os.close(os.open(FOLDER.parent / name, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def data(start):
+    for index, batch in enumerate(mlp.data(start), start):
+        trains = (FOLDER / "metrics.jsonl").exists()
+        if trains and index == {dies} and once("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+
+def job():
+    return replace(mlp.job(), data=data, num_steps={steps})
+'''
+
+
+def job_in(folder: Path, *, dies: int = -1) -> str:
+    """Write a job: who reads micro-batch `dies` of its steps is killed, once."""
+    path = folder / "elastic_job.py"
+    path.write_text(JOB.format(folder=str(folder / "run"), dies=dies, steps=STEPS))
+    return f"{path}:job"
+
+
+def rows(folder: Path, name: str) -> list[dict]:
+    path = folder / "run" / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def until(is_so) -> None:
+    for _ in range(10_000):
+        if is_so():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never is")
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory, profiles: Path) -> list[float]:
+    """Return the losses of a run whose ranks stay."""
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(profiles))
+        command = ["train", job_in(folder), "--out", str(folder / "run"), "--ranks", "1"]
+        assert main(command) == 0
+    return [row["loss"] for row in rows(folder, "metrics.jsonl")]
+
+
+def test_under_torchrun_one_that_is_killed_takes_nobody_with_it(
+    tmp_path: Path, losses: list[float], monkeypatch: pytest.MonkeyPatch, profiles: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
+    command = ["train", job_in(tmp_path, dies=13), "--elastic", "--out", str(tmp_path / "run")]
+    done = as_torchrun(partial(main, command), tmp_path, nodes=2)
+    assert [code for code, _, _ in done] == [0, 0], done
+    found = rows(tmp_path, "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+    assert [row["loss"] for row in found] == pytest.approx(losses, rel=1e-4)
+    events = rows(tmp_path, "events.jsonl")
+    assert [event["what"] for event in events] == ["begins", "lost"]
+    assert (tmp_path / "run" / "report.html").exists()
+    assert any("others go on" in err for _, _, err in done)
+
+
+# -- who joins ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def beside(call: Callable[[], int], *, limit_s: float = 60.0) -> Generator[None]:
+    """Let a process of its own call it while something else happens; it has to return 0."""
+    process = FORK.Process(target=lambda: os._exit(call()))
+    process.start()
+    try:
+        yield
+        process.join(limit_s)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+@pytest.fixture
+def short_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiles: Path
+) -> Generator[Path]:
+    """Give a run that has lost one of its ranks, and ends once another rank has asked to join."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
+    counts = RunMember.counts
+
+    def patient(member: RunMember, told: Told, rank: Rank) -> None:
+        counts(member, told, rank)
+        if told.step == 10 and member.is_first:
+            view = member.last_view
+            assert member.mesh.wait(lambda: bool(member._newcomers(view)), 60.0)
+
+    monkeypatch.setattr(RunMember, "counts", patient)
+    folder = tmp_path / "run"
+    command = ["train", job_in(tmp_path, dies=13), "--elastic", "--out", str(folder)]
+
+    def by_torchrun() -> int:
+        done = as_torchrun(partial(main, command), tmp_path, ranks=2)
+        return max(code for code, _, _ in done)
+
+    with beside(by_torchrun):
+        until(lambda: len(rows(tmp_path, "events.jsonl")) == 2)
+        yield folder
+
+
+def joined(folder: Path) -> None:
+    """Raise unless a rank was lost and another one joined, and no step was lost or done twice."""
+    events = rows(folder.parent, "events.jsonl")
+    assert [event["what"] for event in events] == ["begins", "lost", "joined"]
+    assert [len(event["members"]) for event in events] == [2, 1, 2]
+    found = rows(folder.parent, "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+
+
+def test_who_knows_an_address_and_the_token_joins(
+    short_of_one: Path, tmp_path: Path, losses: list[float], call: Call
+) -> None:
+    known, token = addresses_in(short_of_one), tmp_path / "token"
+    token.write_text(f"{known.token}\n")
+    (left,) = rows(tmp_path, "events.jsonl")[1]["members"]
+    where = known.members[str(left)]
+    address = f"tcp://{where.host}:{where.port}"
+    done = call("join", address, "--token-file", token, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {"joined": address, "steps": STEPS, "over": True}
+    found = rows(tmp_path, "metrics.jsonl")
+    assert [row["loss"] for row in found] == pytest.approx(losses, rel=1e-4)
+    joined(short_of_one)
+
+
+def test_a_host_that_is_there_again_joins_by_the_same_torchrun(
+    short_of_one: Path, tmp_path: Path
+) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    command = ["train", f"{tmp_path / 'elastic_job.py'}:job", "--elastic"]
+    command += ["--out", str(short_of_one)]
+    ((code, _, err),) = as_torchrun(partial(main, command), again)
+    assert code == 0, err
+    assert "joining the run" in err
+    joined(short_of_one)
+
+
+def test_token_is_in_a_file_of_its_own_or_in_that_of_addresses(tmp_path: Path) -> None:
+    alone, whole = tmp_path / "token", tmp_path / ADDRESSES
+    alone.write_text("00ff\n")
+    write_addresses(Addresses("00ff", str(tmp_path), {}, (), 4), {})
+    assert _token_in(alone) == _token_in(whole) == b"\x00\xff"
+    assert whole.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("run", "token", "says"),
+    [
+        ("tcp://127.0.0.1:9", None, "a run on another host asks for its token"),
+        ("tcp://127.0.0.1:9", "no token", "holds no token"),
+        ("tcp://127.0.0.1:9", '{"members": {}}', "holds no token"),
+        ("tcp://127.0.0.1", "00ff", "is no address"),
+        ("tcp://127.0.0.1:port", "00ff", "is no address"),
+        ("nowhere", None, "nowhere holds no run that ranks can join"),
+    ],
+)
+def test_what_names_no_run_is_refused(
+    run: str, token: str | None, says: str, call: Call, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(token or "")
+    done = call("join", run, *(["--token-file", file] if token else []))
+    assert (done.code, done.out) == (1, "")
+    assert says in done.err
+    assert "hint: " in done.err
+
+
+def test_host_that_nobody_knows_is_named(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*about: object, **more: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    (tmp_path / "token").write_text("00" * 32)
+    done = call("join", "tcp://elsewhere:9", "--token-file", tmp_path / "token")
+    assert done.code == 1, done
+    assert "error: elsewhere cannot be reached: Name or service not known" in done.err
+
+
+def test_nobody_at_an_address_is_said_so(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("00" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    done = call("join", f"tcp://127.0.0.1:{port}", "--token-file", tmp_path / "token")
+    assert done.code == 1, done
+    assert f"127.0.0.1:{port}" in done.err
