@@ -165,3 +165,10 @@ def test_machines_of_a_file_of_lifetimes_die_as_it_says(tmp_path):
     assert market.names == ("a", "b")
     (future,) = resampled(market, 1, seed=1, lasts_s=1e5)
     assert future.lives_s.mean(axis=1) == pytest.approx([20000, 20000], rel=0.05)
+
+
+def test_past_that_is_much_too_short_is_refused():
+    short = slotted([[True], [True]], slot_s=1.0)
+    assert len([*resampled(short, 1, seed=0, lasts_s=1000.0)]) == 1
+    with pytest.raises(FleetError, match="a trace of 2 s is too short"):
+        next(resampled(short, 1, seed=0, lasts_s=6 * 3600.0 * 2))

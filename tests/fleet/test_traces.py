@@ -85,6 +85,7 @@ BAD = {
     "time_s,machines\n0,1\n60,2,3\n": "row 3: 3 cells, not 2",
     "time_s,machines\n0,1\n\nx,2\n": "row 4: time_s is 'x', not a number",
     "time_s,machines\n0,1\nnan,2\n": "row 3: time_s is 'nan', not a number",
+    "time_s,machines\n0,1\n60,2e15\n": "row 3: machines is '2e15', beyond 1e+15",
     "time_s,machines\n0,1\n60,inf\n": "row 3: machines is 'inf', not a number",
     "time_s,pool,usd_h\n0,a,1\n9,a,-0.5\n": "row 3: usd_h is '-0.5', below 0",
     "date,machines\n2021-13-01,4\n": "row 2: '2021-13-01' is no date",

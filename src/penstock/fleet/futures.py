@@ -15,6 +15,7 @@ from penstock.fleet.lifetimes import LifeLaw, Lifetimes, by_hour, fits
 from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market
 from penstock.fleet.spells import spells
 
+_MOST_ROUNDS = 10_000  # of a trace in a block
 _ORDERS = 4096  # after which lives come again
 
 
@@ -28,11 +29,14 @@ def resampled(
     Where two blocks meet, machines that are fewer than before are gone.
 
     Source:   the circular block bootstrap of Politis and Romano, 1992.
-    Raises:   FleetError: no future, or a length that is not above 0.
+    Raises:   FleetError: no future, a length that is not above 0, or much too short a past.
     """
     if count < 1 or not 0 < lasts_s < np.inf or not block_s > 0:
         message = f"{count} futures of {lasts_s / HOUR_S:g} h in blocks of {block_s / HOUR_S:g} h"
         raise FleetError(message, hint="give at least one, and lengths above 0")
+    if min(block_s, lasts_s) > _MOST_ROUNDS * market.until_s:
+        message = f"a trace of {market.until_s:g} s is too short for futures of it"
+        raise FleetError(message, hint="give a longer trace, or say the unit of its times")
     random = np.random.default_rng(seed)
     for _ in range(count):
         yield _future(market, random, lasts_s, block_s)

@@ -41,6 +41,7 @@ OFFERED, USD, USD_ON_DEMAND, HELD, HELD_ON_DEMAND, POOL_VIEW = range(6)
 ) = range(12)  # fmt: skip
 TIMELINE = 7  # time, preemptible held, on demand held, ready, done, dollars, price
 MOST_HELD = 4096
+_INSTANT_S = 1e-6  # more than what sums of seconds are rounded by: what is left of less is over
 _NEVER = math.inf
 
 
@@ -351,7 +352,7 @@ def play(  # long: one loop over events, whose state would else be handed about
         now = until
         if done >= rules.work or now >= rules.limit_s:
             break
-        if ran_s >= rules.every_s:
+        if ran_s >= rules.every_s - _INSTANT_S:
             figures[CHECKPOINTS] += 1
             safe, useful_safe, ran_s = done, figures[USEFUL_S], 0.0
             paused_s = now + rules.checkpoint_s

@@ -131,6 +131,21 @@ def only(market: Market, names: Sequence[str]) -> Market:
     )
 
 
+def begin_of(market: Market, lasts_s: float) -> Market:
+    """Return the first seconds of a market, all of it if it is shorter."""
+    if market.until_s <= lasts_s:
+        return market
+    rows = int(np.searchsorted(market.times_s, lasts_s, side="left"))
+    return replace(
+        market,
+        times_s=market.times_s[:rows],
+        machines=market.machines[:rows],
+        usd_h=market.usd_h[:rows],
+        gone=market.gone[:rows],
+        until_s=lasts_s,
+    )
+
+
 def together(markets: Sequence[Market]) -> Market:
     """Return the pools of several markets on one axis; it ends where the first of them ends.
 

@@ -11,7 +11,7 @@ from penstock.errors import FleetError
 from penstock.files import Json
 from penstock.fleet.futures import in_slots
 from penstock.fleet.kernel import Floats
-from penstock.fleet.market import HOUR_S, Market
+from penstock.fleet.market import HOUR_S, Market, begin_of
 from penstock.fleet.omniscient import Slots, UsdBound, omniscient
 from penstock.fleet.replay import Replayed, Ruler, replay, replay_all
 from penstock.fleet.work import FleetJob
@@ -140,7 +140,7 @@ def bound_of(market: Market, job: FleetJob, *, deadline_s: float) -> UsdBound:
         raise FleetError(message, hint=f"choose at most {_MOST_POOLS} with --pool")
     slot_s = max(job.start_s, 1.0, deadline_s / _MOST_SLOTS)
     count = math.floor(deadline_s / slot_s + 1e-9)
-    coarse = in_slots(market, slot_s)
+    coarse = in_slots(begin_of(market, max(1, count) * slot_s), slot_s)
     at = np.minimum(np.arange(count), len(coarse.times_s) - 1)
     usd_h = np.array([pool.usd_h for pool in market.pools])
     offered = coarse.machines
@@ -165,7 +165,7 @@ def _row(
     in_time = hours * HOUR_S <= deadline_s * (1 + 1e-9)
     can = best < math.inf
     both = can & in_time
-    closed = math.nan
+    closed, least = math.nan, float(best[both].sum())
     if greedy is not None and both.any():
         naive = np.array([run.usd for run in greedy])
         gap = float((naive - best)[both].sum())
@@ -179,7 +179,7 @@ def _row(
         useful=float(np.mean([run.useful for run in runs])),
         preemptions=float(np.mean([run.preemptions for run in runs])),
         steps_lost=float(np.mean([run.steps_lost for run in runs])),
-        cost_ratio=float(usd[both].sum() / best[both].sum()) if both.any() else math.nan,
+        cost_ratio=float(usd[both].sum()) / least if least > 0 else math.nan,
         gap_closed=closed,
         missed=int(np.count_nonzero(can & ~in_time)),
     )

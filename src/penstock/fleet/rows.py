@@ -19,6 +19,7 @@ from penstock.files import read_bytes
 
 Floats: TypeAlias = NDArray[np.float64]
 
+_MOST = 1e15  # a number that is larger is a fault, and breaks sums
 FORMAT = "docs/fleet.md has the format of a trace"
 
 
@@ -43,19 +44,23 @@ class CellRows:
         return FleetError(f"{self.place} row {line}: {what}", hint=hint)
 
     def numbers(self, column: int, name: str, *, least: float = 0.0) -> Floats:
-        """Return a column of finite numbers.
+        """Return a column of numbers.
 
-        Raises:   FleetError: the first cell that is none, or is below `least`.
+        Raises:   FleetError: the first cell that is none, is below `least` or is beyond 1e15.
         """
         cells = self.columns[column]
         try:
             found = np.array(cells, np.float64)
         except ValueError:
             found = np.array([_number(cell) for cell in cells])
-        for wrong, why in ((~np.isfinite(found), "not a number"), (found < least, "below ")):
+        checks = (
+            (~np.isfinite(found), "not a number"),
+            (found < least, f"below {least:g}"),
+            (np.abs(found) > _MOST, f"beyond {_MOST:g}"),
+        )
+        for wrong, why in checks:
             if wrong.any():
                 row = int(np.argmax(wrong))
-                why = why if why != "below " else f"below {least:g}"
                 raise self.fail(row, f"{name} is {cells[row]!r:.60}, {why}")
         return found
 

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import FleetError
 from penstock.files import read_bytes
 from penstock.fleet.lifetimes import endless
-from penstock.fleet.market import DAY_S, Floats, Market, MarketPool, only
+from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market, MarketPool, only
 from penstock.fleet.rows import FORMAT, CellRows, read_cells
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -201,7 +201,7 @@ def _market(long: _Long, wanted: tuple[str, ...], path: Path, notes: list[str]) 
         message = f"{path} has {len(times_s)} times of {len(kinds)} pools"
         raise FleetError(message, hint="choose some of them with --pool")
     cells = _Cells(len(times_s), len(kinds), at, which[order], order)
-    last_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else 1.0
+    last_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else HOUR_S
     return Market(
         tuple(MarketPool(name, _last(long, which, k)) for name, k in places.items()),
         times_s,
