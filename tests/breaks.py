@@ -309,8 +309,8 @@ BREAKS = (
     Break(
         "look_ahead_works_while_it_starts",
         "fleet/look_ahead.py",
-        "chance = ((never, never, never),",
-        "chance = ((never, chain.works, -never),",
+        "chance[1, 1:], chance[2, 1:] = chain.works, always",
+        "chance[:2, 1:], chance[2, 1:] = chain.works, always",
         ("tests/fleet/test_look_ahead.py",),
         "a fleet is thought to work in the slot in which it is ordered",
     ),
@@ -321,6 +321,14 @@ BREAKS = (
         "first = mixed",
         ("tests/fleet/test_look_ahead.py",),
         "preemptible machines cost as if those on demand stood beside, though none are held",
+    ),
+    Break(
+        "look_ahead_reads_the_next_state",
+        "fleet/look_ahead.py",
+        "(6 * (state % 8) + 2 * held)",
+        "(6 * ((state + 1) % 8) + 2 * held)",
+        ("tests/fleet/test_look_ahead.py",),
+        "what is best in one state is done in its neighbour",
     ),
     Break(
         "look_ahead_without_spare_machines",

@@ -11,8 +11,8 @@ from penstock.fleet import policies
 from penstock.fleet.futures import in_slots, resampled
 from penstock.fleet.look_ahead import (
     _HEAD,
-    _LEVELS,
     _PARTS,
+    _WORDS,
     _fill_of,
     _held,
     _spares,
@@ -47,11 +47,16 @@ def churn(draw, least=4, most=24):
     return churning(rows)
 
 
+def saying(pick: int) -> float:
+    """Return the number of a table that says the same for eight states and all fleets held."""
+    return float(sum(21 * pick << (6 * k) for k in range(8)))
+
+
 def always(machines: int, spare: int, slots: int) -> Ruler:
     """Return the policy whose table always says: a mixed fleet."""
     head = np.zeros(_HEAD - 1)
     head[:4] = SLOT_S, 1, slots, spare
-    table = np.full((slots + 1) * 2 * 2 * _LEVELS * 5, 1 + 4 + 16)
+    table = np.full((slots + 1) * 2 * _WORDS, saying(1))
     return Ruler("always", expecting, (), np.concatenate([head, table]))
 
 
@@ -119,7 +124,7 @@ def test_work_goes_on_while_machines_on_demand_take_over():
     """From ten slots on the table says: all on demand.  A start and twenty slots of work."""
     first = always(4, 0, 40)
     table = first.table.copy()
-    table[_HEAD - 1 :].reshape(41, -1)[:31] = 2 + 8 + 32
+    table[_HEAD - 1 :].reshape(41, -1)[:31] = saying(2)
     market, job = churning([(4, 0)] * 40), plain_job(20)
     ruler = first._replace(table=table)
     run = replay(market, job, ruler, deadline_s=40 * SLOT_S, tick_s=SLOT_S, with_timeline=True)

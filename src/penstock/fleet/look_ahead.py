@@ -45,6 +45,7 @@ _AGES = 1.0, 2.0, 4.0, 8.0  # slots
 _LEVELS = 3  # of how many machines there are more than enough, and of how many there are fewer
 _NEVER = 1e12  # dollars, beside which all others are small
 _HEAD = 13  # numbers before the table
+_WORDS = -(-2 * _LEVELS * (len(_AGES) + 1) // 8)  # numbers that hold what all states say
 _MOST_SLOTS = 600
 _PARTS = 4  # of a slot, in which what becomes of a fleet is followed
 _TRIED = 50  # futures that numbers of spare machines are tried on
@@ -308,40 +309,50 @@ def _smooth(moves: Floats) -> None:
 def _solved(
     chain: _StateChain, sure_usd_h: float, slot_h: float, *, work: int, slots: int
 ) -> Floats:
-    """Return the best fleet for [slots left, work left, state], two bits for each fleet held.
+    """Return the best fleet for [slots left, work left, state / 8].
 
+    Six bits for each state, of which two for each fleet held, eight states in a number.
     All on demand where nothing can be sure to be in time.
     sure_usd_h   of all machines on demand
     """
     states = len(chain.moves)
     spot, sure = chain.usd_h * slot_h, np.full(states, sure_usd_h * slot_h)
     mixed = spot + chain.fill_usd_h * slot_h
-    nothing, never = np.zeros(states), np.full(states, -1.0)
-    # by fleet held and fleet wanted: dollars of the slot, and the chance that it is one of work
+    nothing, always = np.zeros(states), np.ones(states)
     first = spot + chain.first_usd_h * slot_h
-    usd = ((nothing, first, sure), (nothing, mixed, mixed + sure), (nothing, spot + sure, sure))
-    chance = ((never, never, never), (never, chain.works, chain.works), (never, -never, -never))
+    # by fleet held and fleet wanted: dollars of the slot, and the chance that it is one of work
+    usd = np.array(
+        [(nothing, first, sure), (nothing, mixed, mixed + sure), (nothing, spot + sure, sure)]
+    )
+    chance = np.zeros((3, 3, states))
+    chance[1, 1:], chance[2, 1:] = chain.works, always
     value = np.full((3, work + 1, states), _NEVER)
     value[:, 0] = 0.0
-    best = np.zeros((slots + 1, work + 1, states))
+    best = np.zeros((slots + 1, work + 1, _WORDS))
     for left in range(1, slots + 1):
-        after = value @ chain.moves.T
-        done = np.concatenate([after[:, :1], after[:, :-1]], axis=1)
-        code = np.zeros((work + 1, states))
-        for held in range(3):
-            ways = np.array(
-                [
-                    usd[held][new]
-                    + after[new]
-                    + np.maximum(chance[held][new], 0.0) * (done[new] - after[new])
-                    for new in range(3)
-                ]
-            )
-            value[held] = np.minimum(ways.min(axis=0), _NEVER)
-            code += np.where(value[held] < _NEVER, np.argmin(ways, axis=0), 2) * 4**held
-        value[:, 0] = 0.0
-        best[left] = code
+        _choose(value @ chain.moves.T, usd, chance, value, best[left])
     return best
+
+
+@compiled
+def _choose(after: Floats, usd: Floats, chance: Floats, value: Floats, best: Floats) -> None:
+    """Write the least dollars from a slot on and the fleets that cost them, for each fleet held.
+
+    after   [fleet, work left, state]: dollars from the next slot on
+    """
+    for left in range(1, after.shape[1]):
+        for state in range(after.shape[2]):
+            code = 0
+            for held in range(3):
+                least, pick = _NEVER, 2
+                for new in range(3):
+                    idle, done = after[new, left, state], after[new, left - 1, state]
+                    found = usd[held, new, state] + idle + chance[held, new, state] * (done - idle)
+                    if found < least:
+                        least, pick = found, new
+                value[held, left, state] = least
+                code += pick << (2 * held)
+            best[left, state // 8] += float(code << (6 * (state % 8)))
 
 
 # -- the policy ------------------------------------------------------------------------------------
@@ -383,11 +394,10 @@ def expecting(view: Floats, pools: Floats, speed: Floats, args: Floats, wanted: 
         held = 2
     elif 2 * (pools[:, HELD].sum() + sure) > machines:  # some were lost
         held = 1
-    size = 2 * _LEVELS * (len(_AGES) + 1)
     pick = 2
     if time > 0 and not is_late(view, speed, machines):
-        at = _HEAD + (max(0, time) * (work + 1) + max(0, left)) * size + state
-        pick = (int(args[at]) >> (2 * held)) & 3
+        at = _HEAD + (time * (work + 1) + max(0, left)) * _WORDS + state // 8
+        pick = (int(args[at]) >> (6 * (state % 8) + 2 * held)) & 3
     wanted[:] = 0.0
     if pick == 1:
         if pool >= 0:

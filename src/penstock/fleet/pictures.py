@@ -198,7 +198,7 @@ def _line(ones: Sequence[Advised]) -> tuple[Floats, Floats]:
 
 
 def _policies(found: Outcomes) -> Markup:
-    heads = ("Dollars", "8 in 10", "Hours", "In time", "Useful", "Preempted", "Of the best")
+    heads = ("Median dollars", "8 in 10", "Median hours", "In time", "Useful", "Preempted", "Of the best")
     rows = (
         tag(
             "tr",
