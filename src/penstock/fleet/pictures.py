@@ -198,7 +198,15 @@ def _line(ones: Sequence[Advised]) -> tuple[Floats, Floats]:
 
 
 def _policies(found: Outcomes) -> Markup:
-    heads = ("Median dollars", "8 in 10", "Median hours", "In time", "Useful", "Preempted", "Of the best")
+    heads = (
+        "Median dollars",
+        "8 in 10",
+        "Median hours",
+        "In time",
+        "Useful",
+        "Preempted",
+        "Of the best",
+    )
     rows = (
         tag(
             "tr",
