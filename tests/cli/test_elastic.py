@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -143,6 +144,40 @@ def short_of_one(
     with beside(by_torchrun):
         until(lambda: len(rows(tmp_path, "events.jsonl")) == 2)
         yield folder
+
+
+def test_who_has_joined_finishes_when_all_that_the_command_started_are_dead(
+    tmp_path: Path,
+    losses: list[float],
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    profiles: Path,
+) -> None:
+    """The command waits for it, and ends as the run does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
+    counts = RunMember.counts
+
+    def mortal(member: RunMember, told: Told, rank: Rank) -> None:
+        counts(member, told, rank)
+        view = member.last_view
+        if told.step == 10 and member.is_first:
+            assert member.mesh.wait(lambda: bool(member._newcomers(view)), 60.0)
+        if told.step == 20 and member.mesh.own < 2:  # the last that began
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(RunMember, "counts", mortal)
+    folder = tmp_path / "run"
+    command = ["train", job_in(tmp_path, dies=13), "--elastic", "--ranks", "2"]
+    with beside(lambda: main([*command, "--out", str(folder)])):
+        until(lambda: len(rows(tmp_path, "events.jsonl")) == 2)
+        done = call("join", folder, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["over"]
+    events = rows(tmp_path, "events.jsonl")
+    assert [len(event["members"]) for event in events] == [2, 1, 2, 1]
+    found = rows(tmp_path, "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+    assert [row["loss"] for row in found] == pytest.approx(losses, rel=1e-4)
 
 
 def joined(folder: Path) -> None:

@@ -9,11 +9,12 @@ import pytest
 from penstock.elastic.mesh import listening, where_of
 from penstock.errors import PlanError, RunError
 from penstock.runtime.control import LocalBoard
-from penstock.training import on_hosts
+from penstock.training import elastically
 from penstock.training.addresses import Addresses, write_addresses
 from penstock.training.chronicle import ENDED
+from penstock.training.elastically import wait_for_end
 from penstock.training.listener import SILENT
-from penstock.training.on_hosts import known_in, noticing, wait_for_end
+from penstock.training.on_hosts import _digest, known_in, noticing
 from penstock.training.stop import Stopped
 
 
@@ -54,8 +55,8 @@ def test_stand_in_waits_until_the_run_has_ended(
         if len(looks) == 3:
             (tmp_path / ENDED).touch()
 
-    monkeypatch.setattr(on_hosts.time, "sleep", look)
-    monkeypatch.setattr(on_hosts, "_PATIENCE_S", 1e6)
+    monkeypatch.setattr(elastically.time, "sleep", look)
+    monkeypatch.setattr(elastically, "_PATIENCE_S", 1e6)
     addresses(tmp_path)
     wait_for_end(tmp_path, SILENT, board)
     assert len(looks) == 3
@@ -64,7 +65,7 @@ def test_stand_in_waits_until_the_run_has_ended(
 def test_stand_in_ends_with_an_error_once_nobody_is_left(
     tmp_path: Path, board: LocalBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_hosts, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(elastically, "_PATIENCE_S", 0.0)
     addresses(tmp_path)
     with pytest.raises(RunError, match="no rank of the run in "):
         wait_for_end(tmp_path, SILENT, board)
@@ -81,7 +82,7 @@ def test_folder_that_is_not_that_of_rank_0_is_refused(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     here.mkdir()
-    digest = on_hosts._digest(addresses(there).secret)
+    digest = _digest(addresses(there).secret)
     assert known_in(there, digest).token == "00ff"
     for _ in range(2):
         with pytest.raises(PlanError, match="here as seen from here is not the folder"):

@@ -24,7 +24,10 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     cluster: Annotated[
         Path | None, typer.Option(help="The machines (TOML) it runs on; default: measured.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Default: runs/NAME of the job's file.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|URL", help="Default: runs/NAME of the job's file."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the last checkpoint.")
     ] = False,

@@ -112,12 +112,16 @@ ALL_HERE = Here()
 # -- processes ------------------------------------------------------------------------------------
 
 
+class NobodyLeftError(RunError):
+    """All members that this process has started are dead, and they were all that there were."""
+
+
 def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_HERE) -> bool:
     """Run members of a view as forked processes; return whether the run is over.
 
     It is not where those of other processes may go on.
     report:  is called in this process with steps of which a member here was the first.
-    Raises:   RunError: the job fails, or nobody is left.
+    Raises:   RunError: the job fails.  NobodyLeftError: who has joined since may go on.
     """
     context = multiprocessing.get_context("fork")
     own = start.view.members if here.members is None else here.members
@@ -148,7 +152,7 @@ def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_H
     if not is_over and {*own} == {*start.view.members}:
         words = ", ".join(f"member {member} {how}" for member, how in lost.items())
         hint = "--resume continues from the last checkpoint"
-        raise RunError(f"no rank is left: {words}", hint=hint)
+        raise NobodyLeftError(f"no rank is left: {words}", hint=hint)
     return is_over
 
 

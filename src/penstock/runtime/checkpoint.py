@@ -30,6 +30,7 @@ from penstock.runtime.folders import (
     complete,
     digest_of,
     hidden_of,
+    link,
     put_part,
     remove,
     step_of,
@@ -103,18 +104,11 @@ def keep_best(checkpoints: Path, step: int, value: float) -> None:
     new, folder = checkpoints / ".best-new", checkpoints / "best"
     with writing(folder):
         shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(folder_of(checkpoints, step), new, copy_function=_link)
+        shutil.copytree(folder_of(checkpoints, step), new, copy_function=link)
         write_text(new / "best.json", json.dumps({"step": step, "val_loss": value}))
         if folder.exists():
             remove(folder)
         new.rename(folder)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without links
-        shutil.copy2(source, target)
 
 
 def best(checkpoints: Path) -> tuple[int, float] | None:

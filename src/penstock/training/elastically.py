@@ -1,6 +1,7 @@
 """Elastically: the main job's ranks as members that may be lost, and may come."""
 
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -8,17 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cluster import Cluster
-from penstock.elastic.launch import ALL_HERE, Here, Places, Scribe, Start, run_members
+from penstock.elastic.launch import (
+    ALL_HERE,
+    Here,
+    NobodyLeftError,
+    Places,
+    Scribe,
+    Start,
+    run_members,
+)
 from penstock.elastic.member import START
+from penstock.elastic.mesh import anybody_at
 from penstock.elastic.words import View
 from penstock.errors import RunError
 from penstock.plan import Plan
 from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
 from penstock.search import Fixed
-from penstock.training.addresses import RunTerms, write_addresses
+from penstock.training.addresses import RunTerms, addresses_in, write_addresses
 from penstock.training.choose import Choice, Joining, save
-from penstock.training.chronicle import Chronicle, RunAbout, ended, row_of, sizes
+from penstock.training.chronicle import ENDED, Chronicle, RunAbout, ended, row_of, sizes
 from penstock.training.elastic import (
     ElasticRun,
     RunPilot,
@@ -36,6 +46,10 @@ if TYPE_CHECKING:
     from penstock.training.chronicle import Stop
     from penstock.training.session import Session
 
+_LOOK_S, _PATIENCE_S = (
+    1.0,
+    10.0,
+)  # of a run that others go on with: until none is there
 SEARCH_S = 2.0  # for the plan of each number of ranks that may be left
 
 
@@ -109,7 +123,10 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
         members = tuple(range(choice.plan.total_ranks))
         start = start_of(run, members, board, partial(_told, run))
         trained = lived(session, choice, first_step, start, ALL_HERE)
-        assert trained is not None, "all members were here"
+        if trained is None:
+            wait_for_end(session.folder, session.listener, board)
+            trained = ended(session.folder, session.followed)
+            assert trained is not None, "it has ended"
         if trained == "stopped":
             raise Stopped(board.asked(), session.resumption())
     return trained
@@ -181,9 +198,30 @@ def lived(
         except KeyboardInterrupt:
             session.tell_newest()
             raise
+        except NobodyLeftError as problem:
+            if not anybody_at(addresses_in(session.folder).members.values()):
+                raise explained(session.folder, choice.job, problem, session.listener) from None
         except RunError as problem:
             discard(session.folder / "checkpoints")
             job = choice.job
             raise explained(session.folder, job, problem, session.listener) from problem.__cause__
         steps.flush()
     return ended(session.folder, session.followed)
+
+
+def wait_for_end(folder: Path, listener: Listener, board: "Board") -> None:
+    """Return when a run has ended that the ranks of other hosts go on with.
+
+    Raises:   RunError: none of them is left.  Stopped: a signal ends the waiting.
+    """
+    listener.say(f"the ranks of this process are gone; others go on: penstock watch {folder}")
+    alive_s = time.monotonic()
+    while not (folder / ENDED).exists():
+        if board.asked():
+            raise Stopped(board.asked(), "waiting for the other ranks was interrupted")
+        if anybody_at(addresses_in(folder).members.values()):
+            alive_s = time.monotonic()
+        elif time.monotonic() - alive_s > _PATIENCE_S:
+            hint = "--resume continues from the last checkpoint"
+            raise RunError(f"no rank of the run in {folder} is left", hint=hint)
+        time.sleep(_LOOK_S)

@@ -30,7 +30,7 @@ from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, addr
 from penstock.training.choose import Choice, for_plan
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
 from penstock.training.elastic import ElasticRun, RunPilot
-from penstock.training.elastically import save_predicted, ways_of
+from penstock.training.elastically import save_predicted, wait_for_end, ways_of
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import traced
@@ -107,7 +107,7 @@ def join_on_host(folder: Path, listener: Listener) -> None:
 
     Raises:   RunError: it is not taken in, and the run does not end well without it.
     """
-    from penstock.training.on_hosts import noticing, wait_for_end
+    from penstock.training.on_hosts import noticing
 
     with stopping(None) as board, noticing(int(os.environ["LOCAL_WORLD_SIZE"])) as notice:
         context = multiprocessing.get_context("fork")

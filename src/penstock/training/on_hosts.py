@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -23,16 +22,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.elastic.launch import Here, Places
-from penstock.elastic.mesh import anybody_at
 from penstock.elastic.words import Where
-from penstock.errors import PlanError, RunError
+from penstock.errors import PlanError
 from penstock.runtime.control import LocalBoard
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
 from penstock.training.choose import Choice
-from penstock.training.chronicle import ENDED, ended
+from penstock.training.chronicle import ended
 from penstock.training.elastic import ElasticRun
-from penstock.training.elastically import lived, planned, run_of, start_of, ways_of
-from penstock.training.listener import Listener
+from penstock.training.elastically import (
+    lived,
+    planned,
+    run_of,
+    start_of,
+    wait_for_end,
+    ways_of,
+)
 from penstock.training.stop import Stopped, stopping
 
 if TYPE_CHECKING:
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
     from penstock.training.session import Session
 
 _READY, _MEMBER = "penstock/elastic", "penstock/member/{}"
-_LOOK_S, _PATIENCE_S = 1.0, 10.0
 
 
 def train_on_hosts(
@@ -131,7 +134,7 @@ def _met(notices: "Notices", own: Places) -> Places:
     return {member: Where(*row) for member, row in enumerate(told)}
 
 
-# -- signals, and the end elsewhere ---------------------------------------------------------------
+# -- signals ---------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -165,21 +168,3 @@ def _num_children(parent: int) -> int:
             state, its_parent, *_ = stat.read_text().rpartition(")")[2].split()
             count += int(its_parent) == parent and state not in "ZX"
     return count
-
-
-def wait_for_end(folder: Path, listener: Listener, board: "Board") -> None:
-    """Return when a run has ended that the ranks of other hosts go on with.
-
-    Raises:   RunError: none of them is left.  Stopped: a signal ends the waiting.
-    """
-    listener.say(f"the rank of this process is gone; others go on: penstock watch {folder}")
-    alive_s = time.monotonic()
-    while not (folder / ENDED).exists():
-        if board.asked():
-            raise Stopped(board.asked(), "waiting for the other hosts was interrupted")
-        if anybody_at(addresses_in(folder).members.values()):
-            alive_s = time.monotonic()
-        elif time.monotonic() - alive_s > _PATIENCE_S:
-            hint = "--resume continues from the last checkpoint"
-            raise RunError(f"no rank of the run in {folder} is left", hint=hint)
-        time.sleep(_LOOK_S)

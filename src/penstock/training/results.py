@@ -268,10 +268,13 @@ def resumption(
     num_steps: int | None,
     rules: Sequence[Rule] = (),
     goal: Goal | None = None,
+    *,
+    url: str = "",
 ) -> str:
     """Return how a run that was stopped goes on; `num_steps` where they are not the job's own.
 
     rules:    those that replace modules: they are said again; so is a goal.
+    url:      where the folder is kept, too, if anywhere.
     """
     from penstock.runtime.checkpoint import latest
 
@@ -279,7 +282,7 @@ def resumption(
         again = "resume=True, rules=..." if rules else "resume=True"
         again += "" if goal is None else f", until_loss={goal.loss:g}"
         return f"stopped with {latest(folder / 'checkpoints')}; continue with: {again}"
-    command = ["penstock", "train", job, "--out", str(folder), "--resume"]
+    command = ["penstock", "train", job, "--out", url or str(folder), "--resume"]
     command += [] if num_steps is None else ["--steps", str(num_steps)]
     if goal is not None:
         command += ["--until-loss", f"{goal.loss:g}", "--objective", goal.least]

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from penstock.training.compiling import compiled
 from penstock.training.fuse import usable
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
+from penstock.training.mirror import mirroring
 from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
 from penstock.training.replaced import verify
@@ -97,6 +99,7 @@ class Session:
     elastic:  whether the run goes on when ranks are lost.
     goal:     a loss at which the run ends, at `num_steps` of the job's own at the latest.
     noise_every: of how many steps one is watched for the noise of its gradients.
+    mirror:   URL at which the folder is kept, too; "": nowhere else.
     """
 
     job: Job
@@ -119,11 +122,16 @@ class Session:
     elastic: bool = False
     goal: GoalWatch | None = None
     noise_every: int = NOISE_EVERY
+    mirror: str = ""
 
     @property
     def listener(self) -> Listener:
         """Return the listener of the session."""
         return self.there.listener
+
+    def mirrored(self) -> AbstractContextManager[None]:
+        """Keep the folder at its URL while it is trained."""
+        return mirroring(self.mirror, self.folder, self.keep, self.listener, resume=self.resume)
 
     # -- the phases -------------------------------------------------------------------------------
 
@@ -208,6 +216,7 @@ class Session:
             "steps": self.num_steps,
             "a checkpoint every": self.every,
             "--keep": self.keep,
+            "--out": self.mirror,
             "--from": self.weights,
             "--resume": self.resume,
             "--until-loss": None if self.goal is None else tuple(self.goal.goal),
@@ -534,7 +543,7 @@ class Session:
         steps = self.num_steps if self.num_steps != self.job.num_steps else None
         replaces = [rule for rule in self.fixed.rules if rule.verb == "replace"]
         goal = None if self.goal is None else self.goal.goal
-        return resumption(self.text, self.folder, steps, replaces, goal)
+        return resumption(self.text, self.folder, steps, replaces, goal, url=self.mirror)
 
     def task(
         self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"

@@ -12,7 +12,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -69,7 +68,9 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     try:
         session = make()
         notices.begin(session.listener)
-        with locked(session.folder) if notices.rank == 0 else nullcontext():
+        if notices.rank:
+            return _train(session, notices)
+        with locked(session.folder), session.mirrored():
             return _train(session, notices)
     except BaseException as problem:
         notices.fail(problem)

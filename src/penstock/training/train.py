@@ -24,6 +24,7 @@ from penstock.training.imported import beginning_with
 from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.listener import SILENT, Listener, Row
 from penstock.training.lock import locked
+from penstock.training.mirror import url_of
 from penstock.training.prepare import started_on
 from penstock.training.replaced import replaced
 from penstock.training.session import Session
@@ -98,7 +99,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                        what its device has.
     rules:             to which every plan keeps, the one given too, or their file (docs/rules.md).
     num_steps:         in all; default: the job's.
-    out:               folder of the run; default: runs/NAME of the job's file, or runs/job.
+    out:               folder of the run; default: runs/NAME of the job's file, or runs/job.  A URL
+                       of fsspec's, s3://BUCKET/NAME: it is runs/NAME, and is kept there, too.
     resume:            continue from the last checkpoint in `out`, if there is one.
     weights:           a file or folder of safetensors that the model begins with, by its own names.
     checkpoint_every:  500 (steps), "30s", "10m" or "2h"; default: by `mtbf` or that of the cluster,
@@ -171,6 +173,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             units=ask.units_asked(None if units is None else str(units)),
             elastic=elastic,
             goal=goal,
+            mirror=url_of(out),
         )
 
     with _one_thread():
@@ -244,7 +247,8 @@ def _train_here(session: Session) -> "Trained":
         if is_under_way(session.folder):
             hint = f"`penstock join {session.folder}` makes this process one of them"
             raise RunError(f"ranks of an elastic run are at work in {session.folder}", hint=hint)
-        return session.lead()
+        with session.mirrored():
+            return session.lead()
 
 
 @contextmanager
@@ -264,6 +268,8 @@ def _folder_of(job: Job | str, out: Path | str | None) -> Path:
     Raises:   PlanError: it is a file.
     """
     folder = Path("runs") / (_name(job) if isinstance(job, str) else "job") if out is None else out
+    if url_of(out):
+        folder = Path("runs") / url_of(out).rstrip("/").rpartition("/")[2]
     if Path(folder).exists() and not Path(folder).is_dir():
         hint = "give --out a folder, or a new name"
         raise PlanError(f"{folder} is a file, not a folder", hint=hint)
