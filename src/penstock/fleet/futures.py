@@ -36,7 +36,9 @@ def resampled(
         raise FleetError(message, hint="give at least one, and lengths above 0")
     if min(block_s, lasts_s) > _MOST_ROUNDS * market.until_s:
         message = f"a trace of {market.until_s:g} s is too short for futures of it"
-        raise FleetError(message, hint="give a longer trace, or say the unit of its times")
+        raise FleetError(
+            message, hint="give a longer trace; docs/fleet.md says how its times are read"
+        )
     random = np.random.default_rng(seed)
     for _ in range(count):
         yield _future(market, random, lasts_s, block_s)

@@ -104,7 +104,7 @@ def _dollars(named: Sequence[tuple[str, Floats]]) -> Markup:
         share = 100 * np.arange(1, len(usd) + 1) / len(usd)
         xs = np.concatenate([ordered[:1], ordered])
         curves.append(Curve(name, f"k{at}", xs, np.concatenate([[0.0], share]), stepped=True))
-    x, y = Axis("dollars", PLAIN), Axis("", PLAIN, 0.0, 100.0)
+    x, y = Axis("dollars", PLAIN), Axis("", PLAIN, 0.0, 105.0)
     return _figure("Share of futures, in %, that cost at most so many dollars", curves, (), x, y)
 
 
@@ -180,7 +180,7 @@ def _front(found: Advice, deadline_h: float) -> Markup:
     ]
     levels = [Level("deadline", "cap", deadline_h)]
     x, y = Axis("dollars", PLAIN, 0.0), Axis("", PLAIN, 0.0)
-    title = "Hours within which 9 in 10 futures are done, over dollars on average"
+    title = "Hours of 9 in 10 futures, over mean dollars"
     return _figure(title, curves, levels, x, y)
 
 

@@ -150,7 +150,8 @@ def _held(inputs: Inputs, rank: int) -> Iterator[Curve]:
 def key(curves: Sequence[Curve], more: str = "") -> Iterator[Markup]:
     """Yield the line of each curve with its name, and a word more."""
     for curve in curves:
-        line = tag("path", d="M0 7H22", class_=f"curve {curve.class_}")
+        is_dot = curve.class_.startswith("dots")
+        line = tag("path", d="M11 7H11" if is_dot else "M0 7H22", class_=f"curve {curve.class_}")
         sample = tag("svg", line, width=22, height=14, aria_hidden="true", class_="swatch")
         yield tag("span", sample, curve.name, class_="key")
     if more:
