@@ -1,7 +1,7 @@
 # make train   sets up what is missing, then trains the byte-level GPT of examples/gpt.py
 # make test    sets up what is missing, then runs the tests
 # make check   the same, after format, lint and types; what CI runs
-# make soak    tests of properties with new random examples, up to 2,000 each
+# make soak    tests that measure as a bench does, and of properties with up to 2,000 new examples each
 
 PYTHON ?= python3
 VENV := .venv
@@ -30,6 +30,7 @@ test: setup
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 soak: setup
+	$(VENV)/bin/python -m pytest -m long
 	$(VENV)/bin/python -m pytest --hypothesis-profile soak --timeout 3600 tests/schedule tests/search tests/simulate tests/cluster tests/cli/test_damaged.py tests/elastic
 
 check: lint types test

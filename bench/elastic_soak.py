@@ -142,9 +142,14 @@ class Disturbed:
         return len(event["members"]) - sum(at > event["time"] for at in self.killed)
 
     def kill(self) -> None:
-        """Kill one of the ranks, unless it may be the last one that takes part."""
-        if self.left() > 1:
-            os.kill(self.source.choice(self.ranks()), signal.SIGKILL)
+        """Kill one of the ranks, unless it may be the last one that takes part.
+
+        Of those that began the run one stays: through it the run is asked to end.
+        """
+        own, ranks = _children(self.process.pid), self.ranks()
+        victims = ranks if len(own) > 1 else [rank for rank in ranks if rank not in own]
+        if self.left() > 1 and victims:
+            os.kill(self.source.choice(victims), signal.SIGKILL)
             self.killed.append(time.time())
 
     def join(self) -> None:

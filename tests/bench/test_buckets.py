@@ -7,6 +7,7 @@ from bench.beside import Told
 from bench.models import TINY
 
 
+@pytest.mark.long
 def test_rows_are_of_all_settings_and_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "GPT", TINY)
 

@@ -25,6 +25,7 @@ KEYS = {
 FREE = dataclasses.replace(Cluster.here(2), inside=Link(0.0, float("inf")))
 
 
+@pytest.mark.long
 def test_bench_measures_two_ranks_and_simulates_more(capsys):
     rows = rows_of(
         MINI, "double_buffered", [50, 100], (2, 8), Turns(wanted=1, limit=1, block_s=0.0), show

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from bench import far_memory
@@ -10,6 +11,7 @@ from tests.parity.models import captured, job_of
 from tests.runtime.test_memory import profile_of
 
 
+@pytest.mark.long
 def test_only_what_fits_is_chosen_and_copies_last_as_long_as_they_are_said_to(monkeypatch):
     monkeypatch.setattr(far_memory, "MICRO_BATCH_S", 0.01)
     monkeypatch.setattr(far_memory, "RANKS", 2)

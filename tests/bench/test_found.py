@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from bench.found import LIMITS, Case, cases, row_of
 from bench.published import V_CODE, v_shaped
 from penstock.schedule import Schedule, peak_activations, steady_s
@@ -31,6 +33,7 @@ def test_cases_are_of_four_to_sixteen_ranks_at_the_published_limits_and_between(
         assert set(limits) & V_CODE[ranks].keys() >= {third, half, 2 * ranks}
 
 
+@pytest.mark.long
 def test_nothing_is_longer_than_the_authors_codes():
     rows = list(v_shaped())
     assert all(math.isfinite(row.ours) and row.ours <= row.published for row in rows)

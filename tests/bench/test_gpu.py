@@ -1,5 +1,6 @@
 """bench.gpu gives what its docstring says, on a CPU too."""
 
+import pytest
 import torch
 
 from bench.gpu import one
@@ -17,6 +18,7 @@ def test_every_way_is_another_plan_of_one_rank():
     assert all(plans["recompute"].recompute)
 
 
+@pytest.mark.long
 def test_rows_have_both_sides_and_what_was_predicted():
     found = one.figures(TINY, ["state"], 1, None)
     (row,) = found["rows"]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 import torch
 
 from bench.instructions import rows_of
@@ -11,6 +12,7 @@ from penstock.graph.trace import capture
 from penstock.program.program import Compute, Send, Update
 
 
+@pytest.mark.long
 def test_rows_count_every_call_of_a_step():
     torch.set_num_threads(1)
     program = lowered(capture(TINY.job()), TINY, "one_f_one_b", 2).program

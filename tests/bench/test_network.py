@@ -32,6 +32,7 @@ def keepers() -> list[str]:
     return found
 
 
+@pytest.mark.long
 @needs_line
 def test_links_measured_over_a_line_are_those_that_tc_was_told(tmp_path):
     with line(RATE, DELAY_S) as places:

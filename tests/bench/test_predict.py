@@ -83,6 +83,7 @@ def test_rows_and_summary_say_by_how_much_predictions_are_off():
     assert stars == [" ", "*", " "]
 
 
+@pytest.mark.long
 def test_plans_play_by_turns_and_every_block_has_a_time(uneven):
     traced, _ = uneven
     alone = plan_by_hand(traced.captured.graph, (), "one_f_one_b", num_micro_batches=8)

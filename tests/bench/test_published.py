@@ -17,6 +17,7 @@ def test_bubble_is_what_the_paper_counts():
     assert published.bubble_of(zb_h2(3, 6), seconds) == round(1 - 30 / 34, 4)
 
 
+@pytest.mark.long
 def test_every_model_of_the_paper_has_its_five_schedules(rows):
     for name in ("1.5B", "6.2B", "14.6B", "28.3B"):
         found = [r.schedule for r in rows if r.source == "paper" and r.case.startswith(f"{name} ")]

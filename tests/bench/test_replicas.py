@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+import pytest
+
 from bench import beside, replicas
 from bench.models import TINY
 from penstock.graph.trace import capture
@@ -35,6 +37,7 @@ def test_slower_line_is_predicted_to_cost_more_and_sums_at_the_end_more_than_tha
     assert found[2] < found[0] + sum(cluster.all_reduce_s(size, (0, 1)) for size in sums)
 
 
+@pytest.mark.long
 def test_rows_are_of_both_sides_which_come_to_the_same_weights(monkeypatch):
     play_tiny(monkeypatch, replicas)
     (row,) = replicas.rows("gpt", (2,), (math.inf,), 1)

@@ -123,6 +123,7 @@ def rows(tmp_path: Path, name: str, *plans: str) -> list[runs.Row]:
     return list(runs.Bench(tmp_path).rows_of(ALL[name], plans))
 
 
+@pytest.mark.long
 def test_an_ordinary_script_is_equal(tmp_path) -> None:
     (row,) = rows(tmp_path, "ordinary:mlp", "1f1b")
     assert (row.equal, row.refused, row.silent) == (True, False, False)
@@ -131,12 +132,14 @@ def test_an_ordinary_script_is_equal(tmp_path) -> None:
     assert row.difference < 1e-6
 
 
+@pytest.mark.long
 def test_data_that_ends_is_refused_in_words(tmp_path) -> None:
     (row,) = rows(tmp_path, "data:ends_too_early", "1f1b")
     assert (row.equal, row.refused, row.silent, row.unclean) == (False, True, False, False)
     assert "ended" in row.why
 
 
+@pytest.mark.long
 def test_a_run_that_differs_from_the_loop_is_silent(tmp_path, monkeypatch) -> None:
     def wrong(job, steps: int, *, delay: int = 0) -> Found:
         found = plain_loop(job, steps, delay=delay)

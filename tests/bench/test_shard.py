@@ -19,6 +19,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     play_tiny(monkeypatch, shard)
 
 
+@pytest.mark.long
 def test_rows_are_of_all_sides_which_come_to_the_same_weights_in_the_bytes_predicted(tiny):
     found = list(shard.rows(("gpt",), (2,), (math.inf,), 1))
     assert all(", ".join(row) == NAMES for row in found)

@@ -20,6 +20,7 @@ def known():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in CASES if case.how == "sleep"])
 def test_what_is_found_is_uneven_and_predicted_to_be_faster(known: Known, case: Case):
     pair = pair_of(known, case)

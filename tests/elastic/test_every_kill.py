@@ -21,14 +21,20 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
     runs.mortal(monkeypatch)
 
 
-def some(count: int, share: int) -> list[int]:
+WAYS = [
+    pytest.param(name, marks=[pytest.mark.long] if name in ("replicas", "updated") else [])
+    for name in CASES
+]
+
+
+def some(count: int, share: int, shift: int = 0) -> list[int]:
     """Return all numbers below `count` in a soak, else as many of them as is usual."""
     assert settings.default is not None
     most = settings.default.max_examples
     if most >= SOAK:
         return list(range(count))
-    taken = min(count, max(2, most // share))
-    return [(2 * k + 1) * count // (2 * taken) for k in range(taken)]
+    taken = min(count, max(1, most // share))
+    return [((2 * k + 1) * count // (2 * taken) + shift) % count for k in range(taken)]
 
 
 def calls_of(name: str, folder: Path) -> list[int]:
@@ -43,12 +49,12 @@ def calls_of(name: str, folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", WAYS)
 def test_a_rank_dies_before_any_call_of_a_step(name: str, tmp_path: Path) -> None:
     model, count, ways, plans = case_of(name)
     calls = calls_of(name, tmp_path / "whole")
     for who in range(count):
-        for call in some(calls[who], 2 * count):
+        for call in some(calls[who], 2 * count, 7 * who):
             told = runs.run(
                 ways, plans, count, tmp_path / f"{who}.{call}", runs.doomed(who, 2, call)
             )
@@ -60,7 +66,7 @@ def pairs(name: str) -> Iterator[tuple[int, int]]:
     yield from ((first, second) for first in range(count) for second in range(count))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", WAYS)
 def test_another_rank_dies_while_the_others_re_form(name: str, tmp_path: Path) -> None:
     """Whatever it has said or not, and whoever decides; also the one that held the only copy."""
     model, count, ways, plans = case_of(name)
@@ -68,7 +74,7 @@ def test_another_rank_dies_while_the_others_re_form(name: str, tmp_path: Path) -
     chosen = [pair for pair in pairs(name) if pair[0] != pair[1]]
     chosen = [chosen[at] for at in some(len(chosen), 5)]
     for number, (first, second) in enumerate(chosen):
-        for points in some(MOST_POINTS, 5):
+        for points in some(MOST_POINTS, 5, 7 * number):
             folder = tmp_path / f"{first}.{second}.{points}"
             at = first, 2, (7 * points + number) % 20
             told = runs.run(ways, plans, count, folder, runs.doomed_between(at, second, points))
@@ -83,7 +89,7 @@ def smaller(name: str) -> dict[int, runs.Plan]:
     return {n: runs.plan_for(ways, *shapes[n]) for n in range(1, count - 1)}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", WAYS)
 def test_two_ranks_die_at_one_moment(name: str, tmp_path: Path) -> None:
     model, count, ways, plans = case_of(name)
     plans = {**plans, **smaller(name)}

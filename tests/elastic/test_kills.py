@@ -1,7 +1,7 @@
 """Kills: a run that loses ranks, at any moment, trains what an undisturbed one does."""
 
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -55,7 +55,8 @@ def check(told: runs.Told, model: str, *, killed: int = 1, may_repeat: bool = Fa
     losses = {step.step: step.loss for step in told.steps}
     assert sorted(losses) == list(range(runs.STEPS))
     order = [step for step, _ in groupby(each.step for each in told.steps)]
-    assert may_repeat or order == list(range(runs.STEPS))  # a new first member tells the last again
+    # A new first member tells its last again; it may be one behind the one that died.
+    assert may_repeat or all(abs(now - before) == 1 for before, now in pairwise(order))
     torch.testing.assert_close(list(losses.values()), expected.losses, rtol=1e-10, atol=1e-10)
     for key, value in expected.weights.items():
         torch.testing.assert_close(told.weights[key], value, rtol=1e-9, atol=1e-9)

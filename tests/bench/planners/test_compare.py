@@ -21,6 +21,7 @@ def rows():
     return planners.rows_of(2)
 
 
+@pytest.mark.long
 def test_rows_have_their_keys_and_there_is_one_for_every_planner_and_case(rows):
     assert all(row.keys() >= KEYS for row in rows)
     names = ["reference", "reference, 1F1B", *(planner.name for planner in PLANNERS)]
