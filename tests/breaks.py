@@ -59,6 +59,38 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "metadata without events is notice",
+        "elastic/notice.py",
+        'return bool(cast("dict[str, object]", told)["Events"])',
+        "return True",
+        ("tests/elastic/test_notice.py",),
+        "machines leave that nobody takes",
+    ),
+    Break(
+        "who asks for a token is given none",
+        "elastic/notice.py",
+        "if told.status == _ASKS_FOR_TOKEN:",
+        "if not told.status:",
+        ("tests/elastic/test_notice.py",),
+        "no notice on AWS",
+    ),
+    Break(
+        "a member hears of no notice but a signal",
+        "elastic/launch.py",
+        "        own = start._replace(notice=lambda: start.notice() or told())\n        return",
+        "        own = start\n        return",
+        ("tests/cli/test_elastic.py",),
+        "a rank is killed in the midst of a step",
+    ),
+    Break(
+        "a command whose ranks are gone does not wait for who has joined",
+        "training/elastically.py",
+        "if not anybody_at(addresses_in(session.folder).members.values()):",
+        "if session.folder:",
+        ("tests/cli/test_elastic.py",),
+        "an error though the run goes on",
+    ),
+    Break(
         "a mirror copies state.json before the tensors",
         "training/mirror.py",
         'key=lambda file: file.name == "state.json"',

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.elastic.member import RunMember
+from penstock.elastic.notice import looking
 from penstock.elastic.words import Told
 from penstock.runtime.rank import Rank
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
@@ -216,6 +217,33 @@ def test_a_host_that_is_there_again_joins_by_the_same_torchrun(
     assert code == 0, err
     assert "joining the run" in err
     joined(short_of_one)
+
+
+def test_a_rank_whose_machine_has_had_notice_leaves_and_the_others_go_on(
+    short_of_one: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notice comes only to the one that joins: the others were started without the variable."""
+    monkeypatch.setenv("PENSTOCK_NOTICE", str(tmp_path / "notice"))
+    monkeypatch.setattr("penstock.elastic.launch.looking", partial(looking, ask_s=0.001))
+    counts = RunMember.counts
+
+    def noted(member: RunMember, told: Told, rank: Rank) -> None:
+        counts(member, told, rank)
+        if told.step == 14:
+            (tmp_path / "notice").touch()
+        if told.step > 14:
+            until(member.outside.leaves)
+
+    monkeypatch.setattr(RunMember, "counts", noted)
+    done = call("join", short_of_one, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["over"] is False
+    until(lambda: len(rows(tmp_path, "events.jsonl")) == 4)
+    events = rows(tmp_path, "events.jsonl")
+    assert {*events[3]["gone"].values()} <= {"left", "notice"}
+    until((short_of_one / "report.html").exists)
+    found = rows(tmp_path, "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
 
 
 def test_token_is_in_a_file_of_its_own_or_in_that_of_addresses(tmp_path: Path) -> None:

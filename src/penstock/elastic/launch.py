@@ -28,6 +28,7 @@ import torch
 from penstock.elastic.ends import Join, joined
 from penstock.elastic.member import GivenUpError, Outside, Pilot, RunMember
 from penstock.elastic.mesh import Mesh, address_towards, listening, where_of
+from penstock.elastic.notice import looking
 from penstock.elastic.words import Ask, Failed, View, Welcome, Where, WireError
 from penstock.errors import PenstockError, RunError
 from penstock.runtime.calls import StepResult
@@ -278,8 +279,10 @@ def live(mesh: Mesh, start: Start, where: Places, scribe: Scribe, parent: "_Pare
         return start.view
 
     try:
-        if _life(mesh, begin, start, Scribe(report, scribe.finish), parent.say).is_over:
-            parent.finish()
+        with looking(parent.say) as told:
+            own = start._replace(notice=lambda: start.notice() or told())
+            if _life(mesh, begin, own, Scribe(report, scribe.finish), parent.say).is_over:
+                parent.finish()
     except PenstockError as problem:
         parent.fail(problem.message, problem.hint)
 
@@ -437,7 +440,9 @@ def join(
     limit_s:  for which to wait to be taken in.
     Raises:   RunError: it is not taken in; the job fails, or nobody is left.
     """
-    return _life(caller.mesh, partial(taken_in, caller, members, limit_s), start, scribe, say)
+    with looking(say) as told:
+        own = start._replace(notice=lambda: start.notice() or told())
+        return _life(caller.mesh, partial(taken_in, caller, members, limit_s), own, scribe, say)
 
 
 # -- threads --------------------------------------------------------------------------------------

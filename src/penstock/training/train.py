@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.cluster import Cluster
+from penstock.elastic.notice import place_of_notice
 from penstock.errors import PlanError, RunError
 from penstock.fleet.batch import Least
 from penstock.job import Job, load_job
@@ -204,8 +205,10 @@ def _goal(loss: float | None, least: Least, job: Job) -> GoalWatch | None:
 def _check_elastic(elastic: bool, *, eager: bool, mtbf: str | None) -> None:
     """Raise where ranks that come and go are asked for together with what cannot have them.
 
-    Raises:   PlanError.
+    Raises:   PlanError.  RunError: what is said of notices names no place for them.
     """
+    if elastic:
+        place_of_notice()
     if elastic and eager:
         message = "--eager trains without a plan, and ranks that come and go need one"
         raise PlanError(message, hint="leave out --eager or --elastic")
