@@ -59,6 +59,31 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "a newcomer waits to be called by those with greater numbers",
+        "elastic/launch.py",
+        "limit_s=_CALL_S, calls=True)",
+        "limit_s=_CALL_S)",
+        ("tests/elastic/test_join.py",),
+        "nobody calls it, and the run stands still",
+    ),
+    Break(
+        "a newcomer whose first generation breaks has done no step",
+        "elastic/member.py",
+        "if view.resume or self._state.done != view.step:",
+        "if view.resume:",
+        ("tests/elastic/test_join.py",),
+        "all wait for it to catch up, and give up",
+    ),
+    Break(
+        "a guard is taken for a copy before its records are there",
+        "elastic/member.py",
+        "        self._hold(rank, view.step, keep=True)\n",
+        "        self._hold(rank, view.step, keep=True)\n"
+        "        self._state.holders += () if guard is None else (guard,)\n",
+        ("tests/elastic/test_join.py",),
+        "a rank dies, and the others read nothing",
+    ),
+    Break(
         "metadata without events is notice",
         "elastic/notice.py",
         'return bool(cast("dict[str, object]", told)["Events"])',

@@ -2,17 +2,19 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from penstock.elastic.launch import Scribe, Start, join
+from penstock.elastic.launch import Caller, Scribe, Start, join, taken_in
 from penstock.elastic.launch import newcomer as newcomer_at
 from penstock.elastic.member import RunMember
 from penstock.elastic.words import Where
 from penstock.errors import RunError
 from tests.elastic import runs
+from tests.elastic.test_every_kill import some
 from tests.elastic.test_kills import check
 
 
@@ -40,10 +42,24 @@ def test_a_newcomer_is_taken_in_between_two_steps(tmp_path: Path) -> None:
     assert told.events[1].moved_bytes > 0
 
 
-def newcomer(start: Start, where: Mapping[int, Where], token: bytes, graph: str = "") -> int:
+def called(start: Start, where: Mapping[int, Where], number: int) -> Caller:
+    """Return a newcomer with a number that is given."""
+    caller = newcomer_at(next(iter(where.values())), start.token, start.pilots().graph)
+    caller.mesh.own = number
+    return caller
+
+
+def newcomer(
+    start: Start,
+    where: Mapping[int, Where],
+    token: bytes,
+    graph: str = "",
+    caller: Caller | None = None,
+) -> int:
     pilot, made = start.pilots(), start.generations
     assert made is not None
-    caller = newcomer_at(next(iter(where.values())), token, graph or pilot.graph)
+    if caller is None:
+        caller = newcomer_at(next(iter(where.values())), token, graph or pilot.graph)
     own = start._replace(join=made.join, pilots=lambda: pilot)
     scribe = Scribe(lambda step: None, lambda results: None)
     join(caller, tuple(where.values()), own, scribe, lambda words: None, 60.0)
@@ -99,3 +115,97 @@ def test_two_that_come_together_are_taken_in_together(tmp_path: Path) -> None:
     check(told, "gpt", killed=0)
     assert came == [runs.STEPS] * 2
     assert [len(event.view.members) for event in told.events] == [1, 3]
+
+
+def patient_at(**generations: int) -> runs.Kill:
+    """Let members wait before a step (s1=2: step 1) for a generation, or for who makes it begin."""
+
+    @contextmanager
+    def killed(number: int, member: RunMember) -> Iterator[None]:
+        def is_there(generation: int) -> bool:
+            view = member.last_view
+            return view.generation + bool(member._newcomers(view)) >= generation
+
+        def waits(now: int) -> None:
+            assert member.mesh.wait(lambda: is_there(generations.get(f"s{now}", 0)), 60.0)
+
+        runs._doom.at, runs._doom.points, runs._doom.waits = None, None, waits
+        yield
+
+    return killed
+
+
+@pytest.mark.parametrize("numbers", [(10, 20), (20, 10)])
+def test_one_that_comes_after_another_reaches_it_whatever_their_numbers(
+    numbers: tuple[int, int], tmp_path: Path
+) -> None:
+    ways = runs.ways_of("gpt", "adamw", 3)
+    plans = {count: runs.plan_for(ways, 1, count) for count in (1, 2, 3)}
+    came: list[int] = []
+
+    def joins(start: Start, where: list[Mapping[int, Where]]) -> None:
+        while not where:
+            time.sleep(0.01)
+        one, other = (called(start, where[0], number) for number in numbers)
+
+        def lives(caller: Caller) -> None:
+            came.append(newcomer(start, where[0], start.token, caller=caller))
+
+        threads = [threading.Thread(target=lives, args=(caller,)) for caller in (one, other)]
+        threads[0].start()
+        assert one.mesh.wait(lambda: one.mesh.view is not None, 60.0)
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+
+    told = runs.run(ways, plans, 1, tmp_path, patient_at(s1=2, s3=3), joins=joins)
+    check(told, "gpt", killed=0)
+    assert came == [runs.STEPS] * 2
+    assert [len(event.view.members) for event in told.events] == [1, 2, 3]
+
+
+def test_a_newcomer_that_dies_as_it_is_taken_in_stops_nobody(tmp_path: Path) -> None:
+    ways = runs.ways_of("gpt", "adamw", 3)
+    plans = {count: runs.plan_for(ways, 1, count) for count in (1, 2, 3)}
+
+    def joins(start: Start, where: list[Mapping[int, Where]]) -> None:
+        while not where:
+            time.sleep(0.01)
+        caller = called(start, where[0], 10)
+        caller.mesh.start()
+        assert 10 in taken_in(caller, tuple(where[0].values()), 60.0).members
+        caller.mesh.drop()
+
+    told = runs.run(ways, plans, 2, tmp_path, patient_at(s2=2), joins=joins)
+    check(told, "gpt", killed=0)
+    assert [event.view.members for event in told.events][-1] == (0, 1)
+
+
+@pytest.mark.parametrize("shape", ["replicas", "pipeline"])
+def test_a_rank_dies_while_a_newcomer_is_taken_in(shape: str, tmp_path: Path) -> None:
+    """At each point between two generations; who has come goes on with the one that is left."""
+    ways = runs.ways_of("gpt", "adamw", 3)
+    plans = {
+        n: runs.plan_for(ways, *((1, n) if shape == "replicas" else (n, 1))) for n in (1, 2, 3)
+    }
+    for points in some(60, 1):
+        came: list[int] = []
+
+        def joins(start: Start, where: list[Mapping[int, Where]], came: list[int] = came) -> None:
+            while not where:
+                time.sleep(0.01)
+            came.append(newcomer(start, where[0], start.token))
+
+        wait, dies = patient_at(s2=2), runs.doomed_between((-1, 0, 0), 1, points)
+
+        @contextmanager
+        def both(
+            number: int, member: RunMember, wait: runs.Kill = wait, dies: runs.Kill = dies
+        ) -> Iterator[None]:
+            with wait(number, member), dies(number, member):
+                yield
+
+        told = runs.run(ways, plans, 2, tmp_path / f"{points}", both, joins=joins)
+        died = sum(isinstance(end.problem, runs.Killed) for end in told.ended.values())
+        check(told, "gpt", killed=died)
+        assert came == [runs.STEPS]

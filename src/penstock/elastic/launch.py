@@ -412,13 +412,14 @@ def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
     known, until = dict(welcome.members), time.monotonic() + limit_s
     while time.monotonic() < until:
         with contextlib.suppress(WireError):  # one is dead, and another view will say so
-            mesh.connect({**known, mesh.own: caller.where}, limit_s=_CALL_S)
-        mesh.tell(Ask(caller.where, caller.graph, tuple(known)))
+            mesh.connect({**known, mesh.own: caller.where}, limit_s=_CALL_S, calls=True)
+        mesh.tell(Ask(caller.where, caller.graph, tuple(mesh.members & {*known})))
         seen = 0 if mesh.view is None else mesh.view.generation
         mesh.wait(lambda seen=seen: mesh.view is not None and mesh.view.generation > seen, 1.0)
         view = mesh.view
         if view is not None and mesh.own in view.members:
-            mesh.connect({m: view.where[m] for m in view.members})  # others that came with it
+            together = {m: view.where[m] for m in view.members}  # others that came with it
+            mesh.connect(together, limit_s=_CALL_S, gives_up=True)
             return view
         if view is not None:
             known = {m: view.where[m] for m in view.members if m in view.where}

@@ -31,6 +31,7 @@ from penstock.elastic.vote import Vote, Wishes
 from penstock.elastic.words import Failed, Halt, HeldTensor, Told, View, Welcome
 from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
+from penstock.program.program import Program
 from penstock.runtime import checkpoint, worker
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.checkpoint import Checkpoint
@@ -241,6 +242,7 @@ class RunMember:
         Raises:   TransportError: a member is lost.
         """
         self._view = view
+        self._forget_older(view)
         self.mesh.where |= view.where
         self.mesh.greets = partial(self._welcome, view)
         self._check(view)
@@ -252,18 +254,15 @@ class RunMember:
         rank.is_guarded = rank.tells_all = True
         rank.commit = vote = self._vote = Vote(rank, partial(self._wishes, view, task))
         bound, program = _bound(rank, task), task.windows.programs[0]
-        came, guard = self._load(view, rank), None
-        if program.guard is not None:
-            guard = Guard(rank, program)
-            came += guard.begin(view.step)
-            rank.guard, rank.guarded_bytes = guard.exchange, guard.size_bytes
+        came = self._load(view, rank)
+        guard, more = self._guarded(rank, program, view.step)
         if task.checkpoints is not None and position == 0:
             checkpoint.discard(task.checkpoints)
             forget(task.checkpoints)
-        self._guard = guard
         self._hold(rank, view.step, keep=True)
         everyone = tuple(range(transport.num_ranks))  # all have what they need when this is over
-        came = sum(map(int, transport.all_gather_bytes(str(came).encode(), everyone)))
+        came = sum(map(int, transport.all_gather_bytes(str(came + more).encode(), everyone)))
+        self._guard = guard  # whose ward has written all that it begins with
         self._hold(rank, view.step)
         self.mesh.forget(view.generation)
         steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
@@ -279,6 +278,21 @@ class RunMember:
             self._slow = self._slowness(steps)
             self._abort_unless_over(steps)
             steps.close()
+
+    @staticmethod
+    def _guarded(rank: Rank, program: Program, step: int) -> tuple[Guard | None, int]:
+        """Return what keeps a copy of another rank, if any does, and the bytes that came for it."""
+        if program.guard is None:
+            return None, 0
+        guard = Guard(rank, program)
+        came = guard.begin(step)
+        rank.guard, rank.guarded_bytes = guard.exchange, guard.size_bytes
+        return guard, came
+
+    def _forget_older(self, view: View) -> None:
+        """Hold nothing, where all go back to a checkpoint, or this member is a newcomer."""
+        if view.resume or self._state.done != view.step:
+            self._state = _State(view.step)
 
     def _slowness(self, steps: GenerationSteps) -> float:
         """Return what this member's actions take now, by what they took at first."""
@@ -331,7 +345,7 @@ class RunMember:
         scale = dict[str, object]()
         if rank.loss_scale is not None:
             rank.loss_scale.put(scale)
-        own = (rank,) if self._guard is None else (self._guard, rank)
+        own = (rank,) if self._guard is None or keep else (self._guard, rank)
         if self._guard is not None and not keep:
             self._guard.counts(step)
         self._state = _State(step, (*self._state.holders, *own) if keep else own, scale)

@@ -122,13 +122,19 @@ class Mesh:
         self._thread.start()
 
     def connect(
-        self, members: Mapping[int, Where], *, limit_s: float = 30.0, gives_up: bool = False
+        self,
+        members: Mapping[int, Where],
+        *,
+        limit_s: float = 30.0,
+        gives_up: bool = False,
+        calls: bool = False,
     ) -> None:
         """Return once there is a line to each of `members` that has not been lost.
 
         Of two members the one with the greater number calls; the other waits for it.  One whose
         place nobody listens at any more is dead.
         gives_up: whether those that cannot be reached in time are given up.
+        calls:    whether this one calls all of them: a newcomer, whom they do not know of.
         Raises:   WireError: one cannot be reached in time.
         """
         until, knocks_s = time.monotonic() + limit_s, time.monotonic() + _KNOCK_S
@@ -144,8 +150,8 @@ class Mesh:
             knocks = time.monotonic() > knocks_s
             knocks_s += _KNOCK_S if knocks else 0.0
             for member in sorted(missing):
-                if member < self.own or knocks:
-                    self._reach(member, calls=member < self.own)
+                if calls or member < self.own or knocks:
+                    self._reach(member, calls=calls or member < self.own)
             self.wait(lambda: all(m in self._lines for m in missing), _TRY_S)
 
     def _reach(self, member: int, *, calls: bool) -> None:
