@@ -52,6 +52,7 @@ def test_filling_and_draining_is_a_fiftieth_of_a_window(num_stages, times):
     assert (num_stages - 1) / (window * m) == pytest.approx(0.02, rel=0.15)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_stages", [2, 8])
 def test_equal_stages_and_free_links_reach_the_ideal_but_for_the_window(num_stages):
     world = World([Stage(1.0, 2.0, 0.0, 0.0)] * 2, FREE, message_bytes=0, micro_batch=3)

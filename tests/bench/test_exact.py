@@ -46,6 +46,7 @@ def test_summary_tells_how_far_the_greedy_is_above_and_below_the_memory_of_1f1b(
     ]
 
 
+@pytest.mark.long
 def test_steps_with_offload_lie_between_those_without_it_and_without_a_limit():
     figures = offload_row((2, 4, 1), 10.0)
     steps = [figures[name] for name in ("none", "twice", "once", "half", "free")]

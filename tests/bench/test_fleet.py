@@ -20,6 +20,7 @@ def test_job_runs_on_what_is_there_three_fifths_of_the_time(trace):
     assert market.share_up(6)[0] == pytest.approx(0.6)
 
 
+@pytest.mark.long
 def test_rows_of_a_trace_miss_nothing_and_close_half_of_the_gap(trace, monkeypatch):
     monkeypatch.setattr(policies, "DEADLINES", (1.25,))
     monkeypatch.setattr(policies, "WORK", 60)

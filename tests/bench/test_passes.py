@@ -20,6 +20,7 @@ def test_each_pass_and_each_pair_that_can_be_together_is_tried_once():
     assert ("state", "beside") not in found
 
 
+@pytest.mark.long
 def test_rows_say_what_is_equal_and_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "gpt2"
     monkeypatch.setattr(passes, "measure_link", lambda: replace_link)

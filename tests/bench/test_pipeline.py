@@ -21,6 +21,7 @@ ASKED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "interleaved", "dual_pipe_v"])
 def test_case_has_a_row_for_each_schedule_of_the_peer(schedule, capsys):
     (case,) = cases([MINI], [schedule], [4])

@@ -24,6 +24,7 @@ def test_every_model_of_the_paper_has_its_five_schedules(rows):
         assert found[:5] == ["one_f_one_b", "zb_h1", "zb_h2", "zb_greedy", "zb_greedy"]
 
 
+@pytest.mark.long
 def test_nothing_of_zero_bubble_is_worse_than_published(rows):
     names = ("one_f_one_b", "zb_h1", "zb_h2", "zb_v", "zb_greedy")
     worse = [row for row in rows if row.schedule in names and row.ours > row.published]

@@ -9,6 +9,7 @@ from bench.play import Block, Played, Rounds
 from penstock.cluster import Cluster
 
 
+@pytest.mark.long
 def test_rows_set_bits_measured_and_predicted_beside_none(monkeypatch):
     monkeypatch.setattr(wire, "line", lambda *_: nullcontext(()))
     monkeypatch.setattr(wire, "cluster_over", lambda *_: Cluster.here(2))

@@ -44,6 +44,7 @@ def test_best_of_a_small_problem_equals_brute_force(problem, schedule):
     assert simulated(problem, [found.assignment]) == [found]
 
 
+@pytest.mark.long
 @examples(8)
 @given(problems(layers=(3, 6), devices=(2, 4), memory=(math.inf, 80)))
 def test_search_of_what_is_not_few_equals_brute_force_nearly_always(problem):
@@ -78,6 +79,7 @@ def check_never_worse(problem):
             assert plain.step_s * ROUNDED <= found.step_s, (name, found)
 
 
+@pytest.mark.long
 @examples(4)
 @given(problems(layers=(1, 7), devices=(1, 5)))
 def test_never_worse_than_a_published_planner_on_small_problems(problem):

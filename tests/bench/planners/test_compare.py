@@ -29,6 +29,7 @@ def test_rows_have_their_keys_and_there_is_one_for_every_planner_and_case(rows):
     assert [(row["planner"], row["case"]) for row in rows] == [(n, c) for c in cases for n in names]
 
 
+@pytest.mark.long
 def test_no_planner_is_faster_than_the_reference(rows):
     for row in rows:
         if row["ratio_least"] is not None:
