@@ -14,6 +14,8 @@ kills, joins      that happened, and `generations` that there were
 memory            resident MiB of the process that began the run, a minute after the first step and
                   at the end, and of its largest rank; `files` likewise: open ones
 left              processes and files of shared memory that are there when all is over
+replayed_s        until the last generation began, by `penstock fleet`: the run's own trace of
+                  ranks, speeds and pauses of its first third; `measured_s`: by the clock
 """
 
 import argparse
@@ -36,6 +38,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.machine import machine
+from penstock.fleet import policies
+from penstock.fleet.market import priced
+from penstock.fleet.of_run import recorded
+from penstock.fleet.replay import Ruler, replay
+from penstock.fleet.traces import read_market
 from penstock.job import Job
 from penstock.training.events import EVENTS
 
@@ -261,7 +268,22 @@ def soak(folder: Path, minutes: float, every_s: float, seed: int, told: Any) -> 
         "rank_memory_late": late[1].mib,
         "files_early": max(held.files for held in early),
         "files_late": max(held.files for held in late),
+        **replayed(folder / "run", 60 * minutes / 3),
         "left": len(left) + len(set(os.listdir(_SHM)) - before),
+    }
+
+
+def replayed(folder: Path, first_s: float) -> Row:
+    """Return how long the run took to its last generation, replayed and by the clock."""
+    found = recorded(folder, first_s)
+    (folder / "ranks.csv").write_text(found.csv)
+    market = priced(read_market(folder / "ranks.csv"), 1.0, 0.3)
+    ruler = Ruler("transient", policies.transient)
+    run = replay(market, found.job, ruler, deadline_s=10 * found.seconds, tick_s=1.0)
+    return {
+        "replayed_s": 3600 * run.hours,
+        "measured_s": found.seconds,
+        "replay_error": 3600 * run.hours / found.seconds - 1,
     }
 
 

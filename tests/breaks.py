@@ -59,6 +59,22 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "a replay of a run knows speeds of what came later",
+        "fleet/of_run.py",
+        "        if number < known:\n",
+        "        if number < len(changes):\n",
+        ("tests/fleet/test_of_run.py",),
+        "a fit is called a prediction",
+    ),
+    Break(
+        "who goes in a run is replayed when the next generation has begun",
+        "fleet/of_run.py",
+        "at = max(0.0, other.time - start - paused_s)",
+        "at = max(0.0, other.time - start)",
+        ("tests/fleet/test_of_run.py",),
+        "a pause is counted twice",
+    ),
+    Break(
         "a newcomer waits to be called by those with greater numbers",
         "elastic/launch.py",
         "limit_s=_CALL_S, calls=True)",

@@ -8,9 +8,10 @@ from penstock.cli.fleet_batch import batch
 from penstock.cli.fleet_market import market
 from penstock.cli.fleet_predict import predict
 from penstock.cli.fleet_replay import replay
+from penstock.cli.fleet_run import run
 from penstock.cli.fleet_volatile import volatile
 
-COMMANDS = (predict, batch, market, replay, advise, volatile)
+COMMANDS = (predict, batch, market, replay, advise, volatile, run)
 
 app = typer.Typer(name="fleet", add_completion=False, rich_markup_mode=None, no_args_is_help=False)
 for command in COMMANDS:

@@ -1,0 +1,161 @@
+"""Of a run: what an elastic run tells of itself, as a job and a trace that a replay takes.
+
+Ranks are machines.  A rank is useful from the generation on in which it is, so `start_s` is 0; what
+changes cost is the mean of agreeing and getting ready; a step on n ranks takes what steps of
+generations of n ranks took in the mean, those that write a checkpoint included, and without the
+first of each generation.
+
+Ignores:  that the first step of a generation takes longer than others; steps that were done again.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+from penstock.errors import FleetError
+from penstock.files import read_bytes
+from penstock.fleet.work import FleetJob, Speed
+from penstock.typed import damage, typed
+
+_HINT = "give the folder of a run of `penstock train --elastic`"
+
+
+@dataclass(frozen=True, slots=True)
+class _EventRow:
+    """A line of events.jsonl, as far as it is read."""
+
+    time: float
+    step: int
+    members: tuple[int, ...]
+    agreed_s: float
+    ready_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _StepRow:
+    """A line of metrics.jsonl, as far as it is read."""
+
+    step: int
+    seconds: float
+
+
+class RankChange(NamedTuple):
+    """A rank that comes ("add") or goes ("remove"), in seconds from the first generation on."""
+
+    time_s: float
+    event: str
+    machine: str
+
+
+class RunRecord(NamedTuple):
+    """What a run was: a job of `job.steps` steps, who was there, and the seconds until the last
+    generation began, when as many steps were done.
+    """
+
+    job: FleetJob
+    trace: tuple[RankChange, ...]
+    seconds: float
+
+    @property
+    def csv(self) -> str:
+        """Return the trace as `penstock fleet` reads one."""
+        rows = [f"{row.time_s:.6f},{row.event},{row.machine}" for row in self.trace]
+        return "\n".join(["time_s,event,machine", *rows]) + "\n"
+
+    @property
+    def toml(self) -> str:
+        """Return the job as `penstock fleet` reads one."""
+        job = self.job
+        fields = ("steps", "start_s", "reform_s", "restart_s", "checkpoint_s")
+        lines = [f"{name} = {getattr(job, name):.9g}" for name in fields]
+        speeds = [f"{speed.machines} = {speed.steps_per_s:.9g}" for speed in job.speeds]
+        return "\n".join([*lines, "has_copies = true", "[speeds]", *speeds]) + "\n"
+
+
+def recorded(folder: Path, first_s: float = float("inf")) -> RunRecord:
+    """Return what the elastic run in `folder` was.
+
+    first_s:  of generations that began later the speeds and pauses are not looked at: what is
+              replayed of them is a prediction.
+    Raises:   FleetError: there is no such run; it had one generation only; a file is damaged.
+    """
+    changes = _changes(folder)
+    if len(changes) < 2:
+        hint = "a run is compared from one generation to another: kill a rank, or let one join"
+        raise FleetError(f"{folder} holds a run of {len(changes)} generations", hint=hint)
+    start, last = changes[0].time, changes[-1]
+    known = [one for one in changes if one.time - start <= first_s]
+    pauses = [one.agreed_s + one.ready_s for one in known[1:]]
+    job = FleetJob(
+        steps=last.step - changes[0].step,
+        speeds=_speeds(_seconds(folder), changes, len(known)),
+        start_s=0.0,
+        reform_s=sum(pauses) / len(pauses) if pauses else 0.0,
+        restart_s=0.0,
+        checkpoint_s=0.0,
+        has_copies=True,
+    )
+    return RunRecord(job, tuple(_trace(changes)), last.time - start)
+
+
+def _changes(folder: Path) -> list[_EventRow]:
+    return _read(folder / "events.jsonl", _EventRow)
+
+
+def _seconds(folder: Path) -> dict[int, float]:
+    """Return what each step took, by how many were done before it."""
+    return {row.step - 1: row.seconds for row in _read(folder / "metrics.jsonl", _StepRow)}
+
+
+Line = TypeVar("Line", _EventRow, _StepRow)
+
+
+def _read(path: Path, line: type[Line]) -> list[Line]:
+    names = line.__dataclass_fields__.keys()
+    with damage(f"{path}", FleetError, hint=_HINT):
+        rows = ({k: v for k, v in row.items() if k in names} for row in _lines(path))
+        return [typed(line, row) for row in rows]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file of JSON.
+
+    Raises:   FleetError: there is none, or it is damaged.
+    """
+    text = read_bytes(path, FleetError, "run").decode(errors="replace")
+    try:
+        found = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    except ValueError as problem:
+        raise FleetError(f"{path} is damaged: {problem}", hint=_HINT) from None
+    if not all(isinstance(row, dict) for row in found):
+        raise FleetError(f"{path} is damaged: a line is no record", hint=_HINT)
+    return cast("list[dict[str, Any]]", found)
+
+
+def _speeds(
+    seconds: dict[int, float], changes: Sequence[_EventRow], known: int
+) -> tuple[Speed, ...]:
+    took: defaultdict[int, list[float]] = defaultdict(list)
+    for number, (one, other) in enumerate(pairwise(changes)):
+        if number < known:
+            own = (seconds.get(step) for step in range(one.step + 1, other.step))
+            took[len(one.members)] += [each for each in own if each]
+    rates = {count: len(rows) / sum(rows) for count, rows in sorted(took.items()) if rows}
+    if not rates:
+        raise FleetError("no generation had two steps", hint="let it run for longer")
+    return tuple(Speed(count, rate) for count, rate in rates.items())
+
+
+def _trace(changes: Sequence[_EventRow]) -> list[RankChange]:
+    start, found = changes[0].time, [RankChange(0.0, "add", f"{m}") for m in changes[0].members]
+    for one, other in pairwise(changes):
+        came, went = {*other.members} - {*one.members}, {*one.members} - {*other.members}
+        paused_s = other.agreed_s + other.ready_s
+        at = max(0.0, other.time - start - paused_s)
+        found += [RankChange(at, "remove", f"{m}") for m in sorted(went)]
+        found += [RankChange(at, "add", f"{m}") for m in sorted(came)]
+    return found
