@@ -199,6 +199,58 @@ def test_what_is_no_row_and_no_class_is_refused_as_in_the_whole(wrong, what):
         run_cut(job, made, at_every_end(made), split=False)
 
 
+class Classified(nn.Module):
+    """Words, two products and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.middle, self.head = nn.Embedding(V, D), nn.Linear(D, D), nn.Linear(D, V)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.middle(self.words(ids))))
+
+
+def two_losses(model: Classified, ids: Tensor):
+    """Only one is differentiated; the other leaves out another class."""
+    given, targets = F.log_softmax(model(ids).flatten(0, 1), -1), ids.flatten()
+    return F.nll_loss(given, targets, ignore_index=1), {"all": F.nll_loss(given.detach(), targets)}
+
+
+def transposed(model: Classified, ids: Tensor) -> Tensor:
+    """Return the loss of logits [batch, classes, time], as images have them."""
+    return F.cross_entropy(model(ids).transpose(1, 2), ids)
+
+
+def with_penalties(model: Classified, ids: Tensor) -> Tensor:
+    """Return a loss with ops on a weight and itself, and with a number before it."""
+    weight = model.head.weight
+    logits = model(ids).flatten(0, 1)
+    more = (weight * weight).sum() + (1 / (weight + 3)).sum() + torch.pow(2.0, weight).sum()
+    return F.cross_entropy(logits, ids.flatten()) + 0.01 * more
+
+
+@pytest.mark.parametrize("loss", [two_losses, transposed, with_penalties])
+def test_losses_that_people_write_are_those_of_the_whole(loss):
+    job = job_of(Classified, tokens(3, 8), loss)
+    made, eager = split(capture(job), {"head.weight": 3}), run_eager(job)
+    found = run_cut(job, made, at_every_end(made), split=False)
+    torch.testing.assert_close(found.losses, eager.losses, rtol=CLOSE, atol=0)
+    assert apart(found.gradients, eager.gradients) < CLOSE
+
+
+def test_random_ops_that_would_change_places_are_refused():
+    """The second one is read by a slice, and would come before the first."""
+
+    def loss(model: Classified, ids: Tensor) -> Tensor:
+        logits = model(ids).flatten(0, 1)
+        first, second = (F.dropout(torch.ones(len(logits), 1), 0.5) for _ in range(2))
+        penalty = (first * model.middle.weight.mean()).square().mean()
+        return F.cross_entropy(logits * second, ids.flatten()) + penalty
+
+    with pytest.raises(GraphError, match="would draw other random numbers"):
+        split(capture(job_of(Classified, tokens(3, 8), loss)), {"head.weight": 3})
+
+
 # -- what it is for -------------------------------------------------------------------------------
 
 
@@ -206,9 +258,12 @@ def most(graph: Graph, kind: str) -> int:
     return max(node.size_bytes for node in graph.nodes if node.kind == kind)
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_the_largest_parameter_and_the_logits_held_fall_by_the_number_of_slices(count):
-    """A vocabulary beside which all else is small; logits are made again in the backward."""
+@pytest.mark.parametrize(("count", "rows"), [(2, 32), (4, 32), (8, 32), (4, 128)])
+def test_the_largest_parameter_and_the_logits_held_fall_by_the_number_of_slices(count, rows):
+    """A vocabulary beside which all else is small; logits are made again in the backward.
+
+    Of more than 1 MiB of logits the backward of the loss is one op, by rows (by_rows.py).
+    """
     size = 4096
 
     def make() -> nn.Module:
@@ -217,11 +272,11 @@ def test_the_largest_parameter_and_the_logits_held_fall_by_the_number_of_slices(
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
-    job = job_of(make, lambda generator: torch.randint(size, (1, 32), generator=generator), loss)
+    job = job_of(make, lambda generator: torch.randint(size, (1, rows), generator=generator), loss)
     before = capture(job)
     made = split(before, {"0.weight": count, "2.weight": count})
     assert most(made.graph, "parameter") * count == most(before.graph, "parameter")
-    logits = 32 * size * 4
+    logits = rows * size * 4
     assert most(before.graph, "op") == most(made.graph, "op") * count == logits
     again = [True] * (len(made.graph.cut_points) + 1)
     stages = at_every_end(made, recompute=again)

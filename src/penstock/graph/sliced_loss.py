@@ -77,11 +77,9 @@ def loss(made: Slicing, node: fx.Node) -> State | None:
         return None
     if source.meta["val"].dim() != 2 or not isinstance(made.states[targets], NewNode):
         return None
-    state.picked[targets] = (
-        _picked(made, node, state, targets),
-        _one_class(made, node, state, targets, ignored),
-    )
-    found = made.new(node, node.target, *state.picked[targets], None, reduction, _IGNORED)
+    picked = _picked(made, node, state, targets), _one_class(made, node, state, targets, ignored)
+    state.picked[targets, ignored] = picked
+    found = made.new(node, node.target, *picked, None, reduction, _IGNORED)
     found.value = node.meta["val"]
     return found
 
@@ -131,24 +129,35 @@ def _targets(
     return made.before(turn, node, column, inside, 1), made.before(turn, node, column, local, 1)
 
 
-def loss_backward(made: Slicing, node: fx.Node) -> State | None:
+def loss_backward(made: Slicing, node: fx.Node) -> AtTargets | None:
     """Return the gradient of the targets' log-probabilities; all others have none."""
     gradient, source, targets = map(as_node, node.args[:3])
-    reduction, counted = node.args[4], as_node(node.args[6])
+    reduction, ignored, counted = node.args[4], node.args[5], as_node(node.args[6])
     state = made.states[source]
-    if not isinstance(state, LogSoftmax) or targets not in state.picked:
+    if not isinstance(state, LogSoftmax) or (targets, ignored) not in state.picked:
         return None
     given, total = made.whole(gradient, node), made.whole(counted, node)
-    own = given, *state.picked[targets], None, reduction, _IGNORED, total
-    return AtTargets(made.new(node, node.target, *own), targets, state)
+    own = given, *state.picked[targets, ignored], None, reduction, _IGNORED, total
+    return AtTargets(made.new(node, aten.nll_loss_backward.default, *own), targets, state)
 
 
 def log_softmax_backward(made: Slicing, node: fx.Node) -> State | None:
     """Return the gradient of the logits, slice by slice."""
-    gradient, source, dtype = as_node(node.args[0]), as_node(node.args[1]), node.args[3]
+    gradient, source = as_node(node.args[0]), as_node(node.args[1])
     given, state = made.states[gradient], made.states[source]
     if not isinstance(given, AtTargets) or given.of is not state:
         return None
+    return _of_logits(made, node, given)
+
+
+def joined_backward(made: Slicing, node: fx.Node) -> State | None:
+    """Return the gradient of the logits where both backward ops are one (by_rows.py)."""
+    given = loss_backward(made, node)
+    return None if given is None else _of_logits(made, node, given)
+
+
+def _of_logits(made: Slicing, node: fx.Node, given: AtTargets) -> Sliced:
+    dtype = node.meta["val"].dtype
     at, logits = given.at, given.of.logits
     if at.value.dtype != (wide := wide_type(at.value.dtype)):
         at = made.new(node, aten._to_copy.default, at, dtype=wide)
@@ -163,6 +172,5 @@ def log_softmax_backward(made: Slicing, node: fx.Node) -> State | None:
         found = made.of(turn, node, aten.mul.Tensor, raised, share)
         more = made.of(turn, node, aten.where.ScalarOther, inside, at, 0.0)
         found = made.of(turn, node, aten.scatter_add.default, found, 1, local, more)
-        assert isinstance(dtype, torch.dtype), "as it is recorded"
         parts[turn] = made.cast(turn, node, found, dtype)
     return sliced_of(logits.dim, logits.ends, parts)

@@ -82,7 +82,8 @@ def viewed(made: Slicing, node: fx.Node) -> State | None:
     rows = sorted(made.turns(sliced, node), key=lambda row: row[0].number)
     more = {turn: _view_args(node, dim, part.value, sliced.dim) for turn, part in rows}
     if sliced.of_state:
-        own = tuple(made.of_state(turn, node, part, more[turn]) for turn, part in rows)
+        named = node.kwargs
+        own = tuple(made.of_state(turn, node, (part, *more[turn]), named) for turn, part in rows)
         return Sliced(dim, sliced.ends, own, of_state=True)
     parts = {turn: made.of(turn, node, node.target, part, *more[turn]) for turn, part in rows}
     return sliced_of(dim, sliced.ends, parts)
@@ -212,9 +213,11 @@ def _bias(
 
 
 def _of_state(made: Slicing, node: fx.Node, sliced: Sliced) -> Sliced:
-    """Return a cast of each slice of a parameter."""
+    """Return what an op makes of a parameter alone, slice by slice."""
+    (source,) = node.all_input_nodes
     rows = sorted(made.turns(sliced, node), key=lambda row: row[0].number)
-    parts = tuple(made.of_state(turn, node, part, node.args[1:]) for turn, part in rows)
+    given = ((turn, arguments(node, {source: part})) for turn, part in rows)
+    parts = tuple(made.of_state(turn, node, *both) for turn, both in given)
     return Sliced(sliced.dim, sliced.ends, parts, of_state=True)
 
 

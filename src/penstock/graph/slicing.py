@@ -8,7 +8,7 @@ The ops of a slice stand together, slice after slice, backward in reverse: where
 begins, each of its ops has a turn for every slice.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ class NewNode:
     place:  by which items are ordered; None: it stands before the first that reads it.
     notes:  as those of the recorded step (functional.py).
     name:   of a parameter, buffer or input.
+    copied: the number of the recorded op that it is; -1: it does a part of one.
     """
 
     target: Any
@@ -47,6 +48,7 @@ class NewNode:
     notes: dict[str, Any]
     kind: str = "call_function"
     name: str = ""
+    copied: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,16 +77,16 @@ class LogSoftmax:
 
     logits:  in slices, as they came.
     top, total:  the greatest of each row, and the sum of the exponentials of what is below it.
-    picked:  by node of the targets, those of the targets, and targets as a loss of one class has
-             them.
+    picked:  by node of the targets and the class that is left out: those of the targets, and
+             targets as a loss of one class has them.
     """
 
     node: fx.Node
     logits: Sliced
     top: NewNode
     total: NewNode
-    picked: dict[fx.Node, tuple[NewNode, NewNode]] = field(
-        default_factory=dict["fx.Node", "tuple[NewNode, NewNode]"]
+    picked: dict[tuple[fx.Node, Any], tuple[NewNode, NewNode]] = field(
+        default_factory=dict["tuple[fx.Node, Any]", "tuple[NewNode, NewNode]"]
     )
 
 
@@ -192,6 +194,7 @@ class Slicing:
         notes = {**custom(node)}
         item = NewNode(node.target, args, kwargs, value, self._place(node), notes, node.op)
         item.name = self.rows[node].name if node.op == "placeholder" else ""
+        item.copied = at
         self.items.append(item)
         return item
 
@@ -218,7 +221,11 @@ class Slicing:
         if sliced.of_state:
             name = next(name for name in self.ends if leads_to(node, name, self.rows))
             raise refusal(name, f"{reader.target} reads all of it at once")
-        return self.new(reader, aten.cat.default, list(sliced.parts), sliced.dim)
+        made = self.new(reader, aten.cat.default, list(sliced.parts), sliced.dim)
+        if node.meta["val"].is_contiguous() and not made.value.is_contiguous():  # what readers know
+            layout = torch.contiguous_format
+            made = self.new(reader, aten.clone.default, made, memory_format=layout)
+        return made
 
     def in_slices(self, state: Sliced | LogSoftmax) -> Sliced:
         """Return a value in slices, computed where nobody has."""
@@ -300,11 +307,10 @@ class Slicing:
         notes = {**self.notes(turn, node), "sequence": None}
         return NewNode(target, args, {}, _run(target, args, {}), None, notes)
 
-    def of_state(self, turn: Turn, node: fx.Node, part: NewNode, more: Sequence[Any]) -> NewNode:
-        """Return a view or cast of a slice of a parameter: it stands before its first use."""
-        args = part, *more
-        value = _run(node.target, args, node.kwargs)
-        return NewNode(node.target, args, node.kwargs, value, None, self.notes(turn, node))
+    def of_state(self, turn: Turn, node: fx.Node, args: Any, kwargs: Any) -> NewNode:
+        """Return an op on a slice of a parameter alone: it stands before its first use."""
+        value = _run(node.target, args, kwargs)
+        return NewNode(node.target, args, kwargs, value, None, self.notes(turn, node))
 
     def cast(self, turn: Turn, node: fx.Node, item: NewNode, dtype: torch.dtype) -> NewNode:
         """Return a part in another dtype; itself, if it has that."""

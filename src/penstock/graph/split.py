@@ -25,13 +25,20 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from penstock.errors import GraphError
+from penstock.graph.by_rows import LOSS_BACKWARD
 from penstock.graph.cut_points import find_cut_points
 from penstock.graph.functional import results_of
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.parts import key_in, part_key
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.graph.sliced_embedding import embedding, embedding_backward
-from penstock.graph.sliced_loss import log_softmax, log_softmax_backward, loss, loss_backward
+from penstock.graph.sliced_loss import (
+    joined_backward,
+    log_softmax,
+    log_softmax_backward,
+    loss,
+    loss_backward,
+)
 from penstock.graph.sliced_ops import (
     PRODUCTS,
     SUMS,
@@ -88,6 +95,8 @@ def _ruled(made: Slicing, node: fx.Node) -> State | None:
             return loss(made, node)
         case aten.nll_loss_backward.default:
             return loss_backward(made, node)
+        case target if target is LOSS_BACKWARD:
+            return joined_backward(made, node)
         case target if target in PRODUCTS:
             return product(made, node)
         case target if target in SUMS:
@@ -213,7 +222,7 @@ def _captured(
         made[id(item)] = node
     graph.output([there(item) for item in results.items])
     nodes = rows_of(graph, _placeholders(capture.graph, items, ends))
-    _check_effects(capture.graph, nodes)
+    _check_effects(capture.graph, nodes, [item.copied for item in items])
     new = _graph(capture.graph, nodes, {id(item): i for i, item in enumerate(items)}, results)
     inputs = [i for i, node in enumerate(nodes) if node.kind == "input"]
     held = {capture.fx_nodes[i].target: value for i, value in capture.constants.items()}
@@ -266,9 +275,13 @@ def _masters(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
     return found
 
 
-def _check_effects(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Raise where random ops, which are numbered as they come, would change places."""
-    old, new = ([n.target for n in rows if n.effect == "random"] for rows in (graph.nodes, nodes))
+def _check_effects(graph: Graph, nodes: Sequence[Node], copied: Sequence[int]) -> None:
+    """Raise where random ops, which are numbered as they come, would change places.
+
+    copied:  which op of the recorded step each node is.
+    """
+    old = [number for number, node in enumerate(graph.nodes) if node.effect == "random"]
+    new = [which for which, node in zip(copied, nodes, strict=True) if node.effect == "random"]
     if old != new:
         message = "cut into slices, the step would draw other random numbers"
         raise GraphError(message, hint="leave the parameters whole")
