@@ -246,6 +246,38 @@ def test_a_rank_whose_machine_has_had_notice_leaves_and_the_others_go_on(
     assert [row["step"] for row in found] == list(range(1, STEPS + 1))
 
 
+def test_notice_for_all_ranks_stops_the_run_with_a_checkpoint_and_it_goes_on(
+    tmp_path: Path,
+    losses: list[float],
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    profiles: Path,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
+    monkeypatch.setattr("penstock.elastic.launch.looking", partial(looking, ask_s=0.001))
+    counts = RunMember.counts
+
+    def noted(member: RunMember, told: Told, rank: Rank) -> None:
+        counts(member, told, rank)
+        if told.step == 9:
+            (tmp_path / "notice").touch()
+            until(member.outside.leaves)
+
+    command = ["train", job_in(tmp_path), "--elastic", "--ranks", "2", "--out", tmp_path / "run"]
+    with monkeypatch.context() as patched:
+        patched.setattr(RunMember, "counts", noted)
+        patched.setenv("PENSTOCK_NOTICE", str(tmp_path / "notice"))
+        done = call(*command)
+    assert done.code == 128 + signal.SIGTERM, done.err
+    assert "--resume" in done.err
+    (kept,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    assert 11 <= int(kept.name.removeprefix("step-")) < STEPS
+    assert call(*command, "--resume").code == 0
+    found = rows(tmp_path, "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+    assert [row["loss"] for row in found] == pytest.approx(losses, rel=1e-4)
+
+
 def test_token_is_in_a_file_of_its_own_or_in_that_of_addresses(tmp_path: Path) -> None:
     alone, whole = tmp_path / "token", tmp_path / ADDRESSES
     alone.write_text("00ff\n")

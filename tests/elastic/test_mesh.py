@@ -86,3 +86,18 @@ def addresses(host: str) -> list[tuple]:
         return socket.getaddrinfo(host, None)
     except OSError:
         return []
+
+
+def test_of_two_that_were_silent_for_each_other_neither_is_told_that_the_other_went_on() -> None:
+    """Only who has decided on a view says so."""
+    with meshes(0, 1) as ((first, other), where):
+        for each in (first, other):
+            each.where |= where
+        other.connect(where)
+        assert first.wait(lambda: 1 in first.members, LIMIT_S)
+        with first._changed:
+            first._lose(1, "silent")
+        first._wake()
+        assert other.wait(lambda: 0 in other.lost, LIMIT_S)
+        assert other.lost == {0: "silent"}
+        assert not other.given_up

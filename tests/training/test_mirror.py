@@ -202,13 +202,15 @@ def test_a_run_whose_last_checkpoint_cannot_be_copied_says_so(tmp_path: Path) ->
     folder.mkdir()
     (tmp_path / "there").write_text("a file, where a folder was to be")
     with (
-        pytest.raises(CheckpointError, match=r"lacks what is new: .*there"),
+        pytest.raises(CheckpointError, match=r"cannot read file:.*there"),
         mirroring(url, folder, KEEP, SILENT, resume=False),
     ):
         write(folder, 1)
 
 
-def test_no_process_is_left_and_a_killed_one_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_no_process_is_left_and_what_a_killed_one_did_not_copy_is_copied_at_the_end(
+    tmp_path: Path, monkeypatch
+) -> None:
     started: list[subprocess.Popen[bytes]] = []
     real = mirror._started
 
@@ -223,11 +225,57 @@ def test_no_process_is_left_and_a_killed_one_is_told(tmp_path: Path, monkeypatch
         write(folder, 1)
     assert started[0].returncode == 0
     assert list(there(tmp_path).steps()) == [1]
-    with (
-        pytest.raises(CheckpointError, match=r"the process that copies left \(-9\)"),
-        mirroring(f"file://{tmp_path}/there", folder, KEEP, SILENT, resume=True),
-    ):
+    with mirroring(f"file://{tmp_path}/there", folder, KEEP, SILENT, resume=True):
         started[1].kill()
+        started[1].wait()
+        write(folder, 2)
+    assert list(there(tmp_path).steps()) == [1, 2]
+
+
+def test_where_all_are_damaged_nothing_is_begun_and_nothing_is_removed(tmp_path: Path) -> None:
+    place, folder = there(tmp_path), tmp_path / "run"
+    write(folder, 1)
+    copied(folder, place, KEEP)
+    (tmp_path / "there/checkpoints/step-000001/rank-0.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="damaged"):
+        fetched(place, tmp_path / "other", lambda words: None)
+    assert place.names("checkpoints") == ["damaged-step-000001"]
+    assert fetched(place, folder, lambda words: None) is None
+
+
+def test_the_best_comes_back_too_and_files_of_any_kind(tmp_path: Path) -> None:
+    place, folder, other = there(tmp_path), tmp_path / "run", tmp_path / "other"
+    write(folder, 1)
+    checkpoint.keep_best(folder / "checkpoints", 1, 2.5)
+    write(folder, 2)
+    (folder / "picture.png").write_bytes(b"\xff\xfe\x00")
+    copied(folder, place, KEEP)
+    assert fetched(place, other, lambda words: None) == 2
+    assert checkpoint.best(other / "checkpoints") == (1, 2.5)
+    assert (other / "picture.png").read_bytes() == b"\xff\xfe\x00"
+
+
+def test_all_that_is_kept_here_is_kept_there_and_what_was_left_half_way_goes(
+    tmp_path: Path,
+) -> None:
+    place, folder = there(tmp_path), tmp_path / "run"
+    half = tmp_path / "there/checkpoints/step-000007"
+    half.mkdir(parents=True)
+    (half / "rank-0.safetensors.part").write_text("half")
+    for step in (1, 2, 3, 4, 5):
+        write(folder, step)
+    copied(folder, place, Keep(1, every=2))
+    assert place.names("checkpoints") == ["step-000002", "step-000004", "step-000005"]
+
+
+@pytest.mark.parametrize("url", ["memory://run", "file://{}/run"])
+def test_where_nothing_would_be_kept_is_refused(url: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with (
+        pytest.raises(PlanError, match=r"keeps nothing|own folder"),
+        mirroring(url.format(tmp_path), tmp_path / "run", KEEP, SILENT, resume=False),
+    ):
+        raise AssertionError("it trains")
 
 
 def test_a_run_goes_on_on_another_machine_that_has_only_the_url(

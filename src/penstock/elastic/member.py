@@ -533,9 +533,10 @@ class RunMember:
             shares = is_first and self.pilot.shares(view, vote.passed + 1)
         is_due = task.every_s is not None and time.monotonic() - self._saved_s >= task.every_s
         return Wishes(
-            regroup=self.outside.leaves() or shares or (is_first and bool(self._newcomers(view))),
+            regroup=shares or (is_first and bool(self._newcomers(view))),
             save=is_first and is_due,
             stop=self.outside.asked() != 0,
+            leave=self.outside.leaves(),
         )
 
     def _newcomers(self, view: View) -> list[int]:

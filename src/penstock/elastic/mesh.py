@@ -238,7 +238,7 @@ class Mesh:
     def give_up(self, member: int) -> None:
         """Go on without a member that does not answer; it is told, should it ever listen."""
         with self._changed:
-            self._lose(member, "silent")
+            self._lose(member, "silent", is_decided=True)
         self._wake()
 
     def drop(self) -> None:
@@ -413,9 +413,11 @@ class Mesh:
             case Done():
                 if member != self.own:
                     self.lost.setdefault(member, "left")
-            case GivenUp():
+            case GivenUp(is_decided=True):
                 self.given_up = True
                 self.on_change()
+            case GivenUp():  # it may be alive, and wait as this one does
+                self._lose(member, "silent")
 
     def _ended(self, line: _Wire) -> None:
         """A line has ended by itself: its process is dead, unless it was silent for long before."""
@@ -425,10 +427,10 @@ class Mesh:
         else:
             self._end(line)
 
-    def _lose(self, member: int, fate: Fate) -> None:
+    def _lose(self, member: int, fate: Fate, *, is_decided: bool = False) -> None:
         line = self._lines.pop(member, None)
         if line is not None and fate == "silent":
-            self._owe(line, written(GivenUp()))
+            self._owe(line, written(GivenUp(is_decided)))
         if line is not None:
             self._write(line)
             self._end(line)

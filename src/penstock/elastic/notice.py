@@ -41,7 +41,13 @@ def place_of_notice() -> str:
     Raises:   RunError: it is neither a file's path nor a URL.
     """
     place = os.environ.get(NOTICE, "")
-    if "://" in place and urlsplit(place).scheme not in ("http", "https"):
+    if "://" not in place:
+        return os.path.expanduser(place)
+    try:
+        is_known = urlsplit(place).scheme in ("http", "https") and bool(urlsplit(place).hostname)
+    except ValueError:
+        is_known = False
+    if not is_known:
         raise RunError(f"{NOTICE} is {place}", hint="give a file's path, or http://HOST/PATH")
     return place
 
@@ -114,7 +120,7 @@ def looking(say: Callable[[str], None], ask_s: float = _ASK_S) -> Generator[Call
                 if is_noticed(place):
                     has_come.set()
                     return
-            except (OSError, HTTPException) as problem:
+            except (OSError, HTTPException, ValueError, RecursionError) as problem:
                 if not is_silent:
                     say(f"{NOTICE}: {place} does not answer: {problem}")
                 is_silent = True

@@ -50,8 +50,9 @@ def left_of(
     """Return what is left of a generation; None while one of those that are there still runs, or
     has not made the update of a step that others have seen happen.
 
-    Of those that want to leave, what they hold counts, but they do not go on.  Of two that cannot
-    reach each other the later one does not.
+    Of those that want to leave, what they hold counts, but they do not go on - unless all want to:
+    then they stay together, to stop the run.  Of two that cannot reach each other the later one
+    does not.
     """
     here = [m for m in members if m not in lost]
     told = {m: stopped[m] for m in here if m in stopped and stopped[m].generation == generation}
@@ -70,5 +71,8 @@ def left_of(
             gone[member] = "notice"
         else:
             kept.append(member)
+    if not kept:
+        kept = [member for member in here if gone[member] == "notice"]
+        gone = {member: how for member, how in gone.items() if how != "notice"}
     newest = next((s.newest for s in told.values() if s.done == done and s.newest), None)
     return Left(tuple(kept), done, gone, newest)

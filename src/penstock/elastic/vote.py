@@ -5,7 +5,7 @@ With it go what ranks ask for - a new generation, a checkpoint, the end - and wh
 step: so all ranks know its loss, and none has to be asked for it when others have died.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast, final
 
 import torch
@@ -17,11 +17,22 @@ from penstock.runtime.rank import Rank
 
 
 class Wishes(NamedTuple):
-    """What a rank asks for, or any rank did."""
+    """What a rank asks for, or any rank did.
+
+    leave:   that it goes, and the others go on; where all do, the run stops.
+    """
 
     regroup: bool = False
     save: bool = False
     stop: bool = False
+    leave: bool = False
+
+    @classmethod
+    def of_all(cls, counts: Sequence[float], ranks: int) -> "Wishes":
+        """Return what is asked for by any of the ranks; `counts`: how many ask for each."""
+        found = cls(*(count > 0 for count in counts))
+        all_leave = counts[-1] >= ranks
+        return found._replace(regroup=found.regroup or found.leave, stop=found.stop or all_leave)
 
 
 @final
@@ -56,8 +67,8 @@ class Vote:
         heard = cast(list[float], word.tolist())  # pyright: ignore[reportUnknownMemberType]
         count_of = rank.transport.num_ranks
         self.factors, heard = tuple(heard[:count_of]), heard[count_of:]
-        asked, (count, loss, *figures) = heard[:3], heard[3:]
-        self.passed, self.asked = step, Wishes(*(number > 0 for number in asked))
+        asked, (count, loss, *figures) = heard[: len(Wishes())], heard[len(Wishes()) :]
+        self.passed, self.asked = step, Wishes.of_all(asked, count_of)
         means = {name: total / count for name, total in zip(self._names, figures, strict=True)}
         if rank.loss_scale is not None:
             means |= rank.loss_scale.figures()

@@ -146,7 +146,12 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class GivenUp(msgspec.Struct, frozen=True, tag="given_up"):
-    """The one that hears this was silent for too long: the others go on without it."""
+    """The one that hears this was silent for too long.
+
+    is_decided:  whether the others go on without it; else the line alone has ended.
+    """
+
+    is_decided: bool = True
 
 
 Word: TypeAlias = Beat | Ask | Welcome | Halt | View | Put | Failed | Done | GivenUp

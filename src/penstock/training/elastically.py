@@ -1,6 +1,7 @@
 """Elastically: the main job's ranks as members that may be lost, and may come."""
 
 import secrets
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -128,7 +129,7 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
             trained = ended(session.folder, session.followed)
             assert trained is not None, "it has ended"
         if trained == "stopped":
-            raise Stopped(board.asked(), session.resumption())
+            raise Stopped(board.asked() or signal.SIGTERM, session.resumption())
     return trained
 
 

@@ -27,7 +27,7 @@ import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 import penstock
 from penstock.errors import CheckpointError, PlanError
-from penstock.files import write_text
+from penstock.files import write_bytes, write_text
 from penstock.runtime import folders
 from penstock.runtime.folders import Keep
 from penstock.training.listener import Listener
@@ -131,16 +131,21 @@ def copied(folder: Path, place: MirrorPlace, keep: Keep) -> int:
     """
     checkpoints = folder / "checkpoints"
     place.files.makedirs(place.root, exist_ok=True)
-    step, there = -1, place.steps()
-    with _held(checkpoints) as own:
-        if own is not None:
-            step = int(json.loads((own / "state.json").read_text())["step"])
-            if there.get(step) != (own / "state.json").read_text():
-                _put_folder(own, place, f"step-{step:06d}")
+    there, step = place.steps(), -1
+    for name in place.names("checkpoints"):
+        if name.startswith("step-") and name not in map(_name_of, there):  # left half-way
+            place.remove("checkpoints", name)
+    own = folders.steps_in(checkpoints)
+    for each in (one for one in own if one not in keep.goes(own)):
+        with _held(folders.folder_of(checkpoints, each)) as held:
+            if held is not None:
+                step = each
+                if there.get(step) != (held / "state.json").read_text():
+                    _put_folder(held, place, _name_of(step))
     if step >= 0:
         newer = {other for other in there if other > step}  # of what this run did not go on with
-        for other in (*newer, *keep.goes(sorted({step, *there} - newer))):
-            place.remove("checkpoints", f"step-{other:06d}")
+        for other in (*newer, *keep.goes(sorted({step, *own, *there} - newer))):
+            place.remove("checkpoints", _name_of(other))
     _copy_best(checkpoints, place)
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.name not in _PRIVATE and not file.name.startswith("."):
@@ -148,18 +153,21 @@ def copied(folder: Path, place: MirrorPlace, keep: Keep) -> int:
     return step
 
 
+def _name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
 @contextmanager
-def _held(checkpoints: Path) -> Generator[Path | None]:
-    """Give the newest checkpoint's files in a folder that the run does not remove; None: none."""
-    own = checkpoints / ".mirror"
-    while (newest := folders.latest(checkpoints)) is not None:
-        try:
-            _link_folder(newest, own)
-        except FileNotFoundError:  # there is a newer one, and it has been removed
-            continue
-        break
+def _held(checkpoint: Path) -> Generator[Path | None]:
+    """Give a checkpoint's files in a folder that the run does not remove; None: it just has."""
+    own = checkpoint.with_name(".mirror")
+    is_there = True
     try:
-        yield None if newest is None else own
+        _link_folder(checkpoint, own)
+    except FileNotFoundError:
+        is_there = False
+    try:
+        yield own if is_there else None
     finally:
         shutil.rmtree(own, ignore_errors=True)
 
@@ -247,7 +255,9 @@ def mirroring(
         yield
         return
     place = place_of(url)
+    _check_place(place, folder)
     with _reading(url):
+        place.files.makedirs(place.root, exist_ok=True)
         if resume:
             fetched(place, folder, listener.say)
         elif place.steps():
@@ -258,10 +268,26 @@ def mirroring(
         yield
     finally:
         with listener.busy(f"copying what is new to {url}"):
-            told = _ended(process, url)
+            told = _ended(process)
+            if told is None:  # it was killed
+                told = _tried(folder, place, keep, Mirrored(url))
     if told.problem:
         hint = f"the run is whole in {folder}: copy it, or free some space and --resume"
         raise CheckpointError(f"{url} lacks what is new: {told.problem}", hint=hint)
+
+
+def _check_place(place: MirrorPlace, folder: Path) -> None:
+    """Raise where nothing would be kept, or the folder over itself.
+
+    Raises:   PlanError.
+    """
+    known = place.files.protocol
+    kinds = {known} if isinstance(known, str) else {*known}
+    if "memory" in kinds:
+        hint = "give a URL that is there when this process has ended"
+        raise PlanError(f"{place.url} keeps nothing", hint=hint)
+    if "file" in kinds and Path(place.root).resolve() == folder.resolve():
+        raise PlanError(f"{place.url} is the run's own folder", hint="give --out the path alone")
 
 
 @contextmanager
@@ -280,36 +306,58 @@ def _reading(url: str) -> Generator[None]:
 def fetched(place: MirrorPlace, folder: Path, say: Callable[[str], None]) -> int | None:
     """Bring back the newest checkpoint that is whole, if it is newer than what the folder has.
 
-    With it come the other files of the run.  Return its step; None: nothing came.
+    With it come the best one and the other files of the run.  A damaged one gets another name.
+    Return its step; None: nothing newer is there.
     say:      told what comes, and of each damaged one that it does not.
+    Raises:   CheckpointError: all are damaged, and the folder has none; it is that of the newest.
     """
-    from penstock.runtime import checkpoint
-
     checkpoints = folder / "checkpoints"
     folders.discard(checkpoints)
-    own = folders.latest(checkpoints)
+    own, problems = folders.latest(checkpoints), list[CheckpointError]()
     least = -1 if own is None else folders.step_of(own)
     for step in reversed([step for step in place.steps() if step > least]):
-        hidden = folders.hidden_of(checkpoints, step, "-mirror")
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir(parents=True)
-        name = f"step-{step:06d}"
         say(f"fetching the checkpoint after step {step} from {place.url}")
-        for file in place.names("checkpoints", name):
-            place.files.get_file(place.path("checkpoints", name, file), str(hidden / file))
         try:
-            checkpoint.load(hidden)
+            hidden = _fetched(place, checkpoints, _name_of(step))
         except CheckpointError as problem:
             say(f"{problem.message}: going back")
-            shutil.rmtree(hidden)
+            problems.append(problem)
             continue
-        hidden.rename(folders.folder_of(checkpoints, step))
         for path in place.files.find(place.root, maxdepth=1):
             name = str(path).rpartition("/")[2]
             if name not in _PRIVATE and not name.endswith(".part"):
-                write_text(folder / name, bytes(place.files.cat_file(path)).decode())
+                write_bytes(folder / name, bytes(place.files.cat_file(path)))
+        if place.text("checkpoints", "best", "best.json") and not (checkpoints / "best").exists():
+            _fetched(place, checkpoints, "best").rename(checkpoints / "best")
+        hidden.rename(folders.folder_of(checkpoints, step))
         return step
+    if problems and own is None:
+        raise problems[0]
     return None
+
+
+def _fetched(place: MirrorPlace, checkpoints: Path, name: str) -> Path:
+    """Bring a checkpoint into a hidden folder, which is returned.
+
+    Raises:   CheckpointError: it is damaged; it is called so there from now on.
+    """
+    from penstock.runtime import checkpoint
+
+    hidden = checkpoints / f".step-{name}-mirror"
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    for file in place.names("checkpoints", name):
+        place.files.get_file(place.path("checkpoints", name, file), str(hidden / file))
+    try:
+        checkpoint.load(hidden)
+    except CheckpointError as problem:
+        shutil.rmtree(hidden)
+        place.remove("checkpoints", f"damaged-{name}")
+        bad = place.path("checkpoints", name), place.path("checkpoints", f"damaged-{name}")
+        place.files.mv(*bad, recursive=True)
+        told = problem.message.replace(str(hidden), place.path("checkpoints", name))
+        raise CheckpointError(told, hint=f"it is kept as {bad[1]}") from problem
+    return hidden
 
 
 def _started(url: str, folder: Path, keep: Keep) -> "subprocess.Popen[bytes]":
@@ -322,11 +370,11 @@ def _started(url: str, folder: Path, keep: Keep) -> "subprocess.Popen[bytes]":
     )
 
 
-def _ended(process: "subprocess.Popen[bytes]", url: str) -> Mirrored:
-    """Return what the process tells when it has copied what is there."""
+def _ended(process: "subprocess.Popen[bytes]") -> Mirrored | None:
+    """Return what the process tells when it has copied what is there; None: it was killed."""
     out, _ = process.communicate(b"end\n")
     if process.returncode:
-        return Mirrored(url, problem=f"the process that copies left ({process.returncode})")
+        return None
     return typed(Mirrored, json.loads(out.splitlines()[-1]))
 
 
@@ -337,8 +385,10 @@ def main(arguments: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
     told = serve(Path(folder), place_of(url), Keep(**json.loads(keep)))
-    print(json.dumps(asdict(told)))
+    with suppress(BrokenPipeError):  # who began the run is gone
+        print(json.dumps(asdict(told)), flush=True)
 
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    os._exit(0)  # stdout may be gone
