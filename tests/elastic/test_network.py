@@ -122,6 +122,7 @@ def test_of_a_line_that_is_cut_one_side_goes_on_and_the_other_waits_and_says_so(
     assert "ranks [0, 1] cannot be reached, and may go on" in hosts[1].said.read_text()
 
 
+@pytest.mark.long
 def test_when_the_line_is_mended_the_side_that_waited_joins_the_other_again(
     tmp_path: Path, waits: dict[int, Callable[[RunMember], bool]]
 ) -> None:

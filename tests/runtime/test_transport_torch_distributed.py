@@ -132,6 +132,7 @@ def test_message_moves_when_its_receive_is_posted_and_not_only_when_it_is_waited
     assert values(run_gloo(2, body, slots=1)) == [0.0, 2.0**21]
 
 
+@pytest.mark.long
 def test_message_that_is_begun_under_a_profiler_may_outlive_it():
     specs = (TensorSpec((16,), torch.float32),)
 
