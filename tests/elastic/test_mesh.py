@@ -1,6 +1,7 @@
 """Mesh: who is there, who is dead for certain, and who is told that the others went on."""
 
 import socket
+import struct
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -101,3 +102,42 @@ def test_of_two_that_were_silent_for_each_other_neither_is_told_that_the_other_w
         assert other.wait(lambda: 0 in other.lost, LIMIT_S)
         assert other.lost == {0: "silent"}
         assert not other.given_up
+
+
+def reset(mesh: Mesh, member: int) -> None:
+    """End a line so that what was said last is lost."""
+    with mesh._changed:
+        line = mesh._lines.pop(member)
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        mesh._end(line)
+
+
+def test_a_line_that_is_reset_is_no_sign_of_death_while_somebody_listens_there() -> None:
+    """The other one may have given this one up, and its word be lost: both would go on."""
+    with meshes(0, 1) as ((first, other), where):
+        for each in (first, other):
+            each.where |= where
+        other.connect(where)
+        assert first.wait(lambda: 1 in first.members, LIMIT_S)
+        reset(other, 0)
+        assert first.wait(lambda: 1 in first.lost, LIMIT_S)
+        assert first.lost == {1: "silent"}
+
+
+def test_a_line_that_is_reset_where_nobody_listens_any_more_is_that_of_a_dead_one() -> None:
+    with meshes(0, 1) as ((first, other), where):
+        other.connect(where)
+        assert first.wait(lambda: 1 in first.members, LIMIT_S)
+        first.where[1] = closed_place()
+        reset(other, 0)
+        assert first.wait(lambda: 1 in first.lost, LIMIT_S)
+        assert first.lost == {1: "died"}
+
+
+def test_one_that_was_silent_is_dead_once_nobody_listens_at_its_place() -> None:
+    with meshes(0) as ([own], where):
+        own.where |= {**where, 1: closed_place()}
+        own.give_up(1)
+        assert own.lost == {1: "silent"}
+        own.seek(1)
+        assert own.lost == {1: "died"}

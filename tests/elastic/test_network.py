@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,7 +123,6 @@ def test_of_a_line_that_is_cut_one_side_goes_on_and_the_other_waits_and_says_so(
     assert "ranks [0, 1] cannot be reached, and may go on" in hosts[1].said.read_text()
 
 
-@pytest.mark.long
 def test_when_the_line_is_mended_the_side_that_waited_joins_the_other_again(
     tmp_path: Path, waits: dict[int, Callable[[RunMember], bool]]
 ) -> None:
@@ -142,3 +142,25 @@ def test_when_the_line_is_mended_the_side_that_waited_joins_the_other_again(
     events = events_in(tmp_path)
     assert [event["what"] for event in events] == ["begins", "lost", "joined"]
     assert len(events[2]["members"]) == 4
+
+
+@pytest.mark.long
+def test_of_a_line_that_is_mended_to_ranks_that_did_not_run_only_one_side_has_gone_on(
+    tmp_path: Path, waits: dict[int, Callable[[RunMember], bool]]
+) -> None:
+    """They have not noticed that the line was silent, and see it end: nobody is dead for that."""
+    waits[2] = lambda first: len(first.mesh.asks) == 2
+
+    def happens(line: Cable, them: list[Host]) -> None:
+        line.cut()
+        (tmp_path / "happened").touch()
+        for rank in members_of(them[1]):
+            os.kill(rank, signal.SIGSTOP)
+        threading.Event().wait(3.0)  # less than after which one is silent, more than half of it
+        for rank in members_of(them[1]):
+            os.kill(rank, signal.SIGCONT)
+        until(lambda: steps_in(tmp_path)[-1] == 2)
+        line.mend()
+
+    assert run(tmp_path, happens) == ["True", "True"]
+    check(tmp_path)

@@ -41,6 +41,7 @@ SILENT_S = 4.0  # after which a member is given up
 _PROVE_S = 5.0  # for which a peer may take to prove itself
 _TRY_S = 0.05  # between two attempts to reach a member
 _KNOCK_S = 0.5  # between two looks whether one that has to call is there
+_LOOK_S = 0.2  # for an answer at the place of one whose line ended
 _READ_BYTES = 2**18
 _ANY_PORT = 9  # nothing is sent to it
 _MOST_STRANGERS = 64  # that have not proved anything yet
@@ -61,6 +62,7 @@ class _Wire:
     came: bytearray = field(default_factory=bytearray)
     owed: bytearray = field(default_factory=bytearray)
     is_ending: bool = False
+    is_reset: bool = False  # what was on its way is lost
     only_asks: bool = False  # whether the others have gone on
 
     @property
@@ -156,17 +158,20 @@ class Mesh:
 
     def _reach(self, member: int, *, calls: bool) -> None:
         """Call a member, or only see that somebody is there; nobody is: it is dead."""
-        where = self.where[member]
-        try:
-            if calls:
-                self._call(where)
-            else:
-                socket.create_connection(where[:2], timeout=1.0).close()
-        except ConnectionRefusedError:
+        is_dead = self._refuses(self.where[member]) if calls else not self._may_live(member)
+        if is_dead:
             with self._changed:
                 self._lose(member, "died")
+
+    def _refuses(self, where: Where, *, only_asks: bool = False) -> bool:
+        """Call a place; return whether nobody listens there any more."""
+        try:
+            self._call(where, only_asks=only_asks)
+        except ConnectionRefusedError:
+            return True
         except OSError:
             pass  # it may yet be reached
+        return False
 
     def call(self, where: Where, ask: Ask, *, limit_s: float = 10.0) -> Welcome:
         """Connect to one member of a run, as a newcomer that knows nobody, and return its answer.
@@ -196,10 +201,12 @@ class Mesh:
     def seek(self, member: int) -> None:
         """Ask a member that was given up whether the others went on without this one.
 
-        Its answer is in `given_up`, soon; it says nothing if it waits as this one does.
+        Its answer is in `given_up`, soon; it says nothing if it waits as this one does.  One whose
+        place nobody listens at any more is dead.
         """
-        with contextlib.suppress(OSError):
-            self._call(self.where[member], only_asks=True)
+        if self._refuses(self.where[member], only_asks=True):
+            with self._changed:
+                self.lost[member] = "died"
 
     def send(self, member: int, word: Word) -> None:
         """Send a word to one member, if there is a line to it; returns without waiting."""
@@ -292,9 +299,9 @@ class Mesh:
                 beat_at = now + BEAT_S
                 self._beat(now)
             self._flush()
+        self._listener.close()  # before lines: whose line ends is looked for there
         for line in self._all():
             line.socket.close()
-        self._listener.close()
         self._selector.close()
         os.close(self._wake_end)
         os.close(self._woken_end)
@@ -350,7 +357,7 @@ class Mesh:
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, line.is_reset = b"", True
         with self._changed:
             if not data:
                 self._ended(line)
@@ -420,12 +427,31 @@ class Mesh:
                 self._lose(member, "silent")
 
     def _ended(self, line: _Wire) -> None:
-        """A line has ended by itself: its process is dead, unless it was silent for long before."""
+        """A line has ended by itself: its process is dead, unless it was silent for long before.
+
+        Of one that was reset, what was said last - that this one was given up - may be lost; so its
+        process is dead only if nobody greets at its place.
+        """
         if line.peer >= 0 and self._lines.get(line.peer) is line:
             was_silent = time.monotonic() - line.heard > self._silent_s / 2
-            self._lose(line.peer, "silent" if was_silent else "died")
+            lives = was_silent or (line.is_reset and self._may_live(line.peer))
+            self._lose(line.peer, "silent" if lives else "died")
         else:
             self._end(line)
+
+    def _may_live(self, member: int) -> bool:
+        """Return whether a member greets who calls it, or nothing tells that it is dead.
+
+        A process that dies ends its lines before it stops to listen: so a greeting is waited for.
+        """
+        try:
+            with socket.create_connection(self.where[member][:2], timeout=_LOOK_S) as end:
+                end.recv(1)
+        except (ConnectionRefusedError, ConnectionResetError, KeyError):
+            return False
+        except OSError:
+            return True
+        return True
 
     def _lose(self, member: int, fate: Fate, *, is_decided: bool = False) -> None:
         line = self._lines.pop(member, None)
@@ -471,6 +497,7 @@ class Mesh:
             self._selector.modify(line.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, line)
             return
         except OSError:
+            line.is_reset = True
             line.owed.clear()  # reading says that it has ended
             return
         if not line.is_ending:
