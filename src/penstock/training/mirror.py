@@ -218,7 +218,7 @@ def serve(folder: Path, place: MirrorPlace, keep: Keep) -> Mirrored:
             if is_last and (not told.problem or tries >= _LAST_TRIES):
                 return told
             if is_last:
-                time.sleep(due_s - time.monotonic() if due_s > time.monotonic() else 0.0)
+                time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _text(path: Path) -> str:
