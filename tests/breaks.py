@@ -2097,6 +2097,30 @@ BREAKS = (
         ("tests/cli/test_fleet_predict.py",),
         "rows that nobody measured count as outside of their interval",
     ),
+    Break(
+        "sum_ends_once",
+        "cluster/cluster.py",
+        "return self.all_reduce_s(size_bytes, ranks) + self.ends_s(ranks, rounds=2)",
+        "return self.all_reduce_s(size_bytes, ranks) + self.ends_s(ranks)",
+        ("tests/test_cluster.py", "tests/simulate/test_reference.py"),
+        "a sum costs its ends as much as a gather: each part goes round once",
+    ),
+    Break(
+        "copies_by_bytes_only",
+        "simulate/price.py",
+        "copied_s = each_s + sizes * profile.far_s_per_byte",
+        "copied_s = 0 * each_s + sizes * profile.far_s_per_byte",
+        ("tests/simulate/test_price.py",),
+        "many small tensors go to far memory as fast as one large one",
+    ),
+    Break(
+        "update_without_its_call",
+        "profile/measure.py",
+        "call_s = max(0.0, smallest_s - max(0.0, seconds - smallest_s) / (len(order) - 1))",
+        "call_s = max(0.0, seconds - smallest_s) / (len(order) - 1)",
+        ("tests/profile/test_measure.py",),
+        "what a call of the optimizer takes is mistaken for what one more parameter takes",
+    ),
 )
 
 

@@ -144,6 +144,14 @@ def test_all_reduce_is_the_ring_formula_over_its_slowest_link(n: int, size_bytes
     assert MIXED.all_reduce_s(size_bytes, range(n), "ring") == pytest.approx(expected, rel=1e-14)
 
 
+def test_a_sum_costs_each_end_two_messages_for_each_other_rank():
+    cluster = replace(MIXED, across=replace(WIDE, overhead_s=0.25))
+    assert cluster.ends_s([0]) == cluster.ends_s([0, 1]) == 0.0  # no link, one that costs nothing
+    assert cluster.ends_s([0, 2, 3]) == pytest.approx(2 * 2 * 0.25)
+    more = cluster.sum_s(8, [0, 2, 3]) - cluster.all_reduce_s(8, [0, 2, 3])
+    assert more == pytest.approx(2 * cluster.ends_s([0, 2, 3]))
+
+
 def test_all_reduce_needs_a_link_between_ring_neighbours_only():
     with pytest.raises(ClusterError, match="none across"):
         replace(MIXED, across=None).all_reduce_s(8, [0, 3])

@@ -62,7 +62,25 @@ def test_update_is_measured_with_clipping_where_the_job_clips(monkeypatch) -> No
     for clip_norm, seconds in ((None, 1.0), (0.5, 3.0)):
         job = replace(JOBS["blocks"], clip_norm=clip_norm)
         found = measure.optimizer_costs(captured("blocks"), job)
-        assert found["update_s_per_byte"] == pytest.approx(seconds / size)
+        assert found["update_s"] + size * found["update_s_per_byte"] == pytest.approx(seconds)
+
+
+def test_update_of_many_parameters_is_one_call_and_the_rest_by_bytes(monkeypatch) -> None:
+    """Seconds that are 5 and 1 for each parameter: of one alone they are 6."""
+
+    def timed(call: Any, *, inside=lambda timed: timed(), **_: object) -> float:
+        groups = getattr(getattr(call, "__self__", None), "param_groups", [])
+        found = list[int]()
+        inside(lambda: found.append(sum(p.grad is not None for g in groups for p in g["params"])))
+        return 5.0 + found[0]
+
+    monkeypatch.setattr(measure, "_timed", timed)
+    held = captured("blocks")
+    count = sum(p.requires_grad for p in held.model.parameters())
+    size = sum(p.numel() * p.element_size() for p in held.model.parameters())
+    found = measure.optimizer_costs(held, JOBS["blocks"])
+    assert found["update_s"] == pytest.approx(5.0)
+    assert size * found["update_s_per_byte"] == pytest.approx(count)
 
 
 def _name(call: Any) -> str:
@@ -164,7 +182,9 @@ def test_rate_of_far_memory_has_the_time_in_it_that_a_disk_takes(monkeypatch) ->
 
     monkeypatch.setattr(os, "pwritev", slow)
     monkeypatch.setattr(measure, "awake_s", lambda: now[0])
-    assert measure._far_s(1 << 20) == 1.0 / (1 << 21)
+    found = measure.far_costs(1 << 20)
+    assert found["far_s"] == 0.5 / 256
+    assert 16 * found["far_s"] + (1 << 20) * found["far_s_per_byte"] == pytest.approx(0.5)
 
 
 def test_far_memory_is_as_slow_as_its_disk_where_there_is_no_room_to_keep_it(monkeypatch) -> None:

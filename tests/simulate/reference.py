@@ -115,6 +115,7 @@ class Reference:
                             size_bytes *= self.stretch(members)
                             how = "reduce_scatter", size_bytes, members
                             takes = self.cluster.collective_s(*how)
+                    takes += (2 - (instruction.how == "shards")) * self.handed(members)
                     span = Span(rank, "collective", "reduce", -1, instruction.step, 0, 0)
                     times = 1 if instruction.how == "shards" else 2
                     self.beside(rank, takes, times * instruction.size_bytes, members)
@@ -129,6 +130,7 @@ class Reference:
                     if self.cluster and self.unshard:
                         size_bytes *= self.stretch(members)
                         takes += self.cluster.collective_s("all_gather", size_bytes, members)
+                        takes += self.handed(members)
                     self.beside(rank, takes, whole, members)
                     self.issue(rank, stage, members, takes, span)
                 case Reshard(stage):
@@ -147,6 +149,15 @@ class Reference:
             lost = wire - wire / (1 + slowest.slowdown)
         self.sums_until[rank] = max(self.sums_until[rank], self.now) + takes
         self.free_part[rank] = 1 - min(1.0, lost / takes) if takes > 0 else 1.0
+
+    def handed(self, members: Sequence[int]) -> float:
+        """Return what a rank does to send a message to its neighbour n - 1 times, and to receive
+        as many."""
+        if not self.cluster or len(members) == 1:
+            return 0.0
+        ring = [self.cluster.link(a, b) for a, b in pairwise([*members, members[0]])]
+        _, slowest = min((link.bytes_per_s, at) for at, link in enumerate(ring))
+        return sum(2 * ring[slowest].overhead_s for _ in members[1:])
 
     def stretch(self, members: Sequence[int]) -> float:
         """Return how many times an equal part the largest of them is."""

@@ -6,6 +6,7 @@ y0 takes 1 s, y1 2 s, and so does each of their two backward ops: d0; d1, g1.
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from penstock.cluster import Cluster, Host, Link
 from penstock.errors import ProfileError
 from penstock.graph.cut import cut
 from penstock.graph.graph import Graph
+from penstock.graph.memory import moved
 from penstock.graph.trace import trace
 from penstock.plan import Plan, plan_by_hand
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -132,6 +134,21 @@ def test_numbers_of_the_state_stay_while_the_rest_of_it_is_away() -> None:
     tensors = [len(stage.parameters) for stage in stages.stages]
     assert (more.start_bytes - plain.start_bytes).tolist() == [4 * count for count in tensors]
     assert (more.net_bytes == plain.net_bytes).all()
+
+
+def test_a_copy_costs_its_bytes_and_its_tensors() -> None:
+    """Adam has two tensors of state for each weight; F of each stage keeps what it reads."""
+    plan = plan_of()
+    stages = stages_of(plan, GRAPH)
+    plain, more = (
+        costs_of(GRAPH, stages, replace(PROFILE, far_s=far_s), copies=True).action_s[len(KINDS) :]
+        for far_s in (0.0, 100.0)
+    )
+    tensors = np.round((more - plain)[:, :, 0] / 100).tolist()
+    kept = [len(moved(GRAPH, stages, stage.index)) for stage in stages.stages]
+    state = [2 * len(stage.parameters) for stage in stages.stages]
+    assert tensors == [kept, state, [1, 1]] * 2
+    assert max(kept) > 0
 
 
 def test_update_that_keeps_an_older_version_copies_the_weights() -> None:

@@ -346,6 +346,20 @@ class Cluster:
         among = USUAL[what] if algorithm is None else (algorithm,)
         return best(self, what, size_bytes, ranks=ranks, among=among).seconds
 
+    def sum_s(self, size_bytes: float, ranks: Sequence[int]) -> float:
+        """Return the seconds of a sum over `ranks` as ranks make it: all_reduce_s and `ends_s`."""
+        return self.all_reduce_s(size_bytes, ranks) + self.ends_s(ranks, rounds=2)
+
+    def ends_s(self, ranks: Sequence[int], rounds: int = 1) -> float:
+        """Return what a rank computes to send and to receive the messages of a ring over `ranks`,
+        whatever their size: rounds * (n - 1) * 2 overhead_s of the slowest link.
+
+        rounds:  how often each part goes round: once in a gather, twice in a sum.
+        """
+        if len(ranks) < 2:
+            return 0.0
+        return rounds * (len(ranks) - 1) * 2 * self.slowest_link(ranks).overhead_s
+
     def slowest_link(self, ranks: Sequence[int]) -> Link:
         """Return the link of least bytes_per_s in the ring of `ranks`, which are two or more.
 

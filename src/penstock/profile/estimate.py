@@ -53,6 +53,7 @@ def estimated(
         update_workspace_per_byte=_UPDATE_WORKSPACE,
         copy_s_per_byte=2 * byte_s,
         far_s_per_byte=1 / _FAR_BYTES_PER_S,
+        far_s=efficiency.launch_s,
         kind=device.name,
         packing=_packing(wire, byte_s, efficiency.launch_s),
     )

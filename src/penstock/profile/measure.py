@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from penstock import _compat
 from penstock.batches import started
 from penstock.cluster.machine import free_bytes
-from penstock.far import FarMemory
+from penstock.far import FarMemory, as_bytes
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.codec import TensorForm, packer, unpacker
 from penstock.graph.cut import cut
@@ -41,6 +41,8 @@ T = TypeVar("T")
 _WARM_UPS = 2
 _MIN_RUNS = 5
 _FAR_BYTES, _FAR_BLOCKS = 1 << 26, 16  # more than caches hold, as what a step moves
+_FAR_SMALL = 256, 256  # tensors that are moved to know what each costs, and bytes of one
+_SWEPT_BYTES = 1 << 25  # more than the caches of a core hold
 _PACKED_ROWS = (1, 1024)  # of 256 numbers
 _BUDGET_S = 2.0  # for the op-by-op runs
 
@@ -60,7 +62,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
             op_s = _op_by_op(capture, inputs)
             optimizer = optimizer_costs(capture, job)
             size = most_far_bytes(capture, job, optimizer["state_bytes_per_byte"])
-            far_s = _far_s(size, evicts=size > free_bytes() // (1 + beside))
+            far = far_costs(size, evicts=size > free_bytes() // (1 + beside))
             packing = packing_costs(job)
         workspace_bytes = workspaces(capture, inputs)
     finally:
@@ -85,7 +87,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         error=0.0,
         steps=0,
         runs=0,
-        far_s_per_byte=far_s,
+        **far,
         **optimizer,
     )
 
@@ -279,7 +281,7 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
     sums: Any = [torch.zeros_like(p) for p in known.values()]
     accumulate_s = _timed(lambda: _compat.add_in_place(sums, made))
     whole = whole_optimizer(job, capture.model)
-    seconds, workspaces = _updated(whole, weights, gradients)
+    seconds, call_s, workspaces = _updated(whole, weights, gradients)
     if job.clip_norm is not None:
         seconds += _timed(partial(_clip, list(gradients.values())))
     if capture.graph.masters:  # what a step reads is made anew
@@ -289,8 +291,8 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
     flat, other = torch.zeros(2, max(1, size // 4))
     return {
         "accumulate_s_per_byte": accumulate_s / size,
-        "update_s_per_byte": seconds / size,
-        "update_s": 0.0,
+        "update_s_per_byte": max(0.0, seconds - call_s) / size,
+        "update_s": call_s,
         "state_bytes_per_byte": state / size,
         "state_bytes_per_tensor": numbers / len(known),
         **workspaces,
@@ -335,40 +337,68 @@ def most_far_bytes(capture: Capture, job: Job, state_bytes_per_byte: float) -> i
     return int(weights) + job.micro_batches * max(0, stage.forward.change_bytes)
 
 
-def _far_s(size_bytes: int, *, evicts: bool = False) -> float:
-    """Return the seconds of moving a byte to far memory or back, of blocks of usual size.
+def far_costs(size_bytes: int, *, evicts: bool = False) -> dict[str, float]:
+    """Return the seconds of moving a byte to far memory or back, and of moving any tensor.
 
+    By the names of the fields of Profile.
     evicts:  whether the system's memory has no room for it, so that all is read from the disk.
     Waiting for the system counts, as for a disk that is slow; waiting for a core does not.
     """
     size = max(1, min(size_bytes, _FAR_BYTES) // _FAR_BLOCKS)
-    near = torch.zeros((_FAR_BLOCKS, size), dtype=torch.uint8, device=device_here())
-    memory = FarMemory(near.device)
-    room, nears = memory.room([size] * _FAR_BLOCKS), dict(enumerate(near))
+    small_s, whole_s = _moved_s(*_FAR_SMALL), _moved_s(_FAR_BLOCKS, size, evicts=evicts)
+    each_s = small_s / _FAR_SMALL[0]
+    per_byte_s = max(0.0, whole_s - _FAR_BLOCKS * each_s) / (size * _FAR_BLOCKS)
+    return {"far_s_per_byte": per_byte_s, "far_s": each_s}
+
+
+def _moved_s(count: int, size: int, *, evicts: bool = False) -> float:
+    """Return the seconds of moving `count` tensors of `size` bytes one way, half of there and back.
+
+    As of activations, memory is taken anew for those that come back.
+    """
+    device = device_here()
+    memory = FarMemory(device)
+    room = memory.room([size] * count)
+    nears = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(count)]
 
     def there_and_back() -> None:
-        room.put(nears)
+        room.put(dict(enumerate(map(as_bytes, nears))))
         if evicts:
             memory.evict()
-        room.take(nears)
+        nears[:] = [torch.empty(size, dtype=torch.uint8, device=device) for _ in nears]
+        room.take(dict(enumerate(nears)))
 
-    clock = clock_here() if near.device.type != "cpu" else awake_s
-    return _timed(there_and_back, clock=clock) / (2 * size * _FAR_BLOCKS)
+    return _timed(there_and_back, clock=clock_here() if device.type != "cpu" else awake_s) / 2
 
 
 def _updated(
     whole: WholeOptimizer, weights: dict[str, Tensor], gradients: dict[str, Tensor]
-) -> tuple[float, dict[str, float]]:
-    """Return seconds of an update of `weights`, and the most bytes that it holds meanwhile.
+) -> tuple[float, float, dict[str, float]]:
+    """Return seconds of an update of `weights`, how many of them are those of the call, and the
+    most bytes that it holds meanwhile.
 
+    The call is what an update of the smallest takes beyond the mean of the others: nothing where
+    these are so large that it does not show.  Before each, caches are swept, as by a step.
     Bytes as fields of Profile.  One of torch's optimizers is also asked to update the largest
     alone, and that and the second: those on a CPU take one parameter after the other, and hold
     something of the one before meanwhile.
     """
     step, loan = whole.optimizer.step, Loan(whole, weights)
-    seconds = _timed(step, inside=partial(loan.run, gradients))
+    swept = torch.zeros(_SWEPT_BYTES // 4, device=device_here())
+
+    def seconds_of(some: dict[str, Tensor]) -> float:
+        def after_sweep(timed: Callable[[], object]) -> None:
+            loan.run(some, lambda: (swept.add_(1.0), timed()))
+
+        return _timed(step, inside=after_sweep)
+
+    seconds = seconds_of(gradients)
     sizes = {name: p.numel() * p.element_size() for name, p in gradients.items()}
     order = sorted(sizes, key=lambda name: -sizes[name])
+    call_s = 0.0
+    if len(order) > 1 and whole.is_plain:
+        smallest_s = seconds_of({order[-1]: gradients[order[-1]]})
+        call_s = max(0.0, smallest_s - max(0.0, seconds - smallest_s) / (len(order) - 1))
     counts = sorted({1, min(2, len(order)), len(order)} if whole.is_plain else {len(order)})
     each = held = 0.0  # per byte of those that came last, and in all
     per_byte: list[float] = []
@@ -381,7 +411,7 @@ def _updated(
         per_byte.append(each)
     named = "update_workspace_of_largest", "update_workspace_of_second"
     beyond = {name: max(0.0, own - each) for name, own in zip(named, per_byte, strict=False)}
-    return seconds, {"update_workspace_per_byte": each, **beyond}
+    return seconds, call_s, {"update_workspace_per_byte": each, **beyond}
 
 
 def _state(optimizer: Optimizer) -> list[Tensor]:

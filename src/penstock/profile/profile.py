@@ -26,6 +26,7 @@ _NUMBERS = (
     "update_workspace_of_second",
     "copy_s_per_byte",
     "far_s_per_byte",
+    "far_s",
     "samples",
     "error",
     "steps",
@@ -95,7 +96,7 @@ class Profile:
                               the optimizer runs, per byte of parameter, and besides of the largest
                               and of the second largest of those that it updates.
     copy_s_per_byte:          copying a version of the weights.
-    far_s_per_byte:           moving something to far memory, or back.
+    far_s_per_byte, far_s:    moving something to far memory, or back: per byte, and per tensor.
     packing:    what packing costs, by bits; empty where it was not asked for.
     fused:      of the segments that were compiled; others take as long as their ops, one by one.
     samples, error:   of an estimate that was learned from runs on such devices: of how many
@@ -131,6 +132,7 @@ class Profile:
     update_workspace_of_largest: float = 0.0
     update_workspace_of_second: float = 0.0
     state_bytes_per_tensor: float = 0.0
+    far_s: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):

@@ -361,5 +361,5 @@ class Judge:
             ranks = [r for own in each for r in np.array(own)[holders].tolist()]
             if len(ranks) > 1:
                 size = summed_bytes(self.graph, stage.parameters, plan.sums)
-                ends_s[counts.last == stage.index] = cluster.all_reduce_s(size, ranks)
+                ends_s[counts.last == stage.index] = cluster.sum_s(size, ranks)
         return ends_s

@@ -216,7 +216,7 @@ def _sums(
 
 
 def _linked_s(reduce: Reduce, cluster: Cluster | None) -> float:
-    return 0.0 if cluster is None else cluster.all_reduce_s(reduce.size_bytes, reduce.ranks)
+    return 0.0 if cluster is None else cluster.sum_s(reduce.size_bytes, reduce.ranks)
 
 
 def _reduces(program: Program) -> Iterable[tuple[tuple[int, int], Reduce]]:

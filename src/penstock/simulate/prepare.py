@@ -260,8 +260,9 @@ def _sum_s(
         return kept_s
     if reduce.how == "shards":
         size_bytes = reduce.size_bytes * stretch
-        return kept_s + cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
-    return cluster.all_reduce_s(reduce.size_bytes, reduce.ranks)
+        taken_s = kept_s + cluster.collective_s("reduce_scatter", size_bytes, reduce.ranks)
+        return taken_s + cluster.ends_s(reduce.ranks)
+    return cluster.sum_s(reduce.size_bytes, reduce.ranks)
 
 
 def exchange_s(sizes: Sequence[int], busy_s: float, cluster: Cluster | None, apart: int) -> float:
@@ -416,8 +417,10 @@ def _gathers_s(
     for rank, stage in set(gathers):
         took_s = float(costs.unshard_s[stage]) if len(costs.unshard_s) else 0.0
         if cluster is not None and len(costs.unshard_bytes):
-            size_bytes = int(costs.unshard_bytes[stage]) * program.stretch(rank)
-            took_s += cluster.collective_s("all_gather", size_bytes, program.grid.column_of(rank))
+            size_bytes, ranks = int(costs.unshard_bytes[stage]), program.grid.column_of(rank)
+            size_bytes *= program.stretch(rank)
+            took_s += cluster.collective_s("all_gather", size_bytes, ranks)
+            took_s += cluster.ends_s(ranks)
         taken_s[rank, stage] = took_s
     return [taken_s[gather] for gather in gathers]
 

@@ -1,5 +1,6 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
@@ -11,6 +12,7 @@ from penstock.errors import ProfileError
 from penstock.graph.graph import Graph
 from penstock.graph.joint import joint_memory, joint_of
 from penstock.graph.memory import (
+    moved,
     moved_bytes,
     peak_with_workspace,
     segment_memory,
@@ -100,8 +102,10 @@ def costs_of(
             if ways.together > 1:
                 _put_joint_s(seconds[:, stage.index, at], graph, stage, profile, ways.together)
         if copies:
-            sizes = np.concatenate(_copied_bytes(graph, stages, profile, ways))
-            seconds[len(KINDS) : NUM_COSTS, :, at] = sizes * profile.far_s_per_byte
+            sizes = _copied_bytes(graph, stages, profile, ways)
+            each_s = _copied_tensors(graph, stages, profile) * (sizes > 0) * profile.far_s
+            copied_s = each_s + sizes * profile.far_s_per_byte
+            seconds[len(KINDS) : NUM_COSTS, :, at] = np.concatenate(copied_s)
     bits = ways.bits
     packing_s = [[_packing_s(graph, stages, profile, ways)] for profile in row] if bits else []
     loaded_s, left_s = _loaded_s(graph, stages, row, ways)
@@ -247,6 +251,23 @@ def _copied_bytes(graph: Graph, stages: Stages, profile: Profile, ways: Ways) ->
     own = [_own_bytes(graph, stage, ways) for stage in stages.stages]
     both = [2 * size_bytes for size_bytes in own]
     return np.array([[kept, state, own], [kept, state, both]], np.int64)
+
+
+def _copied_tensors(graph: Graph, stages: Stages, profile: Profile) -> NDArray[np.int64]:
+    """Return how many tensors a copy moves, [COPIED, stage]: what F keeps, state, weights.
+
+    Of the state, as many for a parameter as are as large as it.
+    """
+    each = math.ceil(profile.state_bytes_per_byte)
+    rows = [
+        (
+            len(moved(graph, stages, stage.index)),
+            each * sum(1 for _ in _trained(graph, stage)),
+            1,
+        )
+        for stage in stages.stages
+    ]
+    return np.array(rows, np.int64).reshape(-1, len(COPIED)).T
 
 
 @dataclass(frozen=True, slots=True, eq=False)

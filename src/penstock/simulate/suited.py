@@ -118,7 +118,7 @@ def _with_links(plan: Plan, made: Schedule, setting: Setting, seconds: Seconds) 
     ends = np.cumsum(own_units or (1,) * len(lives))
     weights = [summed_bytes(setting.graph, s.parameters, plan.sums) for s in stages.stages]
     sums = [
-        _rounded(cluster.all_reduce_s(size, own)) if len(own) > 1 else 0.0
+        _rounded(cluster.sum_s(size, own)) if len(own) > 1 else 0.0
         for size, own in zip(weights, ranks, strict=True)
     ]
     links = ways[:, ends[:-1] - 1]

@@ -288,7 +288,7 @@ def _sums(program: Program, sum_s: Floats, change: Change) -> Floats:
         if len(reduce.ranks) < 2:
             found.append(seconds)
         elif change.cluster is not None:
-            found.append(change.cluster.all_reduce_s(reduce.size_bytes, reduce.ranks))
+            found.append(change.cluster.sum_s(reduce.size_bytes, reduce.ranks))
         else:
             found.append(seconds / change.links)
     return np.array(found)
