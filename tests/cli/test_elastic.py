@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -67,8 +68,8 @@ def rows(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def until(is_so) -> None:
-    for _ in range(10_000):
+def until(is_so, times: int = 10_000) -> None:
+    for _ in range(times):
         if is_so():
             return
         threading.Event().wait(0.01)
@@ -328,3 +329,89 @@ def test_nobody_at_an_address_is_said_so(call: Call, tmp_path: Path) -> None:
     done = call("join", f"tcp://127.0.0.1:{port}", "--token-file", tmp_path / "token")
     assert done.code == 1, done
     assert f"127.0.0.1:{port}" in done.err
+
+
+# -- a run that follows a policy -------------------------------------------------------------------
+
+FOLLOWING = """
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from tests.cli import mlp
+
+OVER = Path({over!r})
+
+
+def data(start):
+    for index, batch in enumerate(mlp.data(start), start):
+        if not OVER.exists():  # steps are slow, and slower, until the market has changed
+            threading.Event().wait(0.02 if index < 600 else 1.0)
+        yield batch
+
+
+def job():
+    return replace(mlp.job(), data=data, num_steps={steps})
+"""
+POLICY = """
+policy = "transient"
+pools = ["zone"]
+machines = 2
+plan = ""
+deadline_h = 1.0
+budget_usd = 0.0
+expected_usd = 1.0
+expected_hours = 1.0
+chance_in_time = 1.0
+traces = ["trace.csv"]
+tick_s = 0.1
+[job]
+steps = 1
+start_s = 1.0
+speeds = [{ machines = 1, steps_per_s = 10.0 }, { machines = 2, steps_per_s = 20.0 }]
+"""
+
+
+def decisions(folder: Path) -> list[dict]:
+    return rows(folder, "decisions.jsonl")
+
+
+def market_of(folder: Path, machines: int) -> None:
+    """Let the market offer so many machines from now on, and wait until the run has them."""
+    wanted = json.loads((folder / "run" / "wanted.json").read_text())
+    with (folder / "trace.csv").open("a") as file:
+        file.write(f"{time.time() - wanted['begun_s']:.3f},zone,{machines},1.0,3.0\n")
+    until(lambda: _has(decisions(folder), machines), times=30_000)
+
+
+def _has(told: list[dict], machines: int) -> bool:
+    last = [row["wanted"]["zone"] for row in told if row["what"] == "wants"][-1]
+    return last == machines and told[-1]["what"] == "there"
+
+
+def test_a_run_has_as_many_machines_as_its_policy_wants_and_none_when_it_wants_none(
+    tmp_path: Path, losses: list[float], monkeypatch: pytest.MonkeyPatch, profiles: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    path, over, steps = tmp_path / "job.py", tmp_path / "over", 200
+    path.write_text(FOLLOWING.format(over=str(over), steps=steps))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    header = "time_s,pool,machines,usd_h,on_demand_usd_h"
+    (tmp_path / "trace.csv").write_text(f"{header}\n0,zone,1,1.0,3.0\n")
+    command = ["train", f"{path}:job", "--elastic", "--policy", str(tmp_path / "policy.toml")]
+    command += ["--out", str(tmp_path / "run"), "--no-trial", "--no-check"]
+    with beside(lambda: main(command)):
+        until(lambda: len(rows(tmp_path, "metrics.jsonl")) > 2, times=30_000)
+        for machines in (2, 1, 0, 1):
+            market_of(tmp_path, machines)
+        over.touch()
+    found = rows(tmp_path, "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, steps + 1))
+    assert [row["loss"] for row in found[: len(losses)]] == pytest.approx(losses, rel=1e-4)
+    told = [row for row in decisions(tmp_path) if row["what"] == "wants"]
+    assert [row["wanted"]["zone"] for row in told] == [1, 2, 1, 0, 1]
+    sizes = [len(event["members"]) for event in rows(tmp_path, "events.jsonl")]
+    assert sizes == [1, 2, 1, 1]
+    assert decisions(tmp_path)[-1]["what"] == "ended"
+    assert "this rank has left" in (tmp_path / "run" / "machines.log").read_text()

@@ -9,12 +9,12 @@ import typer
 
 from penstock.cli import face
 from penstock.cli.fleet_market import tell
-from penstock.cli.fleet_replay import Prices, ReportPage, market_of
+from penstock.cli.fleet_replay import Prices, ReportPage, market_of, prices_of
 from penstock.errors import FleetError
 from penstock.files import Json
 
 if TYPE_CHECKING:
-    from penstock.fleet.advise import Advice, Advised
+    from penstock.fleet.advise import Advice, Advised, Aim
     from penstock.fleet.work import FleetJob, Speed
 
 _MOST_RANKS = 64
@@ -56,7 +56,7 @@ def advise(  # noqa: PLR0913 - one argument per flag
     with face.progress("trying choices") as told:
         found = advise(there, what, aim, futures=futures, told=told)
     if policy_file is not None:
-        _write(found, aim.deadline_h, aim.budget_usd, policy_file)
+        _write(found, aim, (trace, prices), policy_file)
         face.say(f"wrote {policy_file}")
     if report is not None:
         from penstock.fleet.pictures import page_of_advice
@@ -166,21 +166,27 @@ def document(found: "Advice") -> dict[str, Json]:
     }
 
 
-def _write(found: "Advice", deadline_h: float, budget_usd: float, path: Path) -> None:
-    """Write the choice as a policy file, with the hosts that it begins with."""
+def _write(found: "Advice", aim: "Aim", told: tuple[list[Path], str | None], path: Path) -> None:
+    """Write the choice as a policy file, with the hosts that it begins with.
+
+    told   traces and prices, as they were given
+    """
     from penstock.fleet.policy_file import PolicyFile, begun
 
-    one = found.choice
+    one, (traces, prices) = found.choice, told
     PolicyFile(
         policy=one.policy,
         pools=one.pools,
         machines=one.machines,
         plan=one.plan,
-        deadline_h=deadline_h,
-        budget_usd=0.0 if budget_usd == math.inf else budget_usd,
+        deadline_h=aim.deadline_h,
+        budget_usd=0.0 if aim.budget_usd == math.inf else aim.budget_usd,
         expected_usd=one.mean_usd,
         expected_hours=one.late_h,
         chance_in_time=one.in_time,
         reasons=found.reasons,
         hosts=begun(found.first),
+        traces=tuple(str(trace.absolute()) for trace in traces),
+        prices=() if prices is None else prices_of(prices),
+        job=one.job,
     ).save(path)

@@ -88,11 +88,15 @@ def market_of(
     """
     from penstock.fleet.market import noticed, priced
 
-    sure, spot = _numbers(prices) if prices is not None else (0.0, 0.0)
+    sure, spot = prices_of(prices) if prices is not None else (0.0, 0.0)
     return noticed(priced(read(traces, None, pools), sure, spot), job.notice_s)
 
 
-def _numbers(text: str) -> tuple[float, float]:
+def prices_of(text: str) -> tuple[float, float]:
+    """Return dollars per hour, on demand and preemptible.
+
+    Raises:   FleetError: they are none.
+    """
     try:
         sure, spot = map(float, text.split(","))
     except ValueError as problem:
@@ -138,23 +142,17 @@ def rulers_of(
 
     Raises:   FleetError: no such policy, or a file or function that cannot be read.
     """
-    from penstock.fleet.futures import resampled
     from penstock.fleet.policy_file import read_policy
-    from penstock.fleet.rulers import PolicyBasis, ruler_of
+    from penstock.fleet.rulers import PolicyBasis, basis_of, ruler_of
 
     basis = PolicyBasis((), 3600 * deadline)
     if any(name.startswith(("look_ahead", "liveput")) or _is_file(name) for name in names):
-        lasts_s = 3600 * deadline
-        own = resampled(there, _OWN, seed=_OWN_SEED, lasts_s=lasts_s)
-        basis = PolicyBasis([*own], lasts_s)
+        basis = basis_of(there, 3600 * deadline)
     found: list[Ruler] = []
     for name in names:
         text = read_policy(Path(name)).policy if _is_file(name) else name
         found.append(ruler_of(text, job, basis, _function))
     return found
-
-
-_OWN, _OWN_SEED = 200, 2**31  # futures that policies are fitted on: not those they are judged by
 
 
 def _is_file(name: str) -> bool:

@@ -63,6 +63,10 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Go on when ranks are lost, or others join.")
     ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="TOML", help="Have the machines that this policy wants; --elastic."),
+    ] = None,
     until_loss: Annotated[
         float | None,
         typer.Option(metavar="X", help="End at this loss; finds ranks and batch."),
@@ -103,6 +107,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             eager=eager,
             trial=trial,
             elastic=elastic,
+            policy=policy,
             until_loss=until_loss,
             objective=objective,
             listener=view.TERMINAL,

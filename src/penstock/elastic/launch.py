@@ -102,10 +102,14 @@ NOBODY = View(0, 0, "", ())  # of who joins others
 
 
 class Here(NamedTuple):
-    """The members that this process starts; None: all.  They listen at `address`."""
+    """The members that this process starts; None: all.  They listen at `address`.
+
+    pools:   of which their machines are, as far as they say.
+    """
 
     members: tuple[int, ...] | None = None
     address: str = LOOPBACK
+    pools: Mapping[int, str] = {}
 
 
 ALL_HERE = Here()
@@ -128,7 +132,8 @@ def run_members(start: Start, report: Report, scribe: Scribe, here: Here = ALL_H
     own = start.view.members if here.members is None else here.members
     listeners = {member: listening(here.address) for member in own}
     key = place_key()
-    where = start.meet({member: where_of(end, key) for member, end in listeners.items()})
+    told = {m: where_of(end, key, here.pools.get(m, "")) for m, end in listeners.items()}
+    where = start.meet(told)
     pipes = {member: context.Pipe(duplex=False) for member in own}
     state = random.getstate()
     processes: dict[int, Any] = {}
@@ -313,7 +318,7 @@ def _life(
             if not member.has_left:
                 _finish(own, member, scribe, results)
                 return Lived(True, own.done)
-            if start.notice():
+            if member.leaves:
                 return Lived(False, own.done)
         except GivenUpError as problem:
             say(problem.message)
@@ -377,18 +382,22 @@ def introduced(where: Where, token: bytes) -> Welcome:
 
 
 class Caller(NamedTuple):
-    """A newcomer: its lines, where it listens, and the digest of the step that it has traced."""
+    """A newcomer: its lines, where it listens, and the digest of the step that it has traced.
+
+    in_vain: whether it need not wait any more: it has to go, or the run is over.
+    """
 
     mesh: Mesh
     where: Where
     graph: str
+    in_vain: Callable[[], bool] = lambda: False
 
 
 def newcomer(at: Where, token: bytes, graph: str) -> Caller:
     """Return a newcomer that listens at the host of `at`; no other member has its number."""
     listens = listening(at.host)
     number = _FIRST_NEWCOMER + secrets.randbelow(2**40)
-    return Caller(Mesh(number, listens, token), where_of(listens, at.key), graph)
+    return Caller(Mesh(number, listens, token), where_of(listens, at.key, at.pool), graph)
 
 
 def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
@@ -411,6 +420,8 @@ def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
         raise RunError(message, hint="have the job file and packages of the run")
     known, until = dict(welcome.members), time.monotonic() + limit_s
     while time.monotonic() < until:
+        if caller.in_vain():
+            raise RunError("the run is over, or needs no more ranks", hint="nothing is left to do")
         with contextlib.suppress(WireError):  # one is dead, and another view will say so
             mesh.connect({**known, mesh.own: caller.where}, limit_s=_CALL_S, calls=True)
         mesh.tell(Ask(caller.where, caller.graph, tuple(mesh.members & {*known})))

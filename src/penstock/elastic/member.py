@@ -12,7 +12,7 @@ A process that has been started keeps all that it has loaded, traced and lowered
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,9 +26,9 @@ from penstock.elastic.guard import Guard
 from penstock.elastic.mesh import SILENT_S, Mesh
 from penstock.elastic.moving import held_row, move, moves_to
 from penstock.elastic.steps import GenerationSteps, Over
-from penstock.elastic.views import Left, left_of, may_go_on
+from penstock.elastic.views import Left, go_on, left_of
 from penstock.elastic.vote import Vote, Wishes
-from penstock.elastic.words import Failed, Halt, HeldTensor, Told, View, Welcome
+from penstock.elastic.words import Failed, Halt, HeldTensor, Told, View, Welcome, Where
 from penstock.errors import PenstockError, RunError
 from penstock.heap import keep_freed_memory
 from penstock.program.program import Program
@@ -67,6 +67,21 @@ class RunEvent(NamedTuple):
     ready_s: float = 0.0
     stepped_s: float = 0.0
     moved_bytes: int = 0
+
+
+class RunSeen(NamedTuple):
+    """How a run stands, as a member sees it with a vote.
+
+    done:    steps that have happened.
+    where:   of members of the view that are there, and of `waiting` newcomers.
+    """
+
+    own: int
+    is_first: bool
+    done: int
+    view: View
+    where: Mapping[int, Where]
+    waiting: tuple[int, ...]
 
 
 class Pilot(Protocol):
@@ -109,6 +124,17 @@ class Pilot(Protocol):
 
     def shares(self, view: View, step: int) -> bool:
         """Return whether micro-batches are to be shared otherwise after a step."""
+        ...
+
+    def follows(self, seen: RunSeen) -> tuple[bool, Sequence[str]]:
+        """Note how the run stands; return whether this member is to leave, and words for people.
+
+        Every member asks before each vote.
+        """
+        ...
+
+    def is_to_leave(self, member: int) -> bool:
+        """Return whether a member is to leave, now that a generation ends anyway."""
         ...
 
     def happened(self, event: RunEvent) -> None:
@@ -188,12 +214,18 @@ class RunMember:
         self._vote: Vote | None = None
         self._slow = 1.0  # times what this member's actions took in its first generation
         self.has_left = False  # the run goes on without it, as it asked for
+        self._is_asked_to_leave = False
         mesh.on_change = self._changed
 
     @property
     def is_first(self) -> bool:
         """Return whether this is the first member of its last view: that with the least number."""
         return self._view is not None and min(self._view.members) == self.mesh.own
+
+    @property
+    def leaves(self) -> bool:
+        """Return whether this member has to go: its machine does, or is not wanted any more."""
+        return self._is_asked_to_leave or self.outside.leaves()
 
     @property
     def last_view(self) -> View:
@@ -381,7 +413,7 @@ class RunMember:
         """Return whether all that are here have stopped, and are too few to go on."""
         mesh, members = self.mesh, sorted(view.members)
         left = left_of(view.generation, members, mesh.lost, mesh.stopped)
-        return left is not None and not may_go_on(members, {*left.members}, mesh.lost)
+        return left is not None and not go_on(members, left, mesh.lost)
 
     def _seek(self, view: View, *, is_first: bool) -> None:
         """Ask those that cannot be reached whether they went on; say so the first time."""
@@ -412,9 +444,9 @@ class RunMember:
         rows, values = self._state.catalog()
         plain = {k: msgspec.Raw(msgspec.json.encode(v)) for k, v in values.items()}
         lost = tuple(m for m in view.members if m in self.mesh.lost)
+        self._is_asked_to_leave |= self.pilot.is_to_leave(self.mesh.own)
         holds = tuple(rows[key] for key in sorted(rows))
-        leaves = self.outside.leaves()
-        own = view.generation, self._state.done, holds, plain, self._newest, lost, leaves
+        own = view.generation, self._state.done, holds, plain, self._newest, lost, self.leaves
         self.mesh.tell(Halt(*own))
 
     def _is_news(self, view: View) -> bool:
@@ -431,7 +463,7 @@ class RunMember:
         left = left_of(view.generation, members, mesh.lost, mesh.stopped)
         if left is None or not left.members:
             return None
-        return left if may_go_on(members, {*left.members}, mesh.lost) else None
+        return left if go_on(members, left, mesh.lost) else None
 
     def _decided(self, view: View) -> View | None:
         """Return the next view if this member is the one to decide, and can."""
@@ -536,8 +568,23 @@ class RunMember:
             regroup=shares or (is_first and bool(self._newcomers(view))),
             save=is_first and is_due,
             stop=self.outside.asked() != 0,
-            leave=self.outside.leaves(),
+            leave=self._follows(view) or self.outside.leaves(),
         )
+
+    def _follows(self, view: View) -> bool:
+        """Return whether this member is to leave, as the pilot has it."""
+        mesh = self.mesh
+        waiting = tuple(m for m in sorted(mesh.asks) if m not in view.members and m in mesh.members)
+        here = [m for m in view.members if m not in mesh.lost]
+        where = {m: mesh.where[m] for m in (*here, *waiting) if m in mesh.where}
+        done = self._state.done
+        leaves, words = self.pilot.follows(
+            RunSeen(mesh.own, self.is_first, done, view, where, waiting)
+        )
+        for each in words:
+            self.outside.says(each)
+        self._is_asked_to_leave = self._is_asked_to_leave or leaves
+        return self._is_asked_to_leave
 
     def _newcomers(self, view: View) -> list[int]:
         """Return who asks to be taken in, and can be: as many as there are plans for."""

@@ -529,10 +529,10 @@ def address_towards(host: str) -> str:
         return end.getsockname()[0]
 
 
-def where_of(listener: socket.socket, key: str) -> Where:
-    """Return where others reach it, on a host with that `key`."""
+def where_of(listener: socket.socket, key: str, pool: str = "") -> Where:
+    """Return where others reach it, on a host with that `key`, a machine of that pool."""
     address, port, *_ = listener.getsockname()
-    return Where(address, port, key)
+    return Where(address, port, key, pool)
 
 
 def anybody_at(places: Iterable[Where], limit_s: float = 2.0) -> bool:

@@ -41,6 +41,15 @@ def may_go_on(members: Sequence[int], here: AbstractSet[int], lost: Mapping[int,
     return bool(own) and (twice > len(maybe) or (twice == len(maybe) and maybe[0] in here))
 
 
+def go_on(members: Sequence[int], left: Left, lost: Mapping[int, Fate]) -> bool:
+    """Return whether those that are left of a generation may go on.
+
+    Who has said that it leaves will not go on anywhere, and does not count.
+    """
+    stay = [member for member in members if left.gone.get(member) != "notice"]
+    return may_go_on(stay, {*left.members}, lost)
+
+
 def left_of(
     generation: int,
     members: Sequence[int],

@@ -42,11 +42,15 @@ class HeldTensor(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where a member listens; members with one `key` can share memory."""
+    """Where a member listens; members with one `key` can share memory.
+
+    pool:    of which its machine is; "": it does not say.
+    """
 
     host: str
     port: int
     key: str
+    pool: str = ""
 
 
 class Told(NamedTuple):

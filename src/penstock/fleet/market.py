@@ -55,6 +55,7 @@ class Market:
     gone      [row, pool]: machines taken at times_s[row], also where others came at once
     until_s   where the last row ends
     starts_s  seconds after midnight of times_s[0]
+    begins_s  what the file says for times_s[0], in seconds; after 1970, if they are dates
     notes     what a reader should know of the file that it is from
     laws      of each pool, of how long a machine of it lasts from its order; empty: the rows alone
               say what is lost
@@ -72,6 +73,7 @@ class Market:
     notes: tuple[str, ...] = ()
     laws: "tuple[LifeLaw | None, ...]" = ()
     lives_s: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    begins_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.pools or not len(self.times_s):

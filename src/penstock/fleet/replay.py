@@ -77,9 +77,7 @@ def replay(
     if not 0 < deadline_s < math.inf:
         raise FleetError(f"a deadline of {deadline_s / HOUR_S:g} h", hint="give more than 0 hours")
     offers = offers_of(market)
-    rules = _rules(market, job, deadline_s, tick_s)
-    head = np.array([float(job.size), *ruler.args])
-    args = np.concatenate([head, ruler.table]) if len(ruler.table) else head
+    rules, args = rules_of(market, job, deadline_s, tick_s), args_of(ruler, job)
     rows = np.zeros((_MOST_ROWS if with_timeline else 0, kernel.TIMELINE))
     is_compiled = isinstance(ruler.policy, Dispatcher)  # pyright: ignore[reportUnknownMemberType]
     run = player() if is_compiled else play
@@ -158,7 +156,14 @@ def mean_life_s(market: Market, machines: int) -> float:
     return 1 / found if found > 0 else math.inf
 
 
-def _rules(market: Market, job: FleetJob, deadline_s: float, tick_s: float) -> JobRules:
+def args_of(ruler: Ruler, job: FleetJob) -> Floats:
+    """Return what a policy takes beside what it sees: machines, its numbers, its table."""
+    head = np.array([float(job.size), *ruler.args])
+    return np.concatenate([head, ruler.table]) if len(ruler.table) else head
+
+
+def rules_of(market: Market, job: FleetJob, deadline_s: float, tick_s: float) -> JobRules:
+    """Return what a job costs besides its steps, on a market."""
     warned = all(p.notice_s > 0 and p.notice_s >= job.checkpoint_s for p in market.pools)
     every_s = job.every_s
     if every_s is None:

@@ -19,6 +19,15 @@ from penstock.files import read_bytes
 
 Floats: TypeAlias = NDArray[np.float64]
 
+
+class RowError(FleetError):
+    """A row that cannot be read, on a line of its file."""
+
+    def __init__(self, place: str, line: int, what: str, *, hint: str) -> None:
+        super().__init__(f"{place} row {line}: {what}", hint=hint)
+        self.line = line
+
+
 _MOST = 1e15  # a number that is larger is a fault, and breaks sums
 FORMAT = "docs/fleet.md has the format of a trace"
 
@@ -38,10 +47,10 @@ class CellRows:
     def __len__(self) -> int:
         return len(self.columns[0])
 
-    def fail(self, row: int, what: str, *, hint: str = FORMAT) -> FleetError:
+    def fail(self, row: int, what: str, *, hint: str = FORMAT) -> RowError:
         """Return the error of one row, counted from 0; -1 for the header."""
         line = self.lines[row] if row >= 0 else 1
-        return FleetError(f"{self.place} row {line}: {what}", hint=hint)
+        return RowError(self.place, line, what, hint=hint)
 
     def numbers(self, column: int, name: str, *, least: float = 0.0) -> Floats:
         """Return a column of numbers.
@@ -88,31 +97,41 @@ def _number(cell: str) -> float:
         return np.nan
 
 
-def read_cells(path: Path) -> tuple[tuple[str, ...], CellRows]:
+def begin_of_file(path: Path, lines: int | None) -> bytes:
+    """Return the first lines of a file, all of them for None.
+
+    Raises:   FleetError: it cannot be read.
+    """
+    content = read_bytes(path, FleetError, "trace")
+    return content if lines is None else b"".join(content.splitlines(keepends=True)[:lines])
+
+
+def read_cells(path: Path, lines: int | None = None) -> tuple[tuple[str, ...], CellRows]:
     """Return the header of a CSV file, empty if it has none, and its rows; blank lines are none.
 
+    lines     of it that are read
     Raises:   FleetError: nothing in it, not UTF-8, or a row of another length.
     """
     place = str(path)
     try:
-        text = read_bytes(path, FleetError, "trace").decode("utf-8-sig")
+        text = begin_of_file(path, lines).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise FleetError(f"{place} is no text: {problem.reason}", hint=FORMAT) from problem
     try:
-        lines = [*enumerate(csv.reader(io.StringIO(text)), start=1)]
+        found = [*enumerate(csv.reader(io.StringIO(text)), start=1)]
     except csv.Error as problem:
         raise FleetError(f"{place} is no CSV: {problem}", hint=FORMAT) from problem
-    lines = [(at, row) for at, row in lines if row and any(cell.strip() for cell in row)]
-    if not lines:
+    found = [(at, row) for at, row in found if row and any(cell.strip() for cell in row)]
+    if not found:
         raise FleetError(f"{place} is empty", hint=FORMAT)
-    header = () if _is_data(lines[0][1]) else tuple(cell.strip() for cell in lines[0][1])
-    rows = lines[1:] if header else lines
+    header = () if _is_data(found[0][1]) else tuple(cell.strip() for cell in found[0][1])
+    rows = found[1:] if header else found
     if not rows:
         raise FleetError(f"{place} has a header and no rows", hint=FORMAT)
     width = len(header or rows[0][1])
     for at, row in rows:
         if len(row) != width:
-            raise FleetError(f"{place} row {at}: {len(row)} cells, not {width}", hint=FORMAT)
+            raise RowError(place, at, f"{len(row)} cells, not {width}", hint=FORMAT)
     columns = tuple(
         tuple(cell.strip() for cell in column) for column in zip(*(r for _, r in rows), strict=True)
     )

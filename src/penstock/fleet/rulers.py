@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.errors import FleetError
 from penstock.fleet import policies
-from penstock.fleet.kernel import Policy
+from penstock.fleet.futures import resampled
+from penstock.fleet.kernel import Floats, Policy
 from penstock.fleet.liveput import liveput_of
-from penstock.fleet.look_ahead import look_ahead
+from penstock.fleet.look_ahead import expecting, look_ahead
 from penstock.fleet.market import Market
 from penstock.fleet.replay import Ruler
 from penstock.fleet.work import FleetJob
@@ -22,7 +25,8 @@ _PLAIN: tuple[tuple[Policy, tuple[str, ...]], ...] = (
     (policies.growing, ("first machines", "factor per step")),
     (policies.bidding, ("machines in the first group", "its bid", "bid of the others")),
 )
-_FITTED = ("look_ahead", "liveput")
+_FITTED: dict[str, Policy] = {"look_ahead": expecting, "liveput": policies.liveput}
+OWN, OWN_SEED = 200, 2**31  # futures that policies are fitted on: not those they are judged by
 NAMES = (*(policy.__name__ for policy, _ in _PLAIN), *_FITTED)
 
 
@@ -31,6 +35,12 @@ class PolicyBasis(NamedTuple):
 
     futures: Sequence[Market]
     deadline_s: float
+
+
+def basis_of(market: Market, deadline_s: float) -> PolicyBasis:
+    """Return what policies are fitted on, of a trace."""
+    own = resampled(market, OWN, seed=OWN_SEED, lasts_s=deadline_s)
+    return PolicyBasis([*own], deadline_s)
 
 
 def ruler_of(text: str, job: FleetJob, basis: PolicyBasis, read: Callable[[str], Policy]) -> Ruler:
@@ -64,3 +74,21 @@ def _fitted(name: str, job: FleetJob, basis: PolicyBasis) -> Ruler:
         return liveput_of(basis.futures, job)
     slot_s = max(60.0, job.start_s + job.restart_s)
     return look_ahead(basis.futures, job, deadline_s=basis.deadline_s, slot_s=slot_s)
+
+
+def table_of(ruler: Ruler) -> Floats:
+    """Return the numbers of a policy, as `ruler_from` takes them."""
+    return np.concatenate([np.array(ruler.args, np.float64), ruler.table])
+
+
+def ruler_from(text: str, table: Floats) -> Ruler:
+    """Return the built-in policy that a text names, with the numbers that `table_of` has given.
+
+    Raises:   FleetError: no built-in policy.
+    """
+    name = text.partition(",")[0].strip()
+    plain = {policy.__name__: policy for policy, _ in _PLAIN}
+    if name not in {**plain, **_FITTED}:
+        hint = f"a run can follow {', '.join(NAMES)}"
+        raise FleetError(f"{text!r} is no built-in policy", hint=hint)
+    return Ruler(text, {**plain, **_FITTED}[name], (), np.ascontiguousarray(table))

@@ -19,7 +19,7 @@ from penstock.errors import FleetError
 from penstock.files import read_bytes
 from penstock.fleet.lifetimes import endless
 from penstock.fleet.market import DAY_S, HOUR_S, Floats, Market, MarketPool, only
-from penstock.fleet.rows import FORMAT, CellRows, read_cells
+from penstock.fleet.rows import FORMAT, CellRows, RowError, begin_of_file, read_cells
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _POOL = ("pool", "instance", "machine_type", "zone", "region")
@@ -45,11 +45,18 @@ class _Long(NamedTuple):
     gone: Floats | None
 
 
-def read_market(path: Path | str, *, unit: str | None = None, pools: Sequence[str] = ()) -> Market:
+def read_market(
+    path: Path | str,
+    *,
+    unit: str | None = None,
+    pools: Sequence[str] = (),
+    lines: int | None = None,
+) -> Market:
     """Return the market that a trace tells of.
 
     unit    of times that do not say theirs: ms, s, min, h or d; else the likeliest, and a note
     pools   those to read; all if empty
+    lines   of the file that are read; None: all
     Rows that are out of order are sorted, which a note tells.
     Raises:   FleetError: the file, the row and what is wrong with it.
     """
@@ -59,9 +66,9 @@ def read_market(path: Path | str, *, unit: str | None = None, pools: Sequence[st
     notes: list[str] = []
     first = read_bytes(path, FleetError, "trace")[:1]
     if first in (b"[", b"{"):
-        long = _of_json_lines(path, unit)
+        long = _of_json_lines(path, unit, lines)
     else:
-        header, rows = read_cells(path)
+        header, rows = read_cells(path, lines)
         if "lifetime_s" in header:
             lasting = endless(path)
             return only(lasting, pools) if pools else lasting
@@ -149,11 +156,11 @@ def _of_events(rows: CellRows, times_s: Floats, known: dict[str, int]) -> _Long:
     return _Long(rows, times_s, pools, counts, None, None, np.maximum(0.0, -change))
 
 
-def _of_json_lines(path: Path, unit: str | None) -> _Long:
+def _of_json_lines(path: Path, unit: str | None, most: int | None) -> _Long:
     """Read lines like [60000, "remove", {"nodes": ["node-1"]}]; other events change nothing."""
     cells: list[tuple[str, str, str]] = []
     lines: list[int] = []
-    for at, line in enumerate(read_bytes(path, FleetError, "trace").splitlines(), start=1):
+    for at, line in enumerate(begin_of_file(path, most).splitlines(), start=1):
         if line.strip():
             cells += _json_events(str(path), at, line)
             lines += [at] * (len(cells) - len(lines))
@@ -171,10 +178,9 @@ def _json_events(place: str, at: int, line: bytes) -> Iterator[tuple[str, str, s
                 machines = cast("list[object]", nodes)
                 yield from ((str(time), event, str(m)) for m in machines if event in _COME)
             case _:
-                what = f"{place} row {at}: not [time, event, {{nodes: [...]}}]"
-                raise FleetError(what, hint=FORMAT)
+                raise RowError(place, at, "not [time, event, {nodes: [...]}]", hint=FORMAT)
     except (ValueError, RecursionError) as problem:
-        raise FleetError(f"{place} row {at}: no JSON: {problem}", hint=FORMAT) from problem
+        raise RowError(place, at, f"no JSON: {problem}", hint=FORMAT) from problem
 
 
 # -- one axis of times -----------------------------------------------------------------------------
@@ -209,6 +215,7 @@ def _market(long: _Long, wanted: tuple[str, ...], path: Path, notes: list[str]) 
         until_s=float(times_s[-1]) + max(1.0, last_s),
         starts_s=begins_s % DAY_S if begins_s > 1000 * DAY_S else 0.0,
         notes=tuple(notes),
+        begins_s=begins_s,
     )
 
 

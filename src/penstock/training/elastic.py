@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import msgspec
 
-from penstock.elastic.member import START, RunEvent
+from penstock.elastic.member import START, RunEvent, RunSeen
 from penstock.elastic.mesh import Mesh
 from penstock.elastic.moving import missing_of
 from penstock.elastic.placing import placed, sizes_of
@@ -33,6 +33,7 @@ from penstock.training.addresses import Addresses, RunTerms, write_addresses
 from penstock.training.agree import run_facts
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
+from penstock.training.following import Follower, follower_in, is_to_leave
 from penstock.training.losses import (
     MOVE_BYTES_PER_S,
     READY_S,
@@ -107,6 +108,8 @@ class RunPilot:
     _ready_s: float = READY_S
     _slow: dict[int, float] = field(default_factory=dict[int, float])  # by member
     _weighed: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
+    _looked: bool = False
+    _follower: Follower | None = None
 
     @property
     def last_step(self) -> int:
@@ -327,6 +330,18 @@ class RunPilot:
             return plan.predicted.step_s
         own = replace(plan, hosts=())
         return self._judge(plan, members).candidate(own, as_said=True).step_s
+
+    # -- which machines are wanted ----------------------------------------------------------------
+
+    def follows(self, seen: RunSeen) -> tuple[bool, Sequence[str]]:
+        """Return whether this member is to leave, by the policy that the run follows, if any."""
+        if not self._looked:
+            self._looked, self._follower = True, follower_in(self.run.folder, self.last_step)
+        return (False, ()) if self._follower is None else self._follower.follows(seen)
+
+    def is_to_leave(self, member: int) -> bool:
+        """Return whether a machine of the run is not wanted any more."""
+        return self.run.folder is not None and is_to_leave(self.run.folder, member)
 
     # -- the run's files --------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from penstock.cluster import Cluster
 from penstock.elastic.launch import (
-    ALL_HERE,
     Here,
     NobodyLeftError,
     Places,
@@ -36,6 +35,7 @@ from penstock.training.elastic import (
     check_elastic,
     text_of,
 )
+from penstock.training.following import follower_in
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
 from penstock.training.results import Trained, explained
@@ -121,16 +121,48 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
         plans = planned(session.folder, ways, choice, session.listener)
         run = run_of(session, ways, plans, steps, checkpoint, board)
         session.clear(first_step, checkpoint)
-        members = tuple(range(choice.plan.total_ranks))
-        start = start_of(run, members, board, partial(_told, run))
-        trained = lived(session, choice, first_step, start, ALL_HERE)
-        if trained is None:
-            wait_for_end(session.folder, session.listener, board)
-            trained = ended(session.folder, session.followed)
-            assert trained is not None, "it has ended"
+        session.follow(resume=checkpoint is not None, here=True)
+        follower = follower_in(session.folder, session.num_steps)
+        pools = [""] * choice.plan.total_ranks
+        while True:
+            if follower is not None:
+                pools = follower.first_machines(run.first_step, board, session.listener)
+            trained = _lived_here(session, choice, run, pools[: len(plans)], board)
+            if trained != "stopped" or board.asked() or follower is None:
+                break
+            run = _going_on(session, run)  # no machine was wanted for a while
         if trained == "stopped":
             raise Stopped(board.asked() or signal.SIGTERM, session.resumption())
+        if follower is not None:
+            session.listener.say(follower.ended(session.num_steps))
     return trained
+
+
+def _lived_here(
+    session: "Session", choice: Choice, run: ElasticRun, pools: Sequence[str], board: "Board"
+) -> "Trained | Stop":
+    """Return how a run ended that begins with a machine of each of these pools, all of them here.
+
+    Raises:   RunError: the job fails, or nobody is left.
+    """
+    members = tuple(range(len(pools)))
+    start = start_of(run, members, board, partial(_told, run))
+    here = Here(pools=dict(enumerate(pools)))
+    trained = lived(session, choice, run.first_step, start, here)
+    if trained is None:
+        wait_for_end(session.folder, session.listener, board)
+        trained = ended(session.folder, session.followed)
+        assert trained is not None, "it has ended"
+    return trained
+
+
+def _going_on(session: "Session", run: ElasticRun) -> ElasticRun:
+    """Return a run that was stopped as it goes on from its newest checkpoint."""
+    from penstock.runtime import checkpoint
+
+    (session.folder / ENDED).unlink()
+    found = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
+    return run if found is None else replace(run, first_step=found[1], resume=found[0])
 
 
 def start_of(

@@ -31,6 +31,7 @@ from penstock.training.choose import Choice, for_plan
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
 from penstock.training.elastic import ElasticRun, RunPilot
 from penstock.training.elastically import save_predicted, wait_for_end, ways_of
+from penstock.training.following import is_to_leave, pool_here
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import traced
@@ -96,8 +97,14 @@ def join_run(
             lambda: board.asked() != 0 or notice(),
         )
         listener.say("joining the run")
-        at = Where(address_towards(members[0].host), 0, place_key())
+        at = Where(address_towards(members[0].host), 0, place_key(), pool_here())
         caller = newcomer(at, known.secret, pilot.graph)
+
+        def in_vain() -> bool:
+            is_over = (folder / ENDED).exists() or board.asked() != 0 or notice()
+            return is_over or is_to_leave(folder, caller.mesh.own)
+
+        caller = caller._replace(in_vain=in_vain)
         scribe = Scribe(own.chronicle.report, own.chronicle.finish)
         return join(caller, members, start, scribe, listener.say, limit_s)
 

@@ -37,6 +37,7 @@ from penstock.training.elastically import (
     wait_for_end,
     ways_of,
 )
+from penstock.training.following import pool_here
 from penstock.training.stop import Stopped, stopping
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def train_on_hosts(
             return where
 
         start = start_of(run, members, board, meet)._replace(notice=notice)
-        here, leads = Here((notices.rank,), notices.address), notices.rank == 0
+        pools = {notices.rank: pool_here()}
+        here, leads = Here((notices.rank,), notices.address, pools), notices.rank == 0
         found = lived(session, choice, begin[0], start, here, calls=leads)
         if found is None and not notice():
             wait_for_end(session.folder, session.listener, board)
@@ -98,6 +100,7 @@ def _run(
         plans = planned(folder, ways, choice, session.listener)
         run = run_of(session, ways, plans, steps, checkpoint, board)
         session.clear(first_step, checkpoint)
+        session.follow(resume=checkpoint is not None, here=False)
         write_addresses(run.addresses, {})
         notices.put(_READY, _digest(run.token))
         return run

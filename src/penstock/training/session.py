@@ -82,6 +82,10 @@ FILES = (
     "replans.json",
     "events.jsonl",
     "elastic.json",
+    "policy.toml",
+    "wanted.json",
+    "decisions.jsonl",
+    "machines.log",
     PHASES,
 )
 
@@ -98,6 +102,7 @@ class Session:
     basis:    what the plan was found by, where it may be made again during the run.
     elastic:  whether the run goes on when ranks are lost.
     goal:     a loss at which the run ends, at `num_steps` of the job's own at the latest.
+    policy:   the file of the policy that the run follows; None: none.
     noise_every: of how many steps one is watched for the noise of its gradients.
     mirror:   URL at which the folder is kept, too; "": nowhere else.
     """
@@ -121,6 +126,7 @@ class Session:
     basis: SearchBasis | None = None
     elastic: bool = False
     goal: GoalWatch | None = None
+    policy: Path | None = None
     noise_every: int = NOISE_EVERY
     mirror: str = ""
 
@@ -488,6 +494,19 @@ class Session:
         """Let the goal, once it is reached, end the ranks of a board."""
         if self.goal is not None:
             self.goal.asks = partial(board.ask_to_stop, REACHED)
+
+    def follow(self, *, resume: bool, here: bool) -> None:
+        """Let the run follow its policy, if it has one.
+
+        here:     processes of this host are its machines, if no command provides others.
+        Raises:   FleetError: the policy cannot be followed.
+        """
+        from penstock.training.following import begin_following
+
+        if self.policy is not None:
+            with self.listener.busy("fitting the policy"):
+                about = self.folder, self.policy, self.num_steps
+                begin_following(*about, resume=resume, here=here)
 
     def followed(self) -> Choice:
         """Return the choice by which an elastic run ended."""

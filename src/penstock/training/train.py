@@ -76,6 +76,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     trial: bool = True,
     replan: bool = True,
     elastic: bool = False,
+    policy: Path | str | None = None,
     until_loss: float | None = None,
     objective: Least = "time",
     on_step: Callable[[Row], None] | None = None,
@@ -119,6 +120,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     replan:            whether a plan that was searched for is made again during the run, where
                        what its ranks take has moved and that pays (docs/run.md).
     elastic:           whether the run goes on when ranks are lost (docs/elastic.md).
+    policy:            a file that `penstock fleet advise --policy-file` wrote: how many machines
+                       the run wants at any time, by the market as it goes on (docs/fleet.md).
     until_loss:        ends the run: once validations, or else the mean of newest steps, have come
                        down to it; until then it looks for ranks and batch (docs/until.md).
     objective:         what these are to make least: "time" or "cost".
@@ -134,6 +137,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         asks |= {"--post-validation": post_validation, "--memory": memory}
         wished = plan or schedule or stages or units or offload or memory or post_validation
         _check_elastic(elastic, eager=eager, mtbf=mtbf)
+        follows = _policy(policy, elastic=elastic, until=until_loss)
         if eager and (wished or rules):
             raise PlanError("--eager trains without a plan", hint=_OF_PLANS)
         if plan is not None:
@@ -156,7 +160,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             folder=folder,
             num_steps=num_steps or loaded.num_steps,
             fixed=Fixed(
-                ranks=ranks,
+                ranks=ranks if follows is None or plan or cluster else ranks or follows,
                 schedule=asked,
                 stages=stages,
                 offload=offload,
@@ -173,6 +177,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             on_step=on_step,
             units=ask.units_asked(None if units is None else str(units)),
             elastic=elastic,
+            policy=None if policy is None else Path(policy),
             goal=goal,
             mirror=url_of(out),
         )
@@ -200,6 +205,23 @@ def _goal(loss: float | None, least: Least, job: Job) -> GoalWatch | None:
         raise PlanError(f"--until-loss is {loss}, no loss", hint="write --until-loss 2.1")
     is_validated = job.validation is not None
     return GoalWatch(Goal(loss, least), is_validated=is_validated, own=job.micro_batches)
+
+
+def _policy(path: Path | str | None, *, elastic: bool, until: float | None) -> int | None:
+    """Return how many machines a policy asks for; None: none is followed.
+
+    Raises:   PlanError: ranks cannot come and go.  FleetError: the file is damaged.
+    """
+    if path is None:
+        return None
+    if not elastic or until is not None:
+        message = f"--policy {path} lets machines come and go, and"
+        what = "the run ends at a loss" if elastic else "the run is not elastic"
+        hint = "leave out --until-loss" if elastic else "give --elastic, too"
+        raise PlanError(f"{message} {what}", hint=hint)
+    from penstock.fleet.policy_file import read_policy
+
+    return read_policy(Path(path)).machines
 
 
 def _check_elastic(elastic: bool, *, eager: bool, mtbf: str | None) -> None:
