@@ -68,6 +68,33 @@ def rows(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+POLICY = """
+policy = "transient"
+pools = ["zone"]
+machines = 2
+plan = ""
+deadline_h = 1.0
+budget_usd = 0.0
+expected_usd = 1.0
+expected_hours = 1.0
+chance_in_time = 1.0
+traces = ["trace.csv"]
+tick_s = 0.1
+[job]
+steps = 1
+start_s = 1.0
+speeds = [{ machines = 1, steps_per_s = 10.0 }, { machines = 2, steps_per_s = 20.0 }]
+"""
+
+
+def policy_in(folder: Path, machines: int) -> str:
+    """Write a policy, and a trace that offers so many machines."""
+    header = "time_s,pool,machines,usd_h,on_demand_usd_h"
+    (folder / "trace.csv").write_text(f"{header}\n0,zone,{machines},1.0,3.0\n")
+    (folder / "policy.toml").write_text(POLICY)
+    return str(folder / "policy.toml")
+
+
 def until(is_so, times: int = 10_000) -> None:
     for _ in range(times):
         if is_so():
@@ -92,6 +119,7 @@ def test_under_torchrun_one_that_is_killed_takes_nobody_with_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(profiles))
     command = ["train", job_in(tmp_path, dies=13), "--elastic", "--out", str(tmp_path / "run")]
+    command += ["--policy", policy_in(tmp_path, 2)]
     done = as_torchrun(partial(main, command), tmp_path, nodes=2)
     assert [code for code, _, _ in done] == [0, 0], done
     found = rows(tmp_path, "metrics.jsonl")
@@ -101,6 +129,8 @@ def test_under_torchrun_one_that_is_killed_takes_nobody_with_it(
     assert [event["what"] for event in events] == ["begins", "lost"]
     assert (tmp_path / "run" / "report.html").exists()
     assert any("others go on" in err for _, _, err in done)
+    first = decisions(tmp_path)[0]
+    assert first["wanted"] == first["ready"] == {"zone": 2, "zone:on-demand": 0}
 
 
 # -- who joins ------------------------------------------------------------------------------------
@@ -353,23 +383,6 @@ def data(start):
 def job():
     return replace(mlp.job(), data=data, num_steps={steps})
 """
-POLICY = """
-policy = "transient"
-pools = ["zone"]
-machines = 2
-plan = ""
-deadline_h = 1.0
-budget_usd = 0.0
-expected_usd = 1.0
-expected_hours = 1.0
-chance_in_time = 1.0
-traces = ["trace.csv"]
-tick_s = 0.1
-[job]
-steps = 1
-start_s = 1.0
-speeds = [{ machines = 1, steps_per_s = 10.0 }, { machines = 2, steps_per_s = 20.0 }]
-"""
 
 
 def decisions(folder: Path) -> list[dict]:
@@ -384,6 +397,11 @@ def market_of(folder: Path, machines: int) -> None:
     until(lambda: _has(decisions(folder), machines), times=30_000)
 
 
+def pools_in(folder: Path) -> list[str]:
+    """Return the pools of the ranks, as they are written after a generation's first step."""
+    return [where.pool for where in addresses_in(folder).members.values()]
+
+
 def _has(told: list[dict], machines: int) -> bool:
     last = [row["wanted"]["zone"] for row in told if row["what"] == "wants"][-1]
     return last == machines and told[-1]["what"] == "there"
@@ -396,14 +414,13 @@ def test_a_run_has_as_many_machines_as_its_policy_wants_and_none_when_it_wants_n
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     path, over, steps = tmp_path / "job.py", tmp_path / "over", 200
     path.write_text(FOLLOWING.format(over=str(over), steps=steps))
-    (tmp_path / "policy.toml").write_text(POLICY)
-    header = "time_s,pool,machines,usd_h,on_demand_usd_h"
-    (tmp_path / "trace.csv").write_text(f"{header}\n0,zone,1,1.0,3.0\n")
-    command = ["train", f"{path}:job", "--elastic", "--policy", str(tmp_path / "policy.toml")]
+    command = ["train", f"{path}:job", "--elastic", "--policy", policy_in(tmp_path, 1)]
     command += ["--out", str(tmp_path / "run"), "--no-trial", "--no-check"]
     with beside(lambda: main(command)):
         until(lambda: len(rows(tmp_path, "metrics.jsonl")) > 2, times=30_000)
-        for machines in (2, 1, 0, 1):
+        market_of(tmp_path, 2)
+        until(lambda: pools_in(tmp_path / "run") == ["zone", "zone"])
+        for machines in (1, 0, 1):
             market_of(tmp_path, machines)
         over.touch()
     found = rows(tmp_path, "metrics.jsonl")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.elastic.mesh import Fate
-from penstock.elastic.views import left_of, may_go_on
+from penstock.elastic.views import go_on, left_of, may_go_on
 from penstock.elastic.words import Halt, Told
 
 
@@ -56,6 +56,27 @@ def test_who_had_notice_gives_what_it_holds_and_goes() -> None:
     found = left_of(3, (4, 5), {}, {4: halt(7, leaves=True), 5: halt(7)})
     assert found is not None
     assert (found.members, found.gone) == ((5,), {4: "notice"})
+
+
+@given(st.permutations(range(5)), st.data())
+def test_the_others_go_on_whoever_leaves_in_peace(members, data) -> None:
+    goes = data.draw(st.sets(st.sampled_from(members), min_size=1, max_size=4))
+    left = left_of(3, members, {}, {m: halt(7, leaves=m in goes) for m in members})
+    assert left is not None
+    assert {*left.members} == {*members} - goes
+    assert go_on(members, left, {})
+
+
+def test_one_that_leaves_takes_no_part_in_who_goes_on() -> None:
+    """Of two that stay one is silent: the first of these two goes on, not the other."""
+    told = {4: halt(7, leaves=True), 5: halt(7)}
+    left = left_of(3, (4, 5, 6), {6: "silent"}, told)
+    assert left is not None
+    assert go_on((4, 5, 6), left, {6: "silent"})
+    told = {4: halt(7, leaves=True), 6: halt(7)}
+    left = left_of(3, (4, 5, 6), {5: "silent"}, told)
+    assert left is not None
+    assert not go_on((4, 5, 6), left, {5: "silent"})
 
 
 def test_of_two_without_a_line_the_later_one_goes() -> None:

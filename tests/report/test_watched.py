@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.errors import ReportError
 from penstock.plan import Prediction
 from penstock.report.live import LivePage, page, state_words
+from penstock.report.wanted import wanted_rows
 from penstock.report.watched import Watch, Watched, WatchedRank
 from penstock.runtime.folders import folder_of
 from tests.report.samples import HOSTILE, Tree, a_plan
@@ -240,3 +241,24 @@ def test_browser_redraws_the_page_by_itself(chromium: str, run: Path, tmp_path: 
         thread.join()
     assert "Running: step 17 of 40" in dom
     assert "<dd>17</dd>" in dom
+
+
+def decided(what: str, now_s: float, **more) -> dict:
+    own = {"time": NOW - 100 + now_s, "now_s": now_s, "step": 3, "what": what}
+    counts = {"wanted": {"zone-a": 2, "zone-a:on-demand": 0}, "usd": 0.5, "usd_h": 2.0}
+    return {**own, **counts, "deadline_h": 1.0, **more}
+
+
+def test_what_a_policy_wanted_is_told_with_what_it_foresaw_and_what_followed(run: Path) -> None:
+    about = {"left_h": 0.5, "left_usd": 1.25, "why": "zone-a offers 2 in place of 1"}
+    rows = [decided("wants", 1.0, **about), decided("there", 7.0, took_s=6.0)]
+    none = {"wanted": {"zone-a": 0}, "why": "<b>none</b>", "left_h": None, "left_usd": 0.0}
+    write(run, "decisions.jsonl", [*rows, decided("wants", 9.0, **none), decided("ended", 20.0)])
+    told = Watch(run).look(NOW, is_held=False)
+    first, second, last = wanted_rows(told.inputs.machines)
+    assert first[2:7] == ("2 zone-a", "zone-a offers 2 in place of 1", "6.00 s", "0.5", "1.25")
+    assert (second[2], second[4], last[2]) == ("none", "not all of it", "the end")
+    assert told.to_json()["machines"][1]["took_s"] == 6.0
+    text = page(told)
+    assert "Machines that were wanted" in text
+    assert "<b>none</b>" not in text

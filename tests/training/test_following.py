@@ -20,15 +20,13 @@ from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.rulers import ruler_from
 from penstock.fleet.work import FleetJob, Speed
 from penstock.training import following
-from penstock.training.following import (
+from penstock.training.elastic import follower_in
+from penstock.training.following import Follower, MachineOrder, begin_following
+from penstock.training.wanted import (
     DECISIONS,
     POLICY,
     WANTED,
-    Follower,
-    MachineOrder,
-    begin_following,
     decisions_in,
-    follower_in,
     is_to_leave,
     wanted_in,
 )
@@ -214,6 +212,9 @@ def test_those_that_came_last_leave_and_only_they(tmp_path, monkeypatch) -> None
     simulated.now_s += TICK_S
     assert other.follows(simulated.seen(1))[0]
     assert simulated.orders[-1] == ("a", 1, 2, simulated.orders[0].join)
+    del simulated.come[1]
+    simulated.tick(follower)
+    assert len(simulated.orders) == 2
 
 
 def test_those_that_wait_to_be_taken_in_leave_before_those_that_work(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from msgspec import Meta
 from penstock.errors import ReportError, TimelineError
 from penstock.files import Json, json_object, read_bytes
 from penstock.plan import Plan
+from penstock.report.wanted import FleetDecision
 from penstock.timeline import (
     Breakdown,
     Timeline,
@@ -88,6 +89,7 @@ class _Summary:
     breakdown: Any = None
     bottleneck: Any = None
     generations: tuple[Generation, ...] = ()
+    machines: tuple[FleetDecision, ...] = ()
     until: Any = None
 
 
@@ -130,6 +132,7 @@ class Inputs:
     breakdown: Breakdown | None = None
     checked: str | None = None
     generations: tuple[Generation, ...] = ()
+    machines: tuple[FleetDecision, ...] = ()
     until: Json = None
 
     @property
@@ -196,6 +199,7 @@ def inputs_of(
         breakdown=_breakdown(summary.get("breakdown")),
         checked=own.checked,
         generations=own.generations,
+        machines=own.machines,
         until=summary.get("until"),
     )
 

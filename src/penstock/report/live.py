@@ -12,6 +12,7 @@ from penstock.report.markup import Markup, figure_cell, join, number_head, secti
 from penstock.report.page import document
 from penstock.report.ranks import ranks
 from penstock.report.sections import training
+from penstock.report.wanted import wanted_section
 from penstock.report.watched import Watched
 from penstock.report.words import (
     ABSENT,
@@ -53,7 +54,8 @@ def page(told: Watched) -> str:
 
 def parts(told: Watched) -> Markup:
     """Return all that the page shows below its head."""
-    sections = (*ranks(told.inputs), *training(told.inputs), *_checkpoints(told))
+    machines = wanted_section(told.inputs.machines)
+    sections = (*machines, *ranks(told.inputs), *training(told.inputs), *_checkpoints(told))
     cards = tag("dl", *_cards(told), class_="cards")
     return tag("div", cards, *sections, data_sentence=state_words(told))
 

@@ -13,6 +13,7 @@ from penstock.report.ranks import ranks
 from penstock.report.sections import about, memory, plan, timelines, training
 from penstock.report.times import times
 from penstock.report.wall import wall
+from penstock.report.wanted import wanted_section
 
 
 def phases(inputs: Inputs) -> Iterator[Markup]:
@@ -20,9 +21,15 @@ def phases(inputs: Inputs) -> Iterator[Markup]:
     return phases_section(inputs.until)
 
 
+def wanted(inputs: Inputs) -> Iterator[Markup]:
+    """Yield the machines that a run's policy wanted; nothing where it follows none."""
+    return wanted_section(inputs.machines)
+
+
 SECTIONS = (
     headline,
     phases,
+    wanted,
     ranks,
     timelines,
     wall,

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, cast, final
 
@@ -104,6 +104,7 @@ class Watched:
             "generation": generations[-1].generation if generations else None,
             "ranks": [dict(rank._asdict()) for rank in self.ranks],
             "changes": [_change(each) for each in self.changes],
+            "machines": [asdict(each) for each in self.inputs.machines],
             "checkpoints": [dict(each._asdict()) for each in self.checkpoints],
         }
 
@@ -140,6 +141,7 @@ class Watch:
             raise ReportError(f"{folder} {what}: no metrics.jsonl, no plan.json", hint=hint)
         self._metrics = _Lines(folder / "metrics.jsonl")
         self._events = _Lines(folder / "events.jsonl")
+        self._machines = _Lines(folder / "decisions.jsonl")
 
     def look(self, now_s: float, *, is_held: bool) -> Watched:
         """Return how the run stands.
@@ -153,7 +155,9 @@ class Watch:
         content = read_json(summary, ReportError, "summary") if has_ended else {}
         events = list(self._events.read())
         plan = Plan.load(plan_file) if plan_file.exists() else None
+        machines = list(self._machines.read())
         about: dict[str, Json] = {**content, "generations": cast(Json, events)}
+        about["machines"] = cast(Json, machines)
         told = inputs_of(plan, (None, None), self._metrics.read(), about, folder.resolve().name)
         steps, checkpoints = _steps_of(folder, content), tuple(_checkpoints(folder))
         silent_s = max(0.0, now_s - self._newest_s())

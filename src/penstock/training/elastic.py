@@ -33,7 +33,6 @@ from penstock.training.addresses import Addresses, RunTerms, write_addresses
 from penstock.training.agree import run_facts
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
-from penstock.training.following import Follower, follower_in, is_to_leave
 from penstock.training.losses import (
     MOVE_BYTES_PER_S,
     READY_S,
@@ -45,9 +44,11 @@ from penstock.training.losses import (
 )
 from penstock.training.replan import SHARE_WORTH
 from penstock.training.slowed import is_like, slowed
+from penstock.training.wanted import is_followed, is_to_leave
 
 if TYPE_CHECKING:
     from penstock.runtime.worker import Task
+    from penstock.training.following import Follower
 
 _WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -109,7 +110,7 @@ class RunPilot:
     _slow: dict[int, float] = field(default_factory=dict[int, float])  # by member
     _weighed: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
     _looked: bool = False
-    _follower: Follower | None = None
+    _follower: "Follower | None" = None
 
     @property
     def last_step(self) -> int:
@@ -377,6 +378,15 @@ class RunPilot:
         if event.what != "begins":
             write_addresses(self.run.addresses, view.where)
             plan.save(folder / "plan.json")
+
+
+def follower_in(folder: Path | None, steps: int) -> "Follower | None":
+    """Return who asks the policy that a run follows; None where it follows none."""
+    if folder is None or not is_followed(folder):
+        return None
+    from penstock.training.following import Follower
+
+    return Follower(folder, steps)
 
 
 def text_of(plan: Plan) -> str:

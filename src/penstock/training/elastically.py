@@ -33,9 +33,9 @@ from penstock.training.elastic import (
     ElasticRun,
     RunPilot,
     check_elastic,
+    follower_in,
     text_of,
 )
-from penstock.training.following import follower_in
 from penstock.training.listener import Listener
 from penstock.training.losses import PlanBasis, committing, plans_ahead
 from penstock.training.results import Trained, explained

@@ -3,10 +3,8 @@
 The first member asks at every tick; what it decides stands in the run's folder, so another one
 goes on where it has stopped, whatever stopped it.
 
-policy.toml      the policy, as it was given (docs/fleet.md)
-.policy.npy      its numbers, fitted on the trace as it stood when the run began
-wanted.json      how many machines of which pool are wanted now, and who is to leave
-decisions.jsonl  a line for each decision, with what was predicted then, and for what followed
+.policy.npy   the policy's numbers, fitted on the trace as it stood when the run began
+machines.log  what those say that provide machines
 """
 
 import json
@@ -17,16 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
+from typing import TYPE_CHECKING, NamedTuple, cast, final
 
 import numpy as np
 
 from penstock.elastic.member import RunSeen
 from penstock.errors import FleetError
-from penstock.files import read_json, write_text
 from penstock.fleet.growing import GrowingTrace
 from penstock.fleet.kernel import Floats
 from penstock.fleet.market import HOUR_S, Market, noticed, only, priced, together
@@ -37,61 +34,29 @@ from penstock.fleet.running import RunAim, Standing, measured, so_far, to_come, 
 from penstock.fleet.work import FleetJob
 from penstock.training.listener import Listener
 from penstock.training.stop import Stopped
-from penstock.typed import damage, typed
+from penstock.training.wanted import (
+    DECISIONS,
+    POLICY,
+    POOL,
+    WANTED,
+    Wanted,
+    WantedPool,
+    decisions_in,
+    pool_here,
+    wanted_in,
+    write_wanted,
+)
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
 
-POLICY, TABLE, WANTED, DECISIONS = "policy.toml", ".policy.npy", "wanted.json", "decisions.jsonl"
-LOG = "machines.log"  # of what provides machines
-POOL = "PENSTOCK_POOL"
+TABLE, LOG = ".policy.npy", "machines.log"  # LOG: of what provides machines
 ON_DEMAND = ":on-demand"  # behind the name of a pool
 ELSEWHERE = ":"  # a command that does nothing: who provides machines reads wanted.json
 _LATE_S = 60.0  # at least; after twice a start a machine that is not there is asked for again
 _LONG_S = 86400  # for which a machine that has come waits to be taken in
 _LOOK_S = 0.2
 _FEWEST_S = 1.0  # of work, from which a speed is taken
-
-
-@dataclass(frozen=True, slots=True)
-class WantedPool:
-    """Machines of one pool and kind: wanted, ordered and not lost, and there.
-
-    called_s:  when they were last asked for, on the run's clock.
-    """
-
-    pool: str
-    wanted: int = 0
-    held: int = 0
-    there: int = 0
-    called_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a run wants now, and what its next decision has to know.
-
-    begun_s:  when the run began, in seconds since 1970: its clock counts from then.
-    members:  machines that were there at the last tick, by number; their pools.
-    leave:    those that are not wanted any more.
-    usd:      paid by `now_s`, and `usd_h` from then on.
-    offered:  by pool.
-    join:     what a machine has to run, with PENSTOCK_POOL set.
-    settled:  whether all that is wanted was there.
-    """
-
-    begun_s: float
-    join: str
-    now_s: float = 0.0
-    step: int = 0
-    pools: tuple[WantedPool, ...] = ()
-    members: dict[str, str] | None = None
-    leave: tuple[int, ...] = ()
-    usd: float = 0.0
-    usd_h: float = 0.0
-    offered: dict[str, float] | None = None
-    decided_s: float = 0.0
-    settled: bool = False
 
 
 class MachineOrder(NamedTuple):
@@ -113,37 +78,6 @@ class Decided(NamedTuple):
     state: Wanted
     orders: tuple[MachineOrder, ...]
     problems: tuple[str, ...]
-
-
-def pool_here() -> str:
-    """Return the pool of which this process's machine is, as its environment says."""
-    return os.environ.get(POOL, "")
-
-
-def wanted_in(folder: Path) -> Wanted:
-    """Return what the run in a folder wants.
-
-    Raises:   FleetError: it follows no policy, or its file is damaged.
-    """
-    path = folder / WANTED
-    content = read_json(path, FleetError, "machines that are wanted")
-    with damage(f"{path}", FleetError, hint="delete it: the run counts from its beginning then"):
-        return typed(Wanted, content)
-
-
-def is_followed(folder: Path) -> bool:
-    """Return whether the run in a folder follows a policy."""
-    return (folder / POLICY).exists() and (folder / WANTED).exists()
-
-
-def is_to_leave(folder: Path, member: int) -> bool:
-    """Return whether a machine that waits to be taken in is not wanted any more."""
-    return is_followed(folder) and member in wanted_in(folder).leave
-
-
-def follower_in(folder: Path | None, steps: int) -> "Follower | None":
-    """Return who asks the policy that a run follows; None where it follows none."""
-    return Follower(folder, steps) if folder is not None and is_followed(folder) else None
 
 
 def begin_following(folder: Path, path: Path, steps: int, *, resume: bool, here: bool) -> None:
@@ -171,7 +105,7 @@ def begin_following(folder: Path, path: Path, steps: int, *, resume: bool, here:
     (folder / f"{TABLE}.part").replace(folder / TABLE)
     if not (resume and (folder / WANTED).exists()):
         join = f"penstock join {shlex.quote(str(folder.absolute()))} --limit {_LONG_S}"
-        _write(folder, Wanted(time.time(), join))
+        write_wanted(folder, Wanted(time.time(), join))
 
 
 def _no_function(text: str) -> "Callable[..., None]":
@@ -189,10 +123,6 @@ def _priced(policy: PolicyFile, market: Market) -> Market:
     sure, spot = policy.prices or (0.0, 0.0)
     there = priced(only(market, policy.pools), sure, spot)
     return noticed(there, figures_of(policy).notice_s)
-
-
-def _write(folder: Path, state: Wanted) -> None:
-    write_text(folder / WANTED, json.dumps(asdict(state), indent=1) + "\n")
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -322,7 +252,7 @@ class Follower:
         if not new.settled and all(each.there == each.wanted for each in new.pools):
             self._tell("there", new, stands, {"took_s": stands.now_s - new.decided_s})
             new = replace(new, settled=True)
-        _write(self.folder, new)
+        write_wanted(self.folder, new)
 
     def _ruled(self) -> Ruler:
         if self._ruler is None:
@@ -472,7 +402,7 @@ class Follower:
         now_s = self.now() - state.begun_s
         usd = state.usd + state.usd_h * max(0.0, now_s - state.now_s) / HOUR_S
         state = replace(state, now_s=now_s, step=done, usd=usd, usd_h=0.0)
-        _write(self.folder, state)
+        write_wanted(self.folder, state)
         none = np.zeros((len(self.policy.pools), 2))
         self._tell("ended", state, Standing(now_s, float(done), none, none), {})
         rows = decisions_in(self.folder)
@@ -484,13 +414,6 @@ class Follower:
             f"{self.policy.deadline_h:g} h; predicted at first, had the market stayed: "
             f"{first['left_usd']:.4g} dollars and {hours}"
         )
-
-
-def decisions_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines about decisions of the run in a folder that are whole."""
-    path = folder / DECISIONS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def _wanted(state: Wanted) -> dict[str, int]:

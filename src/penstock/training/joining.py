@@ -31,12 +31,12 @@ from penstock.training.choose import Choice, for_plan
 from penstock.training.chronicle import ENDED, Chronicle, RunAbout, sizes
 from penstock.training.elastic import ElasticRun, RunPilot
 from penstock.training.elastically import save_predicted, wait_for_end, ways_of
-from penstock.training.following import is_to_leave, pool_here
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import traced
 from penstock.training.saved import kept_job
 from penstock.training.stop import stopping
+from penstock.training.wanted import is_to_leave, pool_here
 from penstock.training.windows import memory_window, windows_of
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from penstock.training.elastically import (
     wait_for_end,
     ways_of,
 )
-from penstock.training.following import pool_here
 from penstock.training.stop import Stopped, stopping
+from penstock.training.wanted import pool_here
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board

@@ -37,6 +37,7 @@ from penstock.training.learn import learn, learn_step
 from penstock.training.listener import Listener, Row
 from penstock.training.phases import figures_of, until_in
 from penstock.training.replans import replanned
+from penstock.training.wanted import decisions_in
 
 if TYPE_CHECKING:
     from penstock.runtime.run import Outcome
@@ -166,6 +167,8 @@ def _changes(folder: Path, goal: GoalWatch | None) -> dict[str, object]:
     path = folder / EVENTS
     if path.exists():
         found["generations"] = [json.loads(line) for line in path.read_text().splitlines()]
+    if machines := decisions_in(folder):
+        found["machines"] = machines
     return found
 
 
