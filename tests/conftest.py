@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,21 @@ def pytest_collection_finish() -> None:
     """Let the collector of garbage, here and in forks, leave out what stays: all that is loaded."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but one in n cases of a sampled test as long; of a grid not always one column."""
+    counts = Counter[str]()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is None:
+            continue
+        name, n = item.nodeid.partition("[")[0], sampled.args[0]
+        place = counts[name]
+        counts[name] += 1
+        if (place + place // n) % n:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", autouse=True)

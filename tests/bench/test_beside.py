@@ -27,6 +27,7 @@ def test_models_have_what_they_are_named_for():
     assert all(isinstance(m, nn.ModuleList) and len(m) == beside.EXPERTS for m in (kinds[0].up,))
 
 
+@pytest.mark.long
 def test_ranks_are_started_as_a_module_and_tell_of_every_side(monkeypatch: pytest.MonkeyPatch):
     calls: list[list[str]] = []
 

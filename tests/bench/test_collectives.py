@@ -41,6 +41,7 @@ def test_ranks_without_a_core_of_their_own_take_turns():
     assert times[0] == 2 * times[1] == 4 * times[2] == 4 * times[3]
 
 
+@pytest.mark.long
 def test_one_rank_is_refused():
     command = [sys.executable, "-m", "bench.collectives", "--ranks", "1", "2"]
     done = subprocess.run(command, capture_output=True, text=True)

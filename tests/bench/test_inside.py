@@ -59,6 +59,7 @@ def computed_by_both(case, rank, folder):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
 def test_every_action_of_ours_and_of_the_peer_has_seconds(schedule):
     (case,) = cases([MINI], [schedule], [4])

@@ -48,6 +48,7 @@ def weights_bytes() -> int:
     return min(sum(p.numel() * p.element_size() for p in half.parameters()) for half in halves)
 
 
+@pytest.mark.long
 def test_different_gradients_stop_the_bench():
     case = Case(MINI, "gpipe", 2, lowered(capture(MINI.job()), MINI, "gpipe", 4))  # 4 of ours
     with pytest.raises(SystemExit, match=r"gradients of .*gpipe.* differ by"):

@@ -10,6 +10,7 @@ from penstock.graph.trace import capture
 from penstock.profile import Profile
 
 
+@pytest.mark.long
 def test_every_cap_has_a_plan_that_fits_and_is_no_slower_than_whole_stages():
     job = JOBS["small gpt"]
     graph = capture(job).graph

@@ -13,6 +13,7 @@ from penstock.schedule import refine
 from penstock.schedule.orders import I
 
 
+@pytest.mark.long
 def test_every_schedule_that_drains_stands_beside_its_units():
     job = JOBS["small gpt"]
     graph = capture(job).graph

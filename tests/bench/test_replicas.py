@@ -24,6 +24,7 @@ def test_gradients_of_every_unit_but_the_last_are_summed_beside_the_backward():
     assert sum(at > last for at in sums) == 1
 
 
+@pytest.mark.long
 def test_slower_line_is_predicted_to_cost_more_and_sums_at_the_end_more_than_that():
     job = replace(TINY.job(), optimizer=beside.adamw)
     captured = capture(job)

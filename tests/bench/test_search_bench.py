@@ -43,6 +43,7 @@ def test_whole_space_of_gpt3_is_searched():
     assert run.data * run.micro_batch * run.num_micro_batches == search.BATCH
 
 
+@pytest.mark.long
 def test_aims_are_reached_in_processor_time():
     """With room: a loaded machine is slower, also in processor time."""
     assert min(search._timed(lambda: search.gpt3(1024))[1] for _ in range(3)) < 5.0

@@ -51,6 +51,7 @@ def test_text_that_is_held_out_is_not_trained_on():
     assert border > 10_000
 
 
+@pytest.mark.long
 def test_rows_have_a_curve_for_every_rule_and_a_picture(monkeypatch):
     monkeypatch.setattr(staleness, "highest_rate", lambda rule: 0.5)
     monkeypatch.setattr(staleness, "HELD_OUT", 1)

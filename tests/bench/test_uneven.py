@@ -11,6 +11,7 @@ from penstock.schedule import Seconds
 from penstock.schedule.recipe import Recipe
 
 
+@pytest.mark.long
 def test_pairs_differ_in_the_seconds_that_their_schedules_are_built_for() -> None:
     captured = capture(bench.jobs()["widths"])
     nodes = captured.graph.nodes

@@ -131,6 +131,7 @@ def test_unit_that_is_not_said_is_taken_as_the_likeliest_and_noted(tmp_path, tex
         read_market(path, unit="weeks")
 
 
+@pytest.mark.long
 def test_a_million_rows_are_read(tmp_path):
     rows = "".join(f"{row},{row % 7}\n" for row in range(1_000_000))
     market = read_market(written(tmp_path, "time_s,machines\n" + rows))

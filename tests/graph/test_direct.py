@@ -98,6 +98,7 @@ def test_entry_dispatches_its_op_and_nothing_else_and_gives_the_same(op):
         assert same(found, wanted), args
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", JOBS)
 def test_ops_of_a_traced_model_dispatch_as_traced(name):
     captured = capture(JOBS[name])

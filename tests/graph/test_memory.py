@@ -26,6 +26,7 @@ def cuttings(captured: Capture) -> list[Stages]:
     return [cut(captured.graph), *(cut(captured.graph, other, way) for way in ways)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in JOBS if name not in UNKNOWN])
 @pytest.mark.parametrize("split", [False, True])
 def test_peak_of_every_segment_is_what_a_run_allocates(name: str, split: bool) -> None:

@@ -68,6 +68,7 @@ SPLIT = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "slices"), SPLIT)
 def test_a_step_in_slices_is_the_eager_step(name, slices):
     made, eager = split(traced(name), slices), eagerly(name)

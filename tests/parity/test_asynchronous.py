@@ -34,6 +34,7 @@ def expected(run: Run, num_steps: int) -> dict[str, torch.Tensor]:
     return sequential(run.job, program, num_steps, stages, run.captured)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("schedule", "micro_batches", "optimizer"), pairwise(NAMES, (1, 3), ("sgd", "adamw"))
 )
@@ -43,6 +44,7 @@ def test_thread_ranks_equal_the_sequential_definition(schedule, micro_batches, o
     assert difference(outcome.weights, expected(run, 9)) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", NAMES)
 def test_two_processes_equal_the_sequential_definition(schedule, tmp_path):
     stages = 1 if schedule == round_robin.__name__ else 2

@@ -49,6 +49,7 @@ ALONE = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "schedule", "clip_norm", "options"), ALONE)
 def test_far_weights_train_the_plain_loop_to_the_bit(name, schedule, clip_norm, options, tmp_path):
     run = run_of(name, schedule, 3, clip_norm, **options)

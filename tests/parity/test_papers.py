@@ -90,6 +90,7 @@ def test_there_is_a_loop_for_every_schedule_whose_steps_overlap():
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stages", "per_step", "lengths"), CASES)
 @pytest.mark.parametrize("schedule", PAPERS)
 def test_the_pipeline_trains_as_the_paper_says(schedule, stages, per_step, lengths, tmp_path):

@@ -66,6 +66,7 @@ SIZES = (4, 1), (4, 5), (8, 3), (8, 8)  # stages, micro-batches: each schedule h
 OTHERS = tuple(n for n in TRAINING if n not in SYNCHRONOUS and not has_window(Recipe(n)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("schedule", "stages", "micro_batches"),
     [(s, *size) for k, s in enumerate(OTHERS) for size in (SIZES[k % 2], SIZES[2 + k % 2])],
@@ -126,6 +127,7 @@ def test_stages_divided_among_processors_train_the_plain_loop(
     assert difference(outcome.weights, trained.weights) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", OTHERS)
 def test_all_other_schedules_train_the_plain_loop_in_two_processes(schedule, tmp_path):
     stages = 2 if find(schedule)(2, 4).num_ranks == 2 else 4

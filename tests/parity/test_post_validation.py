@@ -79,6 +79,7 @@ def test_sometimes_is_neither_never_nor_always(tmp_path):
 SYNCHRONOUS = [name for name in TRAINING if find(name)(1, 1).num_steps == 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("schedule", "name"), list(zip(SYNCHRONOUS, cycle(("dropout", "batch_norm", "tied"))))
 )

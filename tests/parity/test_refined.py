@@ -41,6 +41,7 @@ def losses(outcome: Outcome) -> list[float | None]:
     return [step.loss for step in outcome.steps]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("schedule", "model", "options"), [*cases()])
 def test_units_train_to_the_bits_of_the_stages(schedule, model, options, tmp_path):
     stages = 4 if schedule in IN_A_V else 2

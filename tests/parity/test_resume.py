@@ -31,6 +31,7 @@ def resume(run: Run, folder, done, launcher=run_threads):
     return train(run, folder, windows=rest, launcher=launcher, resume=checkpoint.latest(done))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "optimizer", "launcher"),
     pairwise(

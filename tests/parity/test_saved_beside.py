@@ -40,6 +40,7 @@ def named(name) -> Run:
     return run_of(*sizes, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_written_beside_the_steps_is_what_is_written_at_once(name, tmp_path):
     """And another plan, on another number of ranks, goes on from it as the plain loop does."""

@@ -66,6 +66,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "schedule", "more"), WAYS)
 def test_plans_in_slices_train_the_plain_loop(name, schedule, more, tmp_path):
     made, job = (

@@ -249,6 +249,7 @@ GRID = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "schedule", "stages", "options"), GRID)
 @pytest.mark.parametrize("copies", [("state", False), ("both", False), ("both", True)])
 def test_training_is_bit_equal(name, schedule, stages, options, copies, tmp_path):
@@ -274,6 +275,7 @@ LISTED = Schedule.parse(
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("copies", "where", "name"),
     pairwise(

@@ -32,6 +32,7 @@ def words(program):
     return "\n".join(" ".join(map(str, code)) for code in program.code)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["threads", "shared memory", "gloo"])
 @pytest.mark.parametrize(("schedule", "stages", "options"), PLANS)
 def test_ranks_run_what_is_simulated(schedule, stages, options, transport, monkeypatch, tmp_path):

@@ -53,6 +53,7 @@ def assert_empty(rank: Rank) -> None:
     assert rank.progress.losses == {}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", TRAINING)
 @pytest.mark.parametrize("name", ["tied", "batch_norm", "frozen_start"])
 def test_no_value_message_or_batch_is_left_after_a_window(name, schedule):

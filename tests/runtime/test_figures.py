@@ -182,6 +182,7 @@ def test_figures_are_averaged_as_the_loss_is(way: str, tmp_path: Path) -> None:
         assert told == pytest.approx(validations[step.step], rel=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["pipeline", "replicas", "eager"])
 @pytest.mark.parametrize("model", [lambda: Net(0.3), lambda: Net(norm=True)], ids=["drop", "norm"])
 def test_neither_figures_nor_validation_change_what_is_trained(way, model, tmp_path) -> None:

@@ -87,6 +87,7 @@ PEAKS = [
 NAMES = ("tied", "batch_norm", "frozen", "frozen_start")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("schedule", "stages", "options", "name"),
     [
@@ -114,6 +115,7 @@ def test_peak_of_ranks_in_turn_counts_gradients_that_wait():
     assert found[0] < (1 - CLOSE) * found[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpt", "tied", "batch_norm"])
 @pytest.mark.parametrize(
     ("schedule", "options", "least"),
@@ -185,6 +187,7 @@ def token_loss(model, x):
     return torch.nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("cell", "options"),
     [

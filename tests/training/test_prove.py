@@ -37,6 +37,7 @@ def case_of(name: str, plan: Plan, *, optimizer: str = "adamw", **options: objec
     return Planned(job_of(name, EXACT, optimizer, **options), captured(name, EXACT), plan)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(TRAINING)))
 def test_planned_steps_equal_the_plain_ones(number):
     schedule, name = TRAINING[number], ("dropout", "frozen", "frozen_start")[number % 3]

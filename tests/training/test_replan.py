@@ -142,6 +142,7 @@ def test_slowed_rank_gets_less_to_do_and_the_bits_stay(tmp_path, monkeypatch):
         assert torch.equal(state.tensors[key], value), key
 
 
+@pytest.mark.long
 def test_asynchronous_run_drains_and_goes_on_as_if_resumed_by_the_other_plan(tmp_path, monkeypatch):
     """Older versions of the weights go along; searched beside the steps, by a core to spare."""
     here = ps.Cluster.here(2)
@@ -173,6 +174,7 @@ def test_asynchronous_run_drains_and_goes_on_as_if_resumed_by_the_other_plan(tmp
         assert torch.equal(found[key], value), key
 
 
+@pytest.mark.long
 def test_plan_that_turns_out_slower_is_left_again(tmp_path, monkeypatch):
     """Whatever was predicted: by any other plan this machine takes three times as long."""
     paced = Paced(lambda rank, step: (3.0 if paced.is_again else 1.0) * slower(40, rank, step))
@@ -194,6 +196,7 @@ def test_plan_that_turns_out_slower_is_left_again(tmp_path, monkeypatch):
         assert torch.equal(state.tensors[key], value), key
 
 
+@pytest.mark.long
 def test_noise_is_no_reason_for_another_plan(tmp_path, monkeypatch):
     rng = random.Random(0)
     Paced(lambda rank, step: rng.uniform(0.5, 1.5) * (4.0 if rng.random() < 0.05 else 1.0)).install(

@@ -39,6 +39,7 @@ def test_no_planner_is_faster_than_the_reference(rows):
             assert row["out_of_memory"] == 0
 
 
+@pytest.mark.long
 def test_rows_but_for_the_seconds_are_the_same_again(rows, monkeypatch):
     monkeypatch.setattr(planners, "CASES", planners.CASES[:1])
     for row, again in zip(rows, planners.rows_of(2), strict=False):
