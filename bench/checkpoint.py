@@ -12,6 +12,9 @@ first_s             for which training stands still, the first time
 blocked_s           afterwards: median, least, most
 whole_s             until the checkpoint is there: median
 
+elastic             one rank of an elastic run; and at once, as it is where there is no memory for a
+                    copy: by how much a step takes longer for it
+
 beside              a product of matrices: median seconds alone, and while ours is written
 
 kills               SIGKILL to a rank and its writer at a random moment, so often: how many left a
@@ -20,6 +23,7 @@ kills               SIGKILL to a rank and its writer at a random moment, so ofte
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -28,7 +32,8 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +46,25 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bench.machine import machine
 from penstock.cli import face
-from penstock.runtime import checkpoint
+from penstock.cluster import Cluster
+from penstock.elastic.launch import Scribe, Start, run_members
+from penstock.elastic.words import View
+from penstock.graph.trace import capture
+from penstock.job import Job
+from penstock.plan import plan_by_hand
+from penstock.profile.measure import measure
+from penstock.program.lower_plan import stages_of
+from penstock.runtime import checkpoint, saver
 from penstock.runtime.control import Control
 from penstock.runtime.launch import run_threads
 from penstock.runtime.saver import Saver, State, saving
 from penstock.runtime.transport import Transport
-from penstock.runtime.worker import RankResult, Report
+from penstock.runtime.worker import RankResult, Report, Task
+from penstock.search import Fixed
+from penstock.training.choose import Choice, Joining
+from penstock.training.elastic import ElasticRun, RunPilot, text_of
+from penstock.training.losses import PlanBasis, committing
+from penstock.training.windows import windows_of
 
 MiB = 2**20
 TENSOR_BYTES = 4 * MiB
@@ -166,6 +184,79 @@ def _beside(own: Saver, state: State, number: int) -> dict[str, float]:
     return {"alone_s": statistics.median(alone), "while_written_s": statistics.median(beside)}
 
 
+# -- elastic --------------------------------------------------------------------------------------
+
+WIDTH, EVERY = (
+    1024,
+    12,
+)  # of a layer, 4 MiB; steps from a checkpoint to the next, which is there then
+
+
+def model_of(layers: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+
+
+def batches(start: int) -> Iterator[Tensor]:
+    for index in itertools.count(start):
+        yield torch.full((1, WIDTH), 1.0 / (1 + index))
+
+
+def elastic(place: Path, size_bytes: int, rounds: int) -> dict[str, list[float]]:
+    """Return for how long checkpoints block a rank: the first, then median, least and most."""
+    layers = max(1, size_bytes // 3 // TENSOR_BYTES)
+    every = 12 * max(1, 512 * MiB // size_bytes)  # steps: the one before is there then
+    job = Job(
+        partial(model_of, layers),
+        lambda net, batch: net(batch).square().mean(),
+        batches,
+        lambda weights: torch.optim.AdamW(weights, 1e-4),
+        micro_batches=1,
+        num_steps=every * (rounds + 1) + 1,
+    )
+    free, found = saver.free_bytes, dict[str, list[float]]()
+    for name, there in (("elastic", free), ("elastic_at_once", lambda: 0)):
+        saver.free_bytes = there
+        (place / name).mkdir()
+        found[name] = _elastic_once(job, place / name, every)
+    saver.free_bytes = free
+    return found
+
+
+def _elastic_once(job: Job, folder: Path, every: int) -> list[float]:
+    captured = capture(job)
+    graph = captured.graph
+    plan = plan_by_hand(graph, [], "one_f_one_b", num_micro_batches=1, num_ranks=1)
+    way = Joining(1, job, captured, (measure(captured, job),))
+    basis = PlanBasis((way,), Cluster.here(1), Fixed())
+    plan = committing(plan, basis)
+
+    def task(choice: Choice, step: int, resume: Path | None) -> Task:
+        windows = windows_of(graph, choice.plan, range(step, job.num_steps), [])
+        about = captured, stages_of(choice.plan, graph), job, windows
+        own = folder / "checkpoints"
+        return Task(*about, checkpoints=own, checkpoint_every=every, resume=resume)
+
+    told: list[float] = []
+
+    def finish(results: list[RankResult] | None) -> None:
+        blocked = [each for one in results or () for each in one.saves.blocked_s]
+        (folder / "blocked").write_text(json.dumps(blocked))
+
+    run = ElasticRun(basis, task, {1: plan}, 0, job.num_steps, folder)
+    start = Start(View(1, 0, text_of(plan), (0,)), b"bench", lambda: RunPilot(run))
+    run_members(start, lambda step: told.append(time.perf_counter()), Scribe(_nothing, finish))
+    took = [after - before for before, after in itertools.pairwise(told)]
+    after_one = took[every - 1 :: every]
+    others = statistics.median(s for at, s in enumerate(took) if (at + 1) % every)
+    blocked = json.loads((folder / "blocked").read_text()) or [s - others for s in after_one]
+    return [blocked[0], statistics.median(blocked[1:]), min(blocked[1:]), max(blocked[1:])]
+
+
+def _nothing(step: object) -> None:
+    """Steps are told to the process that began the run, too."""
+
+
 # -- killed ---------------------------------------------------------------------------------------
 
 
@@ -238,6 +329,7 @@ def main() -> None:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         found |= measured(Path(folder), options.mib * MiB, options.rounds)
         dist.destroy_process_group()
+        found["elastic"] = elastic(Path(folder), options.mib * MiB, options.rounds)
     if options.json:
         print(json.dumps(found))
         return
@@ -250,6 +342,7 @@ def main() -> None:
         )
         for row in found["rows"]
     ]
+    rows += [(name, *(f"{s:.3f}" for s in row), "") for name, row in found["elastic"].items()]
     print(face.table(head, rows))
     print({name: found[name] for name in ("beside", "kills", "half_written", "resumed_whole")})
 

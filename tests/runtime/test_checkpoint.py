@@ -253,9 +253,9 @@ def test_a_rank_that_cannot_write_ends_all_and_leaves_nothing(
 ):
     original, guilty = getattr(place, name), 2 if name == "write_part" else 0
 
-    def fails(folder, step, rank=0, *state):
-        if rank != guilty:
-            return original(folder, step, rank, *state)
+    def fails(folder, step, about, *state):
+        if name == "write_part" and about != guilty:
+            return original(folder, step, about, *state)
         raise CheckpointError("no room", hint="make some")
 
     def work(transport, report):

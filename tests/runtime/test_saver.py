@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import mmap
 import os
 import resource
 import signal
@@ -20,14 +21,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 from penstock.errors import CheckpointError, PlanError, RunError
-from penstock.runtime import checkpoint, folders, saver, writer
+from penstock.runtime import beside, checkpoint, folders, saver, writer
 from penstock.runtime.control import Control
 from penstock.runtime.folders import Keep
 from penstock.runtime.launch import run_processes, run_threads
 from penstock.runtime.part_file import pour
 from penstock.runtime.saver import SavePolicy, Saver, interval_s, saving
 from penstock.runtime.snapshot import Snapshot, bytes_of, described
-from penstock.runtime.writer import Order
+from penstock.runtime.writer import Order, OrderLines
 from tests.runtime.test_launch import result
 
 DTYPES = (
@@ -178,6 +179,11 @@ def state_of(rank: int, step: int, size: int = 1000):
     return {f"weights/{rank}": value}, {f"optimizer/{rank}/step": step}
 
 
+def orders() -> OrderLines:
+    """Return what comes where nobody says anything."""
+    return OrderLines(os.pipe()[0])
+
+
 def saved(folder: Path, steps, launcher=run_threads, ranks: int = 2, parts: int = 2, size=1000):
     """Have ranks save after `steps`, the last one to the end; return what each told."""
 
@@ -270,7 +276,7 @@ def test_one_due_by_the_clock_is_put_off_while_the_one_before_is_written(tmp_pat
 
 
 def test_one_that_was_asked_for_waits_for_the_one_before_and_says_so(tmp_path, caplog, monkeypatch):
-    answer = saver._Beside.answer
+    answer = beside.Beside.answer
 
     def woken(own, wait_s):
         if wait_s is None:
@@ -287,7 +293,7 @@ def test_one_that_was_asked_for_waits_for_the_one_before_and_says_so(tmp_path, c
             assert own.told.waited == 1
         return result(0)
 
-    monkeypatch.setattr(saver._Beside, "answer", woken)
+    monkeypatch.setattr(beside.Beside, "answer", woken)
     with caplog.at_level(logging.WARNING):
         run_threads(work, 1, lambda step: None)
     assert folders.steps_in(tmp_path) == [1, 2]
@@ -338,7 +344,22 @@ def test_a_writer_whose_folder_has_its_name_by_now_knows_that_it_is_complete(tmp
     (order.hidden / "rank-1.failed").unlink()
     folders.finish(tmp_path, 3, "-a")
     assert not writer._given_up(order)
-    assert writer._completed(order, os.getppid())
+    assert writer._completed(order, os.getppid(), orders())
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_writer_that_comes_late_hears_that_it_is_given_up(late, tmp_path):
+    """Also once the first one has removed what there was."""
+    own = Order(str(tmp_path), 3, 1, "-a", (0, 1), 0, Keep())
+    if late:
+        folders.give_up(own.hidden, 0)
+    else:
+        folders.put_part(own.hidden, 0, (), (), {})
+        folders.call_off(own.hidden, 0)
+    with mmap.mmap(-1, 1) as memory:
+        reply = writer.written(own, memory, os.getppid(), orders())
+    assert reply.follows
+    assert not list(own.hidden.glob("rank-0.[!f]*"))
 
 
 def test_a_place_where_nobody_may_write_is_told(tmp_path):
@@ -410,7 +431,7 @@ def crashing(folder: Path, at: int) -> int:
         shot.take(tensors, pieces)
         own = 4, 0, "-token", [0], shot.size_bytes, Keep()
         order = Order(str(folder), *own, tuple(pieces), plain)
-        writer.written(order, shot._memory.base, os.getppid())
+        writer.written(order, shot._memory.base, os.getppid(), orders())
         os._exit(0)
     os.waitpid(pid, 0)
     size = os.fstat(counter).st_size

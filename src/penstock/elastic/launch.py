@@ -333,6 +333,7 @@ def _life(
             raise RunError(f"{words}\n{traceback.format_exc()}") from problem
         finally:
             own.close()
+            member.close()
         caller = newcomer(own.where[own.own], start.token, pilot.graph)
         say("joining them again")
         others = tuple(where for number, where in own.where.items() if number != own.own)
@@ -502,7 +503,8 @@ def run_threads(
         except BaseException as problem:  # noqa: BLE001 - it is killed
             ended[number] = Ended(None, problem, is_first=False)
             mesh.drop()
-            member.leave_transport()
+            member.drop()
+        member.close()
 
     threads = [threading.Thread(target=live_one, args=(m,), daemon=True) for m in listeners]
     for thread in threads:

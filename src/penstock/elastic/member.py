@@ -35,9 +35,11 @@ from penstock.program.program import Program
 from penstock.runtime import checkpoint, worker
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.checkpoint import Checkpoint
+from penstock.runtime.control import Control
 from penstock.runtime.finite import forget, leaving
 from penstock.runtime.parts import key_in, whole
 from penstock.runtime.rank import Rank
+from penstock.runtime.saver import Saver
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.worker import RankResult, Task
 
@@ -209,6 +211,7 @@ class RunMember:
         self._state = _State(0)
         self._newest: Told | None = None
         self._guard: Guard | None = None
+        self._saver: Saver | None = None
         self._saved_s = time.monotonic()
         self._ended_s = self._agreed_s = 0.0
         self._vote: Vote | None = None
@@ -233,9 +236,16 @@ class RunMember:
         assert self._view is not None, "it has lived"
         return self._view
 
-    def leave_transport(self) -> None:
-        """Let go of the transport, as a process that dies does."""
+    def drop(self) -> None:
+        """Let go of the transport, and of the process that writes, as a process that dies does."""
         self._close_transport()
+        if self._saver is not None:
+            self._saver.let_go()
+
+    def close(self) -> None:
+        """Return once what this member was to write of a checkpoint is written."""
+        if self._saver is not None:
+            self._saver.close()
 
     def live(self, view: View) -> list[RankResult] | None:
         """Run from `view` on, to the end; return what all ranks of the last generation measured.
@@ -252,6 +262,8 @@ class RunMember:
             except TransportError as problem:
                 over = None
                 self._abort()
+                if self._saver is not None:
+                    self._saver.leave()
                 self._check_reason(view, problem)
             except PenstockError as problem:
                 self.mesh.tell(Failed(problem.message, problem.hint))
@@ -289,7 +301,8 @@ class RunMember:
         came = self._load(view, rank)
         guard, more = self._guarded(rank, program, view.step)
         if task.checkpoints is not None and position == 0:
-            checkpoint.discard(task.checkpoints)
+            if view.generation == 1:  # later ones may be completing what was begun
+                checkpoint.discard(task.checkpoints)
             forget(task.checkpoints)
         self._hold(rank, view.step, keep=True)
         everyone = tuple(range(transport.num_ranks))  # all have what they need when this is over
@@ -298,6 +311,7 @@ class RunMember:
         self._hold(rank, view.step)
         self.mesh.forget(view.generation)
         steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
+        steps.watch.saver = self._saving(task, transport, view, before)
         vote.slow = partial(self._slowness, steps)
         about = self._event(view, before, came)
         note = partial(self._note, about, time.monotonic()) if self.is_first else _nothing
@@ -320,6 +334,19 @@ class RunMember:
         came = guard.begin(step)
         rank.guard, rank.guarded_bytes = guard.exchange, guard.size_bytes
         return guard, came
+
+    def _saving(
+        self, task: Task, transport: Transport, view: View, before: View | None
+    ) -> Saver | None:
+        """Return what writes this member's checkpoints, in this generation as in those before."""
+        if task.checkpoints is None:
+            return None
+        if self._saver is None:
+            self._saver = Saver(task.checkpoints, transport, Control(None), task.policy)
+        is_due = before is not None and worker.is_due(view.step, task.checkpoint_every)
+        due = view.step if is_due and not view.resume else None
+        self._saver.enter(transport, partial(self._check, view), view.generation, due=due)
+        return self._saver
 
     def _forget_older(self, view: View) -> None:
         """Hold nothing, where all go back to a checkpoint, or this member is a newcomer."""
@@ -563,10 +590,9 @@ class RunMember:
         if vote is not None and vote.factors:
             self.pilot.hears(view, vote.factors)
             shares = is_first and self.pilot.shares(view, vote.passed + 1)
-        is_due = task.every_s is not None and time.monotonic() - self._saved_s >= task.every_s
         return Wishes(
             regroup=shares or (is_first and bool(self._newcomers(view))),
-            save=is_first and is_due,
+            save=self._wants_checkpoint(task),
             stop=self.outside.asked() != 0,
             leave=self._follows(view) or self.outside.leaves(),
         )
@@ -585,6 +611,14 @@ class RunMember:
             self.outside.says(each)
         self._is_asked_to_leave = self._is_asked_to_leave or leaves
         return self._is_asked_to_leave
+
+    def _wants_checkpoint(self, task: Task) -> bool:
+        """Return whether one is due by the clock, or was dropped with a generation."""
+        saver, every_s = self._saver, task.every_s
+        if saver is None:
+            return False
+        is_due = every_s is not None and time.monotonic() - self._saved_s >= every_s
+        return saver.has_lapsed or (self.is_first and is_due and not saver.is_put_off())
 
     def _newcomers(self, view: View) -> list[int]:
         """Return who asks to be taken in, and can be: as many as there are plans for."""

@@ -10,12 +10,12 @@ import torch
 from penstock.elastic.vote import Vote, Wishes
 from penstock.elastic.words import Told
 from penstock.graph.cut_points import written_buffers
+from penstock.program.alone import alone
 from penstock.runtime import worker
 from penstock.runtime.calls import Bound
 from penstock.runtime.control import Control, Do
 from penstock.runtime.launch import as_json, from_json
 from penstock.runtime.rank import Rank
-from penstock.runtime.saver import Saver
 from penstock.runtime.worker import RankResult, Task
 
 
@@ -54,9 +54,6 @@ class GenerationSteps:
         self.first, self.last, self.is_over = first, last, False
         self.watch = worker.WindowRunner(rank, Control(None))
         rank.guard = self.watch.meter.inside(rank.guard)
-        if task.checkpoints is not None:  # written at once: who writes beside may die meanwhile
-            own = rank.transport, self.watch.control, task.policy
-            self.watch.saver = Saver(task.checkpoints, *own)
         written = written_buffers(rank.capture.graph)
         self.buffers = [
             value for w in rank.weights.values() for n, value in w.buffers.items() if n in written
@@ -77,9 +74,11 @@ class GenerationSteps:
         with torch.no_grad():
             for number, step in enumerate(range(self.first, self.last)):
                 self._step(member, step, (number, number in once))
+                asked = self.vote.asked
                 if number == 0:
                     note()
-                asked = self.vote.asked
+                    if asked.save or worker.is_saved_on_the_way(self.task):
+                        worker.begin_saving(self.watch)
                 self._save(member, step + 1, asked)
                 if asked.stop or (asked.regroup and step + 1 < self.last):
                     break
@@ -136,8 +135,15 @@ class GenerationSteps:
     def _save(self, member: Keeper, step: int, asked: Wishes) -> None:
         is_last = step == self.last
         do: Do = "stop" if asked.stop or is_last else "save" if asked.save else "go"
+        if asked.leave and do != "stop" and self._takes_along(asked.leave):
+            do = "plan"  # a checkpoint that is waited for
         if worker.save_due(self.task, self.watch, step, do, is_last=is_last):
             member.saved()
+
+    def _takes_along(self, leaving: int) -> bool:
+        """Return whether ranks that leave may hold what is nowhere else: of two, one's guard."""
+        (program, *_) = self.task.windows.programs
+        return any(alone(program)) and (program.guard is None or leaving > 1)
 
     def _results(self) -> list[RankResult]:
         """Return what all ranks of the generation measured; every rank calls it."""

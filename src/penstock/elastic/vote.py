@@ -19,20 +19,20 @@ from penstock.runtime.rank import Rank
 class Wishes(NamedTuple):
     """What a rank asks for, or any rank did.
 
-    leave:   that it goes, and the others go on; where all do, the run stops.
+    leave:   that it goes, and the others go on; where all do, the run stops.  How many do.
     """
 
     regroup: bool = False
     save: bool = False
     stop: bool = False
-    leave: bool = False
+    leave: int = 0
 
     @classmethod
     def of_all(cls, counts: Sequence[float], ranks: int) -> "Wishes":
         """Return what is asked for by any of the ranks; `counts`: how many ask for each."""
-        found = cls(*(count > 0 for count in counts))
-        all_leave = counts[-1] >= ranks
-        return found._replace(regroup=found.regroup or found.leave, stop=found.stop or all_leave)
+        regroup, save, stop, _ = (count > 0 for count in counts)
+        leave = round(counts[-1])
+        return cls(regroup or leave > 0, save, stop or leave >= ranks, leave)
 
 
 @final

@@ -81,15 +81,17 @@ def write_part(
     step: int,
     rank: int,
     state: tuple[Mapping[str, Tensor], Mapping[str, object]],
+    token: str = "",
 ) -> None:
     """Write tensors and plain values of one rank into the hidden folder of a checkpoint.
 
+    token:    of the attempt.
     Raises:   CheckpointError: the disk is full, or the folder cannot be written.
     """
     tensors, plain = state
     pieces = described(tensors)
     blocks = (bytes_of(tensors[piece.key]) for piece in pieces)
-    put_part(hidden_of(checkpoints, step), rank, pieces, blocks, plain)
+    put_part(hidden_of(checkpoints, step, token), rank, pieces, blocks, plain)
 
 
 def keep_best(checkpoints: Path, step: int, value: float) -> None:

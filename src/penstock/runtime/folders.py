@@ -5,6 +5,7 @@ checksums.  When all notes are there, one process joins them to state.json and r
 A folder with that name is complete, whatever is killed when.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,7 @@ from penstock.runtime.part_file import Block, Piece, write_file
 
 _NAME = re.compile(r"step-(\d{6,})")
 _LOOK_S, _PATIENCE_S = 0.05, 60.0
+_TRIES = 5  # to name a folder that others name too
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,25 @@ def finish(checkpoints: Path, step: int, token: str = "") -> Path:
             note.unlink()
         content = {"step": step, "parts": sorted(sums), "plain": plain, "checksums": sums}
         write_text(hidden / "state.json", json.dumps({**content, "digest": digest_of(content)}))
-        if folder.exists():
-            remove(folder)
-        hidden.rename(folder)
+        _name(hidden, folder)
         _flush(checkpoints)
     return folder
+
+
+def _name(hidden: Path, folder: Path) -> None:
+    """Give a folder its name, in place of what has it; somebody else may do the same just now."""
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):  # another one has just removed it
+            if folder.exists():
+                remove(folder)
+        try:
+            hidden.rename(folder)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
+    raise OSError(errno.EEXIST, "others go on writing there", str(folder))
 
 
 def digest_of(content: Mapping[str, object]) -> str:
@@ -189,6 +205,40 @@ def remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def give_up(hidden: Path, rank: int) -> None:
+    """Tell the others that a rank's part of a checkpoint will not come."""
+    with suppress(OSError):
+        hidden.mkdir(parents=True, exist_ok=True)
+        (hidden / f"rank-{rank}.failed").touch()
+
+
+def call_off(hidden: Path, rank: int) -> None:
+    """Remove what there is of a checkpoint that its first rank does not finish, but the word of it.
+
+    A rank that is late would else begin anew, and wait for the others.
+    """
+    give_up(hidden, rank)
+    with suppress(OSError):
+        for path in hidden.iterdir():
+            if path.suffix != ".failed":
+                path.unlink()
+
+
+def left_over(checkpoints: Path, token: str) -> tuple[str, ...]:
+    """Return the names of folders in which attempts with other tokens made a checkpoint."""
+    found = (path.name for path in checkpoints.glob(".step-*"))
+    return tuple(name for name in found if not token or not name.endswith(token))
+
+
+def clear(checkpoints: Path, names: Iterable[str]) -> None:
+    """Remove such folders, while others may be giving them their names: so as a whole, or not."""
+    for name in names:
+        gone = checkpoints / f"{name}-old"
+        with suppress(OSError):
+            (checkpoints / name).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def discard(checkpoints: Path) -> None:

@@ -4,17 +4,17 @@ At the end of a step it copies its part of the state into memory (snapshot.py) t
 it writes from (writer.py); training waits only for the copy.  A checkpoint that something waits for
 - the last one, one that is validated, one before another plan - is written at once, by all ranks
 together; so are all where there is no memory for a copy.
+
+Where ranks may come and go, one Saver serves a rank in all its generations.  A checkpoint that is
+being written when a generation breaks is completed where all have ordered their parts; else it is
+dropped, as it is where a process that writes dies, and the ranks that are left write another one.
 """
 
 import json
 import logging
 import math
-import os
 import secrets
-import select
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,21 +24,20 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-import penstock
 from penstock.cluster.machine import free_bytes
 from penstock.errors import CheckpointError
 from penstock.runtime import checkpoint, folders
+from penstock.runtime.beside import Beside, WriterGoneError
 from penstock.runtime.control import Control
-from penstock.runtime.snapshot import Snapshot, described
+from penstock.runtime.snapshot import described
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.shared_memory import host_key
-from penstock.runtime.writer import Order, Reply
-from penstock.typed import typed
+from penstock.runtime.writer import DROP, LOST, Order, Reply
 
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _SPARE = 1.25  # times the bytes of the copies that have to be free for them
-_PATIENCE_S = 600.0  # for a process to end that nobody orders anything any more
-_WRITER = "penstock.runtime.writer"
+_LOOK_S = 0.05  # between looks whether a rank is lost, for which what is waited for never comes
+_MOST_DEATHS = 2  # of processes that write, one after the other, none of which has completed one
 log = logging.getLogger(__name__)
 
 
@@ -110,17 +109,26 @@ class Saver:
             control.every_s = math.inf  # until it is known what one costs
         self.told = Saves()
         self._agreed: _Agreed | None = None
-        self._writer: _Beside | None = None
-        self._pending: int | None = None  # the step whose checkpoint is being written
+        self._writer: Beside | None = None
+        self._pending: Order | None = None  # the checkpoint that is being written
+        self._is_ours = False  # whether the process beside this rank writes a part of it
         self._put_off = self._is_aside = False
+        self._news: Callable[[], None] | None = None
+        self._attempt = ""
+        self._is_older = False  # whether an older generation ordered it
+        self._lapsed, self._deaths = False, 0
 
-    def begin(self, state: State | None) -> None:
+    def begin(self, state: State | None, *, is_far: bool = False) -> None:
         """Make ready to write while training goes on; every rank calls it at the same time.
 
         state:    as it is now; a later one may be larger.
+        is_far:   whether some of it is in far memory: there is no room for a copy then.
         """
         size = 0 if state is None else sum(p.size_bytes for p in described(state[0]))
-        own = {"part": state is not None, "bytes": size, "free": free_bytes(), "host": host_key()}
+        held = 0 if self._writer is None else self._writer.snapshot.size_bytes
+        lacks = max(0, size - held)
+        own = {"part": state is not None, "bytes": lacks, "host": host_key()}
+        own["free"] = -1 if is_far else free_bytes()
         text = json.dumps({**own, "token": secrets.token_hex(4)}).encode()
         told = [
             json.loads(each)
@@ -134,14 +142,47 @@ class Saver:
             return
         ranks = tuple(rank for rank, each in enumerate(told) if each["part"])
         self._agreed = _Agreed(f"-{told[0]['token']}", ranks)
-        if state is not None:
-            self._writer = _Beside(self._order(0, {}, size))
+        if state is not None and self._writer is None:
+            self._writer = Beside(self._order(0, {}, size))
 
     def _order(self, step: int, plain: Mapping[str, object], size_bytes: int) -> Order:
         assert self._agreed is not None, "`begin` is called before"
         place, (token, ranks) = str(self.checkpoints.absolute()), self._agreed
         own = step, self.transport.rank, token, ranks, size_bytes, self.policy.keep
         return Order(place, *own, plain=dict(plain))
+
+    # -- generations ------------------------------------------------------------------------------
+
+    def enter(
+        self,
+        transport: Transport,
+        news: Callable[[], None],
+        generation: int,
+        *,
+        due: int | None = None,
+    ) -> None:
+        """Serve another generation of ranks, or the first one, of which some may be lost.
+
+        news:     raises where one is lost.
+        due:      the step after which the generation before was to write one, if it was.
+        """
+        if due is not None and (self._pending is None or self._pending.step != due):
+            there = folders.folder_of(self.checkpoints, due) / "state.json"
+            self._lapsed = self._lapsed or not there.exists()
+        self.transport, self._news, self._attempt = transport, news, f"-g{generation}"
+        self._agreed, self._is_older = None, True
+        if not self._is_ours:
+            self._pending = None
+
+    def leave(self) -> None:
+        """Note that a rank is lost: its part of the checkpoint that is being written may lack."""
+        if self._pending is not None and self._is_ours and self._writer is not None:
+            self._writer.say(LOST)
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Return whether a checkpoint was dropped, and none was written in its place."""
+        return self._lapsed
 
     # -- a checkpoint -----------------------------------------------------------------------------
 
@@ -155,19 +196,38 @@ class Saver:
         self._is_aside = not waits and self._agreed is not None
         if not self._is_aside:
             self.settle()
-            save(self.checkpoints, step, self.transport, state, self.policy.keep)
+            save(self.checkpoints, step, self.transport, state, self._terms)
+            self._lapsed = False
             return
-        if self.is_writing():
+        if self.is_writing() and not self._is_older:
             if not self.told.waited and self._is_first:
-                log.warning("step %d waits for the checkpoint after step %s", step, self._pending)
+                before = None if self._pending is None else self._pending.step
+                log.warning("step %d waits for the checkpoint after step %s", step, before)
             self._count(waited=self.told.waited + 1)
         self.settle()
+        self._pending = self._order(step, {}, 0)
+        self._lapsed = self._put_off = self._is_older = self._is_ours = False
         if state is not None and self._writer is not None:
-            pieces = described(state[0])
-            order = self._order(step, state[1], sum(piece.size_bytes for piece in pieces))
-            self._count(size_bytes=order.size_bytes)
-            self._writer.write(replace(order, pieces=tuple(pieces)), state[0])
-        self._pending, self._put_off = step, False
+            self._have_written(self._writer, state)
+
+    @property
+    def _terms(self) -> "AtOnce":
+        return AtOnce(self.policy.keep, self._attempt, clears=self._news is not None)
+
+    def _have_written(self, writer: Beside, state: State) -> None:
+        """Copy this rank's part of the pending checkpoint, and order it."""
+        assert self._pending is not None, "it was made"
+        pieces = described(state[0])
+        size, stale = sum(piece.size_bytes for piece in pieces), ()
+        if self._is_first and self._news is not None:
+            stale = folders.left_over(self.checkpoints, self._pending.token)
+        order = replace(self._pending, size_bytes=size, stale=stale, pieces=tuple(pieces))
+        self._count(size_bytes=size)
+        self._is_ours = True
+        try:
+            writer.write(replace(order, plain=dict(state[1])), state[0])
+        except WriterGoneError as problem:
+            self._done(self._dropped(problem))
 
     @contextmanager
     def timed(self) -> Generator[None]:
@@ -192,7 +252,7 @@ class Saver:
             self._put_off = True
             if not self.told.postponed:
                 about = "a checkpoint is put off until that after step %s is there"
-                log.warning(about, self._pending)
+                log.warning(about, None if self._pending is None else self._pending.step)
             self._count(postponed=self.told.postponed + 1)
         return True
 
@@ -206,9 +266,8 @@ class Saver:
         Raises:   as `check`.
         """
         self.check()
-        if self._pending is not None and self._writer is None:
-            folder = folders.folder_of(self.checkpoints, self._pending)
-            self._pending = None if (folder / "state.json").exists() else self._pending
+        if self._pending is not None and not self._is_ours and self._pending.is_there:
+            self._pending = None
         return self._pending is not None
 
     def check(self) -> None:
@@ -217,32 +276,70 @@ class Saver:
         Raises:   CheckpointError: this rank cannot write its part.
                   TransportError: another one cannot.
         """
-        if self._pending is not None and self._writer is not None:
-            self._done(self._writer.answer(0.0))
+        if self._pending is not None and self._is_ours:
+            self._done(self._heard(0.0))
 
     def settle(self) -> None:
         """Return once the checkpoint that is being written is complete; a rank without a part, now.
 
+        One that an older generation ordered is dropped, unless it is complete.
         Raises:   as `check`.
         """
-        if self._pending is not None and self._writer is not None:
-            self._done(self._writer.answer(None))
+        if self._pending is not None and self._is_ours:
+            if self._is_older and self._writer is not None:
+                self._writer.say(DROP)
+            while (answer := self._heard(None if self._news is None else _LOOK_S)) is None:
+                assert self._news is not None, "it waits for an answer"
+                self._news()
+            self._done(answer)
         self._pending = None
+
+    def _heard(self, wait_s: float | None) -> Reply | None:
+        assert self._writer is not None, "it was ordered"
+        try:
+            return self._writer.answer(wait_s)
+        except WriterGoneError as problem:
+            return self._dropped(problem)
+
+    def _dropped(self, problem: WriterGoneError) -> Reply:
+        """Have another process write from now on; return what became of the checkpoint.
+
+        Raises:   WriterGoneError: as the run ends with it, or it happens again and again.
+        """
+        assert self._writer is not None, "it is gone"
+        assert self._pending is not None, "it was ordered"
+        order, size = self._pending, self._writer.snapshot.size_bytes
+        folders.give_up(order.hidden, order.rank)
+        self._deaths += 1
+        if self._news is None or self._deaths > _MOST_DEATHS:
+            raise problem
+        self._writer.close()
+        self._writer = Beside(replace(order, step=0, size_bytes=size))
+        return Reply(order.step, 0.0, follows=True)
 
     def _done(self, answer: Reply | None) -> None:
         if answer is None:
             return
-        self._pending = None
+        order, self._pending, self._is_ours = self._pending, None, False
         if answer.problem:
             raise CheckpointError(answer.problem, hint=answer.hint)
-        if answer.follows:
-            assert self._agreed is not None, "something was ordered"
-            others = [rank for rank in self._agreed.ranks if rank != self.transport.rank]
+        if not answer.follows:
+            self._deaths = 0
+            self._count(written_s=(*self.told.written_s, answer.seconds))
+        elif self._news is not None:
+            self._lapsed = True
+        else:
+            assert order is not None, "something was ordered"
+            others = [rank for rank in order.ranks if rank != order.rank]
             raise TransportError(others[0], "cannot write its part of a checkpoint")
-        self._count(written_s=(*self.told.written_s, answer.seconds))
 
     def _count(self, **changed: Any) -> None:
         self.told = replace(self.told, **changed)
+
+    def let_go(self) -> None:
+        """Be dead for the process that writes; `close` then waits for its end alone."""
+        if self._writer is not None:
+            self._writer.let_go()
 
     def close(self) -> None:
         """End the process that writes, when it has completed what was ordered."""
@@ -284,89 +381,19 @@ def _is_room(told: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
-class _Beside:
-    """The process beside a rank, and the memory that both share."""
-
-    def __init__(self, order: Order) -> None:
-        self.snapshot = Snapshot()
-        self.snapshot.grow(order.size_bytes)
-        self.lock = folders.shared_lock(Path(order.checkpoints))
-        given = self.snapshot.file, self.lock
-        found = str(Path(penstock.__file__).parent.parent), os.environ.get("PYTHONPATH", "")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", _WRITER, *map(str, given)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=given,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))},
-        )
-        self._poll = select.poll()
-        self._poll.register(self._out, select.POLLIN)
-        self._has_room = False
-        self._send(replace(order, size_bytes=self.snapshot.size_bytes))
-
-    @property
-    def _out(self) -> Any:
-        assert self.process.stdout is not None, "it is a pipe"
-        return self.process.stdout
-
-    def _send(self, order: Order) -> None:
-        assert self.process.stdin is not None, "it is a pipe"
-        try:
-            self.process.stdin.write(order.line())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise self._gone() from None
-
-    def write(self, order: Order, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors and have them written; nothing else is being written.
-
-        Raises:   CheckpointError: there is no memory for the copy.
-        """
-        if not self._has_room:
-            self._has_room = True
-            room = self.answer(None)
-            assert room is not None, "it was waited for"
-            if room.problem:
-                raise CheckpointError(room.problem, hint=room.hint)
-        if order.size_bytes > self.snapshot.size_bytes:
-            self.snapshot.grow(order.size_bytes)
-            with folders.writing(order.hidden):
-                os.posix_fallocate(self.snapshot.file, 0, order.size_bytes)
-        self.snapshot.take(tensors, order.pieces)
-        folders.lock(self.lock)
-        self._send(replace(order, size_bytes=self.snapshot.size_bytes))
-
-    def answer(self, wait_s: float | None) -> Reply | None:
-        """Return the next answer; None where it does not come in `wait_s` seconds.
-
-        Raises:   CheckpointError: the process is not there any more.
-        """
-        if not self._poll.poll(None if wait_s is None else 1000 * wait_s):
-            return None
-        line = self._out.readline()
-        if not line:
-            raise self._gone()
-        return typed(Reply, json.loads(line))
-
-    def _gone(self) -> CheckpointError:
-        code = self.process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"left ({code})"
-        hint = "is there enough memory for it? `dmesg` shows kills" if code == -9 else ""
-        return CheckpointError(f"the process that writes checkpoints {how}", hint=hint)
-
-    def close(self) -> None:
-        """Return once the process has written what it was ordered to, and has ended."""
-        with suppress(BrokenPipeError):
-            self.process.communicate(timeout=_PATIENCE_S)
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self.snapshot.close()
-        os.close(self.lock)
-
-
 # -- at once --------------------------------------------------------------------------------------
+
+
+class AtOnce(NamedTuple):
+    """How a checkpoint is written at once.
+
+    attempt:  tells what these ranks write from what others left half-written.
+    clears:   whether that is removed: whoever wrote it is lost.
+    """
+
+    keep: folders.Keep = folders.Keep()
+    attempt: str = ""
+    clears: bool = False
 
 
 def save(
@@ -374,7 +401,7 @@ def save(
     step: int,
     transport: Transport,
     state: State | None,
-    keep: folders.Keep = folders.Keep(),  # noqa: B008 - a frozen record
+    terms: AtOnce = AtOnce(),  # noqa: B008 - a frozen record
 ) -> None:
     """Write a checkpoint together with all other ranks; `state` is this rank's part, if any.
 
@@ -384,12 +411,14 @@ def save(
 
     def write() -> None:
         if state is not None:
-            checkpoint.write_part(checkpoints, step, transport.rank, state)
+            checkpoint.write_part(checkpoints, step, transport.rank, state, terms.attempt)
 
     def finish() -> None:
         if transport.rank == 0:
-            checkpoint.finish(checkpoints, step)
-            checkpoint.tidy(checkpoints, keep)
+            checkpoint.finish(checkpoints, step, terms.attempt)
+            checkpoint.tidy(checkpoints, terms.keep)
+            if terms.clears:
+                folders.clear(checkpoints, folders.left_over(checkpoints, ""))
 
     problem = _problem_of(write)
     failed = _failed(transport, problem)

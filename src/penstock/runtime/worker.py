@@ -396,16 +396,21 @@ def _done(task: Task, watch: "WindowRunner", done: tuple[int, int], *, is_last: 
     do: Do = "stop" if is_last else watch.control.after(number)
     if save_due(task, watch, step, "go" if do == "share" else do, is_last=is_last):
         watch.control.saved()
-    rank = watch.rank
-    is_first = watch.saver is not None and number == 1 and not rank.is_far()
-    if watch.saver is not None and is_first and _is_saved_on_the_way(task):
-        with watch.meter.checkpoint(is_last=True):
-            watch.saver.begin(_part_of(rank))
+    if number == 1 and is_saved_on_the_way(task):
+        begin_saving(watch)
     if do == "plan":
         watch.control.planned(number)
     elif do == "share":
         watch.control.shared()
     return do
+
+
+def begin_saving(watch: "WindowRunner") -> None:
+    """Make ready to write checkpoints beside the steps; every rank calls it at the same time."""
+    if watch.saver is not None:
+        is_far = watch.rank.is_far()
+        with watch.meter.checkpoint(is_last=True):
+            watch.saver.begin(None if is_far else _part_of(watch.rank), is_far=is_far)
 
 
 def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: bool) -> bool:
@@ -455,10 +460,12 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _is_saved_on_the_way(task: Task) -> bool:
+def is_saved_on_the_way(task: Task) -> bool:
     """Return whether a checkpoint is due before the last step, for which nothing waits."""
     if task.every_s is not None or task.policy.mtbf_s is not None:
         return True
+    if not task.checkpoint_every:
+        return False
     ends = (step + program.num_steps for program, step in task.windows)
     due = (end for end, _ in pairwise(ends) if is_due(end, task.checkpoint_every))
     return any(not is_due(end, task.validate_every) for end in due)

@@ -3,13 +3,16 @@
 It is started with file descriptors: of the memory, and of the lock that says that it writes.  Each
 order comes as a line of JSON on stdin, each answer goes as one to stdout.  It loads no torch, and
 computes only when nobody else does.  What it was ordered before its rank died it still completes.
+
+While an order is under way a word about it may come.  `LOST`: the ranks work together no more, and
+one of them may have been lost before it ordered its part.  `DROP`: another checkpoint is due, so
+this one is waited for no longer.
 """
 
 import json
 import mmap
 import os
 import select
-import shutil
 import signal
 import sys
 import time
@@ -25,7 +28,10 @@ from penstock.runtime.part_file import Piece
 
 _NICE = 10
 _LOOK_S = 0.02  # between looks whether others have written
-_ALONE_S = 5.0  # without a sign of others, after which a writer gives up whose rank has died
+LOST, DROP = b"lost\n", b"drop\n"
+# Without a sign of others, after which a writer gives up whose rank is lost, or has lost others:
+_ALONE_S = 5.0  # where all have begun
+_ABSENT_S = 1.0  # where some have not
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 
 
@@ -38,6 +44,7 @@ class Order:
     token:   of the run: what others left half-written is not taken for its.
     ranks:   whose parts make it whole; the first of them finishes it.
     keep:    which checkpoints stay once it is there.
+    stale:   folders that the first of `ranks` removes then: of attempts before.
     """
 
     checkpoints: str
@@ -49,6 +56,7 @@ class Order:
     keep: folders.Keep
     pieces: tuple[Piece, ...] = ()
     plain: dict[str, Any] | None = None
+    stale: tuple[str, ...] = ()
 
     @property
     def hidden(self) -> Path:
@@ -70,6 +78,7 @@ class Order:
         told: dict[str, Any] = json.loads(line)
         told["keep"] = folders.Keep(**told["keep"])
         told["pieces"] = tuple(Piece._make(row) for row in told["pieces"])
+        told["stale"] = tuple(told["stale"])
         return cls(**told)
 
 
@@ -89,7 +98,58 @@ class Reply:
     follows: bool = False
 
 
-def written(order: Order, memory: mmap.mmap, parent: int) -> Reply:
+class OrderLines:
+    """What comes on a file: orders, and words about the one that is under way."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._rest = file, bytearray()
+        self._poll = select.poll()
+        self._poll.register(file, select.POLLIN)
+        self._has_ended = self._is_lost = self._is_dropped = False
+
+    def next(self) -> Order | None:
+        """Return the next order; None: who orders is gone, or has no more to order."""
+        self._is_lost = self._is_dropped = False
+        while True:
+            line = self._line()
+            if line is None and not self._read(None):
+                return None
+            if line is not None and line not in (LOST, DROP):  # about one that is complete
+                return Order.of_line(line)
+
+    def is_alone(self) -> bool:
+        """Return whether who orders is gone, or others of its kind are."""
+        self._listen()
+        return self._has_ended or self._is_lost
+
+    def is_dropped(self) -> bool:
+        """Return whether the order that is under way is to be waited for no longer."""
+        self._listen()
+        return self._is_dropped
+
+    def _listen(self) -> None:
+        self._read(0.0)
+        while self._rest.startswith((LOST, DROP)):
+            line = self._line()
+            self._is_lost, self._is_dropped = True, self._is_dropped or line == DROP
+
+    def _line(self) -> bytes | None:
+        line, end, rest = self._rest.partition(b"\n")
+        if not end:
+            return None
+        self._rest = rest
+        return bytes(line + end)
+
+    def _read(self, wait_s: float | None) -> bool:
+        """Take what comes; return whether more may."""
+        if not self._has_ended and self._poll.poll(wait_s):
+            more = os.read(self._file, 65536)
+            self._rest += more
+            self._has_ended = not more
+        return not self._has_ended
+
+
+def written(order: Order, memory: mmap.mmap, parent: int, orders: OrderLines) -> Reply:
     """Write this rank's part, and return once the checkpoint is complete or cannot become so."""
     start_s, view = time.perf_counter(), memoryview(memory)
     problem = hint = ""
@@ -97,16 +157,19 @@ def written(order: Order, memory: mmap.mmap, parent: int) -> Reply:
     try:
         blocks = _blocks(order, view)
         folders.put_part(order.hidden, order.rank, order.pieces, blocks, order.plain or {})
-        is_whole = _completed(order, parent)
+        is_whole = _completed(order, parent, orders)
     except CheckpointError as found:
         is_gone = isinstance(found.__cause__, FileNotFoundError)  # another one has given up
         if not (is_gone or _given_up(order)):
             problem, hint = found.message, found.hint
-            _give_up(order)
+            folders.give_up(order.hidden, order.rank)
     finally:
         view.release()
-    if not is_whole and order.rank == order.ranks[0]:
-        shutil.rmtree(order.hidden, ignore_errors=True)
+    if order.rank == order.ranks[0]:
+        if is_whole:
+            folders.clear(Path(order.checkpoints), order.stale)
+        else:
+            folders.call_off(order.hidden, order.rank)
     follows = not (is_whole or problem)
     return Reply(order.step, time.perf_counter() - start_s, problem, hint, follows)
 
@@ -120,7 +183,7 @@ def _blocks(order: Order, view: memoryview) -> Iterator[memoryview]:
         place += piece.size_bytes
 
 
-def _completed(order: Order, parent: int) -> bool:
+def _completed(order: Order, parent: int, orders: OrderLines) -> bool:
     """Return whether all others have written their part, once that is known; the first finishes.
 
     Raises:   CheckpointError: it cannot be finished.
@@ -134,20 +197,15 @@ def _completed(order: Order, parent: int) -> bool:
                 return True
         elif not order.hidden.exists():
             return order.is_there
-        is_alone = os.getppid() != parent or _is_over(0)
+        is_alone = os.getppid() != parent or orders.is_alone()
+        if orders.is_dropped():
+            return False
         if (size := _size(order.hidden)) != seen or not is_alone:
             seen, seen_s = size, time.monotonic()
-        elif time.monotonic() - seen_s > _ALONE_S:
+        elif time.monotonic() - seen_s > (_ALONE_S if _all_begun(order) else _ABSENT_S):
             return False
         time.sleep(_LOOK_S)
     return False
-
-
-def _is_over(file: int) -> bool:
-    """Return whether nobody can write to a pipe any more."""
-    poll = select.poll()
-    poll.register(file, 0)
-    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _size(folder: Path) -> int:
@@ -156,10 +214,8 @@ def _size(folder: Path) -> int:
     return 0
 
 
-def _give_up(order: Order) -> None:
-    """Tell the others that this rank cannot write its part."""
-    with suppress(OSError):
-        (order.hidden / f"rank-{order.rank}.failed").touch()
+def _all_begun(order: Order) -> bool:
+    return all((order.hidden / f"rank-{rank}.safetensors").exists() for rank in order.ranks)
 
 
 def _given_up(order: Order) -> bool:
@@ -172,12 +228,13 @@ def _given_up(order: Order) -> bool:
 
 def serve(memory_file: int, lock: int) -> None:
     """Do what is ordered until stdin ends; `lock` is held by who orders, and let go of here."""
-    parent = os.getppid()
-    for line in sys.stdin.buffer:
-        order = Order.of_line(line)
+    parent, orders = os.getppid(), OrderLines(sys.stdin.fileno())
+    while (order := orders.next()) is not None:
         with mmap.mmap(memory_file, order.size_bytes) as memory:
             is_first = order.step == 0
-            answer = _room(memory_file, memory) if is_first else written(order, memory, parent)
+            answer = (
+                _room(memory_file, memory) if is_first else written(order, memory, parent, orders)
+            )
         folders.unlock(lock)
         sys.stdout.write(json.dumps(asdict(answer)) + "\n")
         sys.stdout.flush()
@@ -206,3 +263,4 @@ def main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    os._exit(0)  # stdout may be gone

@@ -24,7 +24,7 @@ from penstock.graph.parts import key_in
 from penstock.plan import Plan, Prediction, is_asynchronous, name_of
 from penstock.program.lower_plan import lower_plan
 from penstock.program.program import Program
-from penstock.runtime import checkpoint
+from penstock.runtime import checkpoint, folders
 from penstock.runtime.windows import repeated
 from penstock.schedule.recipe import words_of as words_of_schedule
 from penstock.search.judge import Judge
@@ -181,8 +181,8 @@ class RunPilot:
 
         Raises:   PlanError: there is no plan for the ranks that are left.
         """
-        holds = {m: s.holds for m, s in mesh.stopped.items() if m in view.members}
-        holds = {m: rows for m, rows in holds.items() if m not in mesh.lost}
+        stay = {*view.members} & {*left.members}  # those that go can give nothing any more
+        holds = {m: s.holds for m, s in mesh.stopped.items() if m in stay and m not in mesh.lost}
         plain: dict[str, msgspec.Raw] = {}
         for member in holds:
             told = mesh.stopped[member]
@@ -226,6 +226,8 @@ class RunPilot:
     def _back(self) -> tuple[int, str]:
         """Return the step of the newest checkpoint, and its folder; or those of the run's start."""
         folder = None if self.run.folder is None else self.run.folder / "checkpoints"
+        if folder is not None:
+            folders.wait_for_writers(folder)  # one may be nearly there
         newest = None if folder is None else checkpoint.latest(folder)
         if newest is None:
             return self.run.first_step, str(self.run.resume or START)

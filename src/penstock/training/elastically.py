@@ -239,7 +239,17 @@ def lived(
             job = choice.job
             raise explained(session.folder, job, problem, session.listener) from problem.__cause__
         steps.flush()
-    return ended(session.folder, session.followed)
+    return _ended(session)
+
+
+def _ended(session: "Session") -> "Trained | Stop | None":
+    """Return how a run has ended, once no process writes for dead ranks; None: it has not."""
+    from penstock.runtime.folders import discard
+
+    found = ended(session.folder, session.followed)
+    if found is not None:
+        discard(session.folder / "checkpoints")
+    return found
 
 
 def wait_for_end(folder: Path, listener: Listener, board: "Board") -> None:

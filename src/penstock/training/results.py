@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -204,7 +205,8 @@ def _checkpointing(outcome: "Outcome") -> dict[str, object] | None:
     told = outcome.saves
     if not any(saves.blocked_s for saves in told):
         return None
-    blocked = [max(row) for row in zip(*(saves.blocked_s for saves in told), strict=True)]
+    newest = (reversed(saves.blocked_s) for saves in told)  # who joined has seen fewer
+    blocked = [max(row) for row in zip_longest(*newest, fillvalue=0.0)][::-1]
     every = [saves.every_s for saves in told if saves.every_s is not None]
     written = [seconds for saves in told for seconds in saves.written_s]
     return {
