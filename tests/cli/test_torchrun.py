@@ -36,8 +36,8 @@ from penstock.timeline import breakdown_from_json
 from penstock.training.agree import agree, program_digest
 from penstock.training.choose import Machines, on_hosts_of
 from penstock.training.listener import SILENT
-from penstock.training.notices import Notices
 from penstock.training.prepare import started_on
+from penstock.training.rendezvous import Rendezvous
 from penstock.training.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
 from tests.cli import training
 from tests.cli.conftest import Call
@@ -163,9 +163,9 @@ def test_ranks_of_hosts_with_several_devices_keep_their_order() -> None:
     assert [_plan_rank(None, turned, rank) for rank in range(3)] == [0, 1, 2]
 
 
-def notices(**told: str) -> Notices:
+def rendezvous(**told: str) -> Rendezvous:
     """Return those of rank 1 of 2 in a store of this process, with what is told there already."""
-    made = Notices(dist.HashStore())
+    made = Rendezvous(dist.HashStore())
     for key, text in told.items():
         made.put(key, text)
     return made
@@ -184,13 +184,13 @@ def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> 
     captured, joined = capture(job), merged(job, 2)
     pairs = capture(joined)
     asks = {_ASK.format(0): "[2, []]", _ASK.format(1): "[1, []]", _ASK.format(2): _ENOUGH}
-    asked = notices(**asks)
+    asked = rendezvous(**asks)
     _serve(asked, job, captured, Machines(UNLIKE))
     for number, (step, own) in enumerate(((pairs, joined), (captured, job))):
         told = asked.take(_TOLD.format(number, "small"))
         profile = Profile.from_json(json.loads(told), "small")
         assert (profile.graph, profile.kind) == (step.graph.digest, "small")
-        answers = notices(**{_TOLD.format(number, "small"): told})
+        answers = rendezvous(**{_TOLD.format(number, "small"): told})
         big, small = _profiled(answers, count(number), job, step, own, UNLIKE, SILENT)
         assert small == profile
         assert (big.graph, big.kind) == (step.graph.digest, "big")
@@ -202,20 +202,20 @@ def test_rank_that_leads_no_kind_of_device_measures_nothing() -> None:
     job = training.small()
     alike = Cluster((BIG,), (Host("a", "big", 2),), inside=Link(1e-4, 1e9))
     for nobody_to_lead in (alike, None):
-        asked = notices(**{_ASK.format(0): "[1, []]", _ASK.format(1): _ENOUGH})
+        asked = rendezvous(**{_ASK.format(0): "[1, []]", _ASK.format(1): _ENOUGH})
         _serve(asked, job, capture(job), Machines(nobody_to_lead))
         assert not asked.store.check([_TOLD.format(0, "big")])
 
 
 @pytest.mark.usefixtures("rank_1")
 def test_rank_that_waits_ends_when_another_one_fails() -> None:
-    waits = notices()
-    Notices(waits.store).fail(PlanError("nothing fits"))
-    Notices(waits.store).fail(KeyboardInterrupt())  # later, so it does not count
+    waits = rendezvous()
+    Rendezvous(waits.store).fail(PlanError("nothing fits"))
+    Rendezvous(waits.store).fail(KeyboardInterrupt())  # later, so it does not count
     for wait in (partial(waits.take, "anything"), partial(waits.meet, "anywhere")):
         with pytest.raises(RunError, match="rank 1 failed: nothing fits"):
             wait()
-    interrupted = notices()
+    interrupted = rendezvous()
     interrupted.fail(KeyboardInterrupt())
     with pytest.raises(RunError, match="rank 1 failed: KeyboardInterrupt"):
         interrupted.take("anything")
@@ -228,8 +228,8 @@ def test_rank_that_waits_ends_when_the_store_is_gone() -> None:
             raise RuntimeError("connection reset")
 
     with pytest.raises(RunError, match="rank 0 has ended, or its host cannot be reached"):
-        Notices(Gone()).take("anything")
-    Notices(Gone()).fail(ValueError("told to nobody"))
+        Rendezvous(Gone()).take("anything")
+    Rendezvous(Gone()).fail(ValueError("told to nobody"))
 
 
 @pytest.mark.usefixtures("rank_1")
@@ -237,7 +237,7 @@ def test_ranks_meet_when_all_have_come() -> None:
     store, came = dist.HashStore(), []
 
     def comes(number: int) -> None:
-        Notices(store).meet("here")
+        Rendezvous(store).meet("here")
         came.append(number)
 
     first = threading.Thread(target=comes, args=(0,))
@@ -274,7 +274,7 @@ def test_ranks_agree_on_a_program_to_the_letter() -> None:
     assert len(set(digests)) == len(digests)
     assert program_digest(lower_plan(plan, chained)) == digests[0]
     own = {"program": digests[0]}
-    store = notices(**{"penstock/agree on it": json.dumps(own), "penstock/all it": ""})
+    store = rendezvous(**{"penstock/agree on it": json.dumps(own), "penstock/all it": ""})
     agree(store, "it", own)
     with pytest.raises(PlanError, match=f"program {digests[1]}; rank 0 has {digests[0]}"):
         agree(store, "it", {"program": digests[1]})
@@ -341,8 +341,8 @@ def test_each_process_runs_its_rank_of_the_plan(monkeypatch) -> None:
         return RankResult(rank, (), (), 0, (0.1,), 0.1, {})
 
     monkeypatch.setattr(launch, "run_torchrun", run)
-    told = notices()
-    more = {"notices": told, "steps": (0, 0), "micro_batches": 1}
+    told = rendezvous()
+    more = {"rendezvous": told, "steps": (0, 0), "micro_batches": 1}
     assert _launch(lambda end, report: None, 2, print, plan_rank=0, **more) == []
     told.rank = 0
     results = _launch(lambda end, report: None, 2, print, plan_rank=1, **more)

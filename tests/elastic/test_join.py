@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.elastic.launch import Caller, Scribe, Start, join, taken_in
+from penstock.elastic.launch import Caller, Lived, Scribe, Start, join, taken_in
 from penstock.elastic.launch import newcomer as newcomer_at
 from penstock.elastic.member import RunMember
 from penstock.elastic.words import Where
@@ -88,6 +88,34 @@ def test_who_does_not_belong_to_the_run_is_told_so(
     told = runs.run(ways, plans, 2, tmp_path, runs.patient(2, lambda _: over.is_set()), joins=joins)
     check(told, "gpt", killed=0)
     assert says in problems[0].message
+
+
+def test_who_waits_to_be_taken_in_leaves_when_it_has_to(tmp_path: Path) -> None:
+    """The run has no plan for one more."""
+    ways = runs.ways_of("gpt", "adamw", 2)
+    plans = {2: runs.plan_for(ways, 2, 1)}
+    lived: list[Lived] = []
+    said: list[str] = []
+    has_asked, has_left = threading.Event(), threading.Event()
+
+    def joins(start: Start, where: list[Mapping[int, Where]]) -> None:
+        while not where:
+            time.sleep(0.01)
+        own = start._replace(notice=has_asked.is_set)
+        caller = newcomer_at(next(iter(where[0].values())), start.token, start.pilots().graph)
+        scribe = Scribe(lambda step: None, lambda results: None)
+        lived.append(join(caller, tuple(where[0].values()), own, scribe, said.append, 3600.0))
+        has_left.set()
+
+    def asked(member: RunMember) -> bool:
+        if member.mesh.asks:
+            has_asked.set()
+        return has_left.is_set()
+
+    told = runs.run(ways, plans, 2, tmp_path, runs.patient(2, asked), joins=joins)
+    check(told, "gpt", killed=0)
+    assert lived == [(False, 0)]
+    assert said == ["this process has to go, and the run had not taken it in"]
 
 
 def test_two_that_come_together_are_taken_in_together(tmp_path: Path) -> None:

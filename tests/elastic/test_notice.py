@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from penstock.elastic import notice
-from penstock.elastic.notice import is_noticed, looking, place_of_notice
+from penstock.elastic.notice import NotUnderstoodError, is_noticed, looking, place_of_notice
 from penstock.errors import RunError
 
 ACTION = '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
@@ -21,6 +21,7 @@ class Cloud(HTTPServer):
     """A server of metadata: `asks` says which headers a question has to have."""
 
     answer: str | None = None
+    name: str | None = None
     asks: ClassVar[dict[str, str]] = {}
 
 
@@ -30,6 +31,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if any(self.headers.get(name) != value for name, value in self.server.asks.items()):
             self._send(401, "")
+        elif self.path == notice._OWN_NAME:
+            self._send(404 if self.server.name is None else 200, self.server.name or "")
         elif self.server.answer is None:
             self._send(404, "not found")
         else:
@@ -75,10 +78,65 @@ def url_of(server: Cloud) -> str:
         (json.dumps(AZURE), True),
         ("", False),
         ("null", False),
+        ("2026-01-05T18:02:00Z", True),
+        ('{"evict": true}', True),
+        ("MIGRATE_ON_HOST_MAINTENANCE", False),
+        ("TERMINATE_ON_HOST_MAINTENANCE", True),
+        (json.dumps({"Events": [{"EventType": "Freeze"}]}), False),
+        (json.dumps({"Events": ["?"]}), False),
     ],
 )
 def test_answers_of_clouds_are_read(cloud: Cloud, answer: str | None, comes: bool) -> None:
     cloud.answer = answer
+    assert is_noticed(url_of(cloud)) is comes
+
+
+PAGE = "<!doctype html><title>Log in</title>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "of_cloud"),
+    [(PAGE, False), (PAGE, True), ("OK", True), ('{"status": "up"}', True), ("[1]", True)],
+)
+def test_what_is_not_understood_is_told_once_and_is_no_notice(
+    cloud: Cloud, answer: str, of_cloud: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.answer = answer
+    monkeypatch.setenv("PENSTOCK_NOTICE", url_of(cloud))
+    monkeypatch.setattr(notice, "_CLOUDS", {"127.0.0.1"} if of_cloud else set())
+    with pytest.raises(NotUnderstoodError):
+        is_noticed(url_of(cloud))
+    said: list[str] = []
+    asked, real = threading.Semaphore(0), notice.is_noticed
+
+    def ask(place: str) -> bool:
+        asked.release()
+        return real(place)
+
+    monkeypatch.setattr(notice, "is_noticed", ask)
+    with looking(said.append, 0.001) as told:
+        for _ in range(3):
+            assert asked.acquire(timeout=10)
+        assert not told()
+    assert len(said) == 1
+    assert f"is not understood, and is no notice: it answers {answer[:9]!r}"[:-1] in said[0]
+
+
+@pytest.mark.parametrize("answer", ["TRUE", ACTION, json.dumps(AZURE)])
+def test_what_clouds_answer_is_understood_at_their_own_addresses(
+    cloud: Cloud, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.answer = answer
+    monkeypatch.setattr(notice, "_CLOUDS", {"127.0.0.1"})
+    assert is_noticed(url_of(cloud))
+
+
+@pytest.mark.parametrize(("name", "comes"), [("vm_3", True), ("vm_4", False), (None, True)])
+def test_an_event_is_notice_for_the_machine_that_it_names(
+    cloud: Cloud, name: str | None, comes: bool
+) -> None:
+    cloud.name = name
+    cloud.answer = json.dumps({"Events": [{"EventType": "Preempt", "Resources": ["vm_3"]}]})
     assert is_noticed(url_of(cloud)) is comes
 
 
@@ -102,7 +160,8 @@ def test_questions_have_the_headers_that_clouds_ask_for(
 
 def test_a_file_is_notice_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_NOTICE", str(tmp_path / "go"))
-    with looking(pytest.fail, 0.001) as told:
+    said: list[str] = []
+    with looking(said.append, 0.001) as told:
         assert not told()
         (tmp_path / "go").touch()
         for _ in range(5000):
@@ -136,8 +195,9 @@ def test_one_that_does_not_answer_is_told_once_and_asked_on(
                 break
             threading.Event().wait(0.002)
         assert told()
-    assert len(said) == 1
+    assert len(said) == 2
     assert "no route" in said[0]
+    assert said[1].endswith("says that this machine will be taken")
 
 
 def test_without_the_variable_nothing_is_asked_and_no_thread_is_there() -> None:

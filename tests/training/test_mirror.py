@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -22,7 +24,14 @@ from penstock.runtime import checkpoint, folders
 from penstock.runtime.folders import Keep
 from penstock.training import mirror
 from penstock.training.listener import SILENT
-from penstock.training.mirror import copied, fetched, mirroring, place_of, serve
+from penstock.training.mirror import (
+    copied,
+    fetched,
+    mirroring,
+    mirroring_next,
+    place_of,
+    serve,
+)
 from tests.cli import mlp
 
 KEEP = Keep()
@@ -107,7 +116,7 @@ def test_what_is_not_kept_is_removed_there_too_and_the_best_stays(tmp_path: Path
 def test_the_token_of_an_elastic_run_stays_here(tmp_path: Path) -> None:
     place, folder = there(tmp_path), tmp_path / "run"
     write(folder, 1)
-    for name in ("plan.json", "elastic.json", ".lock", "mirror.json"):
+    for name in ("plan.json", "elastic.json", ".lock", ".mirror-lock", "mirror.json"):
         (folder / name).write_text("{}")
     copied(folder, place, KEEP)
     assert place.names() == ["checkpoints", "plan.json"]
@@ -230,6 +239,56 @@ def test_no_process_is_left_and_what_a_killed_one_did_not_copy_is_copied_at_the_
         started[1].wait()
         write(folder, 2)
     assert list(there(tmp_path).steps()) == [1, 2]
+
+
+@contextmanager
+def first_of(url: str, folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """Give the process of whoever began a run, which has copied what there was."""
+    folder.mkdir()
+    write(folder, 1)
+    process = mirror._started(url, folder, KEEP)
+    while not (folder / "mirror.json").exists():
+        assert process.poll() is None
+        threading.Event().wait(0.01)
+    yield process
+    process.communicate()
+
+
+def test_who_joins_copies_once_whoever_began_the_run_is_gone(tmp_path: Path) -> None:
+    folder, url = tmp_path / "run", f"file://{tmp_path}/there"
+    with first_of(url, folder) as process, mirroring_next(url, folder, KEEP, SILENT):
+        process.kill()
+        process.wait()
+        write(folder, 2)
+    assert list(there(tmp_path).steps()) == [1, 2]
+
+
+def test_who_joins_copies_nothing_while_another_one_does(tmp_path: Path) -> None:
+    folder, url = tmp_path / "run", f"file://{tmp_path}/there"
+    with first_of(url, folder) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        with mirroring_next(url, folder, KEEP, SILENT):
+            write(folder, 2)
+        assert list(there(tmp_path).steps()) == [1]
+        os.kill(process.pid, signal.SIGCONT)
+    assert list(there(tmp_path).steps()) == [1, 2]
+
+
+def test_who_joined_says_what_it_could_not_copy(tmp_path: Path, monkeypatch) -> None:
+    folder, url = tmp_path / "run", f"file://{tmp_path}/there"
+
+    def killed(process: "subprocess.Popen[bytes]") -> None:
+        process.kill()
+        process.communicate()
+
+    monkeypatch.setattr(mirror, "_ended", killed)
+    folder.mkdir()
+    (tmp_path / "there").write_text("a file, where a folder was to be")
+    with (
+        pytest.raises(CheckpointError, match=r"lacks what is new"),
+        mirroring_next(url, folder, KEEP, SILENT),
+    ):
+        write(folder, 1)
 
 
 def test_where_all_are_damaged_nothing_is_begun_and_nothing_is_removed(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from penstock.elastic.words import Where
 from penstock.errors import RunError
-from penstock.training import notices, vigil
-from penstock.training.notices import Notices
+from penstock.training import rendezvous, vigil
+from penstock.training.rendezvous import Rendezvous
 from penstock.training.vigil import Vigil
 from tests.runtime.as_torchrun import as_torchrun
 
@@ -80,7 +80,7 @@ def test_a_rank_that_waits_for_a_notice_ends_when_another_one_dies(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": LOOPBACK}.items():
         monkeypatch.setenv(name, value)
     with vigils(2, monkeypatch) as them:
-        own = Notices(dist.HashStore())
+        own = Rendezvous(dist.HashStore())
         own._vigil = them[0]
         them[1]._mesh.drop()
         with pytest.raises(RunError, match="rank 1 died before all were connected"):
@@ -90,7 +90,7 @@ def test_a_rank_that_waits_for_a_notice_ends_when_another_one_dies(
 def dies_while_others_connect() -> int:
     """Be a rank of which one dies, and the others are in a call that nothing ends."""
     vigil._GRACE_S = 0.2
-    own = Notices(notices_store())
+    own = Rendezvous(notices_store())
     own.begin()
     if own.rank == 1:
         own.put("began", "")
@@ -119,6 +119,6 @@ def test_a_rank_that_never_comes_is_not_waited_for_longer_than_hosts_take_to_sta
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": LOOPBACK}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(notices, "START_S", 0.0)
+    monkeypatch.setattr(rendezvous, "START_S", 0.0)
     with pytest.raises(RunError, match=r"ranks \[1\] have not come"):
-        Notices(dist.HashStore()).begin()
+        Rendezvous(dist.HashStore()).begin()

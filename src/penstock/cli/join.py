@@ -30,5 +30,7 @@ def join(
         face.show_json({"joined": run, "steps": lived.done, "over": lived.is_over})
     elif lived.is_over:
         face.show(f"the run has ended after {lived.done:,} steps")
+    elif not lived.done:
+        face.show("this process has left before the run took it in")
     else:
         face.show(f"this rank has left the run after {lived.done:,} steps")

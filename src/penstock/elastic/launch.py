@@ -42,6 +42,7 @@ LOOPBACK = "127.0.0.1"
 _THREAD_SILENT_S = 60.0  # a thread hangs with its whole process, or waits long for the processor
 AGAIN_S = 60.0  # for which others may take to let a member in again that they had given up
 _CALL_S = 5.0  # for which a newcomer tries to reach all members that it knows of
+_ASK_S, _LOOK_S = 1.0, 0.05  # between its questions, and between looks whether it has to go
 _FIRST_NEWCOMER = 2**20  # numbers below are those of members that began the run
 
 Report = Callable[[StepResult], None]
@@ -322,7 +323,7 @@ def _life(
                 return Lived(False, own.done)
         except GivenUpError as problem:
             say(problem.message)
-        except _NotAgainError as problem:
+        except _StaysOutError as problem:
             say(problem.message)
             return Lived(False, own.done)
         except PenstockError:
@@ -337,18 +338,18 @@ def _life(
         caller = newcomer(own.where[own.own], start.token, pilot.graph)
         say("joining them again")
         others = tuple(where for number, where in own.where.items() if number != own.own)
-        mesh, begin = caller.mesh, partial(_again, caller, others)
+        mesh, begin = caller.mesh, partial(_again, caller, others, start.notice)
 
 
-class _NotAgainError(RunError):
-    """A member that was given up is not let in again: the run is over, or has others."""
+class _StaysOutError(RunError):
+    """One that asks to be taken in has to go, or had been given up, and is not taken in again."""
 
 
-def _again(caller: "Caller", members: Sequence[Where]) -> View:
+def _again(caller: "Caller", members: Sequence[Where], leaves: Callable[[], bool]) -> View:
     try:
-        return taken_in(caller, members, AGAIN_S)
+        return taken_in(caller, members, AGAIN_S, leaves)
     except RunError as problem:
-        raise _NotAgainError(problem.message, hint=problem.hint) from problem
+        raise _StaysOutError(problem.message, hint=problem.hint) from problem
 
 
 def _finish(
@@ -401,42 +402,67 @@ def newcomer(at: Where, token: bytes, graph: str) -> Caller:
     return Caller(Mesh(number, listens, token), where_of(listens, at.key, at.pool), graph)
 
 
-def taken_in(caller: Caller, members: Sequence[Where], limit_s: float) -> View:
+def taken_in(
+    caller: Caller,
+    members: Sequence[Where],
+    limit_s: float,
+    leaves: Callable[[], bool] = lambda: False,
+) -> View:
     """Return the view in which a newcomer is, once the members of a run have taken it in.
 
     members:  where some of them listen.
+    leaves:   whether it has to go, whatever it waits for.
     Raises:   RunError: none of them is there, or takes it: it trains another job, or there is no
-              plan for as many ranks.
+              plan for as many ranks; it has to go.
     """
-    mesh, welcome = caller.mesh, None
-    for where in members:
-        with contextlib.suppress(WireError):
-            welcome = mesh.call(where, Ask(caller.where, caller.graph, ()))
-            break
-    if welcome is None:
-        places = ", ".join(f"{where.host}:{where.port}" for where in members)
-        raise RunError(f"no rank of the run answers at {places}", hint="is it still running?")
-    if welcome.graph != caller.graph:
-        message = f"the run trains graph {welcome.graph}; this process traced {caller.graph}"
-        raise RunError(message, hint="have the job file and packages of the run")
-    known, until = dict(welcome.members), time.monotonic() + limit_s
+    mesh = caller.mesh
+    known = dict(_welcomed(caller, members, leaves).members)
+    until = time.monotonic() + limit_s
     while time.monotonic() < until:
         if caller.in_vain():
             raise RunError("the run is over, or needs no more ranks", hint="nothing is left to do")
         with contextlib.suppress(WireError):  # one is dead, and another view will say so
-            mesh.connect({**known, mesh.own: caller.where}, limit_s=_CALL_S, calls=True)
+            mesh.connect({**known, mesh.own: caller.where}, limit_s=_ASK_S, calls=True)
         mesh.tell(Ask(caller.where, caller.graph, tuple(mesh.members & {*known})))
-        seen = 0 if mesh.view is None else mesh.view.generation
-        mesh.wait(lambda seen=seen: mesh.view is not None and mesh.view.generation > seen, 1.0)
-        view = mesh.view
+        view = _next_view(mesh, leaves)
         if view is not None and mesh.own in view.members:
             together = {m: view.where[m] for m in view.members}  # others that came with it
             mesh.connect(together, limit_s=_CALL_S, gives_up=True)
             return view
+        if leaves():
+            raise _StaysOutError("this process has to go, and the run had not taken it in")
         if view is not None:
             known = {m: view.where[m] for m in view.members if m in view.where}
     message = f"the run did not take this process in within {limit_s:.0f} s"
     raise RunError(message, hint="it has plans for as many ranks as it began with, and for fewer")
+
+
+def _welcomed(caller: Caller, members: Sequence[Where], leaves: Callable[[], bool]) -> Welcome:
+    """Return what the first member that answers tells.
+
+    Raises:   RunError: as `taken_in`.
+    """
+    for where in members:
+        with contextlib.suppress(WireError):
+            welcome = caller.mesh.call(where, Ask(caller.where, caller.graph, ()))
+            if welcome.graph == caller.graph:
+                return welcome
+            message = f"the run trains graph {welcome.graph}; this process traced {caller.graph}"
+            raise RunError(message, hint="have the job file and packages of the run")
+        if leaves():
+            raise _StaysOutError("this process has to go, and no rank of the run has answered")
+    places = ", ".join(f"{where.host}:{where.port}" for where in members)
+    raise RunError(f"no rank of the run answers at {places}", hint="is it still running?")
+
+
+def _next_view(mesh: Mesh, leaves: Callable[[], bool]) -> View | None:
+    """Return the newest view, as soon as there is another one, this process has to go, or soon."""
+    seen = 0 if mesh.view is None else mesh.view.generation
+    until = time.monotonic() + _ASK_S
+    while time.monotonic() < until and not leaves():
+        if mesh.wait(lambda: mesh.view is not None and mesh.view.generation > seen, _LOOK_S):
+            break
+    return mesh.view
 
 
 def join(
@@ -455,7 +481,8 @@ def join(
     """
     with looking(say) as told:
         own = start._replace(notice=lambda: start.notice() or told())
-        return _life(caller.mesh, partial(taken_in, caller, members, limit_s), own, scribe, say)
+        begin = partial(taken_in, caller, members, limit_s, own.notice)
+        return _life(caller.mesh, begin, own, scribe, say)
 
 
 # -- threads --------------------------------------------------------------------------------------

@@ -28,12 +28,14 @@ class RunTerms(NamedTuple):
 
     checked:  how the plan was compared with the plain loop.
     until:    the loss at which it ends.
+    mirror:   URL at which the folder is kept, too; "": nowhere else.
     """
 
     every: CheckpointInterval = CheckpointInterval()
     keep: Keep = Keep()
     checked: str = ""
     until: Goal | None = None
+    mirror: str = ""
 
 
 @dataclass(frozen=True, slots=True)

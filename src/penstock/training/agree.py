@@ -27,29 +27,29 @@ from penstock.typed import typed
 
 if TYPE_CHECKING:
     from penstock.runtime.windows import Windows
-    from penstock.training.notices import Notices
+    from penstock.training.rendezvous import Rendezvous
 
 _HINT = "start the same command on all hosts, with the same files and packages"
 _PLAIN = (str, int, float, bool, tuple, type(None))
 
 
-def agree(notices: "Notices", about: str, own: Mapping[str, str]) -> None:
+def agree(rendezvous: "Rendezvous", about: str, own: Mapping[str, str]) -> None:
     """Return once all ranks have found that rank 0 has what they have; every rank calls it.
 
     about:    a name for it, of its own.
     Raises:   PlanError: this rank has something else.  RunError: another one has, or failed.
     """
     key = f"penstock/agree on {about}"
-    if notices.rank == 0:
-        notices.put(key, json.dumps(dict(own)))
+    if rendezvous.rank == 0:
+        rendezvous.put(key, json.dumps(dict(own)))
     else:
-        told = typed(dict[str, str], json.loads(notices.take(key)))
+        told = typed(dict[str, str], json.loads(rendezvous.take(key)))
         for what in {**told, **own}:
             theirs, ours = told.get(what, "nothing"), own.get(what, "nothing")
             if theirs != ours:
-                message = f"rank {notices.rank} has {what} {ours}; rank 0 has {theirs}"
+                message = f"rank {rendezvous.rank} has {what} {ours}; rank 0 has {theirs}"
                 raise PlanError(message, hint=_HINT)
-    notices.meet(about)
+    rendezvous.meet(about)
 
 
 def start_facts(job: Job, asked: Mapping[str, object]) -> dict[str, str]:

@@ -104,7 +104,7 @@ def run_of(
         return session.task(choice, step, resume, board)
 
     goal = None if session.goal is None else session.goal.goal
-    terms = RunTerms(session.every, session.keep, session.checked, goal)
+    terms = RunTerms(session.every, session.keep, session.checked, goal, session.mirror)
     about = plans, steps.start, steps.stop, session.folder, resume
     return ElasticRun(ways, task, *about, secrets.token_bytes(32), terms)
 

@@ -33,6 +33,7 @@ from penstock.training.elastic import ElasticRun, RunPilot
 from penstock.training.elastically import save_predicted, wait_for_end, ways_of
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
+from penstock.training.mirror import mirroring_next
 from penstock.training.prepare import traced
 from penstock.training.saved import kept_job
 from penstock.training.stop import stopping
@@ -101,12 +102,12 @@ def join_run(
         caller = newcomer(at, known.secret, pilot.graph)
 
         def in_vain() -> bool:
-            is_over = (folder / ENDED).exists() or board.asked() != 0 or notice()
-            return is_over or is_to_leave(folder, caller.mesh.own)
+            return (folder / ENDED).exists() or is_to_leave(folder, caller.mesh.own)
 
         caller = caller._replace(in_vain=in_vain)
         scribe = Scribe(own.chronicle.report, own.chronicle.finish)
-        return join(caller, members, start, scribe, listener.say, limit_s)
+        with mirroring_next(known.terms.mirror, folder, known.terms.keep, listener):
+            return join(caller, members, start, scribe, listener.say, limit_s)
 
 
 def join_on_host(folder: Path, listener: Listener) -> None:

@@ -6,9 +6,11 @@ removed there.  `--resume` brings back what is newer there than in the folder.  
 from another machine, whose disk has nothing of it.
 
 The process is told of nothing: it looks at the folder, whatever process of the run writes it.  It
-ends once nobody that it serves is left, after it has copied what is there.
+ends once nobody that it serves is left, after it has copied what is there.  Each rank that joins
+has one too, which waits for its turn: whoever began the run may be gone.
 """
 
+import fcntl
 import json
 import os
 import select
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -199,11 +201,23 @@ def _copy_best(checkpoints: Path, place: MirrorPlace) -> None:
 
 
 def serve(folder: Path, place: MirrorPlace, keep: Keep) -> Mirrored:
-    """Copy each new checkpoint until stdin ends, and what is there then; say what does not go."""
+    """Copy each new checkpoint until stdin ends, and what is there then; say what does not go.
+
+    While another process does that for the run, nothing.
+    """
+    with closing(MirrorTurn(folder)) as turn:
+        return _served(folder, place, keep, turn)
+
+
+def _served(folder: Path, place: MirrorPlace, keep: Keep, turn: "MirrorTurn") -> Mirrored:
     told, known = Mirrored(place.url), ""
     waits_s, due_s, tries = iter(_AGAIN_S), 0.0, 0
     while True:
         is_last = bool(select.select([sys.stdin], [], [], _LOOK_S)[0])
+        if not turn.has_come():
+            if is_last:
+                return told
+            continue
         newest = folders.latest(folder / "checkpoints")
         now = "" if newest is None else _text(newest / "state.json")
         if is_last or (now != known and time.monotonic() >= due_s):
@@ -219,6 +233,26 @@ def serve(folder: Path, place: MirrorPlace, keep: Keep) -> Mirrored:
                 return told
             if is_last:
                 time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+class MirrorTurn:
+    """Whether this process is the one that copies a run's folder, for as long as it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / ".mirror-lock").open("w")
+        self._is_mine = False
+
+    def has_come(self) -> bool:
+        """Return whether no other one copies."""
+        if not self._is_mine:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._is_mine = True
+        return self._is_mine
+
+    def close(self) -> None:
+        """Let another one copy."""
+        self._file.close()
 
 
 def _text(path: Path) -> str:
@@ -271,9 +305,40 @@ def mirroring(
             told = _ended(process)
             if told is None:  # it was killed
                 told = _tried(folder, place, keep, Mirrored(url))
+    _check_copied(told, folder)
+
+
+@contextmanager
+def mirroring_next(url: str, folder: Path, keep: Keep, listener: Listener) -> Generator[None]:
+    """Keep a run's folder at a URL while a rank that has joined lives, when nobody else does.
+
+    Raises:   PlanError: the URL is none.
+              CheckpointError: it was this rank's turn, and the URL lacks what the folder has.
+    """
+    if not url:
+        yield
+        return
+    place, process = place_of(url), _started(url, folder, keep)
+    try:
+        yield
+    finally:
+        with listener.busy(f"copying what is new to {url}, unless others do"):
+            told = _ended(process)
+            with closing(MirrorTurn(folder)) as turn:
+                if told is None and turn.has_come():  # it was killed
+                    told = _tried(folder, place, keep, Mirrored(url))
+    if told is not None:
+        _check_copied(told, folder)
+
+
+def _check_copied(told: Mirrored, folder: Path) -> None:
+    """Raise where a URL lacks what the folder of a run has.
+
+    Raises:   CheckpointError.
+    """
     if told.problem:
         hint = f"the run is whole in {folder}: copy it, or free some space and --resume"
-        raise CheckpointError(f"{url} lacks what is new: {told.problem}", hint=hint)
+        raise CheckpointError(f"{told.url} lacks what is new: {told.problem}", hint=hint)
 
 
 def _check_place(place: MirrorPlace, folder: Path) -> None:

@@ -42,7 +42,7 @@ from penstock.training.wanted import pool_here
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
-    from penstock.training.notices import Notices
+    from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Session
 
@@ -51,7 +51,7 @@ _READY, _MEMBER = "penstock/elastic", "penstock/member/{}"
 
 def train_on_hosts(
     session: "Session",
-    notices: "Notices",
+    rendezvous: "Rendezvous",
     choice: Choice,
     members: tuple[int, ...],
     begin: tuple[int, Path | None],
@@ -65,18 +65,18 @@ def train_on_hosts(
     """
     with stopping(None) as board, noticing(int(os.environ["LOCAL_WORLD_SIZE"])) as notice:
         session.heed(board)
-        run = _run(session, notices, choice, begin, board)
+        run = _run(session, rendezvous, choice, begin, board)
 
         def meet(own: Places) -> Places:
-            where = _met(notices, own)
-            if notices.rank == 0:
+            where = _met(rendezvous, own)
+            if rendezvous.rank == 0:
                 write_addresses(run.addresses, where)
-            notices.go()
+            rendezvous.go()
             return where
 
         start = start_of(run, members, board, meet)._replace(notice=notice)
-        pools = {notices.rank: pool_here()}
-        here, leads = Here((notices.rank,), notices.address, pools), notices.rank == 0
+        pools = {rendezvous.rank: pool_here()}
+        here, leads = Here((rendezvous.rank,), rendezvous.address, pools), rendezvous.rank == 0
         found = lived(session, choice, begin[0], start, here, calls=leads)
         if found is None and not notice():
             wait_for_end(session.folder, session.listener, board)
@@ -88,7 +88,7 @@ def train_on_hosts(
 
 def _run(
     session: "Session",
-    notices: "Notices",
+    rendezvous: "Rendezvous",
     choice: Choice,
     begin: tuple[int, Path | None],
     board: "Board",
@@ -96,15 +96,15 @@ def _run(
     """Return what all members have alike: rank 0 plans and writes it down, the others read it."""
     (first_step, checkpoint), folder = begin, session.folder
     ways, steps = ways_of(folder, choice, session.fixed), range(first_step, session.num_steps)
-    if notices.rank == 0:
+    if rendezvous.rank == 0:
         plans = planned(folder, ways, choice, session.listener)
         run = run_of(session, ways, plans, steps, checkpoint, board)
         session.clear(first_step, checkpoint)
         session.follow(resume=checkpoint is not None, here=False)
         write_addresses(run.addresses, {})
-        notices.put(_READY, _digest(run.token))
+        rendezvous.put(_READY, _digest(run.token))
         return run
-    known = known_in(folder, notices.take(_READY))
+    known = known_in(folder, rendezvous.take(_READY))
     run = run_of(session, ways, known.by_count, steps, checkpoint, board)
     return replace(run, token=known.secret)
 
@@ -129,11 +129,11 @@ def _digest(token: bytes) -> str:
 # -- where members listen -------------------------------------------------------------------------
 
 
-def _met(notices: "Notices", own: Places) -> Places:
+def _met(rendezvous: "Rendezvous", own: Places) -> Places:
     """Return where all members listen; each rank has one."""
     for member, where in own.items():
-        notices.put(_MEMBER.format(member), json.dumps(where))
-    told = (json.loads(notices.take(_MEMBER.format(m))) for m in range(notices.num_ranks))
+        rendezvous.put(_MEMBER.format(member), json.dumps(where))
+    told = (json.loads(rendezvous.take(_MEMBER.format(m))) for m in range(rendezvous.num_ranks))
     return {member: Where(*row) for member, row in enumerate(told)}
 
 

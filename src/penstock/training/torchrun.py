@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.runtime.transport import Transport
     from penstock.runtime.worker import RankResult, Report
     from penstock.training.examine import Examined
-    from penstock.training.notices import Notices
+    from penstock.training.rendezvous import Rendezvous
     from penstock.training.results import Trained
     from penstock.training.session import Launch, Session
 
@@ -62,59 +62,62 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
               RunError: another rank failed; GPUs on several hosts, whose links are unknown.
     """
     from penstock.runtime.launch import torchrun_store
-    from penstock.training.notices import Notices
+    from penstock.training.rendezvous import Rendezvous
 
-    notices = Notices(torchrun_store())
+    rendezvous = Rendezvous(torchrun_store())
     try:
         session = make()
-        notices.begin(session.listener)
-        if notices.rank:
-            return _train(session, notices)
+        rendezvous.begin(session.listener)
+        if rendezvous.rank:
+            return _train(session, rendezvous)
         with locked(session.folder), session.mirrored():
-            return _train(session, notices)
+            return _train(session, rendezvous)
     except BaseException as problem:
-        notices.fail(problem)
+        rendezvous.fail(problem)
         raise
     finally:
-        notices.leave()
+        rendezvous.leave()
 
 
-def _train(session: "Session", notices: "Notices") -> "Trained | None":
+def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     from penstock.runtime.control import StoreBoard
     from penstock.runtime.launch import on_one_host, under
     from penstock.training.on_hosts import train_on_hosts
 
-    rank, world = notices.rank, notices.num_ranks
+    rank, world = rendezvous.rank, rendezvous.num_ranks
     # what no plan can train is not started so
     session.care = session.care._replace(strict=True, trial=False)
-    agree(notices, "the start", start_facts(session.job, session.asked()))
+    agree(rendezvous, "the start", start_facts(session.job, session.asked()))
     first_step, checkpoint = session.start()
-    _check_start(notices, first_step, session.folder)
+    _check_start(rendezvous, first_step, session.folder)
     found = session.examine() if rank == 0 else None
     _check_ranks(session.given_plan, world)
     captured = _traced(session.job, session.listener, session.fixed.rules)
     session.fixed = replace(session.fixed, ranks=world)
-    agree(notices, "the step", {"graph": captured.graph.digest})
+    agree(rendezvous, "the step", {"graph": captured.graph.digest})
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
-        cluster = _surveyed(notices, session.listener)
+        cluster = _surveyed(rendezvous, session.listener)
     if found is not None:
-        choice = _led(session, notices, cluster, captured, checkpoint, found)
+        choice = _led(session, rendezvous, cluster, captured, checkpoint, found)
     else:
-        _serve(notices, session.job, captured, session.there._replace(cluster=cluster))
-        plan = Plan.from_text(notices.take(_PLAN))
+        _serve(rendezvous, session.job, captured, session.there._replace(cluster=cluster))
+        plan = Plan.from_text(rendezvous.take(_PLAN))
         choice = Choice(*for_plan(session.job, plan, captured, session.listener), plan)
     plan = choice.plan
     session.basis = _shared_basis(session, choice, captured)
     _check_ranks(plan, world)
-    agree(notices, "the program", run_facts(choice, session.windows(choice, first_step)))
+    agree(rendezvous, "the program", run_facts(choice, session.windows(choice, first_step)))
     own, count = _plan_rank(cluster, plan, rank), plan.step_micro_batches
-    launch = partial(_launch, notices=notices, plan_rank=own, micro_batches=count)
-    _prove(session, notices, choice, first_step, checkpoint, launch)
+    launch = partial(_launch, rendezvous=rendezvous, plan_rank=own, micro_batches=count)
+    _prove(session, rendezvous, choice, first_step, checkpoint, launch)
     if session.elastic:
         members = _members(cluster, plan, world)
-        return train_on_hosts(session, notices, choice, members, (first_step, checkpoint))
-    board, launch = StoreBoard(under(notices.store, "board")), _of_run(launch, session, first_step)
+        return train_on_hosts(session, rendezvous, choice, members, (first_step, checkpoint))
+    board, launch = (
+        StoreBoard(under(rendezvous.store, "board")),
+        _of_run(launch, session, first_step),
+    )
     return session.train(choice, first_step, checkpoint, launch, board=board, leader=rank == 0)
 
 
@@ -144,18 +147,18 @@ def _shared_basis(session: "Session", choice: Choice, captured: "Capture") -> Se
     return SearchBasis(ways, session.fixed, session.units, 0.0)
 
 
-def _check_start(notices: "Notices", first_step: int, folder: Path) -> None:
+def _check_start(rendezvous: "Rendezvous", first_step: int, folder: Path) -> None:
     """Raise unless this rank begins with the step of rank 0: all see one folder."""
-    if notices.rank == 0:
-        notices.put(_START, str(first_step))
-    elif (told := int(notices.take(_START))) != first_step:
+    if rendezvous.rank == 0:
+        rendezvous.put(_START, str(first_step))
+    elif (told := int(rendezvous.take(_START))) != first_step:
         message = f"rank 0 continues after step {told}; {folder} as seen here, after {first_step}"
         raise PlanError(message, hint="give an --out that all hosts see")
 
 
 def _prove(
     session: "Session",
-    notices: "Notices",
+    rendezvous: "Rendezvous",
     choice: Choice,
     first_step: int,
     checkpoint: Path | None,
@@ -180,22 +183,22 @@ def _prove(
         return case
 
     def prove(steps: tuple[int, ...]) -> Proof:
-        notices.put(_PROVE, json.dumps(steps))
+        rendezvous.put(_PROVE, json.dumps(steps))
         try:
             return apart_judged(run(steps), folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    if notices.rank == 0:
+    if rendezvous.rank == 0:
         asked = planned, session.text, range(first_step, session.num_steps), session.care
         session.checked = proved(*asked, prove, session.listener).words
-        if not notices.is_told(_PROVE):  # it was proved before
-            notices.put(_PROVE, "[]")
-        notices.put(_PROVED, "")
+        if not rendezvous.is_told(_PROVE):  # it was proved before
+            rendezvous.put(_PROVE, "[]")
+        rendezvous.put(_PROVED, "")
         return
-    if steps := tuple(json.loads(notices.take(_PROVE))):
+    if steps := tuple(json.loads(rendezvous.take(_PROVE))):
         run(steps)
-    notices.take(_PROVED)
+    rendezvous.take(_PROVED)
 
 
 def _check_ranks(plan: Plan | None, world: int) -> None:
@@ -219,7 +222,7 @@ def _traced(job: Job, listener: Listener, rules: Sequence[Rule]) -> "Capture":
 # -- the machines that torchrun started it on -----------------------------------------------------
 
 
-def _surveyed(notices: "Notices", listener: Listener) -> Cluster:
+def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
     """Return the hosts of all ranks and the links between them; every rank calls it.
 
     Raises:   RunError: the ranks compute on GPUs.
@@ -234,14 +237,14 @@ def _surveyed(notices: "Notices", listener: Listener) -> Cluster:
         raise RunError("links between GPUs of several hosts are not measured", hint=hint)
     seat = seat_here(platform.node() or "host", HERE)
     with listener.busy("measuring the links between hosts"):
-        store = under(notices.store, "survey")
-        found = join_torchrun(lambda end: survey(end, seat), store, way=notices.way)
+        store = under(rendezvous.store, "survey")
+        found = join_torchrun(lambda end: survey(end, seat), store, way=rendezvous.way)
     return found.cluster
 
 
 def _led(
     session: "Session",
-    notices: "Notices",
+    rendezvous: "Rendezvous",
     cluster: Cluster | None,
     captured: "Capture",
     checkpoint: Path | None,
@@ -249,12 +252,12 @@ def _led(
 ) -> Choice:
     """Return what rank 0 chooses, on all ranks."""
     numbers = itertools.count()
-    profile = partial(_profiled, notices, numbers, session.job)
+    profile = partial(_profiled, rendezvous, numbers, session.job)
     session.there = Machines(cluster, profile, session.listener)
     session.set_aside()
     choice = session.choose(captured, checkpoint, found)
-    notices.put(_PLAN, json.dumps(choice.plan.to_json()))
-    notices.put(_ASK.format(next(numbers)), _ENOUGH)
+    rendezvous.put(_PLAN, json.dumps(choice.plan.to_json()))
+    rendezvous.put(_ASK.format(next(numbers)), _ENOUGH)
     return choice
 
 
@@ -267,7 +270,7 @@ def _leaders(cluster: Cluster) -> dict[str, int]:
 
 
 def _profiled(  # noqa: PLR0913 - a way of profiling, bound to one torchrun job
-    notices: "Notices",
+    rendezvous: "Rendezvous",
     numbers: Iterator[int],
     whole: Job,
     captured: "Capture",
@@ -281,20 +284,20 @@ def _profiled(  # noqa: PLR0913 - a way of profiling, bound to one torchrun job
     """
     number, leaders = next(numbers), _leaders(cluster)
     asked = whole.micro_batches // job.micro_batches, captured.graph.slices
-    notices.put(_ASK.format(number), json.dumps(asked))
+    rendezvous.put(_ASK.format(number), json.dumps(asked))
     own, *others = leaders
     profile = measured_as(own, captured, job, cluster, listener)
-    told = ((kind, notices.take(_TOLD.format(number, kind))) for kind in others)
+    told = ((kind, rendezvous.take(_TOLD.format(number, kind))) for kind in others)
     return (profile, *(Profile.from_json(json.loads(text), kind) for kind, text in told))
 
 
-def _serve(notices: "Notices", job: Job, captured: "Capture", there: Machines) -> None:
+def _serve(rendezvous: "Rendezvous", job: Job, captured: "Capture", there: Machines) -> None:
     """Measure the step for rank 0 until it has enough, where this rank leads a kind of device."""
     cluster, listener = there.cluster, there.listener
     leaders = {} if cluster is None else _leaders(cluster)
-    own = next((kind for kind, leader in leaders.items() if leader == notices.rank), None)
+    own = next((kind for kind, leader in leaders.items() if leader == rendezvous.rank), None)
     for number in itertools.count():
-        text = notices.take(_ASK.format(number))
+        text = rendezvous.take(_ASK.format(number))
         if text == _ENOUGH:
             return
         if own is not None and cluster is not None:
@@ -302,7 +305,7 @@ def _serve(notices: "Notices", job: Job, captured: "Capture", there: Machines) -
             joined, is_known = merged(job, count), slices == captured.graph.slices
             step = captured if count == 1 and is_known else traced(joined, listener, slices)
             profile = measured_as(own, step, joined, cluster, listener)
-            notices.put(_TOLD.format(number, own), json.dumps(profile.to_json()))
+            rendezvous.put(_TOLD.format(number, own), json.dumps(profile.to_json()))
 
 
 def _plan_rank(cluster: Cluster | None, plan: Plan, rank: int) -> int:
@@ -321,7 +324,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     num_ranks: int,
     report: "Report",
     *,
-    notices: "Notices",
+    rendezvous: "Rendezvous",
     plan_rank: int,
     micro_batches: int,
     steps: Sequence[int],
@@ -335,7 +338,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     """
     from penstock.runtime.launch import as_json, from_json, run_torchrun, under
 
-    rank, store = notices.rank, notices.store
+    rank, store = rendezvous.rank, rendezvous.store
     tell, ended = _telling(store, name), threading.Event()
     whole = _ReportedSteps(steps, micro_batches, awaits)
     there = under(store.clone(), f"penstock/{name}")
@@ -344,7 +347,7 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     if rank == 0:
         listener.start()
     try:
-        begun, room, way = _begun(work, notices, name), under(store, name), notices.way
+        begun, room, way = _begun(work, rendezvous, name), under(store, name), rendezvous.way
         own = run_torchrun(begun, room, tell, groups=groups, rank=plan_rank, way=way)
     finally:
         ended.set()
@@ -353,17 +356,17 @@ def _launch(  # noqa: PLR0913 - a launcher, bound to one torchrun job
     if rank != 0:
         store.set(f"penstock/{name}/result/{rank}", json.dumps(as_json(own)))
         return []
-    others = (notices.take(f"penstock/{name}/result/{other}") for other in range(1, num_ranks))
+    others = (rendezvous.take(f"penstock/{name}/result/{other}") for other in range(1, num_ranks))
     results = [own, *(from_json(json.loads(text)) for text in others)]
     return sorted(results, key=lambda result: result.rank)
 
 
-def _begun(work: "Work", notices: "Notices", name: str) -> "Work":
+def _begun(work: "Work", rendezvous: "Rendezvous", name: str) -> "Work":
     """Return `work`, before which this rank leaves the others' vigil: all are connected then."""
 
     def begun(end: "Transport", report: "Report") -> "RankResult":
         if name == _RUN:
-            notices.leave()
+            rendezvous.leave()
         return work(end, report)
 
     return begun

@@ -1,6 +1,6 @@
-"""Notices: what the ranks of a torchrun job tell each other, through the store of its rendezvous.
+"""Rendezvous: what the ranks of a torchrun job tell each other, through the store it gives them.
 
-A rank that waits for a notice ends as soon as another one fails, or dies (vigil.py).
+A rank that waits for a word ends as soon as another one fails, or dies (vigil.py).
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ _LOOK_S = 0.1  # how often a rank that waits looks
 _STAY_S = 1.0  # for which torchrun of rank 0, which keeps the store, stays after a failure
 
 
-class Notices:
+class Rendezvous:
     """One rank's way to the store; `store` itself is for what is not waited for here.
 
     address:  of this host, as the other hosts reach it.
