@@ -234,27 +234,10 @@ def overhead(name: str, basis: PlanBasis, rounds: int) -> Row:
     """Return a row: a step of an elastic run and of a usual one, by turns."""
     stages, replicas, divided, _ = TOPOLOGIES[name]
     plan = plan_of(basis, stages, replicas, divided=divided)
-    way = basis.ways[0]
     pairs: list[tuple[float, float]] = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="penstock-") as place:
-            folder = Path(place)
-            steps: list[StepResult] = []
-            task = partial(task_of, folder=folder)
-            run = ElasticRun(basis, task, {RANKS: plan}, 0, way.job.num_steps, folder)
-            view = View(1, 0, text_of(plan), tuple(range(RANKS)))
-            scribe = Scribe(lambda step: None, lambda results: None)
-            run_members(Start(view, b"bench", lambda run=run: RunPilot(run)), steps.append, scribe)
-            ours = statistics.median(step.seconds for step in steps[3:])
-            graph = way.captured.graph
-            windows = windows_of(graph, _usual(plan), range(STEPS), [])
-            about = way.captured, stages_of(plan, graph), way.job, windows
-            usual = Task(*about, checkpoints=folder / "usual")
-            results = run_processes(
-                partial(work, usual), RANKS, lambda told: None, groups=usual.groups
-            )
-            slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
-            pairs.append((ours, statistics.median(slowest[3:])))
+            pairs.append((_elastic_s(plan, basis, Path(place)), _usual_s(plan, basis, Path(place))))
     return {
         "topology": name,
         "what": "overhead",
@@ -265,8 +248,39 @@ def overhead(name: str, basis: PlanBasis, rounds: int) -> Row:
     }
 
 
-def _usual(plan: Plan) -> Plan:
-    return replace(plan, commits=False, guard=None)
+class _Clock:
+    """Takes steps as they are told, and the time from each to the next."""
+
+    def __init__(self) -> None:
+        self.at_s: dict[int, float] = {}
+
+    def __call__(self, step: StepResult) -> None:
+        self.at_s.setdefault(step.step, time.perf_counter())
+
+    def step_s(self) -> float:
+        """Return the median seconds of a step, without the first ones."""
+        times = [self.at_s[step] for step in sorted(self.at_s)]
+        return statistics.median(b - a for a, b in itertools.pairwise(times[3:]))
+
+
+def _elastic_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
+    job, clock = basis.ways[0].job, _Clock()
+    task = partial(task_of, folder=folder)
+    run = ElasticRun(basis, task, {RANKS: plan}, 0, job.num_steps, folder)
+    view = View(1, 0, text_of(plan), tuple(range(RANKS)))
+    scribe = Scribe(lambda step: None, lambda results: None)
+    run_members(Start(view, b"bench", lambda: RunPilot(run)), clock, scribe)
+    return clock.step_s()
+
+
+def _usual_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
+    way, clock = basis.ways[0], _Clock()
+    graph, own = way.captured.graph, replace(plan, commits=False, guard=None)
+    windows = windows_of(graph, own, range(way.job.num_steps), [])
+    about = way.captured, stages_of(own, graph), way.job, windows
+    usual = Task(*about, checkpoints=folder / "usual")
+    run_processes(partial(work, usual), RANKS, clock, groups=usual.groups)
+    return clock.step_s()
 
 
 def reroute(micro_batches: int, rounds: int) -> Row:

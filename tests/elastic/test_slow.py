@@ -1,12 +1,16 @@
 """A member that becomes slow gives micro-batches away in another generation, and gets them back."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from penstock.elastic.member import RunMember
+from penstock.elastic.words import View
 from penstock.plan import Plan
 from penstock.training import elastic
+from penstock.training.slowed import slowed
 from tests.elastic import runs
 from tests.elastic.test_kills import check
 
@@ -71,3 +75,23 @@ def test_slow_member_and_a_loss_are_priced_together(tmp_path: Path, monkeypatch)
     assert sorted(last.members) == [0, 1]
     shares = dict(zip(last.members, shares_of(told)[-1], strict=True))
     assert shares[1] < shares[0]
+
+
+def test_a_profile_of_any_device_is_slower_for_who_is_slow() -> None:
+    ways = runs.ways_of("gpt", "adamw", 2)
+    (profile,) = ways.ways[0].profiles
+    found = slowed(ways.cluster, [1.0, 2.0]).profiles((replace(profile, kind=""),))
+    assert [sum(each.op_s) / sum(profile.op_s) for each in found] == pytest.approx([1.0, 2.0])
+
+
+def test_a_plan_is_read_once_and_not_at_every_step(monkeypatch) -> None:
+    ways = runs.ways_of("gpt", "adamw", 2)
+    plan = runs.plan_for(ways, 1, 2)
+    task = partial(runs.task_of, folder=Path("nowhere"))
+    pilot = elastic.RunPilot(elastic.ElasticRun(ways, task, {2: plan}, 0, runs.STEPS))
+    view, read, real = View(1, 0, elastic.text_of(plan), (0, 1)), list[Plan](), elastic.text_of
+    monkeypatch.setattr(elastic, "text_of", lambda plan: read.append(plan) or real(plan))
+    for step in range(3):
+        pilot.hears(view, (1.0, 1.0))
+        assert not pilot.shares(view, step)
+    assert len(read) == 1

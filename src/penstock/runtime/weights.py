@@ -340,8 +340,9 @@ class StageWeights:
             own: dict[str, Tensor] = {}
             others: dict[str, object] = {}
             self.updates.put(own, others)
-            tensors |= {self._state_key(key, whole=not v.dim()): v for key, v in own.items()}
-            plain |= {self._state_key(key, whole=True): value for key, value in others.items()}
+            nodes = {self.names[node]: node for node in self.updated}
+            tensors |= {self._state_key(key, nodes, whole=not v.dim()): v for key, v in own.items()}
+            plain |= {self._state_key(key, nodes, whole=True): v for key, v in others.items()}
         return tensors, plain
 
     def state_of(self, names: AbstractSet[str]) -> tuple[dict[str, Tensor], dict[str, object]]:
@@ -354,7 +355,8 @@ class StageWeights:
         if self.updates is not None:
             own: dict[str, Tensor] = {}
             self.updates.put_of(names, own, plain)
-            tensors |= {self._state_key(key, whole=not v.dim()): v for key, v in own.items()}
+            nodes = {self.names[n]: n for n in self.updated if self.names[n] in names}
+            tensors |= {self._state_key(key, nodes, whole=not v.dim()): v for key, v in own.items()}
         return tensors, plain
 
     def places(self) -> dict[int, GradientPlace]:
@@ -387,11 +389,14 @@ class StageWeights:
             return PartName(self.names[node], start, shape)
         return known._replace(start=known.start + start)
 
-    def _state_key(self, key: str, *, whole: bool) -> str:
-        """Return under which key something of the optimizer is saved; numbers are not divided."""
+    def _state_key(self, key: str, nodes: Mapping[str, int], *, whole: bool) -> str:
+        """Return under which key something of the optimizer is saved; numbers are not divided.
+
+        nodes:    of parameters, by name.
+        """
         place, _, rest = key.partition("/")
         name, _, last = rest.rpartition("/")
-        node = next((node for node in self.updated if self.names[node] == name), None)
+        node = nodes.get(name)
         if node is None:
             return key
         return f"{place}/{key_in(name)}/{last}" if whole else self.key_of(place, node, last)

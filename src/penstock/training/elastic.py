@@ -103,7 +103,7 @@ class RunPilot:
     run: ElasticRun
     now: Callable[[], float] = time.time
     _ready: dict[str, ReadyPlan] = field(default_factory=dict[str, ReadyPlan])
-    _plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
+    _by_text: dict[str, ReadyPlan] = field(default_factory=dict[str, ReadyPlan])
     _options: tuple[WayOn, ...] = ()
     _rate: float = MOVE_BYTES_PER_S
     _ready_s: float = READY_S
@@ -134,13 +134,13 @@ class RunPilot:
 
     def _of(self, text: str) -> ReadyPlan:
         """Return a plan, made ready; why it was decided on makes no difference."""
-        if text not in self._plans:
-            self._plans[text] = Plan.from_text(text)
-        plan = replace(self._plans[text], decisions=())
-        key = text_of(plan)
-        if key not in self._ready:
-            self._ready[key] = self._made_ready(plan)
-        return self._ready[key]
+        if text not in self._by_text:  # it is asked for at each step
+            plan = replace(Plan.from_text(text), decisions=())
+            key = text_of(plan)
+            if key not in self._ready:
+                self._ready[key] = self._made_ready(plan)
+            self._by_text[text] = self._ready[key]
+        return self._by_text[text]
 
     def _made_ready(self, plan: Plan) -> ReadyPlan:
         choice = self.run.ways.choice_of(plan)

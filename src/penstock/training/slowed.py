@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.profile import Profile
+from penstock.profile.kinds import place_of
 
 _ALIKE = 1.05  # ranks that are apart by less are alike
 
@@ -26,8 +27,8 @@ class Slowed(NamedTuple):
 
     def profiles(self, plain: Sequence[Profile]) -> tuple[Profile, ...]:
         """Return a profile for each kind, by those of the kinds that there were."""
-        of = {profile.kind: profile for profile in plain}
-        return tuple(_slower(of[kind], factor, name) for name, kind, factor in self.kinds)
+        rows = ((plain[place_of(plain, kind)], factor, name) for name, kind, factor in self.kinds)
+        return tuple(_slower(*row) for row in rows)
 
 
 def slowed(cluster: Cluster, factors: Sequence[float]) -> Slowed:
