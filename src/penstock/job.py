@@ -83,6 +83,8 @@ class Job:
                    all, or (of activations, of gradients); 2 to 16, or 32: as it is.  None: all are
                    sent as they are
     writers        called in the leading process with every row of metrics.jsonl
+    batch_by_ranks whether the batch of an elastic run follows its ranks: each keeps its share, and
+                   a step is the mean over the shares of those who are there
     batch_range    fewest and most micro-batches of a step, where a run finds its batch itself
                    (--until-loss), besides its own; None: a quarter of its own to four times it
 
@@ -110,6 +112,7 @@ class Job:
     wire_bits: int | tuple[int, int] | None = None
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
     batch_range: tuple[int, int] | None = None
+    batch_by_ranks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):

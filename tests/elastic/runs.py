@@ -122,22 +122,26 @@ def run(  # noqa: PLR0913 - what a run is made of
     *,
     every: int = 0,
     joins: Callable[[Start, list[Mapping[int, Where]]], None] | None = None,
+    by_ranks: bool = False,
 ) -> Told:
     """Run `first` ranks, by `plans` of so many ranks; return what happened.
 
     every:  steps after which a checkpoint is written.
     joins:  is called in a thread of its own when the run begins.
+    by_ranks:  whether the batch follows the ranks.
     """
     told, task = Told(), partial(task_of, folder=folder, every=every)
     folder.mkdir(exist_ok=True)
     job = ways.ways[0].job
+    own = ElasticRun(ways, task, plans, 0, job.num_steps, folder, by_ranks=by_ranks)
 
     def pilot() -> RunPilot:
-        made = RunPilot(ElasticRun(ways, task, plans, 0, job.num_steps, folder))
+        made = RunPilot(own)
         made.happened = told.events.append
         return made
 
-    view = View(1, 0, text_of(plans[first]), tuple(range(first)))
+    cursors = own.cursors_from((), 0, plans[first])
+    view = View(1, 0, text_of(plans[first]), tuple(range(first)), cursors=cursors)
     found: list[Mapping[int, Where]] = []
 
     def meet(where: Mapping[int, Where]) -> Mapping[int, Where]:

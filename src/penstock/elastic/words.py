@@ -53,6 +53,14 @@ class Where(NamedTuple):
     pool: str = ""
 
 
+class Cursor(NamedTuple):
+    """From `step` on a step has `size` micro-batches of the job; the first one is `number`."""
+
+    step: int
+    number: int
+    size: int
+
+
 class Told(NamedTuple):
     """A step that has happened, as all ranks together know it; seconds are those of the first."""
 
@@ -114,6 +122,7 @@ class View(msgspec.Struct, frozen=True, tag="view"):
     resume:   the checkpoint from which all start instead, where nobody has some of the state any
               more: a folder, or "start"; "": the state is moved.
     newest:   the step before, for whoever reports steps from now on.
+    cursors:  where in the data steps begin, if their batch follows the ranks.
     """
 
     generation: int
@@ -128,6 +137,7 @@ class View(msgspec.Struct, frozen=True, tag="view"):
     resume: str = "start"
     newest: Told | None = None
     why: str = ""
+    cursors: tuple[Cursor, ...] = ()
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):

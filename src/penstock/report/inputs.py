@@ -67,6 +67,7 @@ class Generation:
     moved_bytes: int = 0
     predicted_moved_bytes: int = 0
     predicted_step_s: float | None = None
+    micro_batches: int = 0
     back_to: str = ""
 
     @property

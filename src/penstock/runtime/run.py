@@ -111,7 +111,7 @@ def run(  # noqa: PLR0913 - what a run is made of
 class Steps:
     """Collects what ranks report of steps; one is done when the losses of all `micro_batches` are.
 
-    micro_batches:  of a step, over all replicas.
+    micro_batches:  of a step, over all replicas; 0: each report is of a whole step, of any number.
     awaits:         whether a step is done only when its validation is told too.
     """
 
@@ -139,7 +139,8 @@ class Steps:
     def is_run(self, step: int) -> bool:
         """Return whether the losses of a step that is not done are all there."""
         told = [r for r in self.waiting[step] if r.loss is not None]
-        return sum(r.micro_batches for r in told) == self.micro_batches
+        count = sum(r.micro_batches for r in told)
+        return count == self.micro_batches or (count > 0 and not self.micro_batches)
 
     def flush(self) -> None:
         """Treat as done what waits for a validation that will not come: the run was stopped."""
@@ -154,7 +155,7 @@ class Steps:
             step,
             statistics.fmean([r.loss for r in parts if r.loss is not None], counts),
             max(r.seconds for r in parts),
-            self.micro_batches,
+            self.micro_batches or sum(counts),
             {
                 name: statistics.fmean([r.figures[name] for r in parts], counts)
                 for name in parts[0].figures

@@ -160,6 +160,12 @@ class Task:
             object.__setattr__(made, "memory_window", min(self.memory_window, windows.count(2) - 1))
         return made
 
+    def of(self, job: Job) -> "Task":
+        """Return the same task for a job that differs in its place in the data only."""
+        made = copy(self)
+        object.__setattr__(made, "job", job)
+        return made
+
     @property
     def groups(self) -> list[tuple[int, ...]]:
         """Return the sets of ranks that sum or gather, in one order on all ranks."""

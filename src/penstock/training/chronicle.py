@@ -56,6 +56,16 @@ def sizes(job: Job, choice: Choice | None) -> tuple[int, int, int, float | None]
     return graph.samples * count, graph.tokens * count, job.micro_batches, step_s
 
 
+def sizes_by_ranks(job: Job, step: StepResult, samples: int, tokens: int) -> tuple[int, int]:
+    """Return samples and tokens of one step, of those of a whole one: fewer where ranks are not
+    there and the batch follows them.
+    """
+    if not job.batch_by_ranks:
+        return samples, tokens
+    of = job.micro_batches
+    return samples * step.micro_batches // of, tokens * step.micro_batches // of
+
+
 def row_of(step: StepResult, samples: int, tokens: int) -> dict[str, float | int | None]:
     """Return the row of a step, as metrics.jsonl has it."""
     assert step.loss is not None, "it has happened"
@@ -117,7 +127,10 @@ class Chronicle:
         self._look()
         if step.step <= self._written:
             return
-        row = row_of(step, self.about.samples, self.about.tokens)
+        about = self.about
+        row = row_of(step, *sizes_by_ranks(self.job, step, about.samples, about.tokens))
+        if self.job.batch_by_ranks:
+            row["micro_batches"] = step.micro_batches
         os.write(self._file, json.dumps(finite(dict(row)), allow_nan=False).encode() + b"\n")
         self._written, self._size_bytes = step.step, os.fstat(self._file).st_size
         if self.goal is not None:

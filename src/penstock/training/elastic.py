@@ -18,7 +18,7 @@ from penstock.elastic.mesh import Mesh
 from penstock.elastic.moving import missing_of
 from penstock.elastic.placing import placed, sizes_of
 from penstock.elastic.views import Left
-from penstock.elastic.words import HeldTensor, View
+from penstock.elastic.words import Cursor, HeldTensor, View
 from penstock.errors import PlanError
 from penstock.graph.parts import key_in
 from penstock.plan import Plan, Prediction, is_asynchronous, name_of
@@ -31,6 +31,7 @@ from penstock.search.judge import Judge
 from penstock.search.shifted import keeps_state, shifted
 from penstock.training.addresses import Addresses, RunTerms, write_addresses
 from penstock.training.agree import run_facts
+from penstock.training.by_ranks import grown, job_at, save_cursors
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
 from penstock.training.losses import (
@@ -74,6 +75,7 @@ class ElasticRun:
     plans:   by number of ranks, made ahead.
     folder:  where the run's files are; None: nothing is written, as in tests.
     token:   what whoever joins has to know.
+    by_ranks: whether the batch follows the ranks; `cursors`: of what was done before.
     terms:   what else was asked of it.
     """
 
@@ -86,6 +88,17 @@ class ElasticRun:
     resume: Path | None = None
     token: bytes = b""
     terms: RunTerms = RunTerms()  # noqa: RUF009 - a frozen record
+    by_ranks: bool = False
+    cursors: tuple[Cursor, ...] = ()
+
+    def cursors_from(self, before: Sequence[Cursor], step: int, plan: Plan) -> tuple[Cursor, ...]:
+        """Return where in the data steps begin that a plan does from a step on, written down."""
+        if not self.by_ranks:
+            return ()
+        found = grown(before, step, plan.joined * plan.step_micro_batches)
+        if self.folder is not None:
+            save_cursors(self.folder, found)
+        return found
 
     @property
     def addresses(self) -> Addresses:
@@ -164,7 +177,12 @@ class RunPilot:
         """Return what all ranks of a view do; of a run that is over, its last step once more."""
         ready, last = self._of(view.plan), self.run.last_step
         windows = repeated(ready.program, range(min(view.step, last - 1), last))
-        return ready.task.at(windows, Path(view.resume) if view.resume not in ("", START) else None)
+        resume = Path(view.resume) if view.resume not in ("", START) else None
+        task = ready.task.at(windows, resume)
+        if not view.cursors:
+            return task
+        choice = ready.choice
+        return task.of(job_at(choice.job, choice.plan, view.cursors, windows.first_step))
 
     def facts(self, view: View) -> str:
         """Return what all members have to have alike of a view."""
@@ -214,6 +232,7 @@ class RunPilot:
             resume,
             left.newest if not lacks else None,
             f"{words_of(left.gone, joining)}: {why}",
+            self.run.cursors_from(view.cursors, step, plan),
         )
 
     def _everything(self) -> list[str]:
@@ -257,7 +276,7 @@ class RunPilot:
             now = self._of(view.plan).choice.plan
             if (other := self._shared(now, view.members)) is not None:
                 found.insert(0, self._option("share", other, view.members, 0, left))
-        if {*members} < {*view.members}:
+        if {*members} < {*view.members} and not self.run.by_ranks:
             ranks = [rank for rank, member in enumerate(view.members) if member in members]
             old = self._of(view.plan)
             made = try_rerouted(old.choice.plan, old.program, ranks, self.run.ways)
@@ -310,8 +329,10 @@ class RunPilot:
     def _shared(self, plan: Plan, members: Sequence[int]) -> Plan | None:
         """Return a plan with the best shares for what these members take now, predicted.
 
-        None where it has them: even ones, as long as nobody is slow.
+        None where it has them: even ones, as long as nobody is slow; and where each keeps its own.
         """
+        if self.run.by_ranks:
+            return None
         if not self._is_uneven(plan) and all(is_like(self._slow.get(m, 1.0)) for m in members):
             return None
         judge = self._judge(plan, members)
@@ -373,6 +394,7 @@ class RunPilot:
             "moved_bytes": event.moved_bytes,
             "predicted_moved_bytes": option.moved_bytes if option else 0,
             "predicted_step_s": plan.predicted.step_s if plan.predicted else None,
+            "micro_batches": plan.joined * plan.step_micro_batches,
             "back_to": view.resume,
         }
         with (folder / EVENTS).open("a") as file:

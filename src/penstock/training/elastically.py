@@ -27,8 +27,17 @@ from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
 from penstock.search import Fixed
 from penstock.training.addresses import RunTerms, addresses_in, write_addresses
+from penstock.training.by_ranks import cursors_in, plans_by_ranks
 from penstock.training.choose import Choice, Joining, save
-from penstock.training.chronicle import ENDED, Chronicle, RunAbout, ended, row_of, sizes
+from penstock.training.chronicle import (
+    ENDED,
+    Chronicle,
+    RunAbout,
+    ended,
+    row_of,
+    sizes,
+    sizes_by_ranks,
+)
 from penstock.training.elastic import (
     ElasticRun,
     RunPilot,
@@ -74,8 +83,13 @@ def planned(folder: Path, ways: PlanBasis, choice: Choice, listener: Listener) -
     """
     check_elastic(choice.plan)
     most = choice.plan.total_ranks
-    plan = committing(choice.plan, ways)
+    if choice.job.batch_by_ranks:
+        with listener.busy("planning for fewer ranks with a share each"):
+            plans = plans_by_ranks(choice.plan, ways)
+        save_predicted(folder, choice._replace(plan=plans[most]))
+        return plans
     with listener.busy("planning for the loss of ranks"):
+        plan = committing(choice.plan, ways)
         plans = {**plans_ahead(ways, most, SEARCH_S), most: plan}
     save_predicted(folder, choice._replace(plan=plan))
     return plans
@@ -106,7 +120,9 @@ def run_of(
     goal = None if session.goal is None else session.goal.goal
     terms = RunTerms(session.every, session.keep, session.checked, goal, session.mirror)
     about = plans, steps.start, steps.stop, session.folder, resume
-    return ElasticRun(ways, task, *about, secrets.token_bytes(32), terms)
+    cursors = cursors_in(session.folder) if resume is not None else ()
+    by_ranks = session.job.batch_by_ranks, cursors
+    return ElasticRun(ways, task, *about, secrets.token_bytes(32), terms, *by_ranks)
 
 
 def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path | None) -> Trained:
@@ -162,7 +178,10 @@ def _going_on(session: "Session", run: ElasticRun) -> ElasticRun:
 
     (session.folder / ENDED).unlink()
     found = checkpoint.newest_whole(session.folder / "checkpoints", session.listener.say)
-    return run if found is None else replace(run, first_step=found[1], resume=found[0])
+    if found is None:
+        return run
+    cursors = cursors_in(session.folder) if run.by_ranks else ()
+    return replace(run, first_step=found[1], resume=found[0], cursors=cursors)
 
 
 def start_of(
@@ -178,8 +197,9 @@ def start_of(
     pilot = RunPilot(run)
     pilot.prepare()
     resume = START if run.resume is None else str(run.resume)
-    plan = text_of(run.plans[len(members)])
-    view = View(1, run.first_step, plan, members, resume=resume)
+    plan = run.plans[len(members)]
+    cursors = run.cursors_from(run.cursors, run.first_step, plan)
+    view = View(1, run.first_step, text_of(plan), members, resume=resume, cursors=cursors)
     return Start(view, run.token, lambda: pilot, board.asked, meet=meet)
 
 
@@ -221,11 +241,12 @@ def lived(
     with session.listener.steps(first_step, session.num_steps, predicted) as show:
 
         def done(step: StepResult) -> None:
-            row = row_of(step, samples, tokens)
+            row = row_of(step, *sizes_by_ranks(session.job, step, samples, tokens))
             for hear in (show, *heard):
                 hear(row)
 
-        steps = Steps(micro_batches, done, session.awaits)
+        count = 0 if session.job.batch_by_ranks else micro_batches
+        steps = Steps(count, done, session.awaits)
         try:
             run_members(start, steps.add, Scribe(own.report, own.finish), here)
         except KeyboardInterrupt:

@@ -208,10 +208,13 @@ def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
     author = load_job(kept_job(folder))
     whole = traced(author, listener)
     plan = Plan.load(folder / "plan.json")
-    job, captured = for_plan(author, plan, whole, listener)
+    own = author
+    if author.batch_by_ranks:  # it may be that of fewer ranks
+        own = replace(author, micro_batches=plan.joined * plan.step_micro_batches)
+    job, captured = for_plan(own, plan, whole, listener)
     choice, terms = Choice(job, captured, plan), known.terms
     ways, task = ways_of(folder, choice, Fixed()), partial(_task, folder, known)
-    about = 0, known.steps, folder, None, known.secret, terms
+    about = 0, known.steps, folder, None, known.secret, terms, author.batch_by_ranks
     run = ElasticRun(ways, task, known.by_count, *about)
 
     def followed() -> Choice:

@@ -22,6 +22,7 @@ from penstock.schedule.recipe import Recipe
 from penstock.search import Fixed
 from penstock.training import saved, trial
 from penstock.training.ask import to_fill
+from penstock.training.by_ranks import BATCHES
 from penstock.training.choose import (
     Choice,
     Joining,
@@ -86,6 +87,7 @@ FILES = (
     "wanted.json",
     "decisions.jsonl",
     "machines.log",
+    BATCHES,
     PHASES,
 )
 
@@ -272,6 +274,9 @@ class Session:
         if self.goal is None and (self.folder / PHASES).exists():
             message = f"{self.folder} holds a run that ends at a loss, by a batch that it has found"
             raise PlanError(message, hint="give --until-loss again, or train without --resume")
+        if not self.elastic and (self.folder / BATCHES).exists():
+            message = f"{self.folder} holds a run whose batch followed its ranks"
+            raise PlanError(message, hint="give --elastic again, or train without --resume")
         if done >= self.num_steps and self.goal is None:
             hint = f"give --steps more than {done}"
             raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)

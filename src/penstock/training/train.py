@@ -152,6 +152,11 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         loaded = replaced(author, said)
         ask.check_fits(asked, loaded, post_validation=post_validation)
         goal = _goal(until_loss, objective, loaded)
+        if goal is not None and loaded.batch_by_ranks:
+            message = (
+                "--until-loss finds the batch, and Job.batch_by_ranks lets it follow the ranks"
+            )
+            raise PlanError(message, hint="leave out one of them")
         return Session(
             job=loaded,
             author=author,
@@ -162,7 +167,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             fixed=Fixed(
                 ranks=ranks if follows is None or plan or cluster else ranks or follows,
                 schedule=asked,
-                stages=stages,
+                stages=stages or (1 if elastic and loaded.batch_by_ranks else None),
                 offload=offload,
                 memory=ask.memory_asked(memory),
                 post_validation=post_validation,
