@@ -22,6 +22,7 @@ from penstock import _compat
 from penstock.cli import face
 from penstock.graph.code import function_of
 from penstock.graph.fuse import fused_function_of
+from penstock.graph.split import split
 from penstock.graph.trace import Capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
@@ -98,11 +99,11 @@ class _Side:
     """One plan on one rank: bound, two steps run, the second of them under the profiler."""
 
     def __init__(self, traced: Traced, plan: Plan, end: Transport, rounds: Rounds) -> None:
-        program = lower_plan(plan, traced.captured.graph)
-        stages = stages_of(plan, traced.captured.graph)
+        captured = split(traced.captured, dict(plan.split))
+        program, stages = lower_plan(plan, captured.graph), stages_of(plan, captured.graph)
         self.end, self.step, self.ahead = end, 0, rounds.ahead
         make = partial(fused_function_of, folder=None) if plan.compiled else function_of
-        self.rank = Rank(traced.captured, stages, traced.job, end, make=make)
+        self.rank = Rank(captured, stages, traced.job, end, make=make)
         self.rank.expect(program)
         self.calls = self.rank.bind(program)
         end.barrier()
