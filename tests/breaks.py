@@ -211,6 +211,14 @@ BREAKS = (
         "a newcomer trains on other samples than the others",
     ),
     Break(
+        "machines that leave tell how long a start takes",
+        "fleet/of_run.py",
+        "return [took_s for one, took_s in pairs if _grows(one)]",
+        "return [took_s for one, took_s in pairs]",
+        ("tests/fleet/test_of_run.py",),
+        "the mean of starts is too short",
+    ),
+    Break(
         "a newcomer waits to be called by those with greater numbers",
         "elastic/launch.py",
         "limit_s=_ASK_S, calls=True)",

@@ -130,6 +130,12 @@ def test_advice_of_a_script_takes_speeds_of_plans_for_more_hosts(call: Call, fil
     found = json.loads(call("fleet", "advise", MLP, *asked, *more).out)
     assert found["choice"]["plan"].endswith("stages")
     assert not any("knew the future" in reason for reason in found["reasons"])
+    run = tmp_path / "fleet.toml"
+    run.write_text("steps = 9\nstart_s = 77.0\nspeeds = { 1 = 0.05, 2 = 0.1 }\n")
+    slow = call("fleet", "advise", MLP, *asked, *more, "--measured", run)
+    assert "start_s 77" in slow.err
+    hours = (json.loads(one)["choice"]["hours_9_in_10"] for one in (slow.out, json.dumps(found)))
+    assert next(hours) > 2.7 > next(hours)
     error, hint = call("fleet", "advise", MLP, *asked).refusal(2)
     assert "neither speeds nor steps" in error
     assert "--cluster" in hint

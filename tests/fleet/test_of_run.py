@@ -12,10 +12,10 @@ from penstock.cli import main
 from penstock.errors import FleetError
 from penstock.fleet import policies
 from penstock.fleet.market import priced
-from penstock.fleet.of_run import recorded
+from penstock.fleet.of_run import figures_in, recorded
 from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.traces import read_market
-from penstock.fleet.work import read_job
+from penstock.fleet.work import FleetJob, Speed, read_job, with_figures
 
 PACES = {1: 0.5, 2: 0.25, 3: 0.2, 4: 0.125}  # seconds of a step
 
@@ -107,3 +107,44 @@ def test_what_is_no_run_is_refused(name: str, text: str | None, says: str, tmp_p
         (tmp_path / name).write_text(text)
     with pytest.raises(FleetError, match=says):
         recorded(tmp_path)
+
+
+def test_what_a_run_has_measured_is_known_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, [(2, 20), (1, 10), (2, 20)], 1.0)
+    found = figures_in(tmp_path)
+    assert found.rates == pytest.approx({1: 2.0, 2: 4.0})
+    assert found.reform_s == pytest.approx(1.0)
+    assert (found.start_s, found.restart_s, found.checkpoint_s) == (None, None, None)
+    events = (tmp_path / "events.jsonl").read_text().splitlines()
+    back = json.dumps({**json.loads(events[1]), "back_to": "checkpoints/step-7"})
+    (tmp_path / "events.jsonl").write_text("\n".join([events[0], back, events[2]]) + "\n")
+    (tmp_path / "summary.json").write_text('{"checkpointing": {"blocked_s": 0.25}}')
+    rows = [
+        {"what": "wants", "step": 0, "wanted": {"a": 1}, "held": {"a": 0.0}},  # it begins with it
+        {"what": "there", "took_s": 0.1},
+        {"what": "wants", "step": 3, "wanted": {"a": 2}, "held": {"a": 1.0}},
+        {"what": "there", "took_s": 8.0},
+        {"what": "wants", "step": 9, "wanted": {"a": 1}, "held": {"a": 2.0}},  # one leaves
+        {"what": "there", "took_s": 0.2},
+        {"what": "wants", "step": 12, "wanted": {"a": 3}, "held": {"a": 1.0}},
+        {"what": "ended"},
+    ]
+    (tmp_path / "decisions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = figures_in(tmp_path)
+    assert (found.start_s, found.checkpoint_s) == (8.0, 0.25)
+    assert found.restart_s == pytest.approx(1.0)
+    assert "start_s 8" in str(found)
+
+
+def test_a_job_keeps_what_was_not_measured(tmp_path: Path) -> None:
+    write(tmp_path, [(2, 20), (1, 10), (2, 20)], 1.0)
+    assert main(["fleet", "run", str(tmp_path)]) == 0
+    planned = FleetJob(10, (Speed(1, 4.0, "one"), Speed(2, 8.0), Speed(4, 16.0)), start_s=99.0)
+    for path in (tmp_path, tmp_path / "fleet.toml"):
+        found = figures_in(path)
+        assert found.start_s is None
+        made = with_figures(planned, found.rates, start_s=found.start_s, reform_s=found.reform_s)
+        assert (made.start_s, made.reform_s) == (99.0, pytest.approx(1.0))
+        speeds = {speed.machines: speed.steps_per_s for speed in made.speeds}
+        assert speeds == pytest.approx({1: 2.0, 2: 4.0, 4: 8.0})
+        assert made.speeds[0].plan == "one"

@@ -29,6 +29,10 @@ def advise(  # noqa: PLR0913 - one argument per flag
         Path | None, typer.Option(help="Of a file.py: a host of it is a machine.")
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Of a file.py: steps to train.")] = 0,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR|TOML", help="A run of the job: what it took is expected again."),
+    ] = None,
     prices: Prices = None,
     futures: Annotated[int, typer.Option(min=1, help="Futures for each choice.")] = 40,
     policy_file: Annotated[Path | None, typer.Option(help="Write the choice to this TOML.")] = None,
@@ -51,6 +55,8 @@ def advise(  # noqa: PLR0913 - one argument per flag
     hours = _number(deadline, "h", "--deadline")
     aim = Aim(hours, math.inf if budget is None else _number(budget, "usd", "--budget"))
     what = _job(job, cluster, steps)
+    if measured is not None:
+        what = _as_measured(what, measured, cluster)
     there = market_of(trace, (), prices, what)
     tell(there)
     with face.progress("trying choices") as told:
@@ -95,17 +101,39 @@ def _job(text: str, cluster: Path | None, steps: int) -> "FleetJob":
     if cluster is None or not steps:
         hint = "give --cluster machines.toml and --steps N"
         raise FleetError(f"of {text} neither speeds nor steps are known", hint=hint)
-    return FleetJob(float(steps), tuple(planned(text, cluster)), has_copies=True)
+    speeds, has_copies = planned(text, cluster)
+    return FleetJob(float(steps), tuple(speeds), has_copies=has_copies)
 
 
-def planned(text: str, path: Path) -> "list[Speed]":
-    """Return the speed of the best plan on 1, 2, 4, ... and all hosts of a cluster."""
+def _as_measured(job: "FleetJob", path: Path, cluster: Path | None) -> "FleetJob":
+    """Return a job with what a run of it has measured; a rank of it is one of a host's.
+
+    Raises:   FleetError: no such run, or its file is damaged.
+    """
+    from penstock.cluster import Cluster
+    from penstock.fleet.of_run import figures_in
+    from penstock.fleet.work import with_figures
+
+    found, each = figures_in(path), 1
+    if cluster is not None and not path.suffix:
+        each = Cluster.load(cluster).hosts[0].num_devices
+    rates = {n // each: rate for n, rate in found.rates.items() if n % each == 0}
+    face.say(f"note: measured by {path}: {found}")
+    seconds = ("reform_s", "start_s", "restart_s", "checkpoint_s")
+    return with_figures(job, rates, **{name: getattr(found, name) for name in seconds})
+
+
+def planned(text: str, path: Path) -> "tuple[list[Speed], bool]":
+    """Return the speed of the best plan on 1, 2, 4, ... and all hosts of a cluster, and whether all
+    state is there when a rank is lost: in replicas, or with a guard.
+    """
     from penstock.cli import view
     from penstock.cluster import Cluster
     from penstock.fleet.work import Speed
     from penstock.search.shapes import Fixed
     from penstock.training import prepare
     from penstock.training.choose import Machines, SearchAim, best
+    from penstock.training.losses import survives
 
     whole = Cluster.load(path)
     counts = {2**k for k in range(7) if 2**k < len(whole.hosts)} | {len(whole.hosts)}
@@ -113,16 +141,19 @@ def planned(text: str, path: Path) -> "list[Speed]":
         loaded = prepare.loaded(text, (), view.TERMINAL)
         captured = prepare.traced(loaded, view.TERMINAL)
         found: list[Speed] = []
+        has_copies = True
         for count in sorted(counts):
             part = replace(whole, hosts=whole.hosts[:count])
             if part.num_ranks > _MOST_RANKS:
                 break
             machines = Machines(part, prepare.profiled, view.TERMINAL)
-            plan = best(loaded, Fixed(part.num_ranks), captured, machines, SearchAim("time")).choice
+            searched = best(loaded, Fixed(part.num_ranks), captured, machines, SearchAim("time"))
+            plan = searched.choice
+            has_copies = has_copies and survives(plan.plan, [o.way for o in searched.options], part)
             step_s = plan.plan.predicted.step_s if plan.plan.predicted else math.inf
             sizes = f"{plan.plan.replicas} x {plan.plan.num_stages} stages"
             found.append(Speed(count, 1 / step_s, sizes))
-    return found
+    return found, has_copies
 
 
 # -- words -----------------------------------------------------------------------------------------

@@ -420,7 +420,7 @@ def taken_in(
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         if caller.in_vain():
-            raise RunError("the run is over, or needs no more ranks", hint="nothing is left to do")
+            raise _StaysOutError("the run is over, or needs no more ranks")
         with contextlib.suppress(WireError):  # one is dead, and another view will say so
             mesh.connect({**known, mesh.own: caller.where}, limit_s=_ASK_S, calls=True)
         mesh.tell(Ask(caller.where, caller.graph, tuple(mesh.members & {*known})))

@@ -10,15 +10,15 @@ Ignores:  that the first step of a generation takes longer than others; steps th
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from penstock.errors import FleetError
-from penstock.files import read_bytes
-from penstock.fleet.work import FleetJob, Speed
+from penstock.files import read_bytes, read_json
+from penstock.fleet.work import FleetJob, Speed, read_job
 from penstock.typed import damage, typed
 
 _HINT = "give the folder of a run of `penstock train --elastic`"
@@ -33,6 +33,21 @@ class _EventRow:
     members: tuple[int, ...]
     agreed_s: float
     ready_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _BackRow:
+    """A line of events.jsonl: whether the run has gone back to a checkpoint, and its pause."""
+
+    what: str
+    agreed_s: float
+    ready_s: float
+    back_to: str = ""
+
+    @property
+    def back(self) -> bool:
+        """Return whether state was read from a checkpoint while the run ran."""
+        return bool(self.back_to) and self.what != "begins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,86 @@ class RunRecord(NamedTuple):
         return "\n".join([*lines, "has_copies = true", "[speeds]", *speeds]) + "\n"
 
 
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What a run has measured that other runs of its job can expect; None: it did not.
+
+    rates:  steps per second by ranks.
+    """
+
+    rates: Mapping[int, float]
+    reform_s: float | None = None
+    start_s: float | None = None
+    restart_s: float | None = None
+    checkpoint_s: float | None = None
+
+    def __str__(self) -> str:
+        seconds = ("reform_s", "start_s", "restart_s", "checkpoint_s")
+        known = [(name, getattr(self, name)) for name in seconds]
+        words = [f"{name} {value:.3g}" for name, value in known if value is not None]
+        words += [f"{rate:.4g} steps/s on {count}" for count, rate in self.rates.items()]
+        return ", ".join(words) or "nothing"
+
+
+def figures_in(path: Path) -> RunFigures:
+    """Return what the run in a folder has measured, or the job of a TOML file says.
+
+    reform_s      mean pause of a change
+    start_s       mean time from the order of machines until all were there, of a run that followed
+                  a policy
+    checkpoint_s  for which a checkpoint kept its ranks
+    restart_s     mean pause of a generation that went back to a checkpoint
+    Of a TOML file speeds and pauses; what is 0 there was not told apart.
+    Raises:   FleetError: there is no such run or file, or it is damaged.
+    """
+    if path.suffix == ".toml":
+        job = read_job(path)
+        seconds = (job.reform_s, job.start_s, job.restart_s, job.checkpoint_s)
+        rates = {speed.machines: speed.steps_per_s for speed in job.speeds}
+        return RunFigures(rates, *(each or None for each in seconds))
+    found = recorded(path).job
+    rates = {speed.machines: speed.steps_per_s for speed in found.speeds}
+    back = [
+        one.agreed_s + one.ready_s for one in _read(path / "events.jsonl", _BackRow) if one.back
+    ]
+    seconds = _mean(_starts(path)), _mean(back), _checkpoint_s(path)
+    return RunFigures(rates, found.reform_s, *seconds)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _starts(folder: Path) -> list[float]:
+    """Return the seconds from each order of more machines until they were there."""
+    path = folder / "decisions.jsonl"
+    rows = _lines(path) if path.exists() else []
+    with damage(f"{path}", FleetError, hint=_HINT):
+        pairs = [
+            (one, typed(float, other["took_s"]))
+            for one, other in pairwise(rows)
+            if one.get("what") == "wants" and other.get("what") == "there" and one.get("step")
+        ]
+        return [took_s for one, took_s in pairs if _grows(one)]
+
+
+def _grows(row: Mapping[str, Any]) -> bool:
+    """Return whether a decision has ordered machines."""
+    counts = [typed(dict[str, float], row[name]) for name in ("wanted", "held")]
+    wanted, held = counts
+    return any(count > held.get(pool, 0.0) for pool, count in wanted.items())
+
+
+def _checkpoint_s(folder: Path) -> float | None:
+    """Return the seconds for which a checkpoint kept the ranks, if any was written."""
+    path = folder / "summary.json"
+    if not path.exists():
+        return None
+    told = read_json(path, FleetError, "summary").get("checkpointing")
+    with damage(f"{path}", FleetError, hint=_HINT):
+        return typed(float, told["blocked_s"]) if isinstance(told, dict) else None
+
+
 def recorded(folder: Path, first_s: float = float("inf")) -> RunRecord:
     """Return what the elastic run in `folder` was.
 
@@ -111,7 +206,7 @@ def _seconds(folder: Path) -> dict[int, float]:
     return {row.step - 1: row.seconds for row in _read(folder / "metrics.jsonl", _StepRow)}
 
 
-Line = TypeVar("Line", _EventRow, _StepRow)
+Line = TypeVar("Line", _EventRow, _BackRow, _StepRow)
 
 
 def _read(path: Path, line: type[Line]) -> list[Line]:

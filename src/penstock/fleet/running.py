@@ -4,7 +4,6 @@ The functions are those that a replay asks (policies.py), and they see the same;
 the run's own, steps are those that were done, and machines those that are there.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -36,7 +35,7 @@ from penstock.fleet.kernel import (
 )
 from penstock.fleet.market import DAY_S, Market, together
 from penstock.fleet.replay import Replayed, Ruler, args_of, replay, rules_of
-from penstock.fleet.work import FleetJob, Speed
+from penstock.fleet.work import FleetJob, with_figures
 
 _DATED_S = 1000 * DAY_S  # times that are later are dates
 _ROUNDED_S = 1e-9
@@ -155,17 +154,5 @@ def to_come(ruler: Ruler, job: FleetJob, market: Market, stands: Standing, aim: 
 
 
 def measured(job: FleetJob, steps: float, rates: Mapping[int, float]) -> FleetJob:
-    """Return a job of so many steps with the speeds that a run has measured, by machines.
-
-    Those of other numbers of machines are taken to be off by the same factor, in the mean of
-    logarithms.
-    """
-    known = {speed.machines: speed for speed in job.speeds}
-    off = [math.log(rate / known[n].steps_per_s) for n, rate in rates.items() if n in known]
-    factor = math.exp(sum(off) / len(off)) if off else 1.0
-    speeds = {n: replace(s, steps_per_s=s.steps_per_s * factor) for n, s in known.items()}
-    for count, rate in rates.items():
-        plan = known[count].plan if count in known else ""
-        speeds[count] = Speed(count, rate, plan)
-    found = tuple(speeds[count] for count in sorted(speeds))
-    return replace(job, steps=steps, speeds=found, machines=job.size, has_copies=True)
+    """Return a job of so many steps with the speeds that a run has measured, by machines."""
+    return replace(with_figures(job, rates), steps=steps, has_copies=True)

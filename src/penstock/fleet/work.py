@@ -5,7 +5,8 @@ The record can be read from a TOML file that a user or a run wrote (docs/fleet.m
 
 import math
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -121,6 +122,23 @@ class FleetJob:
     def seconds(self, machines: int) -> float:
         """Return the seconds that all steps take on so many machines, if none is lost."""
         return self.steps / float(self.table()[min(machines, self.size)])
+
+
+def with_figures(job: FleetJob, rates: Mapping[int, float], **seconds: float | None) -> FleetJob:
+    """Return a job with seconds that were measured, where they were, and speeds moved by them.
+
+    rates     steps per second by machines, as measured; speeds on other numbers are taken to be
+              off by the same factor, in the mean of logarithms
+    """
+    known = {speed.machines: speed for speed in job.speeds}
+    off = [math.log(rate / known[n].steps_per_s) for n, rate in rates.items() if n in known]
+    factor = math.exp(sum(off) / len(off)) if off else 1.0
+    speeds = {n: replace(s, steps_per_s=s.steps_per_s * factor) for n, s in known.items()}
+    for count, rate in rates.items():
+        speeds[count] = Speed(count, rate, known[count].plan if count in known else "")
+    found = tuple(speeds[count] for count in sorted(speeds))
+    given = {name: value for name, value in seconds.items() if value is not None}
+    return replace(job, speeds=found, machines=job.size, **given)
 
 
 def progress(batch: float, first: float, noise: float) -> float:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from penstock.cluster import Cluster
 from penstock.errors import PenstockError, PlanError
 from penstock.graph.parts import key_in
-from penstock.plan import Decision, Plan
+from penstock.plan import Decision, Plan, is_asynchronous
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.program.program import Program
 from penstock.schedule.dapple import words_of_turns
@@ -81,6 +81,19 @@ def committing(plan: Plan, ways: PlanBasis) -> Plan:
     """
     own = replace(plan, commits=True, guard=None, compiled=False, post_validation=False)
     return safe(own, ways.way(plan), ways.cluster)
+
+
+def survives(plan: Plan, ways: Sequence[Joining], cluster: Cluster) -> bool:
+    """Return whether a run by a plan goes on with all state when any of its ranks is lost.
+
+    It does by replicas, or where another rank has the memory to keep a copy (a guard).
+    """
+    if is_asynchronous(plan):
+        return False
+    if plan.total_ranks == 1:
+        return True
+    made = committing(plan, PlanBasis(tuple(ways), cluster, Fixed()))
+    return all(each.value != "checkpoint" for each in made.decisions if each.what == "redundancy")
 
 
 def plans_ahead(ways: PlanBasis, most: int, limit_s: float) -> dict[int, Plan]:
