@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from bench.line import at_both_ends, cluster_over
 from bench.machine import machine
-from bench.network import can_throttle, line
+from bench.network import Place, can_throttle, line
 from bench.play import Block, Played, Rounds, Traced, play
 from penstock.cli import face
 from penstock.cluster import Cluster
@@ -55,6 +55,7 @@ from penstock.graph.split import split
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan, Sharding, plan_by_hand
+from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.runtime.launch import join_torchrun, on_one_host, torchrun_store
 from penstock.runtime.transport import Transport
@@ -236,7 +237,7 @@ def hold(folder: Path) -> None:
 
 
 def measured_s(
-    size: DlrmSize, plans: Sequence[Plan], rounds: Rounds, places: Sequence
+    size: DlrmSize, plans: Sequence[Plan], rounds: Rounds, places: Sequence[Place]
 ) -> list[float]:
     """Return the median seconds of a step of each plan, at two places, or here for none."""
     with tempfile.TemporaryDirectory() as given:
@@ -257,26 +258,42 @@ def measured_s(
     return [statistics.median(Block(*block).step_s for block in blocks) for blocks, _ in rows]
 
 
+class Known(NamedTuple):
+    """A size with its ways, and seconds of the ops of the graphs that these are of."""
+
+    size: DlrmSize
+    ways: dict[str, Spread]
+    profiles: dict[str, Profile]
+
+    @classmethod
+    def of(cls, size: DlrmSize) -> "Known":
+        """Measure the ops of a size."""
+        job, profiles = job_of(size), dict[str, Profile]()
+        ways = ways_of(capture(job))
+        for one in ways.values():
+            digest = one.captured.graph.digest
+            if digest not in profiles:
+                profiles[digest] = measure(one.captured, job, beside=RANKS - 1)
+        return cls(size, ways, profiles)
+
+    def predicted_s(self, way: str, cluster: Cluster) -> float:
+        """Return the seconds of a step by the simulation of both ranks."""
+        plan, captured = self.ways[way]
+        profile = self.profiles[captured.graph.digest]
+        own = replace(profile, kind=cluster.hosts[0].device)
+        return evaluate(captured.graph, (own,), cluster, plan)[0].step_s
+
+
 def rows_of(
-    size: DlrmSize, link: str, cluster: Cluster, rounds: Rounds, places: Sequence
-) -> list[Row]:
-    """Return a row for each way of one size over one link."""
-    job = job_of(size)
-    ways = ways_of(capture(job))
-    profiles = {}
-    for one in ways.values():
-        digest = one.captured.graph.digest
-        if digest not in profiles:
-            made = measure(one.captured, job, beside=RANKS - 1)
-            profiles[digest] = replace(made, kind=cluster.hosts[0].device)
-    took = measured_s(size, [one.plan for one in ways.values()], rounds, places)
-    rows: list[Row] = []
-    for (way, (plan, captured)), seconds in zip(ways.items(), took, strict=True):
-        about = captured.graph, (profiles[captured.graph.digest],), cluster, plan
-        step_s = evaluate(*about)[0].step_s
-        own = {"size": str(size), "link": link, "way": way}
-        rows.append({**own, "predicted_s": step_s, "measured_s": seconds})
-    return rows
+    known: Known, link: str, cluster: Cluster, rounds: Rounds, places: Sequence[Place]
+) -> Iterator[Row]:
+    """Yield a row for each way of one size over one link."""
+    plans = [one.plan for one in known.ways.values()]
+    took = measured_s(known.size, plans, rounds, places)
+    for way, seconds in zip(known.ways, took, strict=True):
+        step_s = known.predicted_s(way, cluster)
+        own = {"size": str(known.size), "link": link, "way": way}
+        yield {**own, "predicted_s": step_s, "measured_s": seconds}
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
@@ -304,15 +321,15 @@ def error_of(rows: Sequence[Row]) -> float:
 
 def all_rows(sizes: Sequence[DlrmSize], rounds: Rounds, *, over_line: bool) -> Iterator[Row]:
     """Yield the rows of all sizes, here and over a line."""
-    here = machines(None, RANKS, SILENT)
-    for size in sizes:
-        yield from rows_of(size, "free", here, rounds, ())
+    here, known = machines(None, RANKS, SILENT), [Known.of(size) for size in sizes]
+    for one in known:
+        yield from rows_of(one, "free", here, rounds, ())
     if not over_line:
         return
     with line(RATE, DELAY_S) as places, tempfile.TemporaryDirectory() as folder:
         apart = cluster_over(places, Path(folder))
-        for size in sizes:
-            yield from rows_of(size, f"{RATE / 1e6:g} MB/s", apart, rounds, places)
+        for one in known:
+            yield from rows_of(one, f"{RATE / 1e6:g} MB/s", apart, rounds, places)
 
 
 def main() -> None:

@@ -54,9 +54,7 @@ def advise(  # noqa: PLR0913 - one argument per flag
             face.check_place(place)
     hours = _number(deadline, "h", "--deadline")
     aim = Aim(hours, math.inf if budget is None else _number(budget, "usd", "--budget"))
-    what = _job(job, cluster, steps)
-    if measured is not None:
-        what = _as_measured(what, measured, cluster)
+    what = _as_measured(_job(job, cluster, steps), measured, cluster)
     there = market_of(trace, (), prices, what)
     tell(there)
     with face.progress("trying choices") as told:
@@ -65,14 +63,18 @@ def advise(  # noqa: PLR0913 - one argument per flag
         _write(found, aim, (trace, prices), policy_file)
         face.say(f"wrote {policy_file}")
     if report is not None:
-        from penstock.fleet.pictures import page_of_advice
-
-        page_of_advice(found, aim.deadline_h, aim.budget_usd).save(report)
-        face.say(f"wrote {report}")
+        _save_page(found, aim, report)
     if as_json:
         face.show_json(document(found))
     else:
         face.show(words(found))
+
+
+def _save_page(found: "Advice", aim: "Aim", path: Path) -> None:
+    from penstock.fleet.pictures import page_of_advice
+
+    page_of_advice(found, aim.deadline_h, aim.budget_usd).save(path)
+    face.say(f"wrote {path}")
 
 
 def _number(text: str, unit: str, flag: str) -> float:
@@ -105,11 +107,13 @@ def _job(text: str, cluster: Path | None, steps: int) -> "FleetJob":
     return FleetJob(float(steps), tuple(speeds), has_copies=has_copies)
 
 
-def _as_measured(job: "FleetJob", path: Path, cluster: Path | None) -> "FleetJob":
-    """Return a job with what a run of it has measured; a rank of it is one of a host's.
+def _as_measured(job: "FleetJob", path: Path | None, cluster: Path | None) -> "FleetJob":
+    """Return a job with what a run of it has measured, if one is given; a rank is one of a host's.
 
     Raises:   FleetError: no such run, or its file is damaged.
     """
+    if path is None:
+        return job
     from penstock.cluster import Cluster
     from penstock.fleet.of_run import figures_in
     from penstock.fleet.work import with_figures
