@@ -16,7 +16,7 @@ way    replicate         each replica has all tables
        slices            tables in two slices of rows, each a stage that is divided
        largest           the largest table in four slices, divided; the others whole
        tables | rest     no replicas: tables and bottom on one rank, the rest on the other
-       half | half       no replicas: cut before the top network
+       half | half       no replicas: cut at the first product of the top network, or before it
 
 predicted_s, measured_s    of a step; measured: the median of the rounds' medians
 error      of all ways of a size and link: geometric mean of how far predicted / measured is from 1
@@ -159,7 +159,7 @@ def ways_of(captured: Capture) -> dict[str, Spread]:
     halves = split(captured, dict.fromkeys(names, 2))
     largest = max(names, key=lambda name: _rows(captured, name))
     quarters = split(captured, {largest: 4})
-    top = [point.name for point in graph.cut_points].index("before top")
+    top = next(at for at, point in enumerate(graph.cut_points) if "top" in point.name)
     staged = partial(plan_by_hand, graph, schedule="one_f_one_b", num_micro_batches=MICRO_BATCHES)
     return {
         "replicate": Spread(_replicas(captured), captured),

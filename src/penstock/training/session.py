@@ -507,7 +507,10 @@ class Session:
         Raises:   FleetError: the policy cannot be followed.
         """
         from penstock.training.following import begin_following
+        from penstock.training.wanted import DECISIONS, POLICY, WANTED
 
+        for name in () if resume else (POLICY, WANTED, DECISIONS):  # of a run that never began
+            (self.folder / name).unlink(missing_ok=True)
         if self.policy is not None:
             with self.listener.busy("fitting the policy"):
                 about = self.folder, self.policy, self.num_steps
