@@ -203,7 +203,7 @@ def test_those_that_came_last_leave_and_only_they(tmp_path, monkeypatch) -> None
         file.write("11.5,a,1,1,3\n")
     simulated.now_s += TICK_S
     other = simulated.follower()
-    assert other.follows(simulated.seen(1)) == (False, ())
+    assert other.follows(simulated.seen(1)) == (False, [])
     leaves, words = follower.follows(simulated.seen(0))
     assert (leaves, words) == (False, [])
     assert wanted_in(tmp_path / "run").leave == (1,)
@@ -326,3 +326,33 @@ def test_the_end_tells_what_was_paid_beside_what_was_predicted(tmp_path, monkeyp
     assert "0.2 dollars and 0.1 h of 0.2 h" in words
     last = decisions_in(tmp_path / "run")[-1]
     assert (last["what"], last["step"]) == ("ended", STEPS)
+
+
+def test_a_trace_of_prices_alone_offers_as_many_as_are_wanted(tmp_path, monkeypatch) -> None:
+    rows = "time_s,pool,usd_h,on_demand_usd_h\n0,a,1,3\n"
+    simulated = Simulated(tmp_path)
+    follower = simulated.begin(policy_in(tmp_path, rows), monkeypatch)
+    assert follower.decide(0, following.MachinesThere({})).state.pools[0].wanted == 2
+    assert wanted_in(tmp_path / "run").offered == {"a": 4096.0}
+
+
+@pytest.mark.parametrize("name", [WANTED, following.TABLE])
+@pytest.mark.parametrize("content", [None, b"no such thing"])
+def test_a_file_that_is_gone_or_spoilt_does_not_end_the_run(
+    name: str, content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated, _ = begun(tmp_path, monkeypatch)
+    path = tmp_path / "run" / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    follower, words = simulated.follower(), []
+    for _ in range(3):
+        simulated.now_s += TICK_S
+        leaves, said = follower.follows(simulated.seen(0))
+        assert not leaves
+        words += said
+    assert any(name in each for each in words)
+    assert len(words) == len({*words})
+    assert not is_to_leave(tmp_path / "run", 0)

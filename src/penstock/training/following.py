@@ -25,7 +25,7 @@ import numpy as np
 from penstock.elastic.member import RunSeen
 from penstock.errors import FleetError
 from penstock.fleet.growing import GrowingTrace
-from penstock.fleet.kernel import Floats
+from penstock.fleet.kernel import MOST_HELD, Floats
 from penstock.fleet.market import HOUR_S, Market, noticed, only, priced, together
 from penstock.fleet.policy_file import PolicyFile, read_policy
 from penstock.fleet.replay import Ruler
@@ -182,9 +182,14 @@ class Follower:
         if now < self._next_s:
             return self._leaves, ()
         self._next_s = now + self.policy.tick_s
-        words = self._ticked(seen) if seen.is_first else ()
-        self._leaves = seen.own in wanted_in(self.folder).leave
-        return self._leaves, words
+        words = self._ticked(seen) if seen.is_first else []
+        try:
+            self._leaves = seen.own in wanted_in(self.folder).leave
+        except FleetError as problem:  # somebody has put another file there: the run goes on
+            words = [*words, problem.message]
+        fresh = [each for each in words if each not in self._told]
+        self._told |= {*fresh}
+        return self._leaves, fresh
 
     def _measure(self, seen: RunSeen, now: float) -> None:
         """Count the steps and seconds of this number of machines."""
@@ -199,7 +204,8 @@ class Follower:
         known = {n: row for n, row in self._rates.items() if row[0] > 0 and row[1] >= _FEWEST_S}
         return {n: steps / seconds for n, (steps, seconds) in known.items()}
 
-    def _ticked(self, seen: RunSeen) -> Sequence[str]:
+    def _ticked(self, seen: RunSeen) -> list[str]:
+        """Decide, and have done what follows; return words for people."""
         first = self.names[0]
         members = (*seen.view.members, *seen.waiting)
         said = {m: seen.where[m].pool for m in members if m in seen.where}
@@ -214,9 +220,7 @@ class Follower:
         ends = [(one, one.poll()) for one in self._started]
         words += [f"{_words_of(one)} ended with {code}: see {LOG}" for one, code in ends if code]
         self._started = [one for one, code in ends if code is None]
-        fresh = [each for each in words if each not in self._told]
-        self._told |= {*fresh}
-        return fresh
+        return words
 
     def decide(self, done: int, machines: MachinesThere) -> Decided:
         """Decide once, and write it down.
@@ -256,15 +260,19 @@ class Follower:
 
     def _ruled(self) -> Ruler:
         if self._ruler is None:
-            self._ruler = ruler_from(self.policy.policy, np.load(self.folder / TABLE))
+            try:
+                table = np.load(self.folder / TABLE)
+            except (OSError, ValueError) as problem:
+                hint = "resume the run with --policy"
+                raise FleetError(f"{self.folder / TABLE}: {problem}", hint=hint) from problem
+            self._ruler = ruler_from(self.policy.policy, table)
         return self._ruler
 
     def _offered(self, market: Market, now_s: float) -> dict[str, float]:
+        """Return how many machines each pool offers, at most so many as can be held."""
         row = market.row_at(now_s - market.begins_s + 1e-9)
-        return {
-            name: float(count)
-            for name, count in zip(market.names, market.machines[row], strict=True)
-        }
+        counts = np.minimum(market.machines[row], MOST_HELD)
+        return dict(zip(market.names, map(float, counts), strict=True))
 
     def _usd_h(self, market: Market, now_s: float, held: Floats) -> float:
         """Return dollars per hour of machines [pool, kind]."""

@@ -83,7 +83,10 @@ def is_followed(folder: Path) -> bool:
 
 def is_to_leave(folder: Path, member: int) -> bool:
     """Return whether a machine that waits to be taken in is not wanted any more."""
-    return is_followed(folder) and member in wanted_in(folder).leave
+    try:
+        return is_followed(folder) and member in wanted_in(folder).leave
+    except FleetError:  # somebody has put another file there
+        return False
 
 
 def write_wanted(folder: Path, state: Wanted) -> None:
