@@ -21,6 +21,7 @@ from penstock.training.compare import (
     compared,
     compared_gradients,
     compared_updates,
+    compared_weights,
 )
 from penstock.training.plain import Plain
 from penstock.training.proof import Proof, proof_of
@@ -314,6 +315,15 @@ def test_difference_is_relative_to_the_greatest_number(found, expected, value):
     assert difference.value == pytest.approx(value if value else 1e-6, rel=1e-1)
     assert difference.where == ("x" if value else "y")
     assert not difference.bitwise
+
+
+def test_a_weight_that_is_zero_but_for_rounding_has_no_digit_to_compare():
+    """Its error counts beside a thousandth of the greatest weight; another's beside its own."""
+    right = {"w": torch.tensor([2.0]), "bias": torch.tensor([1e-9]), "small": torch.tensor([0.1])}
+    noise = compared_weights(right | {"bias": torch.tensor([3e-9])}, right)
+    assert (noise.where, noise.value) == ("bias", pytest.approx(1e-6, rel=1e-3))
+    wrong = compared_weights(right | {"small": torch.tensor([0.11])}, right)
+    assert (wrong.where, wrong.value) == ("small", pytest.approx(0.1, rel=1e-3))
 
 
 def test_imaginary_parts_are_compared():

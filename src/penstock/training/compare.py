@@ -2,9 +2,10 @@
 
 The scale of a difference depends on what is compared:
 
-    loss, buffers, weights     max |a - b| / max |b|
-    gradients                  max |a - b| / max(max |b|, SMALL * greatest |b| of all gradients):
-                               one that is zero but for rounding has no correct digit
+    loss, buffers              max |a - b| / max |b|
+    gradients, weights         max |a - b| / max(max |b|, SMALL * greatest |b| of all of them):
+                               one that is zero but for rounding has no correct digit, as the bias
+                               of an attention's keys
     update                     (max |a - b| - rounding of the weight) / its greatest change
 """
 
@@ -68,6 +69,13 @@ def compared_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
         if one is not None and other is not None:
             rows.append(compared("gradients", {name: one}, {name: other}, least_scale=least))
     return worst_of(rows) if rows else Difference("gradients", "", 0.0, bitwise=True)
+
+
+def compared_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
+    """Return how far the weights of two runs are apart."""
+    scale = max(map(greatest, expected.values()), default=0.0)
+    least = SMALL * scale if math.isfinite(scale) else 0.0
+    return compared("weights", found, expected, least_scale=least)
 
 
 def compared_updates(

@@ -25,7 +25,13 @@ from penstock.runtime.rounded import Rounded
 from penstock.runtime.rounded_sums import RoundedSums
 from penstock.runtime.sequential import sequential
 from penstock.runtime.weights import load_model
-from penstock.training.compare import Difference, compared, compared_gradients, compared_updates
+from penstock.training.compare import (
+    Difference,
+    compared,
+    compared_gradients,
+    compared_updates,
+    compared_weights,
+)
 from penstock.training.digest import ReadDigests, recorded
 from penstock.training.plain import Plain, PlainStep
 from penstock.training.proof import Proof, proof_of
@@ -267,9 +273,10 @@ def _window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Differe
     expected = sequential(job, program, program.num_steps, late.stages, late.capture)
     found = _found(folder, case.steps[0])
     yield _data_difference(found, reads.taken())
-    for group in ("weights", "buffers") if case.job.buffers == "exact" else ("weights",):
-        if wanted := _part(expected, f"{group}/"):
-            yield compared(group, _part(found.tensors, f"{group}/"), wanted)
+    if wanted := _part(expected, "weights/"):
+        yield compared_weights(_part(found.tensors, "weights/"), wanted)
+    if case.job.buffers == "exact" and (wanted := _part(expected, "buffers/")):
+        yield compared("buffers", _part(found.tensors, "buffers/"), wanted)
     yield from _copy_differences(found)
 
 
