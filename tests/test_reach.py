@@ -24,6 +24,17 @@ def test_each_file_is_imported_by_a_command_or_by_what_penstock_offers() -> None
     assert sorted(set(FILES) - reached) == []
 
 
+def test_each_module_that_is_imported_is_there() -> None:
+    """Also where it is imported inside a function, which a test may never call."""
+    wanted = {
+        (file, node.module)
+        for file, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock.")
+    }
+    assert sorted(pair for pair in wanted if pair[1] not in PLACES) == []
+
+
 def _named(tree: ast.AST) -> Iterator[str]:
     """Yield the modules that a file imports, or names in a text; with those that these stand in."""
     for node in ast.walk(tree):

@@ -68,19 +68,19 @@ def _of_torchrun(region: str) -> "Survey | None":
     """Return what all ranks have found, on rank 0."""
     from penstock.runtime.hosts import seat_here, survey
     from penstock.runtime.launch import join_torchrun, torchrun_store, under
-    from penstock.training.notices import Notices
+    from penstock.training.rendezvous import Rendezvous
 
-    seat, notices = seat_here(platform.node() or "host", region), Notices(torchrun_store())
-    notices.begin()
+    seat, meeting = seat_here(platform.node() or "host", region), Rendezvous(torchrun_store())
+    meeting.begin()
     try:
         with face.busy("measuring the links between hosts"):
-            store = under(notices.store, "survey")
-            found = join_torchrun(lambda end: survey(end, seat), store, way=notices.way)
+            store = under(meeting.store, "survey")
+            found = join_torchrun(lambda end: survey(end, seat), store, way=meeting.way)
     except BaseException as problem:
-        notices.fail(problem)
+        meeting.fail(problem)
         raise
     finally:
-        notices.leave()
+        meeting.leave()
     return found if os.environ["RANK"] == "0" else None
 
 
