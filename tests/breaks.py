@@ -219,6 +219,22 @@ BREAKS = (
         "the mean of starts is too short",
     ),
     Break(
+        "all hosts of a policy are preemptible",
+        "cli/launch.py",
+        'policy.pools[0] + ("" if spot else ON_DEMAND)',
+        "policy.pools[0]",
+        ("tests/test_manifest.py",),
+        "a host on demand counts as one that is cheap and may be lost",
+    ),
+    Break(
+        "a spoilt file ends a run that follows a policy",
+        "training/following.py",
+        "        except FleetError as problem:  # somebody",
+        "        except KeyError as problem:  # somebody",
+        ("tests/training/test_following.py",),
+        "what is outside of a run can end it",
+    ),
+    Break(
         "a newcomer waits to be called by those with greater numbers",
         "elastic/launch.py",
         "limit_s=_ASK_S, calls=True)",

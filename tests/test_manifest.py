@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.distributed.run import get_args_parser
 from penstock.cli import main
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError
+from penstock.fleet.policy_file import PolicyFile
 from penstock.manifest import Launched, label_of, manifest, yaml
 
 A100 = DeviceKind("a100", 40 * 2**30, (("float32", 19.5e12),), 1.5e12)
@@ -278,3 +280,26 @@ def test_what_cannot_be_launched_is_refused(capsys, flags, words):
     assert shown.out == ""
     assert words in shown.err
     assert "hint: " in shown.err
+
+
+def test_hosts_of_a_policy_know_their_pools(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """One on demand and two preemptible, as the policy begins; other hosts are refused."""
+    policy = PolicyFile("greedy", ("zone a",), 3, "", 9.0, 0.0, 1.0, 1.0, 1.0)
+    hosts = "on-demand-0", "preemptible-1", "preemptible-2"
+    replace(policy, hosts=hosts).save(tmp_path / "policy.toml")
+    cluster(*MIXED).save(tmp_path / "cluster.toml")
+    asked = ["launch", "job.py", "--cluster", str(tmp_path / "cluster.toml")]
+    asked += ["--policy", str(tmp_path / "policy.toml"), "--print"]
+    assert main([*asked, "torchrun"]) == 0
+    script = capsys.readouterr().out
+    rows = [line for line in script.splitlines() if "torchrun" in line and "exec" in line]
+    pools = [re.findall("env PENSTOCK_POOL='([^']*)' torchrun", row) for row in rows]
+    assert pools == [["zone a:on-demand"], ["zone a"], ["zone a"]]
+    assert all(f"--elastic --policy {tmp_path / 'policy.toml'}" in row for row in rows)
+    assert main([*asked, "slurm"]) == 0
+    jobs = re.findall(r"PENSTOCK_POOL=\S*zone a(:on-demand)?", capsys.readouterr().out)
+    assert jobs == [":on-demand", ""]
+    cluster(*ALIKE).save(tmp_path / "cluster.toml")
+    assert main([*asked, "torchrun"]) == 2
+    error = capsys.readouterr().err
+    assert "2 preemptible hosts and 1 on demand; the cluster has 3 and 0" in error

@@ -38,6 +38,7 @@ class Launched:
     name:     of the job, for people.
     image:    a container that has Penstock and the job in it; for kubernetes.
     volume:   a claim of storage that all hosts see, at the folder `mount`; for kubernetes.
+    pools:    of each host, PENSTOCK_POOL there, in a run that follows a policy; empty: not set.
     Raises:   ClusterError: a host has devices of several kinds.
     """
 
@@ -47,6 +48,7 @@ class Launched:
     image: str = ""
     volume: str = ""
     mount: str = "/runs"
+    pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for host in self.cluster.hosts:
@@ -64,9 +66,9 @@ class Launched:
     def groups(self) -> list["HostGroup"]:
         """Return hosts that are alike and follow each other, as the ranks do."""
         hosts = self.cluster.hosts
-        rows = [
-            list(row) for _, row in groupby(hosts, lambda h: (h.device, h.num_devices, h.cores))
-        ]
+        pools = dict(zip((host.name for host in hosts), self.pools, strict=False))
+        alike = groupby(hosts, lambda h: (h.device, h.num_devices, h.cores, pools.get(h.name)))
+        rows = [list(row) for _, row in alike]
         firsts = accumulate((len(row) for row in rows), initial=0)
         kinds = {kind.name: kind for kind in self.cluster.devices}
         return [
@@ -74,10 +76,12 @@ class Launched:
             for first, row in zip(firsts, rows, strict=False)
         ]
 
-    def torchrun(self, node_rank: str, per_host: int, master: str) -> str:
-        """Return the command of a host; `node_rank` and `master` are words of a shell."""
+    def torchrun(self, node_rank: str, number: int, master: str) -> str:
+        """Return the command of host `number`; `node_rank` and `master` are words of a shell."""
+        per_host = self.cluster.hosts[number].num_devices
+        own = f"env PENSTOCK_POOL={shlex.quote(self.pools[number])} " if self.pools else ""
         words = (
-            f"torchrun --nnodes={len(self.cluster.hosts)} --node-rank={node_rank}",
+            f"{own}torchrun --nnodes={len(self.cluster.hosts)} --node-rank={node_rank}",
             f"--nproc-per-node={per_host} --master-addr={master} --master-port={_PORT}",
             f"-m penstock {shlex.join(self.command)}",
         )
@@ -139,7 +143,7 @@ def _torchrun(launched: Launched) -> str:
     master = shlex.quote(hosts[0].name)
     lines = ["#!/bin/sh", f"# {launched.name}: on each host, `sh FILE HOST`.", 'case "$1" in']
     for number, host in enumerate(hosts):
-        command = launched.torchrun(str(number), host.num_devices, master)
+        command = launched.torchrun(str(number), number, master)
         lines.append(f"  {shlex.quote(host.name)} | {number}) exec {command} ;;")
     names = " ".join(host.name for host in hosts)
     lines += [f"  *) echo {shlex.quote(f'give one of: {names}')} >&2; exit 2 ;;", "esac"]
@@ -160,7 +164,7 @@ def _slurm(launched: Launched) -> str:
     steps: list[str] = []
     for number, group in enumerate(groups):
         node = "$SLURM_NODEID" if not group.first else f"$(({group.first} + SLURM_NODEID))"
-        run = launched.torchrun(node, group.host.num_devices, '"$master"')
+        run = launched.torchrun(node, group.first, '"$master"')
         het = f"--het-group={number} " if len(groups) > 1 else ""
         steps.append(f"{het}bash -c {shlex.quote(run)}")
     return "\n".join(lines) + f"\nsrun {' : '.join(steps)}\n"
@@ -188,7 +192,7 @@ def _skypilot(launched: Launched) -> str:
     else:
         resources["accelerators"] = f"{group.device.name.upper()}:{group.host.num_devices}"
     master = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
-    run = launched.torchrun("$SKYPILOT_NODE_RANK", group.host.num_devices, master)
+    run = launched.torchrun("$SKYPILOT_NODE_RANK", group.first, master)
     task: dict[str, Json] = {"name": launched.label, "num_nodes": len(hosts)}
     return yaml({**task, "workdir": ".", "resources": resources, "run": f"{run}\n"})
 
@@ -246,7 +250,7 @@ def _container(launched: Launched, group: HostGroup) -> Json:
     node = "$JOB_COMPLETION_INDEX"
     node = f"$(({group.first} + JOB_COMPLETION_INDEX))" if group.first else node
     master = f"{launched.label}-0-0.{launched.label}"
-    run = launched.torchrun(node, group.host.num_devices, master)
+    run = launched.torchrun(node, group.first, master)
     asked: dict[str, Json] = {"nvidia.com/gpu": group.host.num_devices}
     if group.is_cpu:
         asked = {"cpu": group.cores}

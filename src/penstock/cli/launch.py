@@ -25,6 +25,9 @@ def launch(  # the flags of the command  # noqa: PLR0913
         list[str] | None, typer.Argument(metavar="-- FLAGS", help="Of `penstock train`.")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Train with this plan, on its hosts.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Follow this policy: the hosts are those it begins with.")
+    ] = None,
     image: Annotated[str, typer.Option(help="Of a container, for kubernetes.")] = "",
     volume: Annotated[str, typer.Option(help="A claim that all hosts see, for kubernetes.")] = "",
     name: Annotated[str, typer.Option(help="Default: that of the job.")] = "",
@@ -43,9 +46,13 @@ def launch(  # the flags of the command  # noqa: PLR0913
     if plan is not None:
         own += ["--plan", str(plan)]
         _check_plan(Plan.load(plan), machines, plan)
+    pools: tuple[str, ...] = ()
+    if policy is not None:
+        own += ["--elastic", "--policy", str(policy)]
+        pools = _pools(machines, policy)
     command = ("train", job, *own, *(flags or ()))
     _check(command[1:])
-    text = manifest(Launched(name or job, command, machines, image, volume), found)
+    text = manifest(Launched(name or job, command, machines, image, volume, pools=pools), found)
     if out is not None:
         face.check_place(out)
         write_text(out, text)
@@ -64,6 +71,29 @@ def _check_plan(plan: Plan, cluster: Cluster, path: Path) -> None:
     if plan.total_ranks != cluster.num_ranks:
         message = f"{path} is for {plan.total_ranks} ranks, the cluster has {cluster.num_ranks}"
         raise PlanError(message, hint="leave the hosts in --cluster that the plan is for")
+
+
+def _pools(cluster: Cluster, path: Path) -> tuple[str, ...]:
+    """Return of which pool each host of a cluster is, which has those that a policy begins with.
+
+    Raises:   FleetError: it has other hosts, or the file is damaged.
+    """
+    from penstock.errors import FleetError
+    from penstock.fleet.policy_file import read_policy
+    from penstock.training.wanted import ON_DEMAND
+
+    policy = read_policy(path)
+    kinds = {kind.name: kind.preemptible for kind in cluster.devices}
+    are = [kinds[host.device] for host in cluster.hosts]
+    sure = sum(name.startswith("on-demand") for name in policy.hosts)
+    wanted = len(policy.hosts) - sure, sure
+    if (sum(are), len(are) - sum(are)) != wanted:
+        message = f"{path} begins with {wanted[0]} preemptible hosts and {wanted[1]} on demand; "
+        message += f"the cluster has {sum(are)} and {len(are) - sum(are)}"
+        raise FleetError(
+            message, hint="leave so many in --cluster, and `preemptible` of their device"
+        )
+    return tuple(policy.pools[0] + ("" if spot else ON_DEMAND) for spot in are)
 
 
 def _check(arguments: Sequence[str]) -> None:

@@ -36,6 +36,7 @@ from penstock.training.listener import Listener
 from penstock.training.stop import Stopped
 from penstock.training.wanted import (
     DECISIONS,
+    ON_DEMAND,
     POLICY,
     POOL,
     WANTED,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from penstock.runtime.control import Board
 
 TABLE, LOG = ".policy.npy", "machines.log"  # LOG: of what provides machines
-ON_DEMAND = ":on-demand"  # behind the name of a pool
 ELSEWHERE = ":"  # a command that does nothing: who provides machines reads wanted.json
 _LATE_S = 60.0  # at least; after twice a start a machine that is not there is asked for again
 _LONG_S = 86400  # for which a machine that has come waits to be taken in

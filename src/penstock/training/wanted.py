@@ -16,7 +16,7 @@ from penstock.files import read_json, write_text
 from penstock.typed import damage, typed
 
 POLICY, WANTED, DECISIONS = "policy.toml", "wanted.json", "decisions.jsonl"
-POOL = "PENSTOCK_POOL"
+POOL, ON_DEMAND = "PENSTOCK_POOL", ":on-demand"  # which stands behind the name of a pool
 
 
 @dataclass(frozen=True, slots=True)
