@@ -1,17 +1,25 @@
 """Elastic: ranks of a run are killed at random moments; what that costs, beside torchrun's restart.
 
-    python -m bench.elastic [--json] [--kills N] [--only data|grid|pipeline|sharded] [--no-peer]
+    python -m bench.elastic [--json] [--kills N] [--rounds N] [--no-peer]
+                            [--only data|grid|pipeline|sharded|reroute]
 
 A chain of 16 layers of 256 (1 million parameters, AdamW), 4 ranks as processes of this host, 8
 micro-batches a step.  One of the ranks is killed by SIGKILL, 20 times at random; the others go on.
 
 what          "kill": from the kill to the end of the next step, median and worst; "overhead": a
               step of an undisturbed elastic run, the peer the same plan run as usual; "reroute":
-              a step of two replicas of two stages without one rank, the peer without its replica
+              a step of two replicas of stages without one rank, the peer without its replica,
+              whole_s with all ranks; computes sleep for 25 times what they take here, as they would
+              on machines of their own
 ours_s, worst_s, peer_s   seconds; ratio is ours / peer
-peer          torchrun --max-restarts with a checkpoint after every step and
+peer          torchrun: --max-restarts with a checkpoint after every step and
               TORCH_DISABLE_SHARE_RDZV_TCP_STORE set (without, it never recovers in torch 2.13);
-              DistributedDataParallel over gloo
+              DistributedDataParallel over gloo.  torchft 0.2.0: as it comes, and with its
+              --join_timeout_ms at 1000; four replicas, the data topology alone.  It is looked for
+              in build/torchft, and left out where it is not there:
+                  pip install --no-deps --target build/torchft torchft==0.2.0
+                  pip install --target build/torchft opentelemetry-sdk \
+                      opentelemetry-exporter-otlp-proto-http
 steps_lost    steps that were done again; samples_wrong: micro-batches lost or repeated
 equal         whether weights are to the bit those of runs of the same ranks that left in peace
 predicted_s   by the simulator
@@ -23,6 +31,7 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +40,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,10 +55,12 @@ from penstock.elastic.words import View
 from penstock.graph.trace import Capture, capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
+from penstock.profile import Profile
 from penstock.profile.measure import measure
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint
 from penstock.runtime.calls import StepResult
+from penstock.runtime.emulate import sleeping
 from penstock.runtime.launch import run_processes
 from penstock.runtime.worker import Task, work
 from penstock.search import Fixed
@@ -60,6 +72,7 @@ from penstock.training.windows import windows_of
 
 WIDTH, LAYERS, SAMPLES, MICRO_BATCHES, RANKS = 256, 16, 16, 8, 4
 STEPS = 30
+SLOWER = 25.0  # times what an op takes here, where it is slept: messages are nothing beside it
 TOPOLOGIES = {  # stages, replicas, whether they are divided; stages and replicas of three ranks
     "data": (1, 4, False, (1, 3)),
     "grid": (2, 2, False, (3, 1)),
@@ -283,37 +296,48 @@ def _usual_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
     return clock.step_s()
 
 
-def reroute(micro_batches: int, rounds: int) -> Row:
-    """Return a row: two replicas of two stages without a rank, rerouted or without its replica."""
+def reroute(stages: int, micro_batches: int, rounds: int) -> Row:
+    """Return a row: two replicas of some stages without a rank, rerouted or without its replica.
+
+    Computes sleep for what they take here, times SLOWER: four ranks do not share two cores so.
+    """
     job = job_of(STEPS, micro_batches)
     captured = capture(job)
-    basis = basis_of(captured, job)
-    grid = plan_of(basis, 2, 2)
-    made, _ = rerouted(grid, lower_plan(grid, captured.graph), [0, 1, 2])
-    plans = [committing(made, basis), plan_of(basis, 2, 1), grid]
+    plain = measure(captured, job)
+    op_s = tuple(SLOWER * seconds for seconds in plain.op_s)
+    profile = replace(plain, op_s=op_s, update_s=SLOWER * plain.update_s)
+    here, count = Cluster.here(2 * stages), 2 * stages
+    cluster = replace(here, hosts=tuple(replace(host, cores=count) for host in here.hosts))
+    basis = PlanBasis((Joining(1, job, captured, (profile,)),), cluster, Fixed())
+    grid = plan_of(basis, stages, 2)
+    made, _ = rerouted(grid, lower_plan(grid, captured.graph), list(range(count - 1)))
+    plans = [committing(made, basis), plan_of(basis, stages, 1), grid]
     found: list[list[float]] = []
     for _ in range(rounds):
-        found.append([_step_s(plan, captured, job) for plan in plans])
-    ours, peer, _ = (statistics.median(row) for row in zip(*found, strict=True))
-    predicted, undisturbed = plans[0].predicted, plans[2].predicted
-    assert predicted is not None, "it was simulated"
-    assert undisturbed is not None, "it was simulated"
+        found.append([_asleep_s(plan, captured, job, profile) for plan in plans])
+    ours, peer, whole = (statistics.median(row) for row in zip(*found, strict=True))
+    expected = [plan.predicted.step_s if plan.predicted else 0.0 for plan in plans]
     return {
-        "topology": "grid",
+        "topology": f"{stages} stages, 2 replicas",
         "what": f"reroute, {micro_batches} micro-batches",
         "ours_s": ours,
         "peer": "without the replica",
         "peer_s": peer,
         "ratio": statistics.median(row[0] / row[1] for row in found),
-        "predicted_s": predicted.step_s,
+        "predicted_s": expected[0],
+        "predicted_peer_s": expected[1],
+        "whole_s": whole,
         "slowdown": statistics.median(row[0] / row[2] for row in found),
-        "predicted_slowdown": predicted.step_s / undisturbed.step_s,
+        "predicted_slowdown": expected[0] / expected[2],
+        "schedule": str(plans[0].schedule),
     }
 
 
-def _step_s(plan: Plan, captured: Capture, job: Job) -> float:
-    windows = windows_of(captured.graph, plan, range(15), [])
-    task = Task(captured, stages_of(plan, captured.graph), job, windows)
+def _asleep_s(plan: Plan, captured: Capture, job: Job, profile: Profile) -> float:
+    """Return the seconds of a step of ranks that sleep in place of computing."""
+    windows = windows_of(captured.graph, plan, range(9), [])
+    slow, make = sleeping(job, profile)
+    task = Task(captured, stages_of(plan, captured.graph), slow, windows, function_of=make)
     count = plan.total_ranks
     results = run_processes(partial(work, task), count, lambda told: None, groups=task.groups)
     slowest = [max(row) for row in zip(*(r.window_s for r in results), strict=True)]
@@ -395,6 +419,147 @@ def _peer_once(folder: Path, number: int) -> float:
         process.wait()
 
 
+# -- torchft ---------------------------------------------------------------------------------------
+
+TORCHFT = Path("build/torchft")
+_TORCHFT_STEPS = 10**6  # until somebody ends them
+_TORCHFT_LIMIT_S = 90.0
+_TOGETHER = 12  # steps that all do before one is killed
+
+
+def torchft_rank(folder: Path, number: int, lighthouse: str) -> None:
+    """Train as one replica of torchft's, and write down each step that all agree on.
+
+    All gradients go in one message.  Its DistributedDataParallel ends the replicas that are left,
+    in some kills, with an AssertionError of its hook.
+    """
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    sys.path.append(str(TORCHFT))
+    from torchft import Manager, Optimizer, ProcessGroupGloo  # pyright: ignore
+
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    net = model()
+    inner = torch.optim.AdamW(net.parameters(), 1e-3)
+
+    def load(state: Any) -> None:
+        net.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),  # as in its own example
+        load_state_dict=load,
+        state_dict=lambda: {"model": net.state_dict(), "optimizer": inner.state_dict()},
+        min_replica_size=1,
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"replica{number}",
+        hostname="127.0.0.1",
+        init_sync=False,
+    )
+    optimizer, weights = Optimizer(manager, inner), [*net.parameters()]
+    with (folder / f"steps-{number}").open("a", buffering=1) as file:
+        for step in range(_TORCHFT_STEPS):
+            optimizer.zero_grad()
+            data = batches(step * MICRO_BATCHES + number * MICRO_BATCHES // RANKS)
+            for _ in range(MICRO_BATCHES // RANKS):
+                loss(net, next(data)).backward()
+            flat = torch.cat(
+                [weight.grad.view(-1) for weight in weights if weight.grad is not None]
+            )
+            manager.allreduce(flat).wait()
+            for weight, part in zip(weights, flat.split([w.numel() for w in weights]), strict=True):
+                weight.grad = part.view_as(weight)
+            before = manager.current_step()
+            optimizer.step()
+            if manager.current_step() > before:
+                file.write(f"{manager.num_participants()} {time.time()}\n")
+
+
+def torchft(count: int, told: Any) -> dict[str, list[float]]:
+    """Return the seconds from a kill to the end of the next step, as it comes and tuned.
+
+    Nothing where it is not installed, which is said.
+    """
+    if not (TORCHFT / "torchft").is_dir():
+        told(f"torchft is not in {TORCHFT}: see python -m bench.elastic --help")
+        return {}
+    ways = {"torchft": (), "torchft, join_timeout_ms 1000": ("--join_timeout_ms", "1000")}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(count):
+        for name, options in ways.items():
+            with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+                found[name].append(_torchft_once(Path(folder), number, options))
+            told(f"{name} {number + 1}/{count}: {found[name][-1]:.2f} s")
+    return found
+
+
+def _torchft_once(folder: Path, number: int, options: Sequence[str]) -> float:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    kept = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((".", str(TORCHFT))),
+        "OMP_NUM_THREADS": "1",
+    }
+    own = [sys.executable, str(TORCHFT / "bin" / "torchft_lighthouse"), "--min_replicas", "1"]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        served = [*own, "--bind", f"[::]:{port}", *options]
+        processes.append(_popen(served, kept))
+        for rank in range(RANKS):
+            command = [sys.executable, "-m", "bench.elastic", "--torchft-rank", str(rank)]
+            command += ["--lighthouse", f"http://127.0.0.1:{port}", "--folder", str(folder)]
+            processes.append(_popen(command, kept))
+        return _next_step_s(folder, processes[1:], number % RANKS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _popen(command: Sequence[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _next_step_s(folder: Path, ranks: Sequence["subprocess.Popen[bytes]"], who: int) -> float:
+    """Kill a replica once all work together; return the seconds until any of the others do a step.
+
+    Not always all of the others: who did not notice joins them later.
+    """
+
+    def steps(rank: int) -> list[tuple[int, float]]:
+        path = folder / f"steps-{rank}"
+        rows = [row.split() for row in path.read_text().splitlines()] if path.exists() else []
+        return [(int(row[0]), float(row[1])) for row in rows if len(row) == 2]
+
+    def together(rank: int) -> int:
+        return sum(count == RANKS for count, _ in steps(rank))
+
+    others = [rank for rank in range(RANKS) if rank != who]
+    until = time.monotonic() + _TORCHFT_LIMIT_S
+    while min(map(together, range(RANKS))) < _TOGETHER:
+        _check_ft(ranks, until)
+    killed = time.time()
+    ranks[who].kill()
+    while True:
+        rows = (row for rank in others for row in steps(rank))
+        if new := [at for count, at in rows if at > killed and count < RANKS]:
+            return min(new) - killed
+        _check_ft([ranks[rank] for rank in others], until)
+
+
+def _check_ft(ranks: Sequence["subprocess.Popen[bytes]"], until_s: float) -> None:
+    ended = [process.returncode for process in ranks if process.poll() is not None]
+    if ended or time.monotonic() > until_s:
+        raise RuntimeError(f"torchft does not go on: ended with {ended}")
+    time.sleep(0.02)
+
+
 # -- the command ----------------------------------------------------------------------------------
 
 
@@ -402,17 +567,33 @@ def rows_of(asked: argparse.Namespace, told: Any) -> Iterator[Row]:
     job = job_of(STEPS)
     captured = capture(job)
     basis = basis_of(captured, job)
-    theirs = [] if asked.no_peer else peer(min(asked.kills, 3), told)
-    names = [asked.only] if asked.only else list(TOPOLOGIES)
-    for name in names:
+    theirs = {} if asked.no_peer else peers(asked, told)
+    for name in [each for each in TOPOLOGIES if asked.only in (None, each)]:
         row = kills(name, basis, asked.kills, told)
-        if theirs:
-            row |= {"peer": "torchrun", "peer_s": statistics.median(theirs)}
-            row |= {"ratio": float(row["ours_s"]) / statistics.median(theirs)}
         yield row
+        for peer_name, seconds in theirs.items():
+            if name == "data" or not peer_name.startswith("torchft"):
+                yield _beside(row, peer_name, seconds)
         yield overhead(name, basis, asked.rounds)
-    for count in (8, 16, 32) if not asked.only else ():
-        yield reroute(count, asked.rounds)
+    for stages, count in itertools.product((2, 4), (8, 16, 32)):
+        if asked.only in (None, "reroute"):
+            yield reroute(stages, count, min(asked.rounds, 3))
+
+
+def peers(asked: argparse.Namespace, told: Any) -> dict[str, list[float]]:
+    """Return by name of each peer the seconds of kills that the topologies asked for need."""
+    if asked.only == "reroute":
+        return {}
+    count = min(asked.kills, 3)
+    found = {"torchrun": peer(count, told)}
+    return found | torchft(count, told) if asked.only in (None, "data") else found
+
+
+def _beside(row: Row, name: str, seconds: Sequence[float]) -> Row:
+    """Return a row of ours beside a peer."""
+    own, theirs = float(row["ours_s"]), statistics.median(seconds)
+    about = {"peer": name, "peer_s": theirs, "peer_worst_s": max(seconds), "ratio": own / theirs}
+    return {"topology": row["topology"], "what": "kill", "ours_s": own, **about}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -421,12 +602,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a row as JSON in each line")
     parser.add_argument("--kills", type=int, default=20, help="of each topology")
     parser.add_argument("--rounds", type=int, default=5, help="of each healthy step")
-    parser.add_argument("--only", choices=TOPOLOGIES, help="of the topologies")
-    parser.add_argument("--no-peer", action="store_true", help="without torchrun")
+    names = [*TOPOLOGIES, "reroute"]
+    parser.add_argument("--only", choices=names, help="of the topologies, or what is rerouted")
+    parser.add_argument("--no-peer", action="store_true", help="without torchrun and torchft")
+    parser.add_argument("--torchft-rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--lighthouse", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--peer-rank", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.peer_rank:
         peer_rank(asked.peer_rank)
+        return 0
+    if asked.torchft_rank is not None:
+        torchft_rank(asked.folder, asked.torchft_rank, asked.lighthouse)
         return 0
     torch.set_num_threads(1)
     print(machine(), file=sys.stderr)
