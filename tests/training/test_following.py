@@ -19,9 +19,12 @@ from penstock.fleet.policy_file import PolicyFile, read_policy
 from penstock.fleet.replay import Ruler, replay
 from penstock.fleet.rulers import ruler_from
 from penstock.fleet.work import FleetJob, Speed
+from penstock.search import Fixed
 from penstock.training import following
+from penstock.training.choose import Machines
 from penstock.training.elastic import follower_in
 from penstock.training.following import Follower, MachineOrder, begin_following
+from penstock.training.session import Session
 from penstock.training.wanted import (
     DECISIONS,
     POLICY,
@@ -30,6 +33,7 @@ from penstock.training.wanted import (
     is_to_leave,
     wanted_in,
 )
+from tests.cli import mlp
 
 START_S, TICK_S, STEPS = 10.0, 1.0, 400
 PAUSES = {"reform_s": 0.0, "restart_s": 0.0, "checkpoint_s": 0.0, "notice_s": 30.0}
@@ -356,3 +360,15 @@ def test_a_file_that_is_gone_or_spoilt_does_not_end_the_run(
     assert any(name in each for each in words)
     assert len(words) == len({*words})
     assert not is_to_leave(tmp_path / "run", 0)
+
+
+def test_a_run_that_was_stopped_says_how_it_goes_on_with_its_machines(tmp_path: Path) -> None:
+    """A share is a part of what all ranks take: so they are said again where the batch follows."""
+    job = replace(mlp.job(), num_steps=STEPS)
+    about = {"author": job, "given_plan": None, "resume": False, "there": Machines()}
+    fixed = Fixed(ranks=3)
+    session = Session(job, "a.py:job", tmp_path, STEPS, fixed, elastic=True, **about)
+    assert session.resumption().endswith("--resume --elastic")
+    by_ranks = replace(session, job=replace(job, batch_by_ranks=True))
+    assert by_ranks.resumption().endswith("--resume --elastic --ranks 3")
+    assert replace(session, elastic=False).resumption().endswith("--resume")

@@ -570,7 +570,11 @@ class Session:
         steps = self.num_steps if self.num_steps != self.job.num_steps else None
         replaces = [rule for rule in self.fixed.rules if rule.verb == "replace"]
         goal = None if self.goal is None else self.goal.goal
-        return resumption(self.text, self.folder, steps, replaces, goal, url=self.mirror)
+        told = resumption(self.text, self.folder, steps, replaces, goal, url=self.mirror)
+        if not (self.elastic and self.text):
+            return told
+        ranks = self.fixed.ranks if self.job.batch_by_ranks else None  # a share is a part of them
+        return f"{told} --elastic" + ("" if ranks is None else f" --ranks {ranks}")
 
     def task(
         self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"

@@ -31,6 +31,7 @@ from penstock.training.replaced import replaced
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
 from penstock.training.torchrun import train_under_torchrun
+from penstock.training.wanted import POLICY
 from penstock.training.windows import (
     EVERY,
     CheckpointInterval,
@@ -137,13 +138,14 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         asks |= {"--post-validation": post_validation, "--memory": memory}
         wished = plan or schedule or stages or units or offload or memory or post_validation
         _check_elastic(elastic, eager=eager, mtbf=mtbf)
-        follows = _policy(policy, elastic=elastic, until=until_loss)
         if eager and (wished or rules):
             raise PlanError("--eager trains without a plan", hint=_OF_PLANS)
         if plan is not None:
             ask.check_left_out(asks)
         asked = ask.schedule_asked(schedule) if isinstance(schedule, str) else schedule
         folder = _folder_of(job, out)
+        kept = folder / POLICY if resume and elastic and (folder / POLICY).exists() else None
+        follows = _policy(policy or kept, elastic=elastic, until=until_loss)
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
         author = load_job(job) if isinstance(job, str) else job
