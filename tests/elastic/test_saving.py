@@ -236,10 +236,10 @@ class Strikes(Signals):
             _kill(self.pids[member], how)
 
 
-def run_of(folder: Path, strikes: Signals, plans: dict[int, runs.Plan]) -> None:
-    """Run three processes, with a checkpoint after every step; it is whole at the end."""
+def run_of(folder: Path, strikes: Signals, plans: dict[int, runs.Plan], every: int) -> None:
+    """Run three processes, with a checkpoint after every so many steps; it is whole at the end."""
     ways = runs.ways_of("gpt", "adamw", 3)
-    task = partial(runs.task_of, folder=folder, every=1)
+    task = partial(runs.task_of, folder=folder, every=every)
     run = ElasticRun(ways, task, plans, 0, runs.STEPS, folder)
     start = Start(View(1, 0, text_of(plans[3]), (0, 1, 2)), b"token", lambda: RunPilot(run))
     assert run_members(start, strikes, Scribe(lambda step: None, lambda results: None))
@@ -263,7 +263,7 @@ def plans() -> dict[int, runs.Plan]:
 @pytest.mark.parametrize("how", [signal.SIGKILL, -signal.SIGKILL, signal.SIGTERM])
 def test_processes_leave_whole_checkpoints_and_no_writer(how, tmp_path):
     strikes = Strikes({1: [(how, 1)]})
-    run_of(tmp_path, strikes, plans())
+    run_of(tmp_path, strikes, plans(), 1)
     assert [step.step for step in strikes.steps] == list(range(runs.STEPS))
 
 
@@ -275,7 +275,7 @@ def test_who_leaves_with_what_nobody_else_has_leaves_it_in_a_checkpoint(
     if not is_guarded:
         made[3] = replace(made[3], guard=None)
     strikes = Strikes({1: [(signal.SIGTERM, who) for who in leave]})
-    run_of(tmp_path, strikes, made)
+    run_of(tmp_path, strikes, made, 0)  # none is due
     assert [step.step for step in strikes.steps] == list(range(runs.STEPS))
     events = events_in(tmp_path)
     assert {*events[1]["gone"].values()} == {"notice"}
