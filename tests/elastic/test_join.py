@@ -209,6 +209,7 @@ def test_a_newcomer_that_dies_as_it_is_taken_in_stops_nobody(tmp_path: Path) -> 
     assert [event.view.members for event in told.events][-1] == (0, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", ["replicas", "pipeline"])
 def test_a_rank_dies_while_a_newcomer_is_taken_in(shape: str, tmp_path: Path) -> None:
     """At each point between two generations; who has come goes on with the one that is left."""

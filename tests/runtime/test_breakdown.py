@@ -195,6 +195,7 @@ def test_link_that_holds_up_its_sender_is_named_with_its_ends():
     assert (found.cause, found.ranks) == ("link", (0, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @named([Case("one_f_one_b"), Case("zb_h1")])
 def test_slow_rank_is_named(case, rank):

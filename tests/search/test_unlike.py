@@ -274,7 +274,7 @@ def matrices(draw: st.DrawFn, count: int) -> Cluster:
     return linked({pair: draw(speeds) for pair in itertools.permutations(range(count), 2)})
 
 
-@examples(6)
+@examples(4)
 @given(chains(3, 5), matrices(3), st.integers(2, 4))
 def test_any_links_are_planned_for(pair, cluster: Cluster, count: int) -> None:
     """No slower than 1F1B and GPipe on hosts as listed; near the best of all orders and cuts."""
