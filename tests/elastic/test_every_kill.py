@@ -66,7 +66,7 @@ def pairs(name: str) -> Iterator[tuple[int, int]]:
     yield from ((first, second) for first in range(count) for second in range(count))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_another_rank_dies_while_the_others_re_form(name: str, tmp_path: Path) -> None:
     """Whatever it has said or not, and whoever decides; also the one that held the only copy."""
@@ -90,7 +90,7 @@ def smaller(name: str) -> dict[int, runs.Plan]:
     return {n: runs.plan_for(ways, *shapes[n]) for n in range(1, count - 1)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_two_ranks_die_at_one_moment(name: str, tmp_path: Path) -> None:
     model, count, ways, plans = case_of(name)
