@@ -120,6 +120,20 @@ def test_an_update_holds_something_of_its_two_largest_parameters() -> None:
             assert found == 0.5 * (first + sum(rest)) + 2 * first + sum(rest[:1])
 
 
+def test_where_the_order_is_known_an_update_holds_something_of_the_one_before() -> None:
+    """Of each two neighbours in a stage, whatever lies between them elsewhere."""
+    graph = chain([40, 10, 30, 20], [20, 30, 10, 10])
+    known = {"update_workspace_of_largest": 2.0, "update_workspace_of_second": 1.0}
+    plain = profile_of(graph, [1, 2, 3, 4], **known)
+    plan = plan_by_hand(graph, [2], "gpipe", num_micro_batches=1)
+    stages = stages_of(plan, graph)
+    for order, first in (("0123", 80), ("1032", 100), ("2013", 110), ("3210", 90)):
+        profile = replace(plain, update_order=tuple(f"w{at}" for at in order))
+        held = held_of(graph, stages, profile).transient[KINDS.index("U")]
+        assert held.tolist() == [first, 40]
+    assert held_of(graph, stages, plain).transient[KINDS.index("U")].tolist() == [110, 40]
+
+
 def test_numbers_of_the_state_stay_while_the_rest_of_it_is_away() -> None:
     counted = replace(PROFILE, state_bytes_per_tensor=4.0)
     plan = plan_of()

@@ -87,6 +87,7 @@ def measure(capture: Capture, job: Job, *, beside: int = 0) -> Profile:
         error=0.0,
         steps=0,
         runs=0,
+        update_order=update_order(capture, job),
         **far,
         **optimizer,
     )
@@ -298,6 +299,16 @@ def optimizer_costs(capture: Capture, job: Job) -> dict[str, float]:
         **workspaces,
         "copy_s_per_byte": _timed(lambda: other.copy_(flat)) / size,
     }
+
+
+def update_order(capture: Capture, job: Job) -> tuple[str, ...]:
+    """Return the names of parameters as the job's optimizer takes them; none of one that is not
+    torch's, which may take them otherwise.
+    """
+    whole = whole_optimizer(job, capture.model)
+    names = {id(p): name for name, p in whole.parameters.items()}
+    groups = whole.optimizer.param_groups if whole.is_plain else []
+    return tuple(names[id(p)] for group in groups for p in group["params"] if id(p) in names)
 
 
 def _read_in(capture: Capture, name: str) -> torch.dtype:

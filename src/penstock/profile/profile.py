@@ -95,6 +95,8 @@ class Profile:
     update_workspace_per_byte, update_workspace_of_largest, update_workspace_of_second:   held while
                               the optimizer runs, per byte of parameter, and besides of the largest
                               and of the second largest of those that it updates.
+    update_order:             names of parameters as the optimizer takes them, one after another:
+                              in place of the second largest counts the one before; empty: unknown.
     copy_s_per_byte:          copying a version of the weights.
     far_s_per_byte, far_s:    moving something to far memory, or back: per byte, and per tensor.
     packing:    what packing costs, by bits; empty where it was not asked for.
@@ -133,6 +135,7 @@ class Profile:
     update_workspace_of_second: float = 0.0
     state_bytes_per_tensor: float = 0.0
     far_s: float = 0.0
+    update_order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.op_s) != len(self.workspace_bytes):

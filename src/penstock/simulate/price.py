@@ -1,5 +1,6 @@
 """Price: what the stages of a plan cost, in seconds and bytes, by a profile of their ops."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from penstock.graph.memory import (
     segment_memory,
     waiting_bytes,
 )
+from penstock.graph.parts import key_in
 from penstock.graph.stages import Segment, SegmentKind, Stage, Stages
 from penstock.graph.wire import is_packed
 from penstock.profile import Profile, Profiles
@@ -508,14 +510,29 @@ def trained_bytes(graph: Graph, stage: Stage, *, reached: bool = False) -> int:
 
 
 def _update_bytes(graph: Graph, stage: Stage, profile: Profile, parts: int) -> int:
-    """Return what an update of a stage, or of one of equal parts of it, holds meanwhile."""
+    """Return what an update of a stage, or of one of equal parts of it, holds meanwhile.
+
+    Of a part, the second largest counts wherever it is: it is not known what lies in it.
+    """
     updated = trained_bytes(graph, stage, reached=True) / parts
-    sizes = sorted((graph.kept_bytes(p) for p in _trained(graph, stage)), reverse=True)
-    largest, second, *_ = *sizes, 0, 0
-    largest = min(updated, largest)
-    held = updated * profile.update_workspace_per_byte
-    held += largest * profile.update_workspace_of_largest
-    return int(held + min(updated - largest, second) * profile.update_workspace_of_second)
+    sizes = _in_order(graph, stage, profile)
+    pairs = list(itertools.pairwise([0, *sizes]))
+    if parts > 1 or not profile.update_order:
+        largest, second, *_ = *sorted(sizes, reverse=True), 0, 0
+        pairs = [(min(updated - min(updated, largest), second), min(updated, largest))]
+    first, then = profile.update_workspace_of_largest, profile.update_workspace_of_second
+    held = max((own * first + before * then for before, own in pairs), default=0.0)
+    return int(updated * profile.update_workspace_per_byte + held)
+
+
+def _in_order(graph: Graph, stage: Stage, profile: Profile) -> list[int]:
+    """Return the bytes of the parameters that are updated, in the order of the optimizer."""
+    place = {name: at for at, name in enumerate(profile.update_order)}
+    reached = [
+        p for p in _trained(graph, stage) if graph.gradients[graph.nodes[p].name] is not None
+    ]
+    reached.sort(key=lambda p: place.get(key_in(graph.nodes[p].name), len(place)))
+    return [graph.kept_bytes(p) for p in reached]
 
 
 def _version_bytes(graph: Graph, stage: Stage) -> int:
