@@ -12,10 +12,12 @@ from penstock.errors import FleetError
 from penstock.fleet.advise import Aim, advise, chosen_of, front_of
 from penstock.fleet.liveput import liveput_of
 from penstock.fleet.look_ahead import look_ahead
+from penstock.fleet.market import HOUR_S, only
 from penstock.fleet.outcome import judged
 from penstock.fleet.pictures import page_of_advice, page_of_replay
 from penstock.fleet.policy_file import begun, read_policy
 from penstock.fleet.replay import Ruler, replay
+from penstock.fleet.rulers import basis_of, ruler_of, table_of
 from penstock.fleet.work import FleetJob, Speed
 from tests.fleet.markets import SLOT_S, plain_job, slotted
 
@@ -79,6 +81,15 @@ def test_advice_tries_policies_on_pools_with_plans(advice):
     assert "cheapest" in advice.reasons[0]
     good = [one for one in advice.tried if min(one.in_time, one.in_budget) >= 0.95]
     assert advice.choice.mean_usd == min(one.mean_usd for one in good)
+
+
+def test_a_run_that_follows_the_advice_is_fitted_as_the_advice_was(market, advice):
+    fitted = [one for one in advice.tried if one.policy == "look_ahead"]
+    for one in fitted:
+        basis = basis_of(only(market, one.pools), 5.0 * HOUR_S)
+        again = ruler_of(one.policy, one.job, basis, pytest.fail)
+        assert table_of(again).tolist() == table_of(one.ruler).tolist()
+    assert len(fitted) == len({(one.pools, one.machines) for one in advice.tried})
 
 
 def test_advice_says_when_nothing_does(market, job):

@@ -24,7 +24,7 @@ from penstock.training import following
 from penstock.training.choose import Machines
 from penstock.training.elastic import follower_in
 from penstock.training.following import Follower, MachineOrder, begin_following
-from penstock.training.session import Session
+from penstock.training.session import FILES, Session
 from penstock.training.wanted import (
     DECISIONS,
     POLICY,
@@ -319,7 +319,7 @@ def test_a_run_that_goes_on_keeps_its_clock_and_dollars(tmp_path, monkeypatch) -
     begin_following(run, tmp_path / "policy.toml", STEPS, resume=False, here=True)
     assert wanted_in(run).begun_s == 2e6
     assert wanted_in(run).usd == 0
-    assert {WANTED, DECISIONS} <= {*os.listdir(run)}
+    assert {WANTED, DECISIONS} <= {*os.listdir(run)} <= {*FILES}  # those are moved aside together
     assert json.loads((run / WANTED).read_text())["join"].startswith("penstock join ")
 
 

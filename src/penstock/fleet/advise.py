@@ -17,12 +17,11 @@ from penstock.fleet.kernel import Floats, Policy
 from penstock.fleet.market import HOUR_S, Market, only
 from penstock.fleet.outcome import bound_of
 from penstock.fleet.replay import Replayed, Ruler, replay, replay_all
-from penstock.fleet.rulers import PolicyBasis, ruler_of
+from penstock.fleet.rulers import basis_of, ruler_of
 from penstock.fleet.work import FleetJob
 
 SURE = 0.95  # share of the futures in which a choice has to be in time, and in the budget
 _MOST_POOLS = 4
-_OWN, _OWN_SEED = 100, 2**31
 _LONGER = 1.5  # times the deadline that futures last
 
 
@@ -117,10 +116,10 @@ def advise(
     tried: list[Advised] = []
     for at, (there, sized, names) in enumerate(ways):
         lasts_s = aim.deadline_h * HOUR_S
-        own = [*resampled(there, _OWN, seed=_OWN_SEED, lasts_s=lasts_s)]
+        basis = basis_of(there, lasts_s)
         those = [*resampled(there, futures, seed=seed, lasts_s=_LONGER * lasts_s)]
         for name in names:
-            ruler = ruler_of(name, sized, PolicyBasis(own, lasts_s), _no_function)
+            ruler = ruler_of(name, sized, basis, _no_function)
             tried.append(_tried(those, sized, ruler, aim))
         if told is not None:
             told(at + 1, len(ways))

@@ -26,7 +26,7 @@ _PLAIN: tuple[tuple[Policy, tuple[str, ...]], ...] = (
     (policies.bidding, ("machines in the first group", "its bid", "bid of the others")),
 )
 _FITTED: dict[str, Policy] = {"look_ahead": expecting, "liveput": policies.liveput}
-OWN, OWN_SEED = 200, 2**31  # futures that policies are fitted on: not those they are judged by
+_OWN, _OWN_SEED = 200, 2**31  # futures that policies are fitted on: not those they are judged by
 NAMES = (*(policy.__name__ for policy, _ in _PLAIN), *_FITTED)
 
 
@@ -39,7 +39,7 @@ class PolicyBasis(NamedTuple):
 
 def basis_of(market: Market, deadline_s: float) -> PolicyBasis:
     """Return what policies are fitted on, of a trace."""
-    own = resampled(market, OWN, seed=OWN_SEED, lasts_s=deadline_s)
+    own = resampled(market, _OWN, seed=_OWN_SEED, lasts_s=deadline_s)
     return PolicyBasis([*own], deadline_s)
 
 

@@ -59,9 +59,7 @@ def compared(
 
 def compared_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
     """Return how far two steps' gradients are apart; a missing one is one of zeros."""
-    scale = max(map(greatest, expected.values()), default=0.0)
-    least = SMALL * scale if math.isfinite(scale) else 0.0
-    rows: list[Difference] = []
+    least, rows = _least_scale(expected), list[Difference]()
     for name in sorted({*found, *expected}):
         one, other = found.get(name), expected.get(name)
         one = torch.zeros_like(other) if one is None and other is not None else one
@@ -73,9 +71,13 @@ def compared_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
 
 def compared_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
     """Return how far the weights of two runs are apart."""
+    return compared("weights", found, expected, least_scale=_least_scale(expected))
+
+
+def _least_scale(expected: Mapping[str, Tensor]) -> float:
+    """Return SMALL * the greatest number of all; 0 where that is not finite."""
     scale = max(map(greatest, expected.values()), default=0.0)
-    least = SMALL * scale if math.isfinite(scale) else 0.0
-    return compared("weights", found, expected, least_scale=least)
+    return SMALL * scale if math.isfinite(scale) else 0.0
 
 
 def compared_updates(

@@ -2,9 +2,6 @@
 
 The first member asks at every tick; what it decides stands in the run's folder, so another one
 goes on where it has stopped, whatever stopped it.
-
-.policy.npy   the policy's numbers, fitted on the trace as it stood when the run began
-machines.log  what those say that provide machines
 """
 
 import json
@@ -36,9 +33,11 @@ from penstock.training.listener import Listener
 from penstock.training.stop import Stopped
 from penstock.training.wanted import (
     DECISIONS,
+    LOG,
     ON_DEMAND,
     POLICY,
     POOL,
+    TABLE,
     WANTED,
     Wanted,
     WantedPool,
@@ -51,7 +50,6 @@ from penstock.training.wanted import (
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
 
-TABLE, LOG = ".policy.npy", "machines.log"  # LOG: of what provides machines
 ELSEWHERE = ":"  # a command that does nothing: who provides machines reads wanted.json
 _LATE_S = 60.0  # at least; after twice a start a machine that is not there is asked for again
 _LONG_S = 86400  # for which a machine that has come waits to be taken in

@@ -59,6 +59,7 @@ from penstock.training.settle import (
     read_in_order,
 )
 from penstock.training.stop import Stopped, stopping
+from penstock.training.wanted import DECISIONS, LOG, POLICY, TABLE, WANTED
 from penstock.training.windows import EVERY, CheckpointInterval
 
 if TYPE_CHECKING:
@@ -83,10 +84,11 @@ FILES = (
     "replans.json",
     "events.jsonl",
     "elastic.json",
-    "policy.toml",
-    "wanted.json",
-    "decisions.jsonl",
-    "machines.log",
+    POLICY,
+    WANTED,
+    DECISIONS,
+    TABLE,
+    LOG,
     BATCHES,
     PHASES,
 )
@@ -506,12 +508,11 @@ class Session:
         here:     processes of this host are its machines, if no command provides others.
         Raises:   FleetError: the policy cannot be followed.
         """
-        from penstock.training.following import begin_following
-        from penstock.training.wanted import DECISIONS, POLICY, WANTED
-
         for name in () if resume else (POLICY, WANTED, DECISIONS):  # of a run that never began
             (self.folder / name).unlink(missing_ok=True)
         if self.policy is not None:
+            from penstock.training.following import begin_following
+
             with self.listener.busy("fitting the policy"):
                 about = self.folder, self.policy, self.num_steps
                 begin_following(*about, resume=resume, here=here)

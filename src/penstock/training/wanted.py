@@ -3,6 +3,8 @@
 wanted.json      how many machines of which pool are wanted now, and who is to leave
 decisions.jsonl  a line for each decision, with what was predicted then, and for what followed
 policy.toml      the policy, as it was given (docs/fleet.md)
+.policy.npy      its numbers, fitted on the trace as it stood when the run began
+machines.log     what those say that provide machines
 """
 
 import json
@@ -16,6 +18,7 @@ from penstock.files import read_json, write_text
 from penstock.typed import damage, typed
 
 POLICY, WANTED, DECISIONS = "policy.toml", "wanted.json", "decisions.jsonl"
+TABLE, LOG = ".policy.npy", "machines.log"
 POOL, ON_DEMAND = "PENSTOCK_POOL", ":on-demand"  # which stands behind the name of a pool
 
 
