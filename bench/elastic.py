@@ -7,7 +7,8 @@ A chain of 16 layers of 256 (1 million parameters, AdamW), 4 ranks as processes 
 micro-batches a step.  One of the ranks is killed by SIGKILL, 20 times at random; the others go on.
 
 what          "kill": from the kill to the end of the next step, median and worst; "overhead": a
-              step of an undisturbed elastic run, the peer the same plan run as usual; "reroute":
+              step of an undisturbed elastic run, the peer the same plan run as usual, after the
+              first 20; "overhead, 8 times": so much larger micro-batches; "reroute":
               a step of two replicas of stages without one rank, the peer without its replica,
               whole_s with all ranks; computes sleep for 25 times what they take here, as they would
               on machines of their own
@@ -72,6 +73,8 @@ from penstock.training.windows import windows_of
 
 WIDTH, LAYERS, SAMPLES, MICRO_BATCHES, RANKS = 256, 16, 16, 8, 4
 STEPS = 30
+LARGER = 8  # times the samples of a micro-batch, in further rows of healthy steps
+SETTLED, HEALTHY_STEPS = 20, 80  # a log of up to 16 steps takes new memory in the first ones
 SLOWER = 25.0  # times what an op takes here, where it is slept: messages are nothing beside it
 TOPOLOGIES = {  # stages, replicas, whether they are divided; stages and replicas of three ranks
     "data": (1, 4, False, (1, 3)),
@@ -89,20 +92,22 @@ def model() -> nn.Module:
     return nn.Sequential(*itertools.chain(*layers))
 
 
-def batches(start: int) -> Iterator[Tensor]:
+def batches(start: int, samples: int = SAMPLES) -> Iterator[Tensor]:
     for index in itertools.count(start):
-        yield torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(index))
+        yield torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(index))
 
 
 def loss(net: nn.Module, batch: Tensor) -> Tensor:
     return (net(batch) - batch.roll(1, 1)).square().mean()
 
 
-def job_of(num_steps: int, micro_batches: int = MICRO_BATCHES) -> Job:
+def job_of(num_steps: int, micro_batches: int = MICRO_BATCHES, samples: int = SAMPLES) -> Job:
+    data = partial(batches, samples=samples)
+
     def optimizer(weights: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(weights, 1e-3)
 
-    return Job(model, loss, batches, optimizer, micro_batches=micro_batches, num_steps=num_steps)
+    return Job(model, loss, data, optimizer, micro_batches=micro_batches, num_steps=num_steps)
 
 
 def basis_of(captured: Capture, job: Job) -> PlanBasis:
@@ -243,7 +248,7 @@ def kills(name: str, basis: PlanBasis, count: int, told: Any) -> Row:
 # -- a healthy step -------------------------------------------------------------------------------
 
 
-def overhead(name: str, basis: PlanBasis, rounds: int) -> Row:
+def overhead(name: str, basis: PlanBasis, rounds: int, what: str = "overhead") -> Row:
     """Return a row: a step of an elastic run and of a usual one, by turns."""
     stages, replicas, divided, _ = TOPOLOGIES[name]
     plan = plan_of(basis, stages, replicas, divided=divided)
@@ -253,7 +258,7 @@ def overhead(name: str, basis: PlanBasis, rounds: int) -> Row:
             pairs.append((_elastic_s(plan, basis, Path(place)), _usual_s(plan, basis, Path(place))))
     return {
         "topology": name,
-        "what": "overhead",
+        "what": what,
         "ours_s": statistics.median(a for a, _ in pairs),
         "peer": "the same plan, not elastic",
         "peer_s": statistics.median(b for _, b in pairs),
@@ -273,7 +278,7 @@ class _Clock:
     def step_s(self) -> float:
         """Return the median seconds of a step, without the first ones."""
         times = [self.at_s[step] for step in sorted(self.at_s)]
-        return statistics.median(b - a for a, b in itertools.pairwise(times[3:]))
+        return statistics.median(b - a for a, b in itertools.pairwise(times[SETTLED:]))
 
 
 def _elastic_s(plan: Plan, basis: PlanBasis, folder: Path) -> float:
@@ -564,9 +569,14 @@ def _check_ft(ranks: Sequence["subprocess.Popen[bytes]"], until_s: float) -> Non
 
 
 def rows_of(asked: argparse.Namespace, told: Any) -> Iterator[Row]:
-    job = job_of(STEPS)
-    captured = capture(job)
-    basis = basis_of(captured, job)
+    basis, *healthy = (
+        basis_of(capture(job), job)
+        for job in (
+            job_of(STEPS),
+            job_of(HEALTHY_STEPS),
+            job_of(HEALTHY_STEPS, samples=LARGER * SAMPLES),
+        )
+    )
     theirs = {} if asked.no_peer else peers(asked, told)
     for name in [each for each in TOPOLOGIES if asked.only in (None, each)]:
         row = kills(name, basis, asked.kills, told)
@@ -574,7 +584,8 @@ def rows_of(asked: argparse.Namespace, told: Any) -> Iterator[Row]:
         for peer_name, seconds in theirs.items():
             if name == "data" or not peer_name.startswith("torchft"):
                 yield _beside(row, peer_name, seconds)
-        yield overhead(name, basis, asked.rounds)
+        for each, what in zip(healthy, ("overhead", f"overhead, {LARGER} times"), strict=True):
+            yield overhead(name, each, asked.rounds, what)
     for stages, count in itertools.product((2, 4), (8, 16, 32)):
         if asked.only in (None, "reroute"):
             yield reroute(stages, count, min(asked.rounds, 3))

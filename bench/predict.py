@@ -46,6 +46,7 @@ from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
+from penstock.program.passes.receive_early import early_on
 from penstock.runtime.links import measure_link
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.schedule.recipe import name_of
@@ -137,7 +138,8 @@ def cases(model: Model, cluster: Cluster) -> list[Case]:
         pairs = plans(model.traced[2], model.profiles[2])
         chosen = ("gpipe", "one_f_one_b", "zb_h1", "2 replicas", "interleaved")
         listed += [(f"{name}, joined", replace(p, joined=2)) for name, p in pairs if name in chosen]
-    best = searched(model, cluster)
+    best, posted = searched(model, cluster), early_on(cluster, RANKS)
+    listed = [(name, replace(plan, early=posted)) for name, plan in listed]
     found = [_case(name, plan, model, cluster) for name, plan in listed]
     same = [number for number, case in enumerate(found) if _decides(case.plan) == _decides(best)]
     if not same:

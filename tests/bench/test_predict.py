@@ -1,5 +1,7 @@
 """Predictions beside measurements: which plans there are, what rows and figures say of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench.play import Block, Played, Rounds, Traced, play
@@ -9,6 +11,7 @@ from penstock.cluster import Cluster
 from penstock.graph.trace import capture
 from penstock.plan import plan_by_hand
 from penstock.profile import Profile
+from penstock.program.passes.receive_early import EARLY
 from penstock.runtime.transport.threads import thread_transports
 
 
@@ -42,6 +45,17 @@ def test_plan_that_is_searched_is_among_the_cases_and_predicted_best(uneven):
     found = cases(Model({1: traced}, {1: profile}), Cluster.here(2))
     (searched,) = [case for case in found if case.searched]
     assert searched.predicted_s == min(case.predicted_s for case in found)
+
+
+def test_plans_for_two_hosts_post_receives_early_as_those_of_a_run_do(uneven):
+    """gloo moves a message only once its receive is posted: a step over a line is far longer."""
+    traced, profile = uneven
+    here = Cluster.here(2)
+    hosts = tuple(replace(here.hosts[0], name=name, num_devices=1) for name in "ab")
+    apart = replace(here, hosts=hosts, between=here.inside)
+    model = Model({1: traced}, {1: profile})
+    assert {case.plan.early for case in cases(model, apart)} == {EARLY}
+    assert {case.plan.early for case in cases(model, here)} == {0}
 
 
 def case(name: str, predicted_s: float, *, searched: bool = False) -> Case:

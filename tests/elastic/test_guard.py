@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.cluster import Host
-from penstock.elastic.guard import Guard, _divided, _head_of
+from penstock.elastic.guard import Guard, _divided
 from penstock.errors import PlanError, ProgramError
 from penstock.graph.optimizer import WholeOptimizer
 from penstock.plan import Guarding, Plan
@@ -47,7 +47,7 @@ def test_a_guard_holds_and_gets_what_was_predicted(
         assert kept is not None
         if (last := kept.record(done - 1)) is not None and done:
             held[one.rank.rank] = one.size_bytes()
-            sent[one.rank.rank] = _head_of(last).size
+            sent[one.rank.rank] = last.head.size
         counts(one, done)
 
     if not shares:
@@ -188,3 +188,33 @@ def test_a_plan_says_of_a_guard_that_cannot_be(guard: Guarding) -> None:
         replace(pipeline(ways), guard=guard)
     with pytest.raises(PlanError, match="all ranks agree"):
         replace(pipeline(ways), commits=False, guard=Guarding(1))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_record_has_what_the_optimizer_keeps_now(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it keeps something else than before: as one that makes its state anew does."""
+    ways = runs.ways_of("gpt", "adamw", 3)
+    plan, exchange = runs.plan_for(ways, 3, 1, guard=Guarding(every, 1)), Guard.exchange
+    looked = list[int]()
+
+    def renewed(one: Guard, reduce: Reduce) -> None:
+        step, (weights,) = one.rank.progress.first_step + reduce.step, one.rank.weights.values()
+        assert weights.optimizer is not None
+        state = weights.optimizer.state
+        for parameter, held in state.items() if step % 2 else ():
+            state[parameter] = {key: value.clone() for key, value in held.items()}
+        exchange(one, reduce)
+        record, giver = one._slot(step), one._giver
+        names = giver.groups[step % len(giver.groups)]
+        tensors, _ = giver._state(names)
+        _, *views = record.views(giver._turn(step % len(giver.groups), gradients=True).layout)
+        kept = views[len(views) - len(tensors) :]
+        assert kept
+        assert all(torch.equal(a, b) for a, b in zip(kept, tensors.values(), strict=True))
+        looked.append(step)
+
+    monkeypatch.setattr(Guard, "exchange", renewed)
+    check(runs.run(ways, {3: plan}, 3, tmp_path), "gpt", killed=0)
+    assert {*looked} == {*range(ways.ways[0].job.num_steps)}

@@ -17,8 +17,9 @@ it is needed; elsewhere it is sent.  Of k + 1 places, the one for a step was fre
 before it counted; so a rank may die while it writes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
+from operator import is_
 from typing import NamedTuple, final
 
 import msgspec
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.elastic.moving import PIECE_BYTES, Passing, held_row, receiver, room_for, sender
+from penstock.elastic.record import ALIGN_BYTES, HEAD_BYTES, Head, RecordLayout, Slot, slots_in
 from penstock.elastic.words import HeldTensor
 from penstock.errors import RunError
 from penstock.graph.cut_points import written_buffers
@@ -39,8 +41,6 @@ from penstock.runtime.updates import Updates
 from penstock.runtime.weights import GradientPlace
 
 _EDGE = 2**21  # no program has so many, nor are they those of moving
-_ALIGN_BYTES = 64
-_HEAD_WORDS = 8  # step, steps before its state, left out, bytes of the news, of all
 _ROOM = 8  # for weights and state of a group, in weights; what is not used takes no memory
 _NEWS_BYTES = 2**10  # of what a tensor is called, and of what else there may be
 
@@ -89,55 +89,19 @@ def _raw(plain: dict[str, object]) -> dict[str, msgspec.Raw]:
     return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in plain.items()}
 
 
-def _split(memory: Tensor, count: int) -> list[Tensor]:
-    """Return so many equal parts."""
-    size = len(memory) // count
-    return [memory[at * size : (at + 1) * size] for at in range(count)]
-
-
 # -- a record -------------------------------------------------------------------------------------
 
 
-class _Head(NamedTuple):
-    """The beginning of a record.
+class _GroupRecord(NamedTuple):
+    """What stands in a record with the state of a group, and where.
 
-    step:     whose gradients it has; `before`: the steps that its state has behind it, or -1.
-    size:     bytes of all.
+    seen:  what the optimizer kept of it then; as long as that is the same, so is all of this.
     """
 
-    step: int
-    before: int
-    is_left_out: bool
-    news_bytes: int
-    size: int
-
-    @property
-    def has_gradients(self) -> bool:
-        """Return whether it is that of a step; those that a guard begins with are not."""
-        return self.before <= self.step
-
-
-def _head_of(slot: Tensor) -> _Head:
-    words: list[int] = slot[: 8 * _HEAD_WORDS].view(torch.int64).tolist()  # pyright: ignore
-    return _Head(words[0], words[1], bool(words[2]), words[3], words[4])
-
-
-def _rooms(slot: Tensor) -> Iterator[Tensor]:
-    """Yield where a record is put: its head says how long it is."""
-    start = 8 * _HEAD_WORDS
-    yield slot[:start]
-    yield slot[start : _head_of(slot).size]
-
-
-def _views(slot: Tensor, start: int, rows: Sequence[HeldTensor]) -> tuple[list[Tensor], int]:
-    """Return where tensors lie in a slot, one behind the other, and where the last one ends."""
-    found = list[Tensor]()
-    for row in rows:
-        dtype = getattr(torch, row.dtype)
-        size = torch.Size(row.shape).numel() * dtype.itemsize
-        found.append(slot[start : start + size].view(dtype).view(row.shape))
-        start += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
-    return found, start
+    tensors: Sequence[Tensor]
+    news: Tensor
+    layout: RecordLayout
+    seen: Sequence[object]
 
 
 @final
@@ -156,11 +120,12 @@ class _Giver:
         sizes = {w.names[n]: v.nbytes for w in self.weights for n, v in w.trained().items()}
         self.groups = _divided(sizes, max(1, every))
         self.every, self._gradients = every, self._rows()
+        self._turns: dict[tuple[int, bool], _GroupRecord] = {}
         most = max((sum(sizes[name] for name in group) for group in self.groups), default=0)
         names = max(map(len, self.groups), default=0)
-        given = sum(value.nbytes + _ALIGN_BYTES for value in self._given())
-        size = 8 * _HEAD_WORDS + given + _ROOM * (most + (names + 1) * _NEWS_BYTES)
-        self.slot_bytes = -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
+        given = sum(value.nbytes + ALIGN_BYTES for value in self._given())
+        size = HEAD_BYTES + given + _ROOM * (most + (names + 1) * _NEWS_BYTES)
+        self.slot_bytes = -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
     def _given(self) -> list[Tensor]:
         """Return the summed gradients of a step, and buffers behind it."""
@@ -194,31 +159,34 @@ class _Giver:
             first += len(weights.summed())
         return found
 
-    def write(self, slot: Tensor, head: _Head, *, gradients: bool = True) -> int:
+    def write(self, slot: Slot, head: Head, *, gradients: bool = True) -> int:
         """Write the record of a step, with the state of the group whose turn it is; its bytes."""
-        rows, news = list[HeldTensor](), b""
-        given = self._given() if gradients else []
-        if self.groups and head.before >= 0:
-            tensors, plain = self._state(self.groups[head.step % len(self.groups)])
-            rows = [held_row(key, value) for key, value in tensors.items()]
-            news = msgspec.json.encode(_News(tuple(rows), _raw(plain)))
-            given += tensors.values()
-        start = 8 * _HEAD_WORDS
-        text = HeldTensor("", "uint8", (len(news),))
-        rows = [text, *(self._gradients if gradients else ()), *rows]
-        try:
-            (told, *views), size = _views(slot, start, rows)
-        except RuntimeError:
+        has_state = bool(self.groups) and head.before >= 0
+        turn = self._turn(head.step % len(self.groups) if has_state else -1, gradients=gradients)
+        layout, news = turn.layout, turn.news
+        if layout.end > len(slot.memory):
             message = f"the optimizer keeps more than {_ROOM - 1} times the weights"
             hint = "begin without --elastic, or take one such as AdamW"
-            raise RunError(message, hint=hint) from None
-        if news:
-            told.copy_(torch.frombuffer(bytearray(news), dtype=torch.uint8))
-        if views:
-            torch._foreach_copy_(views, given)  # pyright: ignore
-        words = [head.step, head.before, int(head.is_left_out), len(news), size, 0, 0, 0]
-        slot[:start].view(torch.int64).copy_(torch.tensor(words))
-        return size
+            raise RunError(message, hint=hint)
+        given = self._given() if gradients else ()
+        torch._foreach_copy_(slot.views(layout), [news, *given, *turn.tensors])  # pyright: ignore
+        slot.head = head._replace(news_bytes=len(news), size=layout.end)
+        return layout.end
+
+    def _turn(self, at: int, *, gradients: bool) -> _GroupRecord:
+        """Return what stands in a record with the state of a group, or of none (-1)."""
+        names = self.groups[at] if at >= 0 else ()
+        seen = [one for weights in self.weights for one in weights.seen_of(names)]
+        kept = self._turns.get((at, gradients))
+        if kept is not None and _are_same(kept.seen, seen):
+            return kept
+        tensors, plain = self._state(names) if names else ({}, {})
+        rows = [held_row(key, value) for key, value in tensors.items()]
+        text = msgspec.json.encode(_News(tuple(rows), _raw(plain))) if names else b""
+        news = torch.tensor(list(text), dtype=torch.uint8)
+        layout = RecordLayout.of([*(self._gradients if gradients else ()), *rows], len(text))
+        made = self._turns[at, gradients] = _GroupRecord([*tensors.values()], news, layout, seen)
+        return made
 
     def _state(self, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, object]]:
         tensors: dict[str, Tensor] = {}
@@ -228,6 +196,10 @@ class _Giver:
             tensors |= more
             plain |= values
         return tensors, plain
+
+
+def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 def _is_of(key: str, names: set[str]) -> bool:
@@ -248,7 +220,7 @@ class _Ward:
     state:    by key, as it is after `done` steps.
     """
 
-    def __init__(self, header: Header, optimizers: Optimizers, slots: Sequence[Tensor]) -> None:
+    def __init__(self, header: Header, optimizers: Optimizers, slots: Sequence[Slot]) -> None:
         self.header, self.optimizers, self.slots = header, optimizers, slots
         self.constant = {row.key: room_for(row) for row in header.constant}
         self.state = dict(self.constant)
@@ -256,12 +228,12 @@ class _Ward:
         self.done = -1
         self._live: list[tuple[dict[str, nn.Parameter], Updates]] = []
 
-    def record(self, step: int) -> Tensor | None:
+    def record(self, step: int) -> Slot | None:
         """Return the record of a step, if it is there."""
         slot = self.slots[step % len(self.slots)]
-        return slot if _head_of(slot).step == step else None
+        return slot if slot.head.step == step else None
 
-    def newest(self, at: int, done: int) -> Tensor | None:
+    def newest(self, at: int, done: int) -> Slot | None:
         """Return the last record with the state of a group, of those of steps that have counted."""
         count = len(self.header.groups)
         last = done - 1 - (done - 1 - at) % count
@@ -271,7 +243,7 @@ class _Ward:
         """Return the bytes that are held."""
         kept = (value for _, updates in self._live for value in updates.held())
         own = {value.data_ptr(): value.nbytes for value in (*self.state.values(), *kept)}
-        return sum(own.values()) + sum(_head_of(slot).size for slot in self.slots)
+        return sum(own.values()) + sum(slot.head.size for slot in self.slots)
 
     def catalog(self, done: int) -> dict[str, HeldTensor]:
         """Return what tensors there are after so many steps."""
@@ -298,8 +270,7 @@ class _Ward:
     def _news(self, at: int, done: int) -> _News:
         slot = self.newest(at, done)
         assert slot is not None, "a group comes every so many steps"
-        start = 8 * _HEAD_WORDS
-        text = slot[start : start + _head_of(slot).news_bytes]
+        text, *_ = slot.views(RecordLayout.of([], slot.head.news_bytes))
         return _news.decode(text.numpy().tobytes())
 
     def begin(self, done: int) -> None:
@@ -325,7 +296,7 @@ class _Ward:
             slot, tensors = self.newest(at, done), self._take(at, done)
             assert slot is not None, "a group comes every so many steps"
             live, updates = self._made(at, done, tensors)
-            for step in range(_head_of(slot).before, done):
+            for step in range(slot.head.before, done):
                 self._step(live, updates, step)
             self._put(live, updates, tensors)
         self._take_buffers(done)
@@ -336,11 +307,9 @@ class _Ward:
         """Return the state of a group as a record has it, a copy."""
         slot, news = self.newest(at, done), self._news(at, done)
         assert slot is not None, "a group comes every so many steps"
-        head, start = _head_of(slot), 8 * _HEAD_WORDS
+        head = slot.head
         given = self._given() if head.has_gradients else []
-        text = HeldTensor("", "uint8", (head.news_bytes,))
-        views, _ = _views(slot, start, [text, *given, *news.state])
-        kept = views[1 + len(given) :]
+        kept = slot.views(RecordLayout.of([*given, *news.state], head.news_bytes))[1 + len(given) :]
         self.plain |= news.plain
         rows = zip(news.state, kept, strict=True)
         return {row.key: value.clone() for row, value in rows}
@@ -353,9 +322,8 @@ class _Ward:
         """Return gradients of a step, buffers behind it, and whether it was left out."""
         slot = self.record(step)
         assert slot is not None, "its record is kept until its state is"
-        head, count = _head_of(slot), len(self.header.flats)
-        text = HeldTensor("", "uint8", (head.news_bytes,))
-        (_, *views), _ = _views(slot, 8 * _HEAD_WORDS, [text, *self._given()])
+        head, count = slot.head, len(self.header.flats)
+        _, *views = slot.views(RecordLayout.of(self._given(), head.news_bytes))
         return views[:count], views[count:], head.is_left_out
 
     def _made(
@@ -390,7 +358,7 @@ class _Ward:
 
     def _take_buffers(self, done: int) -> None:
         last = self.record(done - 1)
-        if last is not None and _head_of(last).has_gradients:
+        if last is not None and last.head.has_gradients:
             _, buffers, _ = self._gradients(done - 1)
             for key, value in zip(self.header.buffers, buffers, strict=True):
                 self.state[key].copy_(value)
@@ -432,7 +400,7 @@ class Guard:
         self.rank, (self._every, self._apart) = rank, program.guard
         self._giver = _Giver(rank, program, self._every)
         self._copy: _Ward | None = None
-        self._own = list[Tensor]()  # where this rank writes
+        self._own = list[Slot]()  # where this rank writes
         self._give: Passing | None = None  # where no memory is shared
         self._take: Passing | None = None
 
@@ -458,18 +426,18 @@ class Guard:
         if kept is None:
             kept = untouched(other)
             self._take = receiver(transport, _EDGE + 2, ward, min(theirs.slot_bytes, PIECE_BYTES))
-        self._own = _split(mine, slots)
-        self._copy = copy = _Ward(theirs, rank.optimizers, _split(kept, slots))
+        self._own = slots_in(mine, slots)
+        self._copy = copy = _Ward(theirs, rank.optimizers, slots_in(kept, slots))
         self._exchange(tensors, list(copy.state.values()), (ward, guard))
         for each in range(step - max(1, len(giver.groups)), step):
-            giver.write(self._slot(each), _Head(each, step, False, 0, 0), gradients=False)
+            giver.write(self._slot(each), Head(each, step, is_left_out=False), gradients=False)
             self._pass(copy, each)
         if not self._every:
             transport.barrier()
             copy.begin(step)
         return copy.size_bytes()
 
-    def _slot(self, step: int) -> Tensor:
+    def _slot(self, step: int) -> Slot:
         return self._own[step % len(self._own)]
 
     def _exchange(
@@ -486,8 +454,8 @@ class Guard:
     def _pass(self, copy: _Ward, step: int) -> None:
         """Send the record of a step, and take another, where no memory is shared."""
         own, kept = self._slot(step), copy.slots[step % len(copy.slots)]
-        out = self._give([own[: _head_of(own).size]]) if self._give else ()
-        for _ in zip_longest(out, self._take(_rooms(kept)) if self._take else ()):
+        out = self._give([own.memory[: own.head.size]]) if self._give else ()
+        for _ in zip_longest(out, self._take(kept.rooms()) if self._take else ()):
             pass  # piece by piece, so that none waits for room
 
     def exchange(self, reduce: Reduce) -> None:
@@ -501,7 +469,7 @@ class Guard:
         rank.join_buffers(step + 1)
         is_left_out = scale is not None and scale.leaves_out(step)
         before = step if self._every else -1
-        self._giver.write(self._slot(step), _Head(step, before, is_left_out, 0, 0))
+        self._giver.write(self._slot(step), Head(step, before, is_left_out))
         self._pass(self._copy, step)
 
     def counts(self, done: int) -> None:

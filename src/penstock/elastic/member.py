@@ -128,7 +128,7 @@ class Pilot(Protocol):
         """Return whether micro-batches are to be shared otherwise after a step."""
         ...
 
-    def follows(self, seen: RunSeen) -> tuple[bool, Sequence[str]]:
+    def follows(self, seen: Callable[[], RunSeen]) -> tuple[bool, Sequence[str]]:
         """Note how the run stands; return whether this member is to leave, and words for people.
 
         Every member asks before each vote.
@@ -599,18 +599,18 @@ class RunMember:
 
     def _follows(self, view: View) -> bool:
         """Return whether this member is to leave, as the pilot has it."""
-        mesh = self.mesh
-        waiting = tuple(m for m in sorted(mesh.asks) if m not in view.members and m in mesh.members)
-        here = [m for m in view.members if m not in mesh.lost]
-        where = {m: mesh.where[m] for m in (*here, *waiting) if m in mesh.where}
-        done = self._state.done
-        leaves, words = self.pilot.follows(
-            RunSeen(mesh.own, self.is_first, done, view, where, waiting)
-        )
+        leaves, words = self.pilot.follows(partial(self._seen, view))
         for each in words:
             self.outside.says(each)
         self._is_asked_to_leave = self._is_asked_to_leave or leaves
         return self._is_asked_to_leave
+
+    def _seen(self, view: View) -> RunSeen:
+        mesh = self.mesh
+        waiting = tuple(m for m in sorted(mesh.asks) if m not in view.members and m in mesh.members)
+        here = [m for m in view.members if m not in mesh.lost]
+        where = {m: mesh.where[m] for m in (*here, *waiting) if m in mesh.where}
+        return RunSeen(mesh.own, self.is_first, self._state.done, view, where, waiting)
 
     def _wants_checkpoint(self, task: Task) -> bool:
         """Return whether one is due by the clock, or was dropped with a generation."""
@@ -622,7 +622,10 @@ class RunMember:
 
     def _newcomers(self, view: View) -> list[int]:
         """Return who asks to be taken in, and can be: as many as there are plans for."""
-        mesh, here = self.mesh, {m for m in view.members if m not in self.mesh.lost}
+        mesh = self.mesh
+        if not mesh.asks:
+            return []
+        here = {m for m in view.members if m not in mesh.lost}
         asks = {m: ask for m, ask in sorted(mesh.asks.items()) if m not in view.members}
         ready = [m for m, ask in asks.items() if here <= {*ask.known} and m in mesh.members]
         counts = [n for n in range(len(ready) + 1) if self.pilot.may_grow(len(here) + n)]

@@ -8,6 +8,7 @@ step: so all ranks know its loss, and none has to be asked for it when others ha
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast, final
 
+import numpy as np
 import torch
 
 from penstock.graph.trace import is_output
@@ -87,7 +88,5 @@ class Vote:
         none = [0.0] * len(self._names)
         whole = torch.stack([*rows]).double().sum(0).tolist() if rows else none  # pyright: ignore
         sums = cast(list[float], whole)
-        return torch.tensor(
-            [*slow, *map(float, self.wishes()), len(losses), sum(losses), *sums],
-            dtype=torch.float64,
-        )
+        word = [*slow, *self.wishes(), len(losses), sum(losses), *sums]
+        return torch.from_numpy(np.array(word, np.float64))  # pyright: ignore

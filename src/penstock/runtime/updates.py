@@ -7,7 +7,7 @@ that is cut into slices the stage has some, each a parameter by its part of the 
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -27,6 +27,7 @@ from penstock.runtime.rates import JobScheduler, Rates
 
 SEED = 0x6A09E667  # added to the job's: an optimizer draws other numbers than the model
 NONE: Mapping[str, int] = {}  # no parts
+_LASTING = (Tensor, int, float, str, type(None))  # the same objects say the same
 
 
 def divided(
@@ -173,6 +174,18 @@ class Updates:
         """
         some = {n: p for n, p in self.parameters.items() if n in names and p.requires_grad}
         put_state(self.optimizer, some, tensors, plain)
+
+    def seen_of(self, names: Sequence[str]) -> list[object]:
+        """Return what the optimizer keeps of some parameters, each as the object that it is.
+
+        As long as all are the same objects, `put_of` adds the same tensors under the same keys.
+        """
+        if not self.is_plain:
+            return [object()]
+        state: Mapping[Any, dict[str, object]] = self.optimizer.state
+        own = [self.parameters[name] for name in names if name in self.parameters]
+        kept = (value for one in own if one in state for value in state[one].values())
+        return [value if isinstance(value, _LASTING) else object() for value in kept]
 
     def take(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
         """Restore what `put` added.

@@ -359,6 +359,10 @@ class StageWeights:
             tensors |= {self._state_key(key, nodes, whole=not v.dim()): v for key, v in own.items()}
         return tensors, plain
 
+    def seen_of(self, names: Sequence[str]) -> list[object]:
+        """Return what tells whether `state_of` of some parameters is of the same tensors still."""
+        return [] if self.updates is None else self.updates.seen_of(names)
+
     def places(self) -> dict[int, GradientPlace]:
         """Return by node where the gradients of what is trained here lie in `summed`."""
         found: dict[int, GradientPlace] = {}
