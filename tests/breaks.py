@@ -268,6 +268,14 @@ BREAKS = (
         "a rank that is lost comes back with state that is too old",
     ),
     Break(
+        "what a guard begins with is kept",
+        "elastic/guard.py",
+        "        if gradients:\n            self._turns[at] = made\n",
+        "        self._turns[at] = made\n",
+        ("tests/elastic/test_guard.py",),
+        "state that goes to far memory stays near, too",
+    ),
+    Break(
         "metadata without events is notice",
         "elastic/notice.py",
         'return any(_takes(place, cast("dict[str, object]", row)) for row in rows)',

@@ -22,6 +22,7 @@ CASES = {  # model, stages, replicas, what else the plan says; stages and replic
     "grid": ("dropout", 2, 2, {}, (3, 1)),
     "pipeline": ("batch_norm", 3, 1, {"guard": Guarding(2, 2)}, (2, 1)),
     "updated": ("batch_norm", 3, 1, {"guard": Guarding(0)}, (2, 1)),
+    "away": ("gpt", 3, 1, {"offload": ("state",) * 3, "guard": Guarding(2)}, (2, 1)),
     "divided": ("gpt", 2, 2, {"shard": ("shard", "shard_keep"), "guard": Guarding(3)}, (3, 1)),
 }
 

@@ -120,7 +120,7 @@ class _Giver:
         sizes = {w.names[n]: v.nbytes for w in self.weights for n, v in w.trained().items()}
         self.groups = _divided(sizes, max(1, every))
         self.every, self._gradients = every, self._rows()
-        self._turns: dict[tuple[int, bool], _GroupRecord] = {}
+        self._turns: dict[int, _GroupRecord] = {}
         most = max((sum(sizes[name] for name in group) for group in self.groups), default=0)
         names = max(map(len, self.groups), default=0)
         given = sum(value.nbytes + ALIGN_BYTES for value in self._given())
@@ -174,18 +174,24 @@ class _Giver:
         return layout.end
 
     def _turn(self, at: int, *, gradients: bool) -> _GroupRecord:
-        """Return what stands in a record with the state of a group, or of none (-1)."""
+        """Return what stands in a record with the state of a group, or of none (-1).
+
+        It is kept for the next turn, but for those without gradients, which come once: what they
+        hold may be replaced, as where state goes to far memory.
+        """
         names = self.groups[at] if at >= 0 else ()
         seen = [one for weights in self.weights for one in weights.seen_of(names)]
-        kept = self._turns.get((at, gradients))
-        if kept is not None and _are_same(kept.seen, seen):
+        kept = self._turns.get(at)
+        if gradients and kept is not None and _are_same(kept.seen, seen):
             return kept
         tensors, plain = self._state(names) if names else ({}, {})
         rows = [held_row(key, value) for key, value in tensors.items()]
         text = msgspec.json.encode(_News(tuple(rows), _raw(plain))) if names else b""
         news = torch.tensor(list(text), dtype=torch.uint8)
         layout = RecordLayout.of([*(self._gradients if gradients else ()), *rows], len(text))
-        made = self._turns[at, gradients] = _GroupRecord([*tensors.values()], news, layout, seen)
+        made = _GroupRecord([*tensors.values()], news, layout, seen)
+        if gradients:
+            self._turns[at] = made
         return made
 
     def _state(self, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, object]]:

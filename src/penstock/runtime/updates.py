@@ -178,10 +178,11 @@ class Updates:
     def seen_of(self, names: Sequence[str]) -> list[object]:
         """Return what the optimizer keeps of some parameters, each as the object that it is.
 
-        As long as all are the same objects, `put_of` adds the same tensors under the same keys.
+        As long as a plain one keeps the same objects, `put_of` adds the same tensors under the same
+        keys; what another one keeps is never the same.
         """
-        if not self.is_plain:
-            return [object()]
+        if not (names and self.is_plain):
+            return [object() for _ in names]
         state: Mapping[Any, dict[str, object]] = self.optimizer.state
         own = [self.parameters[name] for name in names if name in self.parameters]
         kept = (value for one in own if one in state for value in state[one].values())
