@@ -459,7 +459,8 @@ def _frames(problem: BaseException) -> traceback.StackSummary:
 @cache
 def is_users(filename: str) -> bool:
     """Return whether a file is neither Python's nor installed nor Penstock's."""
-    return "site-packages" not in filename and not filename.startswith(_others())
+    is_installed = "site-packages" in filename or "dist-packages" in filename
+    return not (is_installed or filename.startswith(_others()))
 
 
 @cache

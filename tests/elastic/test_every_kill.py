@@ -22,7 +22,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WAYS = [
-    pytest.param(name, marks=[pytest.mark.long] if name in ("replicas", "updated") else [])
+    pytest.param(name, marks=[pytest.mark.long] if name in ("replicas", "updated", "away") else [])
     for name in CASES
 ]
 

@@ -224,11 +224,11 @@ def _explain_usage(problem: typer.BadParameter, arguments: Sequence[str]) -> tup
 
 def _explain_unexpected(problem: BaseException) -> tuple[str, str]:
     """Blame the last line of the user's code; if there is none, Penstock."""
+    from penstock.job import is_users
+
     what = f"{type(problem).__name__}: {' '.join(str(problem).split()) or 'no message'}"
     frames = traceback.extract_tb(problem.__traceback__)
-    own = str(Path(__file__).parent.parent)
-    others = (own, sys.prefix, sys.base_prefix, "<")
-    users = [frame for frame in frames if not frame.filename.startswith(others)]
+    users = [frame for frame in frames if is_users(frame.filename)]
     if users:
         return f"{users[-1].filename}:{users[-1].lineno}: {what}", "correct that line"
     where = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-3:]]
