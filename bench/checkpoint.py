@@ -334,10 +334,9 @@ def main() -> None:
         print(json.dumps(found))
         return
     head = "way", "first", "blocked", "least", "most", "whole"
-    seconds = [[row["first_s"], *row["blocked_s"], row["whole_s"]] for row in found["rows"]]
-    pairs = zip(found["rows"], seconds, strict=True)
-    rows = [(row["way"], *(f"{each:.3f}" for each in own)) for row, own in pairs]
-    rows += [(name, *(f"{s:.3f}" for s in row), "") for name, row in found["elastic"].items()]
+    timed = {r["way"]: (r["first_s"], *r["blocked_s"], r["whole_s"]) for r in found["rows"]}
+    rows = [(way, *(f"{s:.3f}" for s in row)) for way, row in timed.items()]
+    rows += [(way, *(f"{s:.3f}" for s in row), "") for way, row in found["elastic"].items()]
     print(face.table(head, rows))
     print({name: found[name] for name in ("beside", "kills", "half_written", "resumed_whole")})
 

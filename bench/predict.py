@@ -46,12 +46,12 @@ from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
 from penstock.profile.measure import measure
-from penstock.program.passes.receive_early import early_on
 from penstock.runtime.links import measure_link
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport
 from penstock.schedule.recipe import name_of
 from penstock.search import Fixed, evaluate, search
 from penstock.search.balance import balanced_cuts
+from penstock.training.choose import on_hosts_of
 from penstock.units import format_bytes, format_seconds
 
 RANKS = 2
@@ -138,9 +138,8 @@ def cases(model: Model, cluster: Cluster) -> list[Case]:
         pairs = plans(model.traced[2], model.profiles[2])
         chosen = ("gpipe", "one_f_one_b", "zb_h1", "2 replicas", "interleaved")
         listed += [(f"{name}, joined", replace(p, joined=2)) for name, p in pairs if name in chosen]
-    best, posted = searched(model, cluster), early_on(cluster, RANKS)
-    listed = [(name, replace(plan, early=posted)) for name, plan in listed]
-    found = [_case(name, plan, model, cluster) for name, plan in listed]
+    best = searched(model, cluster)
+    found = [_case(name, on_hosts_of(plan, cluster), model, cluster) for name, plan in listed]
     same = [number for number, case in enumerate(found) if _decides(case.plan) == _decides(best)]
     if not same:
         found.append(_case(name_of(best.schedule), best, model, cluster))

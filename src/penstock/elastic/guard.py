@@ -159,8 +159,8 @@ class _Giver:
             first += len(weights.summed())
         return found
 
-    def write(self, slot: Slot, head: Head, *, gradients: bool = True) -> int:
-        """Write the record of a step, with the state of the group whose turn it is; its bytes."""
+    def write(self, slot: Slot, head: Head, *, gradients: bool = True) -> None:
+        """Write the record of a step, with the state of the group whose turn it is."""
         has_state = bool(self.groups) and head.before >= 0
         turn = self._turn(head.step % len(self.groups) if has_state else -1, gradients=gradients)
         layout, news = turn.layout, turn.news
@@ -171,7 +171,6 @@ class _Giver:
         given = self._given() if gradients else ()
         torch._foreach_copy_(slot.views(layout), [news, *given, *turn.tensors])  # pyright: ignore
         slot.head = head._replace(news_bytes=len(news), size=layout.end)
-        return layout.end
 
     def _turn(self, at: int, *, gradients: bool) -> _GroupRecord:
         """Return what stands in a record with the state of a group, or of none (-1).

@@ -8,7 +8,6 @@ step: so all ranks know its loss, and none has to be asked for it when others ha
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast, final
 
-import numpy as np
 import torch
 
 from penstock.graph.trace import is_output
@@ -89,4 +88,4 @@ class Vote:
         whole = torch.stack([*rows]).double().sum(0).tolist() if rows else none  # pyright: ignore
         sums = cast(list[float], whole)
         word = [*slow, *self.wishes(), len(losses), sum(losses), *sums]
-        return torch.from_numpy(np.array(word, np.float64))  # pyright: ignore
+        return torch.tensor(word, dtype=torch.float64)

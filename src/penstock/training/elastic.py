@@ -122,7 +122,6 @@ class RunPilot:
     _ready_s: float = READY_S
     _slow: dict[int, float] = field(default_factory=dict[int, float])  # by member
     _weighed: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
-    _heard: tuple[int, tuple[float, ...]] = (0, ())  # generation, and speeds that were looked at
     _looked: bool = False
     _follower: "Follower | None" = None
 
@@ -306,9 +305,6 @@ class RunPilot:
     def shares(self, view: View, step: int) -> bool:
         """Return whether to share micro-batches otherwise; once for each change of speeds."""
         now = tuple(self._slow.get(member, 1.0) for member in view.members)
-        if self._heard == (view.generation, now):  # as most steps find them
-            return False
-        self._heard = view.generation, now
         before = self._weighed.get(view.generation, (1.0,) * len(now))
         is_new = view.generation not in self._weighed
         is_uneven = is_new and self._is_uneven(self._of(view.plan).choice.plan)
