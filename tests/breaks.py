@@ -2345,6 +2345,38 @@ BREAKS = (
         ("tests/fleet/test_advise.py",),
         "the policy that was judged is not the one that a run follows",
     ),
+    Break(
+        "a script is given Penstock's own arguments",
+        "script.py",
+        "        sys.argv = [script.place, *script.arguments]\n",
+        "        pass\n",
+        ("tests/test_script.py",),
+        "parse_args() at the top of a script fails on --steps",
+    ),
+    Break(
+        "arguments of a script are lost when its run goes on",
+        "training/train.py",
+        "    return str(before)\n",
+        "    return text\n",
+        ("tests/cli/test_of_job.py",),
+        "a resumed run trains with the default learning rate",
+    ),
+    Break(
+        "a job is kept without the arguments of its script",
+        "training/saved.py",
+        'content = {"penstock": "job", "job": text,',
+        'content = {"penstock": "job", "job": script_of(text).job,',
+        ("tests/cli/test_of_job.py",),
+        "a rank that joins trains with the default learning rate",
+    ),
+    Break(
+        "what a parser says is not in the error",
+        "script.py",
+        "        raise UsageExit(message, self.format_usage())\n",
+        "        raise SystemExit(2)\n",
+        ("tests/test_script.py",),
+        "SystemExit: 2, and nobody knows which argument",
+    ),
 )
 
 

@@ -19,6 +19,7 @@ ROOMS = (
     "heap",
     "_compat",
     "far",
+    "script",
     "job",
     "batches",
     "writers",

@@ -20,6 +20,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from penstock.errors import JobError, PenstockError
+from penstock.script import as_started, ended_early, parsing, script_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -272,6 +273,7 @@ def _short(value: object) -> str:
 def load_job(text: str) -> Job:
     """Return the job that `text` names: `path/to/file.py[:name]` or `package.module[:name]`.
 
+    What follows ` -- ` in it are arguments of the script, which reads them in `sys.argv`.
     The name is that of a function that returns a Job.  Without one it is the function called
     `job` or `main_job`; else the only one that is annotated `-> Job` or called `..._job`.
     As under `python path/to/file.py`, modules beside the file can be imported by it.
@@ -279,11 +281,17 @@ def load_job(text: str) -> Job:
     Raises:   JobError: there is no such file, module or function, it raises, or what it returns
               is no Job; where Python knows it, with the line.
     """
-    place, name = _split(text)
-    module = _load_file(Path(place)) if _is_file(place) else _load_module(place)
-    function = _named(module, place, name) if name else _only(module, place)
-    where = f"{place}:{getattr(function, '__name__', name)}"
-    job = function if isinstance(function, Job) else _run(function, where)
+    place, name = _split(script_of(text).job)
+    try:
+        with as_started(text), parsing():
+            module = _load_file(Path(place)) if _is_file(place) else _load_module(place)
+            function = _named(module, place, name) if name else _only(module, place)
+            where = f"{place}:{getattr(function, '__name__', name)}"
+            job = function if isinstance(function, Job) else _run(function, where)
+    except JobError as problem:
+        if isinstance(ended := problem.__cause__, SystemExit):
+            raise ended_early(ended, last_users_line(ended, place), text) from ended
+        raise
     if not isinstance(job, Job):
         message = f"{where} returns the {type(job).__name__} {_short(job)}, not a Job"
         raise JobError(message, hint="end the function with: return penstock.Job(model=..., ...)")
@@ -440,8 +448,7 @@ def _failed(problem: BaseException, where: str) -> JobError:
     if isinstance(problem, SyntaxError) and problem.filename:
         where, found = f"{problem.filename}:{problem.lineno}", problem.msg
     else:
-        lines = [f"{at.filename}:{at.lineno}" for at in _frames(problem) if is_users(at.filename)]
-        where, found = (lines or [where])[-1], str(problem)
+        where, found = last_users_line(problem, where), str(problem)
     if isinstance(problem, PenstockError):
         return JobError(f"{where}: {problem.message}", hint=problem.hint)
     found = " ".join(found.split()) or "no message"
@@ -452,8 +459,11 @@ def _failed(problem: BaseException, where: str) -> JobError:
 _CALLED = "it is called without arguments; give its parameters defaults"
 
 
-def _frames(problem: BaseException) -> traceback.StackSummary:
-    return traceback.extract_tb(problem.__traceback__)
+def last_users_line(problem: BaseException, otherwise: str) -> str:
+    """Return the last line of the user's code that an error came through."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    lines = [f"{at.filename}:{at.lineno}" for at in frames if is_users(at.filename)]
+    return (lines or [otherwise])[-1]
 
 
 @cache

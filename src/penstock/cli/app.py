@@ -17,6 +17,7 @@ from penstock.cli.fleet import app as fleet
 from penstock.cli.infer import infer
 from penstock.cli.join import join
 from penstock.cli.launch import launch
+from penstock.cli.of_job import JobCommand
 from penstock.cli.plan import plan
 from penstock.cli.predict import predict
 from penstock.cli.replay import replay
@@ -30,6 +31,7 @@ COMMANDS = (
     train, join, watch, launch, infer, plan, explain, diff, simulate, replay, predict, configure,
     report, export, schedule, check, doctor,
 )  # fmt: skip
+OF_JOBS = train, infer, plan, simulate, export, check  # behind `--` they take the script's
 
 app = typer.Typer(
     add_completion=False,
@@ -37,7 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=JobCommand if command in OF_JOBS else None)(command)
 app.add_typer(fleet)
 
 

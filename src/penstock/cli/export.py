@@ -8,6 +8,7 @@ import typer
 from penstock.cli import face
 from penstock.errors import CheckpointError, PenstockError
 from penstock.job import Job, load_job
+from penstock.script import as_started
 from penstock.training.saved import kept_job
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def export(
 
     is_file = _check_form(to)
     place = chosen(folder, checkpoint)
-    with face.only_results():
-        model = trained(_job_of(folder, job), kept := load(place))
+    text = job or kept_job(folder)
+    with face.only_results(), as_started(text):
+        model = trained(_job_of(folder, text, is_given=job is not None), kept := load(place))
         (save_state if is_file else save_pretrained)(model, to)
     found: dict[str, Json] = {"written": str(to), "checkpoint": str(place), "step": kept.step}
     if as_json:
@@ -57,12 +59,12 @@ def _check_form(to: Path) -> bool:
     return False
 
 
-def _job_of(folder: Path, given: str | None) -> Job:
-    if given is not None:
-        return load_job(given)
-    text = kept_job(folder)
+def _job_of(folder: Path, text: str, *, is_given: bool) -> Job:
+    """Return the job that a run's folder, or the command, names."""
     try:
         return load_job(text)
     except PenstockError as problem:
+        if is_given:
+            raise
         message = f"the job of {folder}, {text}, cannot be loaded: {problem.message}"
         raise type(problem)(message, hint="say where it is now: --job JOB") from problem

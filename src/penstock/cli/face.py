@@ -214,6 +214,9 @@ def _explain_usage(problem: typer.BadParameter, arguments: Sequence[str]) -> tup
     path = "penstock" if problem.ctx is None else problem.ctx.command_path
     hint = f"`{path} --help` shows what it takes"
     names: Sequence[str] = getattr(problem, "possibilities", None) or ()
+    command = getattr(problem.ctx, "command", None)
+    if hasattr(problem, "possibilities") and hasattr(command, "takes_arguments"):
+        hint = "the script's own arguments stand behind ` -- `: " + f"{path} JOB -- --name value"
     if names:
         message, meant = problem.message, f"{' or '.join(sorted(names))}?"
     if meant:

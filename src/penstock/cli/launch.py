@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 import typer
 
 from penstock.cli import face
+from penstock.cli.of_job import JobCommand
 from penstock.cli.train import train
 from penstock.cluster import Cluster
 from penstock.errors import PlanError
@@ -99,5 +100,5 @@ def _pools(cluster: Cluster, path: Path) -> tuple[str, ...]:
 def _check(arguments: Sequence[str]) -> None:
     """Raise if `penstock train` would not take these arguments, as it would itself."""
     command = typer.Typer(add_completion=False)
-    command.command()(train)
+    command.command(cls=JobCommand)(train)
     typer.main.get_command(command).make_context("penstock train", [*arguments])

@@ -25,6 +25,7 @@ from penstock.plan import Plan
 from penstock.program.lower_plan import stages_of
 from penstock.runtime.child import outlive_parent
 from penstock.runtime.hosts import place_key
+from penstock.script import as_started
 from penstock.search import Fixed
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, addresses_of
 from penstock.training.choose import Choice, for_plan
@@ -81,6 +82,14 @@ def join_run(
               JobError: its job cannot be loaded.
     """
     known = _known(str(run), token_file)
+    with as_started(kept_job(Path(known.folder))):
+        return _joined(known, limit_s, listener, notice)
+
+
+def _joined(
+    known: Addresses, limit_s: float, listener: Listener, notice: Callable[[], bool]
+) -> Lived:
+    """Be a rank of an elastic run of which these addresses are known."""
     folder, members = Path(known.folder), tuple(known.members.values())
     own = _made(known, folder, listener)
     pilot = RunPilot(own.run)

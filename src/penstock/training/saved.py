@@ -1,6 +1,7 @@
 """Saved: a plan's file, and beside it the graph, the profiles and the cluster it was made with.
 
-A run's folder also keeps the text that named its job, and where it was given: `job.json`.
+A run's folder also keeps the text that named its job, with the arguments of its script, and where
+it was given: `job.json`.
 
 With `plan.json` they are `graph.json`, `profile.json` and `cluster.toml`; with another name, like
 `fast.json`, they are `fast.graph.json` and so on, so that several plans can share a folder.
@@ -18,6 +19,7 @@ from penstock.graph.graph import Graph
 from penstock.plan import Plan, check_fits
 from penstock.profile import Profile
 from penstock.profile.kinds import load_profiles, save_profiles
+from penstock.script import script_of
 
 
 class Basis(NamedTuple):
@@ -79,15 +81,34 @@ def kept_job(folder: Path) -> str:
 
     Raises:   JobError: the folder does not know it.
     """
-    hint = "say which job made it: --job JOB"
+    text, place = _kept(folder)
+    if not text:
+        message = f"{folder} does not say which job it is a run of"
+        raise JobError(message, hint=_WHICH)
+    file = script_of(text).place
+    return str(Path(place) / text) if (Path(place) / file).is_file() else text
+
+
+def text_in(folder: Path) -> str:
+    """Return what named the job of the run in `folder`, as it was given; "": nothing says so.
+
+    Raises:   JobError: what says so is damaged.
+    """
+    return _kept(folder)[0]
+
+
+_WHICH = "say which job made it: --job JOB"
+
+
+def _kept(folder: Path) -> tuple[str, str]:
+    """Return what named the job of a run, and in which folder; "" twice where nobody knows."""
     if not (folder / "job.json").exists():
-        raise JobError(f"{folder} does not say which job it is a run of", hint=hint)
+        return "", ""
     content = read_json(folder / "job.json", JobError, "job.json")
     text, place = content.get("job"), content.get("from")
     if not (isinstance(text, str) and isinstance(place, str)):
-        raise JobError(f"{folder / 'job.json'} does not name a job", hint=hint)
-    file = text.rpartition(":")[0] or text
-    return str(Path(place) / text) if (Path(place) / file).is_file() else text
+        raise JobError(f"{folder / 'job.json'} does not name a job", hint=_WHICH)
+    return text, place
 
 
 def _files(path: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from penstock.profile.noise import EVERY as NOISE_EVERY
 from penstock.rules.ruled import ruled
 from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
+from penstock.script import script_of
 from penstock.search import Fixed
 from penstock.training import saved, trial
 from penstock.training.ask import to_fill
@@ -99,7 +100,7 @@ class Session:
     """One run: what was requested, and its phases.
 
     job:      what is trained: the author's, with modules replaced where rules say so.
-    text:     how the job was named, "file.py:name"; "": it was given as a record.
+    text:     how the job was named, "file.py:name -- ARGUMENTS"; "": it was given as a record.
     units:    into which the stages of the plan are cut, whichever it is; None: it stays as it is.
     weights:  the file or folder whose weights the model begins with; "": it makes its own.
     on_step:  called with the row of each step, as `metrics.jsonl` has it, and the writers' rows.
@@ -231,6 +232,7 @@ class Session:
             "--resume": self.resume,
             "--until-loss": None if self.goal is None else tuple(self.goal.goal),
             "--units": self.units,
+            "arguments": script_of(self.text).arguments,
             "--with": [(rule.verb, rule.pattern, rule.how) for rule in rules],
             "choices": replace(self.fixed, rules=()),
             "--plan": None if given is None else given.to_json(),
@@ -571,11 +573,12 @@ class Session:
         steps = self.num_steps if self.num_steps != self.job.num_steps else None
         replaces = [rule for rule in self.fixed.rules if rule.verb == "replace"]
         goal = None if self.goal is None else self.goal.goal
-        told = resumption(self.text, self.folder, steps, replaces, goal, url=self.mirror)
-        if not (self.elastic and self.text):
-            return told
-        ranks = self.fixed.ranks if self.job.batch_by_ranks else None  # a share is a part of them
-        return f"{told} --elastic" + ("" if ranks is None else f" --ranks {ranks}")
+        script = script_of(self.text)
+        told = resumption(script.job, self.folder, steps, replaces, goal, url=self.mirror)
+        if self.elastic and self.text:
+            ranks = self.fixed.ranks if self.job.batch_by_ranks else None  # a share is part of them
+            told += " --elastic" + ("" if ranks is None else f" --ranks {ranks}")
+        return f"{told} -- {script.tail}" if script.arguments else told
 
     def task(
         self, choice: Choice, first_step: int, checkpoint: Path | None, board: "Board"

@@ -10,13 +10,14 @@ import torch
 
 from penstock.cluster import Cluster
 from penstock.elastic.notice import place_of_notice
-from penstock.errors import PlanError, RunError
+from penstock.errors import JobError, PlanError, RunError
 from penstock.fleet.batch import Least
 from penstock.job import Job, load_job
 from penstock.plan import Offloaded, Plan, Units
 from penstock.rules import Rule, load
 from penstock.runtime.launch import under_torchrun
 from penstock.schedule.recipe import AnySchedule
+from penstock.script import as_started, script_of, with_arguments
 from penstock.search import Fixed
 from penstock.training import ask
 from penstock.training.choose import Machines
@@ -28,6 +29,7 @@ from penstock.training.lock import locked
 from penstock.training.mirror import url_of
 from penstock.training.prepare import started_on
 from penstock.training.replaced import replaced
+from penstock.training.saved import text_in
 from penstock.training.session import Session
 from penstock.training.settle import CheckOptions
 from penstock.training.torchrun import train_under_torchrun
@@ -54,6 +56,7 @@ _OF_PLANS = (
 def train(  # long: one for each flag of the command  # noqa: PLR0913
     job: Job | str,
     *,
+    arguments: Sequence[str] = (),
     cluster: Cluster | Path | str | None = None,
     plan: Plan | Path | str | None = None,
     ranks: int | None = None,
@@ -89,6 +92,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     get None.
 
     job:               a record, or "file.py[:name]" or "module[:name]".
+    arguments:         of the script that `job` names, for its own parser.
     cluster:           the machines it runs on, or their file; default: this one, measured.
     plan:              train by this one, or by that in a file; default: searched for, with as many
                        `ranks`, `stages` and with that `schedule` where they are given: a name,
@@ -189,13 +193,41 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             mirror=url_of(out),
         )
 
-    with _one_thread():
+    job = _with_arguments(job, arguments)
+    if resume and isinstance(job, str):
+        job = _as_before(job, _folder_of(job, out), listener)
+    with _one_thread(), as_started(job if isinstance(job, str) else ""):
         if not under_torchrun():
             return _train_here(make())
         if elastic and is_under_way(folder := _folder_of(job, out)):
             join_on_host(folder, listener)  # its host was lost, and is there again
             return None
         return train_under_torchrun(make)
+
+
+def _with_arguments(job: Job | str, arguments: Sequence[str]) -> Job | str:
+    """Return what names the job with the arguments of its script.
+
+    Raises:   JobError: no script is named.
+    """
+    if not arguments:
+        return job
+    if isinstance(job, Job):
+        hint = 'name the file: ps.train("script.py", arguments=[...])'
+        raise JobError("a job that is a record has read its arguments already", hint=hint)
+    return with_arguments(job, arguments)
+
+
+def _as_before(text: str, folder: Path, listener: Listener) -> str:
+    """Return what names the job of a run that goes on, with its arguments if there are no others.
+
+    Raises:   JobError: the run's own file is damaged.
+    """
+    script, before = script_of(text), script_of(text_in(folder))
+    if script.arguments or before.job != script.job or not before.arguments:
+        return text
+    listener.say(f"arguments of the script as before: {before.tail}")
+    return str(before)
 
 
 def _goal(loss: float | None, least: Least, job: Job) -> GoalWatch | None:
@@ -309,6 +341,7 @@ def _folder_of(job: Job | str, out: Path | str | None) -> Path:
 
 
 def _name(job: str) -> str:
+    job = script_of(job).job
     place, _, name = job.rpartition(":") if ":" in job else (job, "", "")
     stem = Path(place).stem.rpartition(".")[2] or "job"
     return f"{stem}-{name}" if name else stem

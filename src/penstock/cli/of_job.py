@@ -1,0 +1,53 @@
+"""Of a job: a command that is given JOB takes the arguments of its script behind `--`.
+
+penstock train script.py --steps 100 -- --lr 0.1
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from penstock.errors import JobError
+from penstock.script import as_started, has_helped, with_arguments
+
+_NAMES = "job", "what"  # of the parameter that is the job
+
+
+class JobCommand(TyperCommand):
+    """A command of a job, whose script sees its own arguments alone while the command lasts."""
+
+    takes_arguments = True
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what stands before `--` as the command's, and the rest as the script's."""
+        own, arguments = divided(args)
+        rest: list[str] = super().parse_args(ctx, own)
+        name = next(name for name in _NAMES if name in ctx.params)
+        if arguments and ctx.params[name] is None:
+            raise typer.BadParameter("What stands behind -- belongs to the script of --job", ctx)
+        if arguments:
+            ctx.params[name] = with_arguments(ctx.params[name], arguments)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; the help of a script, where its arguments ask for it, is enough."""
+        text = next(ctx.params[name] for name in _NAMES if name in ctx.params) or ""
+        with as_started(text):
+            try:
+                return super().invoke(ctx)
+            except JobError as problem:
+                if has_helped(problem, text):
+                    return None
+                raise
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what the line of usage says, the script's arguments last."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
+
+
+def divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before the first `--`, and what behind it."""
+    at = words.index("--") if "--" in words else len(words)
+    return [*words[:at]], [*words[at + 1 :]]
