@@ -8,6 +8,7 @@ mean what they mean in a plain loop.  The module keeps its own values: a run len
 import functools
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from penstock import _compat
 from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.functional import where
-from penstock.graph.trace import device_here
+from penstock.graph.trace import built_by, newest_beside
 from penstock.job import Job, Parameters
 
 _alone = threading.RLock()  # modules may be shared by the threads of a process
@@ -200,7 +201,7 @@ def _built(job: Job, model: nn.Module) -> nn.Module:
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with _compat.GENERATOR, torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
         torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
-        new = job.model().to(device_here())
+        new = built_by(job)
     if new is not model:
         for own, other in (
             (new.parameters(), model.parameters()),
@@ -232,17 +233,20 @@ def stand_ins(model: nn.Module, most: int) -> Generator[dict[str, Tensor]]:
 class Loan:
     """Lends other tensors to the module of a whole optimizer for the time of a step.
 
-    Values by name, of parameters or buffers; those of parameters are what a step changes.
+    Values by name, of parameters or buffers; those of parameters are what a step changes.  The
+    module that was built last, if that is another one, has them too: a hook may look at that.
     stays:   whether the module keeps them after a step: nobody else looks at it.
     """
 
     def __init__(
         self, whole: WholeOptimizer, values: Mapping[str, Tensor], *, stays: bool = False
     ) -> None:
-        self.stays = stays
-        known: dict[str, Tensor] = {**dict(whole.model.named_buffers()), **whole.parameters}
+        self.stays, self.model, self.values = stays, whole.model, values
+        known = _held(whole.model)
         self.names = [name for name in known if name in values]
         self.rows = [(known[name], values[name], values[name].data_ptr()) for name in self.names]
+        self.seen = weakref.ref(whole.model)
+        self.seen_rows: tuple[list[str], Rows] = [], []
 
     def run(self, gradients: Mapping[str, Tensor], step: Callable[[], object]) -> None:
         """Call `step` while the module has the values lent, and these gradients or none.
@@ -251,25 +255,48 @@ class Loan:
         """
         given = [gradients.get(name) for name in self.names]
         with _alone:
-            before = [tensor.data for tensor, _, _ in self.rows]
+            names, seen = self._seen_elsewhere()
+            before = [tensor.data for tensor, _, _ in (*self.rows, *seen)]
             try:
                 for (tensor, value, _), gradient in zip(self.rows, given, strict=True):
                     tensor.data = value
                     if gradient is not None:
                         tensor.grad = gradient
+                for tensor, value, _ in seen:
+                    tensor.data = value
                 step()
+                take_over(names, seen)
                 take_over(self.names, self.rows)
             finally:
-                for (tensor, _, _), old in zip(self.rows, before, strict=True):
+                both = (*self.rows, *seen)
+                for at, ((tensor, _, _), old) in enumerate(zip(both, before, strict=True)):
                     tensor.grad = None
-                    if not self.stays:
+                    if at >= len(self.rows) or not self.stays:
                         tensor.data = old
 
+    def _seen_elsewhere(self) -> "tuple[list[str], Rows]":
+        """Return names and rows of the module that was built last, where that is another one."""
+        newest = newest_beside(self.model)
+        if newest is not self.seen():
+            own, there = _held(self.model), _held(newest)
+            alike = all(n in there and there[n].shape == t.shape for n, t in own.items())
+            lends = alike and newest is not self.model
+            values = {n: self.values.get(n, t.data) for n, t in own.items()} if lends else {}
+            rows = [(there[name], value, value.data_ptr()) for name, value in values.items()]
+            self.seen, self.seen_rows = weakref.ref(newest), (list(values), rows)
+        return self.seen_rows
 
-def take_over(names: Sequence[str], rows: Sequence[tuple[Tensor, Tensor, int]]) -> None:
+
+Rows = Sequence[tuple[Tensor, Tensor, int]]  # a tensor, its place, the address of that
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_buffers()), **dict(model.named_parameters())}
+
+
+def take_over(names: Sequence[str], rows: "Rows") -> None:
     """Copy what was put in the place of a tensor's data to where the data belongs.
 
-    rows:     (tensor, its place, the address of that).
     Raises:   RunError: it has another shape or dtype.
     """
     for name, (tensor, value, address) in zip(names, rows, strict=True):

@@ -9,6 +9,7 @@ A model that needs more (a mixture of experts whose op refuses fake tensors, a l
 
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -169,13 +170,42 @@ def build_model(job: Job) -> nn.Module:
     """
     with _compat.GENERATOR:
         torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
-        model = job.model().to(device_here())
+        model = built_by(job)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             message = f"parameter {name} of the job's model has no shape yet: its layer is lazy"
             hint = "run one batch through the model in `model()`, or give the layer its sizes"
             raise JobError(message, hint=hint)
     return model
+
+
+class _Built:
+    """What a job's `model` has built last: hooks of its optimizer may look at that module."""
+
+    def __init__(self) -> None:
+        self.newest: Callable[[], nn.Module | None] = lambda: None
+
+
+_built_of: "weakref.WeakKeyDictionary[object, _Built]" = weakref.WeakKeyDictionary()
+_built_with: "weakref.WeakKeyDictionary[nn.Module, _Built]" = weakref.WeakKeyDictionary()
+
+
+def built_by(job: Job) -> nn.Module:
+    """Return what the job's `model` builds now, on the device of this process."""
+    model = job.model().to(device_here())
+    try:
+        known = _built_of.setdefault(job.model, _Built())
+    except TypeError:  # an object that has no hash
+        return model
+    known.newest = weakref.ref(model)
+    _built_with[model] = known
+    return model
+
+
+def newest_beside(model: nn.Module) -> nn.Module:
+    """Return the module that was built last by what has built `model`; itself if that is gone."""
+    known = _built_with.get(model)
+    return (known.newest() if known is not None else None) or model
 
 
 def device_here() -> torch.device:

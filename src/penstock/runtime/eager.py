@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.batches import ReadNumbers
@@ -26,7 +26,7 @@ from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.precision import cast_weights
-from penstock.graph.trace import build_model, device_here, loss_and_figures
+from penstock.graph.trace import build_model, device_here, loss_and_figures, newest_beside
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
@@ -171,15 +171,30 @@ def _is_saved_on_the_way(task: EagerTask) -> bool:
     return any(is_due(step, task.checkpoint_every) for step in aside)
 
 
+def _trained(task: EagerTask) -> nn.Module:
+    """Return the module that is trained, and that hooks see: none is built after it.
+
+    Raises:   CheckpointError: no checkpoint holds all that the optimizer keeps.
+    """
+    model = build_model(task.job)
+    if task.resume is not None:
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        Optimizers(task.job, model, trained).may_resume()
+    return model if newest_beside(model) is model else build_model(task.job)
+
+
 class EagerRank:
     """One replica: the module, its optimizer and its place in the data."""
 
     def __init__(self, task: EagerTask, transport: Transport) -> None:
         self.job, self.transport, self.rank = task.job, transport, transport.rank
+        self.alone = transport.num_ranks == 1 or task.job.buffers == "per replica"
+        laws = task.laws  # trying them builds a model, which is not to be the newest
+        laws = buffer_laws(task.job) if laws is None and not self.alone else laws
         self.everyone = tuple(range(transport.num_ranks))
         self.control = Control(task.board, task.every_s)
         self.saver: Saver | None = None
-        self.model = build_model(task.job)
+        self.model = _trained(task)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise JobError("the model has no trainable parameter", hint="unfreeze some")
@@ -198,9 +213,8 @@ class EagerRank:
         self.calls, self.marks = self._bind(), list[float]()
         if task.resume is not None:
             self._load(checkpoint.load(task.resume))
-        self.alone = len(self.everyone) == 1 or task.job.buffers == "per replica"
         self.others: list[str] = []  # what forward is not to write
-        self.written = None if self.alone else self._carried(task.laws)
+        self.written = None if self.alone else self._carried(laws or {})
         if task.checkpoints is not None and self.rank == 0:
             checkpoint.discard(task.checkpoints)
             forget(task.checkpoints)
@@ -324,12 +338,11 @@ class EagerRank:
         count = self.job.micro_batches
         refuse_norm(norm, self.now, range(self.now * count, (self.now + 1) * count), names)
 
-    def _carried(self, laws: Laws | None) -> Carried | None:
+    def _carried(self, laws: Laws) -> Carried | None:
         """Return what carries what forward writes; None if that is nothing.
 
         Raises:   PlanError: a buffer has to see all micro-batches in order.
         """
-        laws = buffer_laws(self.job) if laws is None else laws
         for name, law in laws.items():
             if law.coefficient is None:
                 raise in_order(name, law, f"{len(self.everyone)} replicas share them")
@@ -378,7 +391,6 @@ class EagerRank:
         return weights | {f"buffers/{name}": value for name, value in self.model.named_buffers()}
 
     def _load(self, state: checkpoint.Checkpoint) -> None:
-        Optimizers(self.job, self.model, self.parameters).may_resume()
         load_model(self.model, state.tensors)
         self.updates.take(state.tensors, state.plain)
         if self.loss_scale is not None:
