@@ -38,6 +38,10 @@ def ops(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op == "call_function"]
 
 
+def scripted_gate(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x) + F.softplus(x)
+
+
 def loss_and_gradient(x: Tensor, w: Tensor) -> list[Tensor]:
     with _compat.tracing_backward():
         loss = (x @ w).tanh().sum()
@@ -456,3 +460,25 @@ def test_a_rank_alone_sums_over_gloo() -> None:
     own = torch.ones(2)
     group.allreduce([own]).wait()
     assert own.tolist() == [1.0, 1.0]
+
+
+def test_scripted_function_runs_the_same_ops_in_every_call() -> None:
+    names: list[list[str]] = []
+
+    class Noted(_compat.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names[-1].append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(scripted_gate)
+    with _compat.scripts_as_written(), torch.autograd.set_multithreading_enabled(False):
+        for _ in range(4):
+            names.append([])
+            x = torch.ones(3, requires_grad=True)
+            with Noted():
+                scripted(x).sum().backward()
+    assert names[0] == names[1] == names[2] == names[3]
+    assert "aten.sigmoid.default" in names[0]
+    assert torch._C._get_graph_executor_optimize()

@@ -75,6 +75,7 @@ __all__ = [
     "pytree",
     "reparametrize",
     "schema_of",
+    "scripts_as_written",
     "storage_key",
     "tracing_backward",
     "tracing_session",
@@ -121,7 +122,22 @@ def tracing_session(mode: FakeTensorMode) -> Generator[None]:
         stack.enter_context(preserve_node_meta())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.compiler._non_strict_tracing_context())
+        stack.enter_context(scripts_as_written())
         yield
+
+
+@contextmanager
+def scripts_as_written() -> Generator[None]:
+    """Let torch.jit run what is scripted op by op: its second and third call are not fused.
+
+    Only so do equal calls run equal ops, forward and backward.
+    """
+    before = torch._C._get_graph_executor_optimize()
+    torch._C._set_graph_executor_optimize(False)
+    try:
+        yield
+    finally:
+        torch._C._set_graph_executor_optimize(before)
 
 
 @contextmanager

@@ -7,9 +7,11 @@ import queue
 import random
 import re
 import sqlite3
+import sys
 import threading
 import time
 import uuid
+import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,7 +21,9 @@ from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
+from types import ModuleType
 
+import einops
 import numpy as np
 import pytest
 import torch
@@ -269,6 +273,12 @@ def asks_for_an_address(net: Net, x: Tensor) -> Tensor:
     return x if x.data_ptr() else 2 * x
 
 
+def keeps_a_table_of_a_buffer_that_it_writes(net: Net, x: Tensor) -> Tensor:
+    net.buffer += 1
+    net.table = net.buffer * 2 if net.table is None else net.table
+    return x * net.table
+
+
 def registers_what_is_saved(net: Net, x: Tensor) -> Tensor:
     if not hasattr(net, "mask"):
         net.register_buffer("mask", torch.ones(4, D).tril())
@@ -357,6 +367,7 @@ FOUND = [
     (reads_the_last_batch, 2, lambda: {"last": None}, "add was not there before"),
     (keeps_its_first_weights, 3, lambda: {"first": None}, "what an earlier micro-batch made"),
     (scales_by_the_first_batch, 2, lambda: {"scale": None}, "detach is no longer there"),
+    (keeps_a_table_of_a_buffer_that_it_writes, 3, lambda: {"table": None}, "an earlier"),
     (goes_round, 1, lambda: {"rates": itertools.cycle([1.0, 0.5])}, "model.rates"),
     (takes_turns, 2, lambda: {"turn": False}, "model.turn.*True"),
     (toggles_training, 1, dict, "model.training"),
@@ -550,6 +561,33 @@ def test_layer_that_an_update_freezes_is_found(by: str) -> None:
     assert not impurities(replace(examined, num_steps=3))
 
 
+def keeps_a_table_of_its_teacher(net: Net, x: Tensor) -> Tensor:
+    net.table = 2 * net.teacher if net.table is None else net.table
+    return x * net.table
+
+
+@pytest.mark.parametrize("first", [0, 1, 4])
+def test_buffer_that_an_update_moves_is_found_where_what_was_made_of_it_is_kept(first: int) -> None:
+    steps: list[int] = []
+
+    class Teaching(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            if len(steps) >= first:
+                made[-1].teacher.data.mul_(0.9)
+            steps.append(1)
+
+    made: list[Net] = []
+
+    def model() -> Net:
+        state = {"teacher": nn.Buffer(torch.ones(D)), "table": None}
+        made.append(Net(keeps_a_table_of_its_teacher, **state))
+        return made[-1]
+
+    found = impurities(Job(model, square, data, lambda p: Teaching(p, lr=0.1), num_steps=20))
+    assert re.search("an earlier micro-batch made|buffer teacher", describe(found))
+
+
 def test_loss_that_reads_the_rate_of_the_optimizer_is_found() -> None:
     made: list[torch.optim.Optimizer] = []
 
@@ -691,6 +729,10 @@ def logs_a_gradient(net: Net, x: Tensor) -> Tensor:
     return x
 
 
+def frozen_with_a_memory() -> dict[str, object]:
+    return {"teacher": nn.Linear(D, D).requires_grad_(False), "known": {}}
+
+
 def draws_by_torch(net: Net, x: Tensor) -> Tensor:
     return F.dropout(x, 0.3) + torch.randn_like(x) * torch.rand(())
 
@@ -701,9 +743,72 @@ def frozen_teacher(net: Net, x: Tensor) -> Tensor:
     return x - net.teacher(x).detach()
 
 
+def looks_for_what_is_imported(net: Net, x: Tensor) -> Tensor:
+    sys.modules[f"made_by_a_library_{len(sys.modules)}"] = ModuleType("made")  # as an import does
+    return 2 * x if "tensorflow" in sys.modules or net.modules_of_all.get("jax") else x
+
+
+def rearranges(net: Net, x: Tensor) -> Tensor:
+    x = einops.rearrange(x, "b (h d) -> b (d h)", h=2)
+    return x + einops.repeat(einops.reduce(x, "b d -> b", "mean"), "b -> b d", d=D)
+
+
+def keeps_a_table_of_a_buffer(net: Net, x: Tensor) -> Tensor:
+    if net.table is None or len(net.table) < x.shape[1]:
+        net.table = torch.cat([net.angles, net.angles]).cos()
+        return x * net.table
+    return x * net.table[: x.shape[1]]
+
+
+def keeps_what_frozen_weights_make(net: Net, x: Tensor) -> Tensor:
+    if "prompts" not in net.known:
+        net.known["prompts"] = net.teacher(torch.ones(D)).detach()
+    return x - net.known["prompts"]
+
+
+def scripted(what):
+    """Return it as torch.jit.script makes it; that many do, though torch now warns of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(what)
+
+
+@scripted
+def gate(x: Tensor, y: Tensor) -> Tensor:
+    return x * torch.sigmoid(y) + torch.nn.functional.softplus(x)
+
+
+def gates_by_a_script(net: Net, x: Tensor) -> Tensor:
+    return gate(x, 2 * x)
+
+
+class Plain(nn.Module):
+    """Something to script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x)) * 2 if x.dim() > 1 else x
+
+
+def runs_a_scripted_module(net: Net, x: Tensor) -> Tensor:
+    return net.scripted(x)
+
+
 @pytest.mark.parametrize(
     ("then", "state"),
     [
+        (looks_for_what_is_imported, lambda: {"modules_of_all": sys.modules}),
+        (rearranges, dict),
+        (
+            keeps_a_table_of_a_buffer,
+            lambda: {"table": None, "angles": nn.Buffer(torch.arange(4.0))},
+        ),
+        (keeps_what_frozen_weights_make, frozen_with_a_memory),
+        (gates_by_a_script, dict),
+        (runs_a_scripted_module, lambda: {"scripted": scripted(Plain())}),
         (frozen_teacher, lambda: {"teacher": nn.Linear(D, D).requires_grad_(False)}),
         (only_counts, lambda: {"calls": 0, "total": 0.0, "history": [], "average": 0.0}),
         (tells_an_average, dict),

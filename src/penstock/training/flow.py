@@ -5,13 +5,14 @@ values from elsewhere.  Two micro-batches are one function of weights and batch 
 their results are equal, whatever the tensors hold; a trace is that function, once.
 
 What an earlier micro-batch made is an input of its own kind, with its own name.  A constant that
-the first one computed and kept (a mask, rotary angles) goes by the ops that made it.
+the first one computed and kept (a mask, rotary angles) goes by the ops that made it, as long as
+the buffers and frozen parameters that it was computed from hold what they held.
 """
 
 import ctypes
 import hashlib
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,6 +37,7 @@ _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MADE = "what an earlier micro-batch made"
 _ELSEWHERE = "values from outside model and batch"
 _SUM = "the gradient so far"
+_MOVING = ""  # the root of what parameters, the batch, gradients or random numbers are in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,12 +73,18 @@ class RecordedMicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LiveStorage:
-    """What a living storage holds; `moves` if parameters, batch or random numbers are in it."""
+    """What a living storage holds.
+
+    roots:    the inputs that it was computed from; _MOVING for all that change with every step.
+    made:     by an op.
+    carried:  from an earlier micro-batch.
+    """
 
     name: int
-    moves: bool
-    made: bool  # by an op
+    roots: frozenset[str]
+    made: bool
     alive: Any
+    carried: bool = False
 
 
 class Recorder(_compat.DispatchMode):
@@ -93,6 +101,8 @@ class Recorder(_compat.DispatchMode):
         self.held: dict[int, _LiveStorage] = {}
         self.opaque: dict[int, tuple[Tensor, _LiveStorage]] = {}  # tensors without a storage
         self.words: dict[int, str] = {}
+        self.fixed: dict[str, str] = {}  # the digests of inputs that something kept was made of
+        self.relied: set[str] = set()  # of these, those whose product was read again
         self.now, self.count, self.random = RecordedMicroBatch(), 0, 0
 
     @contextmanager
@@ -135,16 +145,35 @@ class Recorder(_compat.DispatchMode):
 
     def _forget(self) -> None:
         """Mark what the last micro-batch left behind; what only Python changes is read anew."""
+        inputs = self._fixed_inputs()
+        moved = {_MOVING, *(name for name, tensor in inputs.items() if self._held(tensor).made)}
         kept: dict[int, _LiveStorage] = {}
         for key, held in self.held.items():
             if held.alive.expired() or not held.made:
                 continue
             kept[key] = held
-            if held.moves:
-                name = hash((_MADE, self.count, held.name))
+            name, roots = held.name, held.roots
+            if not roots.isdisjoint(moved) or not roots <= self._unmoved(roots):
+                name, roots = hash((_MADE, self.count, held.name)), frozenset((_MOVING,))
                 self.words[name] = _MADE
-                kept[key] = _LiveStorage(name, True, True, held.alive)
+            kept[key] = _LiveStorage(name, roots, True, held.alive, carried=True)
         self.held, self.opaque = kept, {}
+
+    def _fixed_inputs(self) -> dict[str, Tensor]:
+        """Return the buffers and frozen parameters by their names as roots."""
+        found = {f"buffer {n}": b for n, b in self.model.named_buffers() if n in self.buffers}
+        named = self.model.named_parameters()
+        return {**found, **{f"parameter {n}": p for n, p in named if not p.requires_grad}}
+
+    def _unmoved(self, roots: Collection[str]) -> set[str]:
+        """Return those of these inputs that hold what they held when first asked for."""
+        present = {name: t for name, t in self._fixed_inputs().items() if name in roots}
+        found = {name: _digest(tensor) for name, tensor in present.items()}
+        return {n for n, digest in found.items() if self.fixed.setdefault(n, digest) == digest}
+
+    def moved(self) -> list[str]:
+        """Return the inputs that have changed since something of theirs was kept and read again."""
+        return sorted(self.relied - self._unmoved(self.relied))
 
     def _name_inputs(self, leaves: Sequence[Any]) -> None:
         rows: list[tuple[str, str, Tensor]] = []
@@ -156,7 +185,9 @@ class Recorder(_compat.DispatchMode):
                 self.words[hash(("gradient", name))] = _SUM
         rows += [("batch", str(k), leaf) for k, leaf in enumerate(leaves) if _is_tensor(leaf)]
         for kind, name, tensor in rows:
-            self._hold(tensor, hash((kind, name)), moves=True, made=kind == "batch")
+            is_fixed = kind == "buffer" or (kind == "parameter" and not tensor.requires_grad)
+            roots = frozenset((f"{kind} {name}" if is_fixed else _MOVING,))
+            self._hold(tensor, hash((kind, name)), roots, made=kind == "batch")
 
     def _noting(self, name: str) -> Callable[[Tensor], None]:
         def note(gradient: Tensor) -> None:
@@ -166,13 +197,15 @@ class Recorder(_compat.DispatchMode):
 
     # -- names ------------------------------------------------------------------------------------
 
-    def _hold(self, tensor: Tensor, name: int, *, moves: bool, made: bool) -> _LiveStorage:
+    def _hold(
+        self, tensor: Tensor, name: int, roots: frozenset[str], *, made: bool
+    ) -> _LiveStorage:
         key = _key(tensor)
         if key is None:
-            held = _LiveStorage(name, moves, made, None)
+            held = _LiveStorage(name, roots, made, None)
             self.opaque[id(tensor)] = tensor, held
         else:
-            held = _LiveStorage(name, moves, made, StorageWeakRef(tensor.untyped_storage()))
+            held = _LiveStorage(name, roots, made, StorageWeakRef(tensor.untyped_storage()))
             self.held[key] = held
         return held
 
@@ -185,7 +218,7 @@ class Recorder(_compat.DispatchMode):
             return self.held[key]
         name = hash((_ELSEWHERE, _digest(tensor)))
         self.words[name] = _ELSEWHERE
-        return self._hold(tensor, name, moves=False, made=False)
+        return self._hold(tensor, name, frozenset(), made=False)
 
     def _token(self, value: Any) -> Token:
         if isinstance(value, Tensor):
@@ -219,27 +252,28 @@ class Recorder(_compat.DispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given = list(_tensors((args, tuple(kwargs.values()))))
         held = [self._held(tensor) for tensor in given]
-        moves, drawn = any(one.moves for one in held), 0
+        roots, drawn = frozenset[str]().union(*(one.roots for one in held)), 0
+        self.relied.update(*(one.roots for one in held if one.carried))
         law = _law(func)
         if law.may_draw and _compat.draws_random(func, args, kwargs):
             self.random += 1
-            moves, drawn = True, self.random
+            roots, drawn = roots | {_MOVING}, self.random
         tokens = (self._token(args), tuple((k, self._token(v)) for k, v in kwargs.items()), drawn)
         name = hash((law.text, tokens))
         line = self.line_of(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
         self.now.ops.append(Op(name, law.text, tokens, line))
         result = func(*args, **kwargs)
         if law.depends and (func not in _INDEXED or any(map(_is_mask, _tensors((args[1],))))):
-            self.now.data_dependent |= moves
+            self.now.data_dependent |= bool(roots)
             self.now.asked += [tokens] if law.asks else []
         known = {_key(tensor) for tensor in given}
         if law.writes:
             for at, tensor in enumerate(_written(func, args, kwargs)):
-                self._hold(tensor, hash((name, "written", at)), moves=moves, made=True)
+                self._hold(tensor, hash((name, "written", at)), roots, made=True)
         for at, tensor in enumerate(_tensors((result,))):
             key = _key(tensor)
             if key is None or key not in known:
-                self._hold(tensor, hash((name, at)), moves=moves, made=True)
+                self._hold(tensor, hash((name, at)), roots, made=True)
         return result
 
 

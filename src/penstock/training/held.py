@@ -18,6 +18,7 @@ import gc
 import hashlib
 import io
 import itertools
+import linecache
 import logging
 import os
 import random
@@ -62,6 +63,18 @@ _SKIPPED = (
     types.FrameType,
     types.TracebackType,
     types.CodeType,
+)
+# What the interpreter keeps of what was imported, compiled or warned of: memory of its own, that
+# another module which is imported changes, and nothing that a job computes.
+_OF_THE_INTERPRETER = (
+    sys.modules,
+    sys.path,
+    sys.path_hooks,
+    sys.path_importer_cache,
+    sys.meta_path,
+    sys.warnoptions,
+    warnings.filters,
+    linecache.cache,
 )
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
@@ -190,7 +203,7 @@ class _Walk:
             token = id(value), value._version  # pyright: ignore[reportPrivateUsage]
         if token is not None:
             self.values[place] = token
-        elif isinstance(value, (*_SKIPPED, ModuleType)) or self._again(value):
+        elif _is_of_others(value) or self._again(value):
             return
         elif isinstance(value, dict):
             self._items(place, value)
@@ -260,6 +273,13 @@ class _Walk:
         self.seen.add(id(value))
         self.alive.append(value)
         return False
+
+
+def _is_of_others(value: object) -> bool:
+    """Return whether it is no state of a job: a module, a lock, what the interpreter keeps."""
+    if isinstance(value, (*_SKIPPED, ModuleType)):
+        return True
+    return any(value is one for one in _OF_THE_INTERPRETER)
 
 
 # -- what can be compared -------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock import _compat
 from penstock.batches import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import PLAIN, leaf_key
@@ -108,7 +109,7 @@ def _told(job: Job, beat: Beat) -> list[dict[str, str]]:
 
 def _examined(job: Job, beat: Beat) -> tuple[Impurity, ...]:
     try:
-        with torch.compiler.set_stance("force_eager"):  # what is compiled computes the same
+        with torch.compiler.set_stance("force_eager"), _compat.scripts_as_written():
             seen = _Loop(job, beat).run()
     except PenstockError:
         raise
@@ -429,6 +430,9 @@ class _Loop:
             why = f"it differs between micro-batches ({how})"
             yield Impurity("what is computed", _text(line), why)
             return
+        for name in self.flow.moved():
+            why = "changes as the loop goes on, and what was computed from it is kept and read"
+            yield Impurity(f"the values of {name}", "model", why)
 
     def _of_values(self) -> Iterator[Impurity]:
         if any(self.losses[k] != self.losses[k + 1] for k in (0, 2) if self._is_exact()):
