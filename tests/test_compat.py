@@ -5,6 +5,7 @@ If one of these fails on a new torch, mend `penstock._compat` and nothing else.
 
 import ast
 import gc
+import multiprocessing
 import os
 import re
 import subprocess
@@ -482,3 +483,14 @@ def test_scripted_function_runs_the_same_ops_in_every_call() -> None:
     assert names[0] == names[1] == names[2] == names[3]
     assert "aten.sigmoid.default" in names[0]
     assert torch._C._get_graph_executor_optimize()
+
+
+def test_a_process_without_a_parent_numbers_its_children_from_the_first():
+    from penstock.runtime.child import in_a_fork
+
+    def look(beat):
+        _compat.forget_parent_process()
+        fork = multiprocessing.get_context("fork")
+        return [multiprocessing.parent_process() is None, fork.Process(target=int).name]
+
+    assert in_a_fork(look, 30) == [True, "ForkProcess-1"]

@@ -1,4 +1,4 @@
-"""Every private name of torch that Penstock uses, in one file; each has a test.
+"""Every private name of torch, and of Python, that Penstock uses, in one file; each has a test.
 
 Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere else.
 """
@@ -6,6 +6,8 @@ Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false
 
+import itertools
+import multiprocessing.process
 import os
 import sys
 import threading
@@ -54,6 +56,7 @@ __all__ = [
     "draws_random",
     "dynamo_scalars",
     "fake_mode",
+    "forget_parent_process",
     "gloo_group",
     "gradient_norms",
     "groups_by_dtype",
@@ -532,3 +535,17 @@ def nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options = nccl.Options()
     options._timeout = timeout
     return nccl(store, rank, size, options)
+
+
+# -- Python ---------------------------------------------------------------------------------------
+
+
+def forget_parent_process() -> None:
+    """Let this process be the main one to `multiprocessing.parent_process()` and to its children.
+
+    Their names count from 1, as those of a process that nobody has forked.
+    """
+    module: Any = multiprocessing.process
+    module._parent_process = None
+    module._process_counter = itertools.count(1)
+    module.current_process()._identity = ()

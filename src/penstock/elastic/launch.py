@@ -34,6 +34,7 @@ from penstock.errors import PenstockError, RunError
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import let_children_die_with_this, outlive_parent
 from penstock.runtime.hosts import place_key
+from penstock.runtime.inherited import be_as_plain
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.threads import ThreadTransport, thread_transports
 from penstock.runtime.worker import RankResult
@@ -251,6 +252,7 @@ class _Fork(NamedTuple):
 
 
 def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
+    be_as_plain()
     random.setstate(place.seed)
     let_children_die_with_this()
     outlive_parent()

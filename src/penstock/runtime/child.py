@@ -4,6 +4,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ import torch
 
 from penstock import errors
 from penstock.errors import PenstockError, RunError
+from penstock.runtime.inherited import be_as_plain, own_positions
 
 _PR_SET_PDEATHSIG = 1
 _A_DAY_S, _SOON_S = 86_400.0, 1e-4
@@ -41,14 +43,19 @@ def outlive_parent() -> None:
 def let_children_die_with_this() -> None:
     """Let no process that this one forks outlive it, nor those that they fork.
 
-    They die with the thread that forks them, which the kernel takes for their parent.
+    They die with the thread that forks them, which the kernel takes for their parent.  Positions
+    in files are their own.
     """
     parents: list[int] = []
 
     def note_parent() -> None:
         parents[:] = [os.getpid()]
 
-    os.register_at_fork(before=note_parent, after_in_child=lambda: die_with(parents[0]))
+    def begin() -> None:
+        die_with(parents[0])
+        own_positions()
+
+    os.register_at_fork(before=note_parent, after_in_child=begin)
 
 
 def join(thread: threading.Thread) -> None:
@@ -80,7 +87,8 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_live, args=(call, sender, os.getpid()), daemon=True)
+    about = call, sender, os.getpid(), random.getstate()
+    child = context.Process(target=_live, args=about, daemon=True)
     child.start()
     sender.close()
     try:
@@ -113,7 +121,7 @@ class Aside:
 
         context = multiprocessing.get_context("fork")
         self._receiver, sender = context.Pipe(duplex=False)
-        about = live, sender, os.getpid()
+        about = live, sender, os.getpid(), random.getstate()
         self._child = context.Process(target=_live, args=about, daemon=True)
         self._child.start()
         sender.close()
@@ -151,10 +159,11 @@ def apart(call: Callable[[], Any]) -> Any:
     return in_a_fork(lambda beat: call(), _A_DAY_S) if can_fork() else call()
 
 
-def _live(call: Callable[[Beat], Any], pipe: Any, parent: int) -> None:
+def _live(call: Callable[[Beat], Any], pipe: Any, parent: int, seed: tuple[Any, ...]) -> None:
     die_with(parent)
+    be_as_plain()
+    random.setstate(seed)  # as in a rank: Python seeds it anew in a fork
     let_children_die_with_this()
-    multiprocessing.current_process().daemon = False  # it may have children itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch.set_num_threads(1)
 

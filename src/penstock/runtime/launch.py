@@ -32,6 +32,7 @@ from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import die_with, join, let_children_die_with_this
 from penstock.runtime.finite import NotFiniteError
+from penstock.runtime.inherited import be_as_plain
 from penstock.runtime.sampler import Samples
 from penstock.runtime.saver import Saves
 from penstock.runtime.transport import Transport, TransportError
@@ -98,7 +99,7 @@ def run_threads(
             ended[transport.rank].set()
 
     ended = [threading.Event() for _ in transports]
-    threads = [threading.Thread(target=live, args=(end,), daemon=True) for end in transports]
+    threads = [_named_as_main(partial(live, end)) for end in transports]
     try:
         _live_together(threads, ended)
     except BaseException as problem:  # Ctrl-C, as a rule
@@ -110,6 +111,11 @@ def run_threads(
     if failures:
         raise _first_cause(failures)
     return [results[rank] for rank in range(num_ranks)]
+
+
+def _named_as_main(call: Callable[[], None]) -> threading.Thread:
+    """Return a thread that has the name by which the job's code knows its own from a plain run."""
+    return threading.Thread(target=call, name=threading.main_thread().name, daemon=True)
 
 
 def _live_together(threads: Sequence[threading.Thread], ended: Sequence[threading.Event]) -> None:
@@ -202,9 +208,9 @@ def _child(
     parent: tuple[int, tuple[Any, ...]],
 ) -> None:
     die_with(parent[0])
+    be_as_plain()
     random.setstate(parent[1])  # Python seeds it anew in a fork, as numpy and torch do not
     let_children_die_with_this()
-    multiprocessing.current_process().daemon = False  # of the parent; it may have children itself
     _leave_signals_to_the_parent()
     for number, (receiver, sender) in enumerate(pipes):
         receiver.close()

@@ -25,6 +25,7 @@ from penstock.plan import Plan
 from penstock.program.lower_plan import stages_of
 from penstock.runtime.child import outlive_parent
 from penstock.runtime.hosts import place_key
+from penstock.runtime.inherited import be_as_plain
 from penstock.script import as_started
 from penstock.search import Fixed
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, addresses_of
@@ -142,6 +143,7 @@ def _leaves(board: "Board", notice: Callable[[], bool]) -> bool:
 
 def _joins(folder: Path, listener: Listener, notice: Callable[[], bool]) -> None:
     """Be the member in a process of its own: neither torchrun nor its parent ends it."""
+    be_as_plain()
     outlive_parent()
     os.setsid()
     try:
