@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ZOO = Path(__file__).parent / "zoo"
 
@@ -21,13 +21,17 @@ DELAY = {"2bw": 1}  # its gradients are those of the weights one step ago
 TURNS = ("chimera", "replicas", "interleaved", "zero bubble", "v")
 
 
+STEPS = 10
+
+
 class Script(NamedTuple):
-    """One script: the file that it stands in, its name, what is odd, and its plans by name."""
+    """One script: its file and name, what is odd, its plans by name, and steps to run it for."""
 
     path: Path
     name: str
     odd: str
     plans: tuple[str, ...]
+    steps: int = STEPS
 
     @property
     def about(self) -> str:
@@ -42,12 +46,13 @@ def scripts(zoo: Path | None = None) -> Iterator[Script]:
     turn = 0
     for path in sorted((zoo or ZOO).glob("*.py")):
         tree = ast.parse(path.read_text())
-        thirds = _thirds(tree)
+        thirds, steps = _said_of_all(tree, "THIRD"), _said_of_all(tree, "STEPS")
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and _is_script(node):
                 odd = " ".join((ast.get_docstring(node) or "").split())
                 third = thirds.get(node.name, thirds.get("*", TURNS[turn % len(TURNS)]))
-                yield Script(path, node.name, odd, ("default", "1f1b", third))
+                plans = "default", "1f1b", third
+                yield Script(path, node.name, odd, plans, steps.get(node.name, STEPS))
                 turn += 1
 
 
@@ -56,11 +61,11 @@ def _is_script(node: ast.FunctionDef) -> bool:
     return returns.rpartition(".")[2] == "Job" and not node.name.startswith("_")
 
 
-def _thirds(tree: ast.Module) -> Mapping[str, str]:
-    """Return what a file says of the third plan of its scripts: THIRD = {name or "*": plan}."""
+def _said_of_all(tree: ast.Module, name: str) -> Mapping[str, Any]:
+    """Return what a file says of its scripts: THIRD, plans by name ("*": all), or STEPS."""
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name("THIRD")], value=value):
+            case ast.Assign(targets=[ast.Name(target)], value=value) if target == name:
                 return ast.literal_eval(value)
             case _:
                 pass

@@ -29,13 +29,24 @@ class Difference(NamedTuple):
 
 def read(folder: Path) -> Found:
     """Return the newest checkpoint of a run's folder, and the loss of every step."""
-    newest = max((folder / "checkpoints").glob("step-*"))
+    newest = newest_checkpoint(folder)
     tensors: dict[str, Tensor] = {}
     for part in sorted(newest.glob("*.safetensors")):
         tensors |= load_file(part)
     plain = json.loads((newest / "state.json").read_text())["plain"]
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return Found(tensors, plain, [row["loss"] for row in rows])
+    losses = {row["step"]: row["loss"] for row in rows}  # a step done again counts as the last time
+    return Found(tensors, plain, [losses[n] for n in sorted(losses) if n <= steps_of(newest)])
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """Return the checkpoint of a run's folder after most steps."""
+    return max((folder / "checkpoints").glob("step-*"))
+
+
+def steps_of(checkpoint: Path) -> int:
+    """Return after how many steps a checkpoint was written."""
+    return int(checkpoint.name.partition("-")[2])
 
 
 def difference(found: Found, expected: Found) -> Difference:

@@ -12,13 +12,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.graph.code import SeededRandom, micro_batch_seed
 
 UPDATES = 0x6A09E667  # added to the job's seed for what an optimizer draws
+
+OF_CHECKPOINT = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug"}
 
 State = dict[str, Tensor]
 
@@ -49,8 +53,8 @@ def load(path: Path, name: str) -> Any:
 
     Activations are not computed twice in the plain loop: `checkpoint` means the plain call.
     """
-    torch.utils.checkpoint.checkpoint = lambda function, *args, use_reentrant, **options: function(
-        *args, **options
+    torch.utils.checkpoint.checkpoint = lambda function, *args, **options: function(
+        *args, **{key: x for key, x in options.items() if key not in OF_CHECKPOINT}
     )
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
@@ -103,9 +107,10 @@ def _gradients(job: Any, model: nn.Module, data: Iterator[Any], step: int) -> fl
     """Leave the step's gradient in `.grad`; return its mean loss."""
     total = 0.0
     for number in range(job.micro_batches):
-        batch = next(data, None)
-        if batch is None:
-            raise DataEndedError
+        try:
+            batch = _tensors(next(data))
+        except StopIteration:
+            raise DataEndedError from None
         with SeededRandom(micro_batch_seed(job.seed, step * job.micro_batches + number)):
             cast = job.autocast and torch.autocast("cpu", dtype=getattr(torch, job.autocast))
             with cast or nullcontext():
@@ -113,6 +118,17 @@ def _gradients(job: Any, model: nn.Module, data: Iterator[Any], step: int) -> fl
             (loss / job.micro_batches).backward()
         total += loss.item()
     return total / job.micro_batches
+
+
+def _tensors(batch: Any) -> Any:
+    """Return the batch as it is, but numpy's arrays and numbers as tensors (docs/job.md)."""
+    leaves, structure = tree_flatten(batch)
+    if not any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves):
+        return batch
+    return tree_unflatten(
+        [torch.as_tensor(x) if isinstance(x, np.ndarray | np.generic) else x for x in leaves],
+        structure,
+    )
 
 
 def _loss_of(value: Any) -> Tensor:

@@ -30,7 +30,6 @@ from bench.scripts.compare import ROUNDING, ROUNDING_BFLOAT16, difference, read
 from bench.scripts.oracle import DataEndedError, Found, load, plain_loop
 from penstock.cli import main
 
-STEPS = 10
 LIMIT_S = 300.0
 _BROKEN = 99  # the exit code of work that raised
 _EAGER_WORDS = ("eager",)
@@ -58,7 +57,7 @@ class Row:
     @property
     def unclean(self) -> bool:
         """Whether the error is that of a line of the product, not words for a person."""
-        return self.refused and _UNCLEAN.search(self.why) is not None
+        return self.refused and is_unclean(self.why)
 
     def json(self) -> dict[str, object]:
         return {**asdict(self), "silent": self.silent, "unclean": self.unclean}
@@ -91,7 +90,7 @@ class Bench:
         for plan in plans or script.plans:
             delay = DELAY.get(plan, 0)
             if delay not in loops:
-                loops[delay] = self._loop(script, delay)
+                loops[delay] = self.loop(script, script.steps, delay)
             yield self._row(script, plan, loops[delay])
 
     def _row(self, script: Script, plan: str, loop: Found | str) -> Row:
@@ -101,63 +100,72 @@ class Bench:
         ran = self._train(script, plan, out)
         seconds = time.perf_counter() - start
         equal, gap, why = False, None, ""
-        refused = ran.code not in (0, None) and "error:" in ran.errors
+        refused = is_refusal(ran)
         if ran.code is None:
             why = f"still running after {LIMIT_S:.0f} s"
         elif ran.code:
-            lines = [line for line in ran.errors.splitlines() if "error:" in line]
-            why = (lines or ran.errors.splitlines() or ["no word"])[-1]
-            refused = refused and "Traceback" not in ran.errors
+            why = last_error(ran)
         elif isinstance(loop, str):
             why = f"the plain loop fails: {loop}"
         else:
             found = difference(read(out), loop)
-            limit = ROUNDING_BFLOAT16 if _is_bfloat16(script) else ROUNDING
+            limit = ROUNDING_BFLOAT16 if is_bfloat16(script) else ROUNDING
             equal, gap = found.value <= limit, found.value
             why = _said(ran.errors) if equal else found.where
         name = f"{script.about}:{script.name}"
         return Row(
-            name, plan, script.odd, equal, gap, refused, _what_ran(out, ran), why[:150], seconds
+            name,
+            plan,
+            script.odd,
+            equal,
+            gap,
+            refused,
+            what_ran(out) if ran.code == 0 else "",
+            why[:150],
+            seconds,
         )
 
     def _train(self, script: Script, plan: str, out: Path) -> Ran:
-        arguments = ["train", f"{script.path}:{script.name}", "--steps", str(STEPS)]
+        arguments = ["train", f"{script.path}:{script.name}", "--steps", str(script.steps)]
         arguments += ["--out", str(out), *PLANS[plan]]
         machines = self.folder / f"machines-{plan}.toml".replace(" ", "-")
         if "--schedule" in arguments and machines.exists():
             arguments += ["--cluster", str(machines)]
-        ran = self._forked(lambda: main(arguments))
+        ran = self.run(lambda: main(arguments))
         if ran.code == 0 and not machines.exists() and (out / "cluster.toml").exists():
             shutil.copy(out / "cluster.toml", machines)
         return ran
 
-    def _loop(self, script: Script, delay: int) -> Found | str:
+    def loop(self, script: Script, steps: int, delay: int = 0) -> Found | str:
         """Return what the plain loop gives, or why it fails."""
         path = self.folder / "loop.pt"
         path.unlink(missing_ok=True)
 
         def work() -> int:
             try:
-                found = plain_loop(load(script.path, script.name), STEPS, delay=delay)
+                found = plain_loop(load(script.path, script.name), steps, delay=delay)
             except DataEndedError:
                 print("error: the data ended", flush=True)
                 return 1
             torch.save(tuple(found), path)
             return 0
 
-        ran = self._forked(work)
+        ran = self.run(work)
         if ran.code == 0:
             return Found(*torch.load(path))
         return (ran.errors.splitlines() or ["no word"])[-1]
 
-    def _forked(self, work: Callable[[], int]) -> Ran:
-        """Return how `work` ended in a new process with its own group, output and randomness."""
+    def run(self, work: Callable[[], int]) -> Ran:
+        """Return how `work` ended in a new process."""
+        return self.start(work).wait()
+
+    def start(self, work: Callable[[], int]) -> "Begun":
+        """Begin `work` in a new process with its own group, output and randomness."""
         said = self.folder / f"said-{next(self.numbers)}.txt"
         process = os.fork()
         if process == 0:
             self._child(work, said)
-        code = _wait(process, LIMIT_S)
-        return Ran(code, said.read_text(errors="replace"))
+        return Begun(process, said, time.monotonic() + LIMIT_S)
 
     def _child(self, work: Callable[[], int], said: Path) -> None:
         os.setsid()
@@ -179,31 +187,65 @@ class Bench:
             os._exit(code)
 
 
-def _wait(process: int, limit_s: float) -> int | None:
-    """Return a child's exit code; None if it ran past the limit, and is then ended."""
-    until = time.monotonic() + limit_s
-    while time.monotonic() < until:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return None
+class Begun:
+    """A process that was started, and is ended at its limit."""
+
+    def __init__(self, process: int, said: Path, until: float) -> None:
+        self.process, self.said, self.until = process, said, until
+        self._status: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended; past its limit it is ended here."""
+        if self._status is None:
+            ended, status = os.waitpid(self.process, os.WNOHANG)
+            self._status = status if ended else None
+        return self._status is not None or time.monotonic() > self.until
+
+    def wait(self) -> Ran:
+        """Return how it ended; past its limit without a code."""
+        while not self.is_over:
+            time.sleep(0.02)
+        code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
+        if code is None:
+            self.kill()
+        return Ran(code, self.said.read_text(errors="replace"))
+
+    def kill(self) -> None:
+        """Kill it and all that it has started."""
+        os.killpg(self.process, signal.SIGKILL)
+        if self._status is None:
+            _, self._status = os.waitpid(self.process, 0)
 
 
-def _is_bfloat16(script: Script) -> bool:
+def is_unclean(why: str) -> bool:
+    """Return whether an error is that of a line of the product, not words for a person."""
+    return _UNCLEAN.search(why) is not None
+
+
+def last_error(ran: Ran) -> str:
+    """Return the last line that names an error, else the last line."""
+    lines = [line for line in ran.errors.splitlines() if "error:" in line]
+    return (lines or ran.errors.splitlines() or ["no word"])[-1]
+
+
+def is_refusal(ran: Ran) -> bool:
+    """Return whether a command ended with an error in words."""
+    return ran.code not in (0, None) and "error:" in ran.errors and "Traceback" not in ran.errors
+
+
+def is_bfloat16(script: Script) -> bool:
     return "bfloat16" in script.name
 
 
-def _what_ran(out: Path, ran: Ran) -> str:
-    """Return the plan in a few words; "eager" where there was none."""
-    if ran.code != 0:
-        return ""
+def what_ran(out: Path) -> str:
+    """Return the plan of a run's folder in a few words; "eager" where there was none."""
     if not (out / "plan.json").exists():
         return "eager"
     plan = json.loads((out / "plan.json").read_text())
-    return f"{plan['replicas']} x {len(plan['cuts']) + 1} {plan['schedule']}"
+    schedule = plan["schedule"]
+    name = schedule if isinstance(schedule, str) else schedule["builder"]
+    return f"{plan['replicas']} x {len(plan['cuts']) + 1} {name}"
 
 
 def _said(errors: str) -> str:
