@@ -2483,6 +2483,30 @@ BREAKS = (
         ("tests/test_script.py",),
         "SystemExit: 2, and nobody knows which argument",
     ),
+    Break(
+        "a data worker has torch's handler of SIGTERM",
+        "_compat.py",
+        "        before()\n        call()\n        signal.pthread_sigmask(",
+        "        before()\n        signal.pthread_sigmask(",
+        ("tests/test_compat.py", "tests/runtime/test_spared.py"),
+        "a signal to the group ends the run without a checkpoint",
+    ),
+    Break(
+        "what a rank ends ignores it",
+        "runtime/spared.py",
+        "    BaseProcess.terminate = BaseProcess.kill\n",
+        "    pass\n",
+        ("tests/runtime/test_spared.py",),
+        "a pool that data ends is waited for for ever",
+    ),
+    Break(
+        "a signal that a reading process gets asks all ranks to stop",
+        "training/stop.py",
+        "        if os.getpid() != own:  # it reads data for this one\n",
+        "        if False:\n",
+        ("tests/runtime/test_spared.py",),
+        "a worker that is told to end ends the run",
+    ),
 )
 
 

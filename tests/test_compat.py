@@ -494,3 +494,18 @@ def test_a_process_without_a_parent_numbers_its_children_from_the_first():
         return [multiprocessing.parent_process() is None, fork.Process(target=int).name]
 
     assert in_a_fork(look, 30) == [True, "ForkProcess-1"]
+
+
+def test_something_is_called_after_the_signal_handlers_of_a_data_worker() -> None:
+    from torch.utils.data._utils import signal_handling
+
+    before, called = signal_handling._set_worker_signal_handlers, list[object]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            signal_handling, "_set_worker_signal_handlers", lambda: called.append("torch")
+        )
+        with _compat.after_worker_signals(lambda: called.append("own")):
+            signal_handling._set_worker_signal_handlers()
+        signal_handling._set_worker_signal_handlers()
+    assert called == ["torch", "own", "torch"]
+    assert signal_handling._set_worker_signal_handlers is before

@@ -9,6 +9,7 @@ Code runs on torch 2.11 and later.  A name that moves is fixed here and nowhere 
 import itertools
 import multiprocessing.process
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -549,3 +550,27 @@ def forget_parent_process() -> None:
     module._parent_process = None
     module._process_counter = itertools.count(1)
     module.current_process()._identity = ()
+
+
+@contextmanager
+def after_worker_signals(call: Callable[[], None]) -> Generator[None]:
+    """Call something in each process of a DataLoader, once torch has set its handlers there.
+
+    No signal that ends a program comes in between.
+    """
+    from torch.utils.data._utils import signal_handling
+
+    place: Any = signal_handling
+    before: Callable[[], None] = place._set_worker_signal_handlers
+
+    def handlers() -> None:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        before()
+        call()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    place._set_worker_signal_handlers = handlers
+    try:
+        yield
+    finally:
+        place._set_worker_signal_handlers = before

@@ -35,6 +35,7 @@ from penstock.runtime.calls import StepResult
 from penstock.runtime.child import let_children_die_with_this, outlive_parent
 from penstock.runtime.hosts import place_key
 from penstock.runtime.inherited import be_as_plain
+from penstock.runtime.spared import spare
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.threads import ThreadTransport, thread_transports
 from penstock.runtime.worker import RankResult
@@ -266,6 +267,7 @@ def _child(start: Start, scribe: Scribe, place: _Fork) -> None:
     notice = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: notice.set())  # its machine will go
+    spare()
     told = start.notice
     start = start._replace(notice=lambda: notice.is_set() or told())
     mesh = Mesh(place.member, place.listeners[place.member], start.token)

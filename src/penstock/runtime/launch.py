@@ -35,6 +35,7 @@ from penstock.runtime.finite import NotFiniteError
 from penstock.runtime.inherited import be_as_plain
 from penstock.runtime.sampler import Samples
 from penstock.runtime.saver import Saves
+from penstock.runtime.spared import spare
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.groups import world_of
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
@@ -233,18 +234,13 @@ def _child(
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Let this rank, but no process that it starts, survive a signal to the whole group.
+    """Let this rank, and what reads its data, survive a signal to the whole group.
 
-    The parent stops it by a word between steps, or kills it.
+    The parent stops it by a word between steps, or kills it; a program that it starts is ended.
     """
-    own = os.getpid()
-
-    def heard(number: int, _: object) -> None:
-        if os.getpid() != own:  # a worker that reads data, say
-            os._exit(128 + number)
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, heard)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    spare()
 
 
 def _host_transport(

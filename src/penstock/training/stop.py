@@ -30,21 +30,25 @@ def stopping(board: "Board | None", *, tells: bool = True) -> "Generator[Board]"
     Raises:   Stopped: a second signal came.
     """
     from penstock.runtime.control import LocalBoard
+    from penstock.runtime.spared import sparing
 
     with contextlib.ExitStack() as opened:
         if board is None:
             board = opened.enter_context(contextlib.closing(LocalBoard()))
         if threading.current_thread() is threading.main_thread():  # only that one may ask for them
             opened.enter_context(_hearing(board, tells=tells))
+            opened.enter_context(sparing())  # it may be a rank itself
         yield board
 
 
 @contextlib.contextmanager
 def _hearing(board: "Board", *, tells: bool) -> Generator[None]:
-    heard = False
+    heard, own = False, os.getpid()
 
     def hear(number: int, _: object) -> None:
         nonlocal heard
+        if os.getpid() != own:  # it reads data for this one
+            return
         if heard:
             raise Stopped(number)
         heard = True
