@@ -2488,7 +2488,7 @@ BREAKS = (
         "_compat.py",
         "        before()\n        call()\n        signal.pthread_sigmask(",
         "        before()\n        signal.pthread_sigmask(",
-        ("tests/test_compat.py", "tests/runtime/test_spared.py"),
+        ("tests/runtime/test_spared.py",),
         "a signal to the group ends the run without a checkpoint",
     ),
     Break(
