@@ -382,6 +382,21 @@ def test_hooks_of_one_optimizer_and_of_all_are_seen() -> None:
     assert _compat.has_step_hooks(made)
 
 
+def test_norms_of_torch_are_known_and_hooks_on_modules_seen() -> None:
+    class Own(nn.BatchNorm1d):
+        pass
+
+    assert all(map(_compat.is_norm, (nn.BatchNorm2d(3), nn.InstanceNorm1d(3))))
+    assert not any(map(_compat.is_norm, (Own(3), nn.LayerNorm(3), nn.GroupNorm(1, 3))))
+    norm = nn.BatchNorm1d(3)
+    assert not _compat.has_forward_hooks(norm)
+    for register in (norm.register_forward_hook, norm.register_forward_pre_hook):
+        handle = register(lambda *_: None)
+        assert _compat.has_forward_hooks(norm)
+        handle.remove()
+    assert not _compat.has_forward_hooks(norm)
+
+
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "Adafactor", "Muon", "RAdam"])
 def test_torchs_optimizers_have_no_attributes_of_their_own(name: str) -> None:
     made = getattr(torch.optim, name)([nn.Parameter(torch.zeros(2, 2))], lr=0.1)

@@ -56,6 +56,7 @@ TORCH_FILES = {
     "graph/rows.py",
     "graph/reserved.py",
     "graph/dynamo.py",
+    "graph/linear.py",
     "graph/merge.py",
     "graph/flop.py",
     "graph/code.py",

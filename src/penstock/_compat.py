@@ -36,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.fx.traceback import annotate, preserve_node_meta
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils import _pytree as pytree
@@ -61,11 +62,13 @@ __all__ = [
     "gloo_group",
     "gradient_norms",
     "groups_by_dtype",
+    "has_forward_hooks",
     "has_gradient_hook",
     "has_step_hooks",
     "hooks_of",
     "in_backward",
     "is_fake",
+    "is_norm",
     "keep_compiled_code",
     "make_fx",
     "memory_mark",
@@ -504,6 +507,16 @@ def without_scheduler(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def without_order_warning(optimizer: torch.optim.Optimizer) -> None:
     """Let a scheduler be stepped before the optimizer without a warning."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether it is one of torch's norms with running statistics, and no class of one."""
+    return isinstance(module, _NormBase) and type(module).__module__.startswith("torch.nn.")
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Return whether somebody asked to be called where a module is."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:

@@ -12,9 +12,10 @@ from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import plan_by_hand
 from penstock.program.of_plan import lower
-from penstock.runtime import buffers
-from penstock.runtime.buffers import BufferLaw, buffer_laws, check_chosen, fixed_for
+from penstock.runtime import measured
+from penstock.runtime.buffers import BufferLaw, buffer_laws, check_chosen, fixed_for, settled
 from penstock.runtime.launch import run_threads
+from penstock.runtime.measured import measured_laws
 from penstock.search import Fixed
 from penstock.training.run import run
 
@@ -51,7 +52,7 @@ def sgd(parameters):
 
 
 def law_of(rule, first: Tensor) -> BufferLaw:
-    (law,) = buffer_laws(job_of(lambda: Writes(rule, first))).values()
+    (law,) = measured_laws(job_of(lambda: Writes(rule, first))).values()
     return law
 
 
@@ -108,7 +109,7 @@ def test_a_figure_beside_the_loss_may_not_depend_on_a_part():
     def loss(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return model(x).square().mean(), {"seen": model.b.double()}
 
-    (law,) = buffer_laws(replace(job_of(make), loss=loss)).values()
+    (law,) = measured_laws(replace(job_of(make), loss=loss)).values()
     assert law.why == "the figure seen depends on it"
 
 
@@ -130,7 +131,7 @@ def test_buffers_that_one_op_writes_do_not_depend_on_each_other():
         model.register_buffer("other", FLOATS.clone())
         return model
 
-    assert buffer_laws(job_of(make)) == {"b": BufferLaw(0.5), "other": BufferLaw(0.25)}
+    assert measured_laws(job_of(make)) == {"b": BufferLaw(0.5), "other": BufferLaw(0.25)}
 
 
 def maximum(m: nn.Module, y: Tensor) -> None:
@@ -197,7 +198,7 @@ def test_a_gradient_that_depends_on_a_buffer_is_noticed():
         model.forward = scaled
         return model
 
-    (law,) = buffer_laws(job_of(make)).values()
+    (law,) = measured_laws(job_of(make)).values()
     assert str(law) == "in order: the gradient of layer.weight depends on it"
 
 
@@ -222,7 +223,7 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_what_depends_on_an_ordered_buffer_is_ordered(hidden):
-    laws = buffer_laws(job_of(lambda: Two(hidden=hidden)))
+    laws = measured_laws(job_of(lambda: Two(hidden=hidden)))
     assert str(laws["mean"]) == "in order: it depends on count"
     why = "forward looks at its value" if hidden else "mean depends on it"
     assert laws["count"].why == why
@@ -258,10 +259,10 @@ def test_weights_that_forward_writes_count_too():
             self.target[0].data.mul_(0.5).add_(self.layer.weight.detach(), alpha=0.5)
             return self.layer(x)
 
-    assert buffer_laws(job_of(lambda: Teaching(trained=False))) == {
+    assert measured_laws(job_of(lambda: Teaching(trained=False))) == {
         "teacher.weight": BufferLaw(0.5)
     }
-    (law,) = buffer_laws(job_of(lambda: Teaching(trained=True))).values()
+    (law,) = measured_laws(job_of(lambda: Teaching(trained=True))).values()
     assert law.why == "forward writes into this weight, which the optimizer changes"
 
 
@@ -271,7 +272,7 @@ def test_buffers_that_share_their_memory_are_ordered():
         model.register_buffer("part", model.b[:2])
         return model
 
-    laws = buffer_laws(job_of(make))
+    laws = measured_laws(job_of(make))
     assert laws["part"] == laws["b"]
     assert laws["b"].why == "it shares its memory with another one"
 
@@ -279,7 +280,7 @@ def test_buffers_that_share_their_memory_are_ordered():
 def test_the_model_stays_as_it_was():
     model = Two(hidden=False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    buffer_laws(job_of(lambda: model))
+    measured_laws(job_of(lambda: model))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -287,7 +288,7 @@ def test_the_model_stays_as_it_was():
 def test_nothing_is_run_where_the_trace_writes_no_buffer(monkeypatch):
     job = job_of(lambda: nn.Linear(WIDTH, WIDTH))
     captured = capture(job)
-    monkeypatch.setattr(buffers, "build_model", None)
+    monkeypatch.setattr(measured, "build_model", None)
     assert buffer_laws(job, captured) == {}
 
 
@@ -300,6 +301,98 @@ def test_unseeded_noise_does_not_hide_a_law():
         return torch.tensor(float(next(noise)))
 
     assert law_of(rule, FLOATS).coefficient == 0.5
+
+
+# -- what two micro-batches cannot show ----------------------------------------------------------
+
+
+class ByClass(nn.Module):
+    """Running means of each class, which move where the class is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("means", torch.zeros(2, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        chosen = torch.stack([x[:, 0] > -9, x[:, 0] <= 9]).to(y.dtype)  # all are in the first ones
+        with torch.no_grad():
+            counts = chosen.sum(1, keepdim=True)
+            new = 0.9 * self.means + 0.1 * (chosen @ y) / counts.clamp(min=1)
+            self.means.copy_(torch.where(counts > 0, new, self.means))
+        return y
+
+
+def test_what_two_micro_batches_follow_is_no_law_where_the_data_may_change_it():
+    job = job_of(ByClass)
+    assert measured_laws(job)["means"].coefficient == pytest.approx(0.9)
+    laws = buffer_laws(job, capture(job))
+    assert str(laws["means"]) == "in order: how much of it stays is up to the data (where)"
+    fit, decision = fixed_for(job, laws, Fixed(ranks=2))
+    assert (fit.buffers, decision.value) == ("one copy", "one copy")
+
+
+def test_a_law_of_the_trace_has_the_coefficient_that_is_measured():
+    job = job_of(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
+    assert buffer_laws(job, capture(job)) == measured_laws(job)
+    bent = job_of(lambda: Writes(ORDERED["each of its own"][0], FLOATS))
+    (law,) = buffer_laws(bent, capture(bent)).values()
+    assert law.why == "its next value is not a constant * old + new"
+
+
+def test_what_was_not_tried_or_not_traced_has_no_law():
+    job = job_of(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
+    (other, *_), captured = measured_laws(job).values(), capture(job)
+    laws = settled({"else": other}, captured)
+    assert {law.coefficient for law in laws.values()} == {None}
+    assert laws["else"].why == "the traced step does not write it"
+    assert laws["1.running_mean"].why == "forward did not write it when it was tried"
+
+
+def test_without_a_trace_only_norms_of_torch_have_laws():
+    class Mixed(Writes):
+        def __init__(self) -> None:
+            super().__init__(lambda m, y: put(m, 0.5 * m.b + m.norm(y).mean(0)), FLOATS)
+            self.norm = nn.BatchNorm1d(WIDTH)
+
+    laws = buffer_laws(job_of(Mixed))
+    assert laws["b"].why.startswith("the step is not traced")
+    laws.pop("b")
+    assert {law.calls for law in laws.values()} == {1}
+    assert laws["norm.running_mean"].coefficient == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("how", ["a hook", "a class of its own", "another forward"])
+def test_norms_that_somebody_has_changed_have_no_law_without_a_trace(how):
+    class Other(nn.BatchNorm1d):
+        pass
+
+    def make() -> nn.Module:
+        norm = (Other if how == "a class of its own" else nn.BatchNorm1d)(WIDTH)
+        if how == "a hook":
+            norm.register_forward_hook(lambda *_: None)
+        if how == "another forward":
+            norm.forward = norm.forward
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), norm)
+
+    laws = buffer_laws(job_of(make))
+    assert {law.coefficient for law in laws.values()} == {None}
+
+
+def test_norms_that_some_micro_batches_leave_out_have_no_law():
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+            self.first = next(data(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.layer(x))
+            return y if torch.equal(x, self.first) else y + self.norm(y)
+
+    laws = buffer_laws(job_of(Skips))
+    assert {law.coefficient for law in laws.values()} == {None}
 
 
 # -- what follows --------------------------------------------------------------------------------

@@ -95,6 +95,38 @@ def test_what_is_wrong_is_told_before_anything_runs(asked, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+class ByClass(torch.nn.Module):
+    """Running means of each class, which move where the class is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.register_buffer("means", torch.zeros(2, 4))
+
+    def forward(self, batch):
+        x, labels = batch
+        chosen = torch.nn.functional.one_hot(labels, 2).float()
+        counts = chosen.sum(0)[:, None]
+        with torch.no_grad():
+            new = 0.9 * self.means + 0.1 * (chosen.t() @ x) / counts.clamp(min=1)
+            self.means.copy_(torch.where(counts > 0, new, self.means))
+        return torch.nn.functional.cross_entropy(self.layer(x), labels)
+
+
+def with_both(start):
+    while True:  # both classes are in every batch that is looked at
+        source = torch.Generator().manual_seed(start)
+        yield torch.randn(4, 4, generator=source), torch.tensor([0, 1, 0, 1])
+        start += 1
+
+
+def test_replicas_are_refused_for_buffers_that_the_data_may_move_otherwise(tmp_path):
+    job = ps.Job(ByClass, lambda m, b: m(b), with_both, lambda w: torch.optim.SGD(w, 0.1))
+    job = replace(job, micro_batches=4)
+    with pytest.raises(PlanError, match="one copy of each stage"):
+        ps.train(job, num_steps=1, ranks=2, stages=1, out=tmp_path / "run")
+
+
 def test_optimizer_that_stays_whole_is_refused_units():
     graph = chain([1] * 4, [1] * 4)
     whole = Decision("optimizer", "whole on each replica", "only choice", "it looks at all")

@@ -92,6 +92,7 @@ def _examined(job: Job, text: str, fixed: Fixed) -> "tuple[Capture, Fixed, tuple
     """Return the step, what the job leaves of `fixed`, and the decisions that follow."""
     found = examined(job, text, CheckOptions(strict=True), view.TERMINAL)
     captured = prepare.traced(job, view.TERMINAL, rules=fixed.rules)
+    found = found.settled(captured)
     return captured, *bounded(job, text, captured, found, fixed, view.TERMINAL)
 
 

@@ -46,6 +46,7 @@ from penstock.runtime.finite import (
 from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.meter import Meter
 from penstock.runtime.narrow_sums import sum_over
+from penstock.runtime.norms import ALONE, as_often
 from penstock.runtime.optimizer import Optimizers, eager_updates
 from penstock.runtime.reader import Reader, ReadOrder
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
@@ -214,6 +215,7 @@ class EagerRank:
         if task.resume is not None:
             self._load(checkpoint.load(task.resume))
         self.others: list[str] = []  # what forward is not to write
+        self.norms: dict[str, int] = {}  # whose calls are what the laws of buffers rest on
         self.written = None if self.alone else self._carried(laws or {})
         if task.checkpoints is not None and self.rank == 0:
             checkpoint.discard(task.checkpoints)
@@ -286,7 +288,8 @@ class EagerRank:
         """Leave the gradients of a micro-batch in the parameters; return loss and figures."""
         seed = micro_batch_seed(self.job.seed, self.next_index)
         with SeededRandom(seed), cast_weights(self.job, self.model):
-            loss, figures = loss_and_figures(self.job, self.model, self.batch)
+            with as_often(self.norms, self.model, self.next_index):
+                loss, figures = loss_and_figures(self.job, self.model, self.batch)
             if self.is_guarded:
                 place = self.next_index - self.now * self.job.micro_batches
                 check_loss(float(loss.detach()), self.now, place, self.next_index)
@@ -347,7 +350,9 @@ class EagerRank:
             if law.coefficient is None:
                 raise in_order(name, law, f"{len(self.everyone)} replicas share them")
         self.others = [name for name in self._kept() if name not in {*laws, *self.parameters}]
-        split = (name.rpartition(".") for name in laws)
+        split = [name.rpartition(".") for name in laws]
+        calls = zip(split, laws.values(), strict=True)
+        self.norms = {path: law.calls for (path, _, _), law in calls if law.calls}
         places = [(self.model.get_submodule(path), leaf) for path, _, leaf in split]
         coefficients = [law.coefficient or 0.0 for law in laws.values()]
 
@@ -373,8 +378,7 @@ class EagerRank:
         told = self.transport.all_gather_bytes(own.encode(), self.everyone)
         for name, *digests in zip(self.others, *map(json.loads, told), strict=True):
             if len(set(digests)) > 1:
-                hint = 'train on one rank, or set Job.buffers="per replica"'
-                raise RunError(f"forward writes {name} in some steps only", hint=hint)
+                raise RunError(f"forward writes {name} in some steps only", hint=ALONE)
 
     def state(self) -> State:
         """Return what a checkpoint keeps."""

@@ -15,8 +15,9 @@ from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import Decision
-from penstock.runtime.buffers import BufferLaw, buffer_laws, fixed_for
+from penstock.runtime.buffers import BufferLaw, fixed_for, settled
 from penstock.runtime.child import apart
+from penstock.runtime.measured import measured_laws
 from penstock.runtime.optimizer import undividable
 from penstock.search import Fixed
 from penstock.training.data_check import check_data
@@ -29,7 +30,7 @@ class Examined:
     """What a job was found to be.
 
     one_process:  why only the plain loop itself trains it correctly; empty if plans do.
-    laws:         of each buffer that forward writes.
+    laws:         of each buffer that forward writes, as measured until `settled`.
     failed:       what the job raised when it was run; whoever calls it next will get it too.
     """
 
@@ -37,6 +38,13 @@ class Examined:
     laws: Mapping[str, BufferLaw] = field(default_factory=dict[str, BufferLaw])
     failed: str = ""
     seconds: float = 0.0
+
+    def settled(self, captured: Capture | None) -> "Examined":
+        """Return it with the laws that hold whatever the batch: those that the traced step shows.
+
+        captured:  None where there is none.
+        """
+        return replace(self, laws=settled(self.laws, captured))
 
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON values."""
@@ -104,4 +112,4 @@ def _asked(job: Job, *, check: bool) -> Examined:
         return Examined(one_process=problem)
     if check and (impure := impurities(job)):
         return Examined(one_process=describe(impure))
-    return Examined(laws=buffer_laws(job))
+    return Examined(laws=measured_laws(job))

@@ -156,6 +156,7 @@ class Session:
         captured = None if self.care.eager or found.one_process else self.trace()
         if found.failed:
             raise JobError(found.failed, hint="does it run without Penstock?")
+        found = found.settled(captured)
         if captured is None:
             return self._train_eagerly(first_step, checkpoint, found)
         if self.goal is not None:

@@ -255,7 +255,7 @@ def _led(
     profile = partial(_profiled, rendezvous, numbers, session.job)
     session.there = Machines(cluster, profile, session.listener)
     session.set_aside()
-    choice = session.choose(captured, checkpoint, found)
+    choice = session.choose(captured, checkpoint, found.settled(captured))
     rendezvous.put(_PLAN, json.dumps(choice.plan.to_json()))
     rendezvous.put(_ASK.format(next(numbers)), _ENOUGH)
     return choice
