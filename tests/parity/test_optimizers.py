@@ -159,7 +159,8 @@ def test_an_optimizer_of_another_instance_is_refused():
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [
-        (lambda weights: torch.optim.LBFGS(weights), "LBFGS, computes the loss itself"),
+        (lambda weights: torch.optim.LBFGS(weights), "LBFGS, computes the loss anew with a clos"),
+        (lambda weights: Asks(weights, lr=0.1), "Asks, is to be given loss"),
         (lambda weights: torch.optim.SparseAdam(list(weights)), "gradients are not sparse"),
         (lambda weights: "sgd", "the job's optimizer is a str"),
         (lambda weights: SGD(weights, lr=-1), r"fails at .*test_optimizers.py:\d+"),
@@ -169,6 +170,11 @@ def test_an_optimizer_of_another_instance_is_refused():
 def test_what_cannot_be_an_optimizer_here_is_told(optimizer, words):
     with pytest.raises(JobError, match=words):
         undividable(job_of(optimizer), net())
+
+
+class Asks(SGD):
+    def step(self, loss, closure=None):
+        super().step(closure)
 
 
 def hooks_a_gradient(weights) -> Optimizer:

@@ -130,6 +130,63 @@ def test_an_old_step_has_the_options_that_it_had():
         assert float(schedule.options(step)[0]["lr"]) == pytest.approx(0.9**step)
 
 
+class OfTimm:
+    """One with the methods of timm's: an epoch, or the count of updates, and perhaps a metric."""
+
+    def __init__(self, optimizer, *, in_updates: bool = True) -> None:
+        self.optimizer, self.in_updates = optimizer, in_updates
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        raise AssertionError("nobody knows the epoch")
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + num_updates)
+
+
+class Counted:
+    """What the hint says to do: a step counts, and tells the count."""
+
+    def __init__(self, optimizer) -> None:
+        self.inside, self.count = OfTimm(optimizer), 0
+
+    def step(self) -> None:
+        self.count += 1
+        self.inside.step_update(self.count)
+
+
+def asked_for(scheduler) -> JobError:
+    with pytest.raises(JobError) as caught:
+        JobScheduler(job_of(SGD, scheduler=scheduler), SGD(net().model.parameters(), lr=0.1))
+    return caught.value
+
+
+def test_each_scheduler_that_cannot_be_stepped_has_its_own_sentence_and_hint():
+    class ByLoss:
+        def __init__(self, optimizer) -> None: ...
+        def step(self, val_loss: float) -> None: ...
+
+    class ByEpoch:
+        def __init__(self, optimizer) -> None: ...
+        def step(self, epoch: int) -> None: ...
+
+    plateau, by_loss, timm, by_epoch = map(asked_for, (ReduceLROnPlateau, ByLoss, OfTimm, ByEpoch))
+    assert "ReduceLROnPlateau, waits for a metric" in plateau.message
+    assert "ByLoss, waits for a metric" in by_loss.message
+    assert "CosineAnnealingLR" in plateau.hint
+    assert "metric" not in timm.message
+    assert "t_in_epochs=False" in timm.hint
+    assert "step_update" in timm.hint
+    assert "ByEpoch, takes epoch" in by_epoch.message
+    assert "learning_rate=lambda step" in by_epoch.hint
+
+
+def test_a_scheduler_that_is_wrapped_as_the_hint_says_sets_its_rates():
+    made = SGD(net().model.parameters(), lr=0.1)
+    schedule = JobScheduler(job_of(SGD, scheduler=Counted), made)
+    assert [schedule.options(step)[0]["lr"] for step in range(3)] == [0.1, 0.1 / 2, 0.1 / 3]
+
+
 class AddsGroups:
     def __init__(self, optimizer) -> None:
         self.optimizer = optimizer
@@ -149,6 +206,7 @@ def test_rate_that_fails_in_a_later_step_is_told_with_its_line(tmp_path):
     [
         (ReduceLROnPlateau, "ReduceLROnPlateau, waits for a metric"),
         (lambda o: ChainedScheduler([ExponentialLR(o, 0.9), ReduceLROnPlateau(o)]), "a metric"),
+        (lambda o: OfTimm(o), r"step\(\) of the job's scheduler, OfTimm, takes epoch"),
         (lambda o: None, "is a NoneType"),
         (lambda o: MultiStepLR(o), r"the job's scheduler fails at .*test_schedulers.py"),
         (lambda o: OneCycleLR(o, 0.1, total_steps=2), "fails after step 2"),

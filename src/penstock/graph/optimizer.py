@@ -177,9 +177,15 @@ def _check(optimizer: object) -> None:
         raise JobError(message, hint="use Adam; it needs no sparse gradients")
     step = _compat.without_scheduler(vars(optimizer)).get("step")
     needed = needed_arguments(step) if step else needed_arguments(type(optimizer).step)[1:]
-    if isinstance(optimizer, LBFGS) or needed:
-        message = f"a step of the job's optimizer, {name}, computes the loss itself with a closure"
-        raise JobError(message, hint="use one whose step() needs only the gradients")
+    if isinstance(optimizer, LBFGS) or "closure" in needed:
+        message = f"a step of the job's optimizer, {name}, computes the loss anew with a closure"
+        hint = (
+            "a step here has one loss, of each micro-batch: use one that needs only its gradients"
+        )
+        raise JobError(message, hint=f"{hint}, as AdamW does")
+    if needed:
+        message = f"a step of the job's optimizer, {name}, is to be given {', '.join(needed)}"
+        raise JobError(message, hint="use one whose step() can be called without arguments")
 
 
 def needed_arguments(function: Callable[..., object]) -> list[str]:

@@ -125,11 +125,35 @@ def _check(scheduler: Any) -> None:
         message = f"the job's scheduler is a {type(scheduler).__name__}"
         raise JobError(message, hint="return one of torch.optim.lr_scheduler")
     inside = [scheduler, *getattr(scheduler, "_schedulers", ())]
-    metric = any(isinstance(one, ReduceLROnPlateau) for one in inside)
-    metric = metric or bool(needed_arguments(step))
-    if metric:
-        message = f"the job's scheduler, {type(scheduler).__name__}, waits for a metric"
-        raise JobError(message, hint="use one that depends on the step alone")
+    plateau = next((one for one in inside if isinstance(one, ReduceLROnPlateau)), None)
+    needed = needed_arguments(step)
+    if plateau is not None or _METRICS.intersection(needed):
+        name = type(scheduler if plateau is None else plateau).__name__
+        message = (
+            f"the job's scheduler, {name}, waits for a metric, and none is measured between steps"
+        )
+        raise JobError(message, hint="use one that depends on the step alone, as CosineAnnealingLR")
+    if needed:
+        message = f"step() of the job's scheduler, {type(scheduler).__name__}, takes {needed[0]}"
+        raise JobError(
+            f"{message}, and is called without it after every update", hint=_wrap(scheduler)
+        )
+
+
+_METRICS = {"metric", "metrics", "loss", "val_loss", "score", "value"}
+
+
+def _wrap(scheduler: Any) -> str:
+    """Return what to do about a scheduler that is told where it is, as those of timm are."""
+    if callable(getattr(scheduler, "step_update", None)):
+        return (
+            "count in updates: make it with t_in_epochs=False, in a class of your own whose step() "
+            "counts its calls and passes the count to step_update"
+        )
+    return (
+        "wrap it in a class whose step() counts its calls and passes on what it takes, or give "
+        "the factor of each step as learning_rate=lambda step: ..."
+    )
 
 
 class Rates:
