@@ -184,7 +184,7 @@ def test_each_scheduler_that_cannot_be_stepped_has_its_own_sentence_and_hint():
 def test_a_scheduler_that_is_wrapped_as_the_hint_says_sets_its_rates():
     made = SGD(net().model.parameters(), lr=0.1)
     schedule = JobScheduler(job_of(SGD, scheduler=Counted), made)
-    assert [schedule.options(step)[0]["lr"] for step in range(3)] == [0.1, 0.1 / 2, 0.1 / 3]
+    assert [schedule.options(step)[0]["lr"] for step in (1, 2)] == [0.1 / 2, 0.1 / 3]
 
 
 class AddsGroups:
