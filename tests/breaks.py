@@ -2563,6 +2563,30 @@ BREAKS = (
         ("tests/runtime/test_spared.py",),
         "a worker that is told to end ends the run",
     ),
+    Break(
+        "a validation is held whole",
+        "runtime/validate.py",
+        "    for number, batch in enumerate(batches, 1):\n        yield batch\n",
+        "    for number, batch in enumerate([*batches], 1):\n        yield batch\n",
+        ("tests/training/test_outset.py",),
+        "a large validation takes all memory",
+    ),
+    Break(
+        "a short micro-batch of a validation counts as a whole one",
+        "runtime/validate.py",
+        "    weights = None if is_even else samples\n",
+        "    weights = None\n",
+        ("tests/training/test_outset.py",),
+        "val_loss is off by what the last few samples weigh too much",
+    ),
+    Break(
+        "a validation without end is begun",
+        "training/outset.py",
+        "        if number >= most:\n",
+        "        if False:\n",
+        ("tests/training/test_outset.py",),
+        "the end of a run never comes, and nobody says why",
+    ),
 )
 
 

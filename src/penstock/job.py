@@ -65,7 +65,7 @@ class Job:
     micro_batches  per step, over all replicas
     num_steps      optimizer steps
     clip_norm      largest norm of the whole model's gradient; None: no clipping
-    validation     the micro-batches over which val_loss is the mean
+    validation     the micro-batches over whose samples val_loss is the mean
     validate_every steps after which to validate too, besides at the end; the best is kept
     learning_rate  step -> factor on the optimizer's own rate
     scheduler      optimizer -> scheduler like torch's, stepped once after every update; instead

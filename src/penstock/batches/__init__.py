@@ -3,6 +3,7 @@
 from penstock.batches.loader import batches as batches
 from penstock.batches.loader import from_loader as from_loader
 from penstock.batches.reads import Data as Data
+from penstock.batches.reads import Endless as Endless
 from penstock.batches.reads import ReadNumbers as ReadNumbers
 from penstock.batches.reads import read as read
 from penstock.batches.reads import started as started

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.batches.how import Batching, check_length, mixed, named, own_random, seed_all
-from penstock.batches.reads import ReadNumbers
+from penstock.batches.reads import Endless, ReadNumbers
 from penstock.errors import JobError
 from penstock.job import Batch
 
@@ -44,8 +44,8 @@ class Map:
     def picked(self, reads: ReadNumbers) -> Iterator[Batch]:
         """Return the micro-batches of these numbers, in this order."""
         if not self.how.workers:
-            return map(self.batch, reads.numbers())
-        return iter(self.how.loader(_ByNumber(self), _Numbers(reads)))
+            return Endless(map(self.batch, reads.numbers()), len(self))
+        return Endless(iter(self.how.loader(_ByNumber(self), _Numbers(reads))), len(self))
 
     def batch(self, number: int) -> Batch:
         """Return micro-batch `number`."""

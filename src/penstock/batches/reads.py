@@ -44,6 +44,24 @@ class ReadNumbers(NamedTuple):
                 yield first + place
 
 
+class Endless:
+    """Micro-batches that go on without end, epoch after epoch.
+
+    epoch:  how many an epoch has; 0: nobody knows.
+    """
+
+    __slots__ = ("_next", "epoch")
+
+    def __init__(self, source: Iterator[Batch], epoch: int) -> None:
+        self._next, self.epoch = source.__next__, epoch
+
+    def __iter__(self) -> "Endless":
+        return self
+
+    def __next__(self) -> Batch:
+        return self._next()
+
+
 def read(data: Data, reads: ReadNumbers) -> Iterator[Batch]:
     """Return the micro-batches of a job's data of these numbers, in this order.
 

@@ -9,7 +9,7 @@ from typing import Any, final
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.batches.how import Batching, check_length, named, own_random, same, seed_all
-from penstock.batches.reads import ReadNumbers
+from penstock.batches.reads import Endless, ReadNumbers
 from penstock.errors import JobError
 from penstock.job import Batch
 
@@ -35,7 +35,10 @@ class Stream:
         return self.picked(ReadNumbers.all_from(start))
 
     def picked(self, reads: ReadNumbers) -> Iterator[Batch]:
-        """Yield the micro-batches of these numbers, in this order; others are read and dropped."""
+        """Return the micro-batches of these numbers, in this order; others are read and dropped."""
+        return Endless(self._picked(reads), 0)
+
+    def _picked(self, reads: ReadNumbers) -> Iterator[Batch]:
         places, first = list(reads.places), reads.first
         wanted = [first + place for place in places[reads.at :]]
         upcoming = min(wanted)

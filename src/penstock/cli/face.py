@@ -130,13 +130,13 @@ def busy(what: str) -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Show a bar on a terminal's stderr; the call that is yielded moves it: (done, total)."""
+    """Show a bar on a terminal's stderr; the call that is yielded moves it: (done, total or 0)."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with _live(what, *columns) as bars:
 
         def tell(done: int, total: int) -> None:
             for task in bars.task_ids:
-                bars.update(task, completed=done, total=total, refresh=True)
+                bars.update(task, completed=done, total=total or None, refresh=True)
 
         yield tell
 

@@ -7,8 +7,9 @@ import json
 import math
 import random
 import statistics
+import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,36 +17,100 @@ import numpy as np
 import torch
 from torch import nn
 
+from penstock._compat import pytree
+from penstock.batches import Endless
+from penstock.errors import JobError
+from penstock.graph.batch import count
 from penstock.graph.trace import loss_and_figures, on_device
-from penstock.job import Job
+from penstock.job import Batch, Job
 from penstock.runtime import checkpoint
 from penstock.runtime.transport import Transport
 
 _ALIVE_S = 60.0  # after which ranks that wait are told that it goes on: torch gives up on silence
 _MORE = b"more"
+_SAID_AFTER_S = 10.0  # without an end of what has no length
+_FEW = 10_000  # micro-batches that any validation may have
+_TIMES = 20  # those of training, that a longer one has at most, unless it has a length
 
-Told = Callable[[int, int], None]  # (done, total)
+Told = Callable[[int, int], None]  # (done, total), 0 where nobody knows the total
+Say = Callable[[str], None]
+
+
+def _silent(words: str) -> None:
+    """Nobody listens."""
 
 
 def validated(
-    job: Job, model: nn.Module, told: Told = lambda done, total: None
+    job: Job, model: nn.Module, told: Told = lambda done, total: None, say: Say = _silent
 ) -> dict[str, float]:
-    """Return "val_loss" and the figures as "val_NAME", means over the job's validation.
+    """Return "val_loss" and the figures as "val_NAME", means over the samples of the validation.
 
+    A micro-batch counts by its samples, so that a short last one counts less than a whole one.
     The model is in evaluation mode meanwhile.  Afterwards its modes and buffers, and the random
     states, are restored.  Empty where the validation is.
+    Raises:   EndlessError: it does not end.
     """
-    assert job.validation is not None, "the job has one"
     rows: list[dict[str, float]] = []
+    samples: list[int] = []
     with _unchanged(model), torch.no_grad():
-        batches = list(job.validation())
-        for number, batch in enumerate(batches, 1):
-            loss, figures = loss_and_figures(job, model, on_device(batch))
+        for batch in _counted(job, told, say):
+            own = on_device(batch)
+            loss, figures = loss_and_figures(job, model, own)
             found = {"loss": loss, **figures}
             rows.append({f"val_{name}": float(value) for name, value in found.items()})
-            told(number, len(batches))
+            samples.append(count(pytree.tree_leaves(own))[0])
+    is_even = len({*samples}) < 2 or not any(samples)
+    weights = None if is_even else samples
     names = rows[0] if rows else ()
-    return {name: statistics.fmean(row[name] for row in rows) for name in names}
+    return {name: statistics.fmean((row[name] for row in rows), weights) for name in names}
+
+
+def _counted(job: Job, told: Told, say: Say) -> Iterator[Batch]:
+    """Yield the micro-batches of the validation, and tell how many are done once each is.
+
+    Raises:   EndlessError: they do not end.
+    """
+    assert job.validation is not None, "the job has one"
+    batches, start_s, is_said = job.validation(), time.monotonic(), False
+    total = len(batches) if isinstance(batches, Sized) else 0
+    most = most_of(job)
+    if isinstance(batches, Endless):
+        raise without_end(batches)
+    for number, batch in enumerate(batches, 1):
+        yield batch
+        told(number, total)
+        if not total and number >= most:
+            raise too_many(number)
+        if not (total or is_said) and time.monotonic() - start_s > _SAID_AFTER_S:
+            is_said = True
+            say(f"validation has yielded {number:,} micro-batches so far: is it endless? {_END}")
+
+
+def most_of(job: Job) -> int:
+    """Return how many micro-batches a validation may yield that has no length."""
+    return max(_FEW, _TIMES * job.num_steps * job.micro_batches)
+
+
+_END = "itertools.islice(..., N) ends it after N"
+
+
+class EndlessError(JobError):
+    """A validation that does not end."""
+
+
+def without_end(batches: Endless) -> EndlessError:
+    """Return what is wrong with a validation that is made as data for training is, and the mend."""
+    epoch = f"; an epoch has {batches.epoch:,}" if batches.epoch else ""
+    words = f"Job.validation yields micro-batches without end: they go on epoch after epoch{epoch}"
+    hint = f"end it: validation=lambda: itertools.islice(..., {batches.epoch or 'N'})"
+    return EndlessError(words, hint=hint)
+
+
+def too_many(number: int) -> EndlessError:
+    """Return what is wrong with a validation that has yielded so many, and the mend."""
+    words = f"Job.validation has yielded {number:,} micro-batches, and does not end"
+    hint = f"{_END}; one that ends may be longer if it has a length, as a list has"
+    return EndlessError(words, hint=hint)
 
 
 @contextmanager
@@ -97,8 +162,13 @@ def validate(
             transport.broadcast_bytes(_MORE, everyone)
             last_s = time.monotonic()
 
-    found = validated(job, model(), told)
+    found = validated(job, model(), told, _say)
     if keeps_best and math.isfinite(found.get("val_loss", math.nan)):
         checkpoint.keep_best(checkpoints, step, found["val_loss"])
     found = {**found, "val_seconds": time.monotonic() - start_s}
     return json.loads(transport.broadcast_bytes(json.dumps(found).encode(), everyone))
+
+
+def _say(words: str) -> None:
+    """Tell whoever started this rank."""
+    sys.stderr.write(f"{words}\n")

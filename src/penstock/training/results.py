@@ -339,7 +339,7 @@ def _validated(
 
     from penstock.graph.trace import build_model
     from penstock.runtime.eager import load_model
-    from penstock.runtime.validate import validated
+    from penstock.runtime.validate import EndlessError, validated
 
     if job.validation is None:
         return {}
@@ -349,6 +349,9 @@ def _validated(
     torch.set_num_threads(1 if forked else os.cpu_count() or 1)
     try:
         with listener.progress("validating") as update:
-            return validated(job, model, update)
+            return validated(job, model, update, listener.say)
+    except EndlessError as problem:  # the run has been: its report is made
+        listener.say(f"no val_loss: {problem.message}; {problem.hint}")
+        return {}
     finally:
         torch.set_num_threads(1)

@@ -44,6 +44,7 @@ from penstock.training.fuse import usable
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
 from penstock.training.mirror import mirroring
+from penstock.training.outset import check_validation
 from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
 from penstock.training.replaced import verify
@@ -197,6 +198,7 @@ class Session:
         if self.job is not self.author:
             with self.listener.busy("comparing the modules that are replaced"):
                 verify(self.author, self.job, self.fixed.rules)
+        check_validation(self.job, self.key, self.listener)
         care = self.care._replace(strict=self._is_strict())
         return examined(self.job, self.key, care, self.listener)
 
