@@ -26,7 +26,7 @@ def check_validation(job: Job, text: str, listener: Listener) -> None:
     if job.validation is None or not can_fork():
         return
     key = key_of(job, text, "validation")
-    if kept(_Ends, key, "validation") is not None:
+    if kept(_SoonRead, key, "validation") is not None:
         return
     with listener.busy("looking for the end of the validation"):
         try:
@@ -39,7 +39,7 @@ def check_validation(job: Job, text: str, listener: Listener) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ends:
+class _SoonRead:
     """No validation without an end was found within so many seconds."""
 
     within_s: float
