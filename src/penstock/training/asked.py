@@ -34,6 +34,7 @@ _THEIRS = (
     "<string>",
     "<segment",
 )
+_OPENING = tuple(str(Path(module.__file__ or "").parent) for module in (torch, np))
 # Files of Python through which code may ask without being the one that asks.
 _THROUGH = ("uuid.py", "secrets.py", "random.py", "pathlib.py", "tempfile.py", "_pydatetime.py")
 _LOOKING = ("genericpath.py", "posixpath.py", "pathlib.py", "glob.py", "shutil.py")
@@ -57,6 +58,16 @@ def is_ours(file: str) -> bool:
     if "site-packages" in file or "dist-packages" in file:
         return not any(name in Path(file).parts for name in _TELLERS)
     return not file.startswith(_STDLIB)
+
+
+def is_between(file: str, *, of_file: bool) -> bool:
+    """Return whether code of the job may read through this file: Python's own.
+
+    of_file:  what is read is a file, which torch and numpy open for others, too.
+    """
+    if file.startswith("<") or (of_file and file.startswith(_OPENING)):
+        return True
+    return file.startswith(_STDLIB) and "-packages" not in file
 
 
 def line_of(frame: FrameType | None) -> Line | None:

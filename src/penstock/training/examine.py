@@ -6,8 +6,9 @@ own: a counter in the job's code that this moves is where it was when the run be
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from penstock.errors import JobError, PenstockError
 from penstock.files import Json
@@ -16,12 +17,13 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.plan import Decision
 from penstock.runtime.buffers import BufferLaw, fixed_for, settled
-from penstock.runtime.child import apart
+from penstock.runtime.child import apart, can_fork
 from penstock.runtime.measured import measured_laws
 from penstock.runtime.optimizer import undividable
 from penstock.search import Fixed
 from penstock.training.data_check import check_data
 from penstock.training.impure import describe, impurities
+from penstock.training.outside import NOTES, noting
 from penstock.typed import typed
 
 
@@ -57,7 +59,21 @@ def examine(job: Job, *, check: bool = True) -> Examined:
     check:    whether to look for what a trace would lose, too.
     Raises:   RunError: the process died.
     """
-    return typed(Examined, apart(lambda: _examined(job, check=check).to_json()))
+    return typed(Examined, _noted_apart(lambda: _examined(job, check=check).to_json()))
+
+
+def _noted_apart(call: Callable[[], Any]) -> Any:
+    """Return what a process of its own returns; what the job reads there is noted here."""
+    is_fork = can_fork()
+
+    def noted() -> list[Any]:
+        with noting(in_fork=is_fork):
+            found = call()
+        return [found, NOTES.taken()]
+
+    found, read = apart(noted)
+    NOTES.add(read)
+    return found
 
 
 def examine_optimizer(job: Job, captured: Capture) -> tuple[str, bool]:
@@ -71,7 +87,7 @@ def examine_optimizer(job: Job, captured: Capture) -> tuple[str, bool]:
         is_own = not whole_optimizer(job, captured.model).is_plain
         return [undividable(job, captured) or "", is_own]
 
-    whole, is_own = apart(asked)
+    whole, is_own = _noted_apart(asked)
     return str(whole), bool(is_own)
 
 

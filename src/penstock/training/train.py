@@ -27,6 +27,7 @@ from penstock.training.joining import is_under_way, join_on_host
 from penstock.training.listener import SILENT, Listener, Row
 from penstock.training.lock import locked
 from penstock.training.mirror import url_of
+from penstock.training.outside import noting
 from penstock.training.prepare import started_on
 from penstock.training.replaced import replaced
 from penstock.training.saved import text_in
@@ -152,7 +153,8 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         follows = _policy(policy or kept, elastic=elastic, until=until_loss)
         there = None if cluster is None else started_on(cluster)
         chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-        author = load_job(job) if isinstance(job, str) else job
+        with noting():
+            author = load_job(job) if isinstance(job, str) else job
         author = author if weights is None else beginning_with(author, weights)
         said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
         loaded = replaced(author, said)
