@@ -45,10 +45,12 @@ def check(  # noqa: PLR0913 - the flags of the command
 
     Exits 1 where they differ.  Example: penstock check examples/gpt.py --stages 4 --schedule zb_h1
     """
+    from penstock.training.rated import replayed
+
     with face.only_results():
         asked, in_units = ask.schedule_asked(schedule), ask.units_asked(units)
         said = () if rules is None else load(rules)
-        author, loaded = load_job(job), prepare.loaded(job, said, view.TERMINAL)
+        author, loaded = replayed(load_job(job)), prepare.loaded(job, said, view.TERMINAL)
         ask.check_fits(asked, loaded, post_validation=post_validation)
         if plan is not None:
             given_too = {"--stages": stages, "--replicas": replicas, "--offload": offload}

@@ -179,22 +179,22 @@ def build_model(job: Job) -> nn.Module:
     return model
 
 
-class _Built:
+class _LastBuilt:
     """What a job's `model` has built last: hooks of its optimizer may look at that module."""
 
     def __init__(self) -> None:
         self.newest: Callable[[], nn.Module | None] = lambda: None
 
 
-_built_of: "weakref.WeakKeyDictionary[object, _Built]" = weakref.WeakKeyDictionary()
-_built_with: "weakref.WeakKeyDictionary[nn.Module, _Built]" = weakref.WeakKeyDictionary()
+_built_of: "weakref.WeakKeyDictionary[object, _LastBuilt]" = weakref.WeakKeyDictionary()
+_built_with: "weakref.WeakKeyDictionary[nn.Module, _LastBuilt]" = weakref.WeakKeyDictionary()
 
 
 def built_by(job: Job) -> nn.Module:
     """Return what the job's `model` builds now, on the device of this process."""
     model = job.model().to(device_here())
     try:
-        known = _built_of.setdefault(job.model, _Built())
+        known = _built_of.setdefault(job.model, _LastBuilt())
     except TypeError:  # an object that has no hash
         return model
     known.newest = weakref.ref(model)

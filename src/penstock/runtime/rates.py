@@ -5,8 +5,10 @@ whole optimizer of a rank and stepped once per step, whichever stage asks first;
 the groups is kept for a while, since stages of one rank may be updated at other times.
 """
 
+import threading
+from array import array
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -107,6 +109,25 @@ class JobScheduler:
             found.append({key: now[key] for key in changed | old.keys()})
         self.kept[self.now] = found
         self.kept.pop(self.now - _KEPT, None)
+
+
+@final
+class ReplayedRate:
+    """A job's `learning_rate` that is called once for each step, in order, whoever asks for which.
+
+    One that keeps state (a scheduler in its closure, a counter) gives what it gives in a plain
+    loop only then: a rank that begins with a later step calls it for all those before.
+    """
+
+    def __init__(self, rate: Callable[[int], float]) -> None:
+        self.rate, self.told, self._alone = rate, array("d"), threading.Lock()
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of a step."""
+        with self._alone:
+            while len(self.told) <= step:
+                self.told.append(float(self.rate(len(self.told))))
+            return self.told[step]
 
 
 def _asked(call: Callable[[], Any], what: str, hint: str = "") -> Any:

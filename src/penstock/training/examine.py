@@ -24,6 +24,7 @@ from penstock.search import Fixed
 from penstock.training.data_check import check_data
 from penstock.training.impure import describe, impurities
 from penstock.training.outside import NOTES, noting
+from penstock.training.rated import rate_of
 from penstock.typed import typed
 
 
@@ -128,4 +129,6 @@ def _asked(job: Job, *, check: bool) -> Examined:
         return Examined(one_process=problem)
     if check and (impure := impurities(job)):
         return Examined(one_process=describe(impure))
+    if check and (beside := rate_of(job).beside):
+        return Examined(one_process=f"the learning rate depends on more than the step\n  {beside}")
     return Examined(laws=measured_laws(job))

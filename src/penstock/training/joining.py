@@ -37,6 +37,7 @@ from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import SILENT, Listener
 from penstock.training.mirror import mirroring_next
 from penstock.training.prepare import traced
+from penstock.training.rated import replayed
 from penstock.training.saved import kept_job
 from penstock.training.stop import stopping
 from penstock.training.wanted import is_to_leave, pool_here
@@ -216,7 +217,7 @@ def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
 
     Raises:   JobError: its job cannot be loaded.  PlanError: it is another one than the run's.
     """
-    author = load_job(kept_job(folder))
+    author = replayed(load_job(kept_job(folder)))
     whole = traced(author, listener)
     plan = Plan.load(folder / "plan.json")
     own = author

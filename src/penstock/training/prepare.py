@@ -29,10 +29,11 @@ def loaded(text: str, rules: Sequence[Rule], listener: Listener) -> Job:
     Raises:   JobError: there is no such job; a module is replaced by one that computes another.
     """
     from penstock.training.outside import noting
+    from penstock.training.rated import replayed
     from penstock.training.replaced import replaced, verify
 
     with noting():
-        author = load_job(text)
+        author = replayed(load_job(text))
     job = replaced(author, rules)
     if job is not author:
         with listener.busy("comparing the modules that are replaced"):

@@ -12,6 +12,7 @@ from penstock.runtime.run import run as run_stages
 from penstock.training.examine import examine
 from penstock.training.prove import Planned, lacks_memory, steps_to_prove
 from penstock.training.prove import prove as prove_planned
+from penstock.training.rated import replayed
 from penstock.training.windows import check_early
 
 _MEND = "fix that; `check=False` runs it without checking"
@@ -34,7 +35,7 @@ def run(
               GraphError: the job traces to another graph.  RunError: a rank failed.
               JobError, RunError: the plan would train something else than the plain loop.
     """
-    origin = origin_of(program)
+    origin, job = origin_of(program), replayed(job)
     check_chosen(origin.plan, job, origin.graph)
     check_early(origin.plan)
     captured, _ = capture_of(origin.graph, job)

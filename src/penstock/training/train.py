@@ -29,6 +29,7 @@ from penstock.training.lock import locked
 from penstock.training.mirror import url_of
 from penstock.training.outside import noting
 from penstock.training.prepare import started_on
+from penstock.training.rated import replayed
 from penstock.training.replaced import replaced
 from penstock.training.saved import text_in
 from penstock.training.session import Session
@@ -156,6 +157,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
         with noting():
             author = load_job(job) if isinstance(job, str) else job
         author = author if weights is None else beginning_with(author, weights)
+        author = replayed(author)
         said = load(rules) if isinstance(rules, Path | str) else tuple(rules)
         loaded = replaced(author, said)
         ask.check_fits(asked, loaded, post_validation=post_validation)
