@@ -70,6 +70,7 @@ TORCH_FILES = {
     "graph/sliced_loss.py",
     "graph/sliced_ops.py",
     "graph/split.py",
+    "graph/views.py",
     "profile/fused.py",
     "profile/measure.py",
 }

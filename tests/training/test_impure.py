@@ -22,6 +22,7 @@ from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import einops
 import numpy as np
@@ -905,3 +906,72 @@ def test_description_names_three_and_counts_the_rest() -> None:
     assert text.splitlines()[1] == "  train.py:0: model.0: read here"
     assert text.endswith("and 2 more")
     assert describe(()) == ""
+
+
+# -- where in memory a batch lies -----------------------------------------------------------------
+
+
+def placed(index: int, make: Callable[[np.ndarray], object]) -> object:
+    """Return a batch of numbers that begin at another place of memory for each index."""
+    memory = np.zeros(4 * D * 4 + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + 4 * (index % 7)
+    array = memory[start : start + 4 * D * 4].view(np.float32).reshape(4, D)
+    array[:] = np.random.default_rng(index).standard_normal((4, D))
+    return make(array)
+
+
+ARRAYS: dict[str, Callable[[np.ndarray], object]] = {
+    "an array": lambda array: array,
+    "from_numpy": torch.from_numpy,
+    "a part": lambda array: torch.from_numpy(array)[1:],
+    "columns": lambda array: torch.from_numpy(array).t()[:D, :].t(),
+    "scalars beside it": lambda array: {"x": array, "n": array.max(), "k": np.int64(3)},
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_it_does_not_matter_where_in_memory_a_batch_lies(kind: str) -> None:
+    def arrays(start: int) -> Iterator[object]:
+        return (placed(index, ARRAYS[kind]) for index in itertools.count(start))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x = batch["x"] if isinstance(batch, dict) else batch
+        return (model(x) * x[:, :1]).square().mean()
+
+    assert impurities(job(loss=loss, data=arrays)) == ()
+
+
+def split(steps: Callable[[int], int]) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+    """Return data whose inputs and labels are parts of one row, `steps(k)` apart."""
+
+    def rows(start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for k in itertools.count(start):
+            row = torch.randn(4, 3 * D, generator=torch.Generator().manual_seed(k))
+            yield row[:, :D], row[:, steps(k) : steps(k) + D]
+
+    return rows
+
+
+def against(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def masked(model: nn.Module, batch: Any) -> Tensor:
+    batch[0][:, ::3] = 0
+    return against(model, batch)
+
+
+def test_loss_may_write_into_inputs_that_labels_are_a_view_of() -> None:
+    assert impurities(job(loss=masked, data=split(lambda k: 1))) == ()
+    assert impurities(job(loss=masked, data=split(lambda k: 2 * D - k % 2))) == ()
+
+
+def test_views_that_lie_otherwise_are_no_finding_where_the_loss_only_reads() -> None:
+    assert impurities(job(loss=against, data=split(lambda k: k % 9))) == ()
+
+
+def test_views_that_lie_otherwise_are_found_where_the_loss_writes() -> None:
+    for steps in (lambda k: 1 + k % 3), (lambda k: 1 + k // 9):
+        (found,) = impurities(job(loss=masked, data=split(steps), micro_batches=4))
+        assert (found.what, found.where) == ("the batch", "data")
+        assert "leaf 0 at byte 0 and leaf 1 at byte 4 share memory in the first" in found.why

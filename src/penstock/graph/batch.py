@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import GraphError
-from penstock.graph.contents import as_tensor, flatten
+from penstock.graph.contents import as_tensor, attributes_of, flatten
+from penstock.graph.views import SharedMemory, describe_overlaps, overlaps_with
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -34,10 +35,16 @@ Take: TypeAlias = Callable[[Any, Callable[[Any], None]], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKey:
-    """Structure and leaves of the batch that a step was traced for."""
+    """Structure and leaves of the batch that a step was traced for.
+
+    written:   places of the leaves that the loss writes into.
+    overlaps:  which leaves have elements in common with these; otherwise that does not matter.
+    """
 
     spec: Any
     leaves: tuple[LeafKey, ...]
+    written: tuple[int, ...] = ()
+    overlaps: tuple[SharedMemory, ...] = ()
     _take: "Take | None" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,19 +53,31 @@ class BatchKey:
     def leaves_of(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits, laid out as they were traced.
 
-        Raises:   GraphError: another structure, shape, dtype or plain value.
+        Raises:   GraphError: another structure, shape, dtype or plain value; other leaves overlap.
         """
         taken: list[Any] = []
         if self._take is not None and self._take(batch, taken.append):
-            return taken
+            return self._overlapping(taken)
         leaves, spec = flatten(batch)
-        found = tuple(map(leaf_key, leaves))
-        if found == self.leaves and spec == self.spec:
-            return leaves
+        found = _keys(leaves)
         if spec != self.spec or any(map(_differ, found, self.leaves)):
             raise self._misfit(found, spec)
-        pairs = zip(leaves, self.leaves, strict=True)
-        return [leaf if isinstance(k, str) else with_strides(leaf, k.strides) for leaf, k in pairs]
+        pairs = zip(self._overlapping(leaves), self.leaves, found, strict=True)
+        return [
+            leaf if k == own or isinstance(k, str) else with_strides(leaf, k.strides)
+            for leaf, k, own in pairs
+        ]
+
+    def _overlapping(self, leaves: list[Any]) -> list[Any]:
+        """Return the leaves, if they overlap where the loss writes as those of the trace do."""
+        if self.written and (found := overlaps_with(self.written, leaves)) != self.overlaps:
+            message = (
+                "the loss writes into the batch, and in this one "
+                f"{describe_overlaps(found)}; the step was traced for one where "
+                f"{describe_overlaps(self.overlaps)}"
+            )
+            raise GraphError(message, hint="let the loss write into a clone()")
+        return leaves
 
     def _misfit(self, found: Sequence[LeafKey], spec: Any) -> GraphError:
         hint = "let `data` yield micro-batches of one shape (drop or pad the last one)"
@@ -105,7 +124,7 @@ def _tensor_taker(key: TensorKey) -> Take:
 
     def take(leaf: Any, add: Callable[[Any], None]) -> bool:
         leaf = leaf if isinstance(leaf, Tensor) else as_tensor(leaf)
-        if not isinstance(leaf, Tensor) or leaf.shape != shape:
+        if not isinstance(leaf, Tensor) or leaf.shape != shape or attributes_of(leaf):
             return False
         add(leaf)
         return leaf.dtype == dtype and leaf.stride() == strides
@@ -119,7 +138,16 @@ def key_of(batch: object) -> BatchKey:
     Raises:   GraphError: a leaf is neither a tensor nor a plain value that can be compared.
     """
     leaves, spec = flatten(batch)
-    return BatchKey(spec, tuple(map(leaf_key, leaves)))
+    return BatchKey(spec, _keys(leaves))
+
+
+def _keys(leaves: Sequence[Any]) -> tuple[LeafKey, ...]:
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and (names := list(attributes_of(leaf))):
+            message = f"leaf {place} of the batch has the attribute {names[0]}, which a trace loses"
+            hint = "let `data` yield it beside the tensor, in a tuple or a dict"
+            raise GraphError(message, hint=hint)
+    return tuple(map(leaf_key, leaves))
 
 
 def leaf_key(leaf: object) -> LeafKey:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.graph.views import copied_together, overlaps_of
 
 _TUPLE: Any = tuple
 _DICT: Any = dict
@@ -64,7 +65,32 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def own(batch: Any, device: torch.device) -> Any:
-    """Return the batch on `device`, with memory of its own; see `owned`."""
+    """Return the batch on `device`, with memory of its own; see `owned`.
+
+    Its tensors have elements in common where the originals have.
+    """
+    leaves: dict[int, Tensor] = {}  # all kept, so that no other has the id of one
+
+    def keep(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            leaves.setdefault(id(leaf), leaf)
+        return leaf
+
+    batch = mapped(batch, keep)
+    each = list(leaves.values())
+    made = dict[int, Tensor]()
+    for overlap in overlaps_of(each):
+        made |= copied_together(each, overlap, device)
+    for place, (key, leaf) in enumerate(tuple(leaves.items())):
+        leaves[key] = _named(made[place], leaf) if place in made else owned(leaf, device)
+    return mapped(batch, lambda leaf: leaves.get(id(leaf), leaf))
+
+
+def own_apart(batch: Any, device: torch.device) -> Any:
+    """Return the batch on `device`, each tensor copied by itself; see `owned`.
+
+    It is as `own` where nobody writes into a tensor of the batch, and faster.
+    """
     made: dict[int, Any] = {}
 
     def change(leaf: Any) -> Any:
@@ -76,8 +102,11 @@ def own(batch: Any, device: torch.device) -> Any:
 
 
 def seen(batch: Any, device: torch.device) -> Any:
-    """Return the batch on `device`, copied only where that needs it."""
-    return mapped(batch, lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf)
+    """Return the batch on `device`: itself where it is there, else a copy as `own` makes it."""
+    found: list[Any] = []
+    batch = mapped(batch, lambda leaf: found.append(leaf) or leaf)
+    away = (isinstance(leaf, Tensor) and leaf.device != device for leaf in found)
+    return own(batch, device) if any(away) else batch
 
 
 def owned(leaf: Tensor, device: torch.device) -> Tensor:
@@ -85,14 +114,28 @@ def owned(leaf: Tensor, device: torch.device) -> Tensor:
 
     Data may fill one buffer again and again; what is kept beyond the next read is copied.  The
     copy is laid out as the original is, and floats are aligned as there: products of matrices
-    depend on it to the bit.
+    depend on it to the bit.  It has the attributes that somebody gave to the original.
     """
     if leaf.device != device:
-        return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
+        return _named(leaf.detach().to(device).requires_grad_(leaf.requires_grad), leaf)
     if leaf.layout != torch.strided or type(leaf) not in (Tensor, torch.nn.Parameter):
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-    found = _aligned(leaf.detach())
+    found = _named(_aligned(leaf.detach()), leaf)
     return found.requires_grad_() if leaf.requires_grad else found
+
+
+def _named(copy: Tensor, leaf: Tensor) -> Tensor:
+    """Give the copy the attributes of a plain tensor; other classes copy their own."""
+    if type(leaf) is Tensor and (own := attributes_of(leaf)):
+        vars(copy).update(own)
+    return copy
+
+
+def attributes_of(leaf: Tensor) -> dict[str, Any]:
+    """Return what somebody has set on a plain tensor, but for what torch does."""
+    if type(leaf) is not Tensor or not (own := vars(leaf)):
+        return {}
+    return {name: value for name, value in own.items() if not name.startswith("_dynamo")}
 
 
 def _aligned(leaf: Tensor) -> Tensor:

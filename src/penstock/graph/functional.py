@@ -59,7 +59,7 @@ def functional_trace(
         raise
     except Exception as problem:  # whatever the user's model raises under tracing
         raise UntraceableError(where(problem)) from problem
-    traced.meta["writes_batch"] = _drop_writes_into_the_batch(traced.graph, kinds)
+    traced.meta["written"] = _drop_writes_into_the_batch(traced.graph, kinds)
     traced.graph.eliminate_dead_code()
     _drop_identities(traced.graph)
     join_losses(traced.graph)
@@ -174,18 +174,19 @@ def where(problem: Exception, head: str = "the model cannot be traced") -> str:
 # -- after the second pass ----------------------------------------------------------------------
 
 
-def _drop_writes_into_the_batch(graph: fx.Graph, kinds: Sequence[NodeKind]) -> bool:
+def _drop_writes_into_the_batch(graph: fx.Graph, kinds: Sequence[NodeKind]) -> tuple[int, ...]:
     """Remove copies into leaves of the batch, which nobody reads after the step.
 
-    Return whether there were any.
+    Return which there were, as numbers among the inputs.
     """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    batch = {n for n, kind in zip(placeholders, kinds, strict=True) if kind == "input"}
+    batch = [n for n, kind in zip(placeholders, kinds, strict=True) if kind == "input"]
     nodes: list[fx.Node] = list(graph.nodes)
     copies = [n for n in nodes if n.target == aten.copy_.default and n.args[0] in batch]
+    written = {batch.index(node.args[0]) for node in copies}  # pyright: ignore[reportArgumentType]
     for node in copies:
         graph.erase_node(node)
-    return bool(copies)
+    return tuple(sorted(written))
 
 
 def _drop_identities(graph: fx.Graph) -> None:

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -42,6 +42,7 @@ from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.parts import PartName, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, rows_of
+from penstock.graph.views import laid_together, overlaps_with
 from penstock.job import ROW, SCALED, Job
 
 
@@ -54,7 +55,6 @@ class Capture:
     constants:  tensors that the model holds outside its parameters and buffers.
     model:      the module, with its initial weights.
     batch:      what a batch must be to fit.
-    writes_batch:  whether the loss writes into the batch; a run does it in a copy.
     """
 
     graph: Graph
@@ -63,7 +63,11 @@ class Capture:
     constants: dict[int, Tensor]
     model: nn.Module
     batch: BatchKey
-    writes_batch: bool = False
+
+    @property
+    def writes_batch(self) -> bool:
+        """Return whether the loss writes into the batch; a run does it in a copy."""
+        return bool(self.batch.written)
 
     def leaves(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits the graph.
@@ -118,6 +122,16 @@ def capture(job: Job) -> Capture:
 
 
 def _captured(step: "_TracedStep") -> Capture:
+    """Trace a step, twice where it writes into leaves that overlap: then as views of one tensor."""
+    found = _by_either_way(step)
+    if not found.batch.written:
+        return found
+    overlaps = overlaps_with(found.batch.written, step.leaves)
+    step.key = replace(found.batch, overlaps=overlaps)
+    return replace(_by_either_way(step) if overlaps else found, batch=step.key)
+
+
+def _by_either_way(step: "_TracedStep") -> Capture:
     try:
         return step.capture(step.forward)
     except UntraceableError as first:
@@ -286,6 +300,9 @@ class _TracedStep:
             leaves = list(self.leaves)
             for i, leaf in zip(self.at, flat[len(self.state_names) : -1], strict=True):
                 leaves[i] = leaf
+            for overlap in self.key.overlaps:
+                for i, view in laid_together(leaves, overlap):
+                    leaves[i] = view
             with _compat.reparametrize(self.model, state), _compat.tracing_backward():
                 loss, found = forward(state, leaves)
                 with _compat.annotate({"figure": True}):
@@ -332,14 +349,14 @@ class _TracedStep:
         )
         inputs = [i for i, node in enumerate(nodes) if node.kind == "input"]
         held = {i: node.target for node, i in index.items() if node.op == "get_attr"}
+        written: tuple[int, ...] = traced.meta["written"]
         return Capture(
             graph=with_cut_points(graph, find_cut_points(graph)),
             fx_nodes=tuple(fx_nodes),
             inputs=dict(zip(inputs, self.at, strict=True)),
             constants={i: getattr(traced, str(name)) for i, name in held.items()},
             model=self.model,
-            batch=self.key,
-            writes_batch=bool(traced.meta["writes_batch"]),
+            batch=replace(self.key, written=tuple(map(self.at.__getitem__, written))),
         )
 
     def _key(self) -> tuple[str, ...]:
@@ -351,6 +368,7 @@ class _TracedStep:
             f"batch: {describe(self.key.leaves)}",
             f"structure: {self.key.spec}",
             f"other leaves: {others}",
+            *(f"written, in one memory: {overlap}" for overlap in self.key.overlaps),
             f"modules in training mode: {training} of {len(modules)}",
             f"autocast: {self.job.autocast}",
             *([f"precision: {self.job.precision}"] if self.job.precision else []),

@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from penstock.batches import ReadNumbers
 from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.contents import own, seen
 from penstock.graph.functional import where
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, device_here, loss_and_figures, newest_beside
@@ -203,7 +204,7 @@ class EagerRank:
         self.loss_scale = LossScale() if task.job.scales_loss else None
         self.share = task.job.micro_batches // transport.num_ranks
         is_plain = len(self.everyone) == 1  # then it is the plain loop, to the batch's memory
-        self.reader = Reader(task.job, device_here(), copies=not is_plain)
+        self.reader = Reader(task.job, device_here(), take=seen if is_plain else own)
         per_step, first = task.job.micro_batches, self.rank * self.share
         self.order = ReadOrder(list(range(first, first + self.share)), per_step, per_step)
         self.now = self.next_index = 0  # the step that is under way, and the next micro-batch

@@ -13,10 +13,11 @@ import torch
 from penstock import _compat
 from penstock.batches import ReadNumbers, read
 from penstock.errors import RunError
-from penstock.graph.contents import own, seen
+from penstock.graph.contents import own_apart
 from penstock.job import Job
 
 T = TypeVar("T")
+Take = Callable[[Any, torch.device], Any]
 
 
 class ReadOrder(NamedTuple):
@@ -35,12 +36,12 @@ class ReadOrder(NamedTuple):
 class Reader:
     """Reads the job's data in an order, and restarts it where another number is requested.
 
-    copies:  whether what is read is kept beyond the next read.
+    take:  makes of a batch what is on the device: `own_apart` for a traced step, which writes into
+           none; `own` or `seen` for the job's own loss, which may.
     """
 
-    def __init__(self, job: Job, device: torch.device, *, copies: bool = True) -> None:
-        self.job, self.device = job, device
-        self._take = own if copies else seen
+    def __init__(self, job: Job, device: torch.device, *, take: Take = own_apart) -> None:
+        self.job, self.device, self._take = job, device, take
         self._batches: Iterator[Any] = iter(())
         self._numbers: Iterator[int] = iter(())
 

@@ -433,6 +433,8 @@ def _joined_job(
     """Return the job with so many micro-batches joined to one, and its trace; None: they cannot."""
     from penstock.graph.merge import merged, merges
 
+    if captured.batch.overlaps:  # joined, what is written into one leaf reaches no other
+        return None
     with there.listener.busy(f"trying whether {count} micro-batches can be joined"):
         if not merges(job, captured.graph, count):
             return None

@@ -103,6 +103,9 @@ class Recorder(_compat.DispatchMode):
         self.words: dict[int, str] = {}
         self.fixed: dict[str, str] = {}  # the digests of inputs that something kept was made of
         self.relied: set[str] = set()  # of these, those whose product was read again
+        self.origins: dict[int | None, int] = {}  # of storages of the batch, its first byte there
+        self.of_batch: dict[int, int] = {}  # leaves of the batch, by the names that they begin with
+        self.written: set[int] = set()  # of these
         self.now, self.count, self.random = RecordedMicroBatch(), 0, 0
 
     @contextmanager
@@ -138,7 +141,9 @@ class Recorder(_compat.DispatchMode):
         held = self._held(tensor)
         if tensor.layout is not torch.strided:
             return ("tensor", held.name, tuple(tensor.shape), str(tensor.dtype))
-        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        first = self.origins.get(_key(tensor), 0)
+        offset = tensor.storage_offset() * tensor.element_size() - first
+        place = offset, tuple(tensor.shape), tensor.stride()
         return ("tensor", held.name, *place, str(tensor.dtype), tensor.is_conj(), tensor.is_neg())
 
     # -- between micro-batches --------------------------------------------------------------------
@@ -188,6 +193,12 @@ class Recorder(_compat.DispatchMode):
             is_fixed = kind == "buffer" or (kind == "parameter" and not tensor.requires_grad)
             roots = frozenset((f"{kind} {name}" if is_fixed else _MOVING,))
             self._hold(tensor, hash((kind, name)), roots, made=kind == "batch")
+        self.of_batch, self.origins = {}, {}
+        for place, leaf in enumerate(leaves):
+            if _is_tensor(leaf) and (key := _key(leaf)) is not None:
+                first = leaf.storage_offset() * leaf.element_size()
+                self.origins[key] = min(first, self.origins.get(key, first))
+                self.of_batch[self.held[key].name] = place
 
     def _noting(self, name: str) -> Callable[[Tensor], None]:
         def note(gradient: Tensor) -> None:
@@ -269,6 +280,7 @@ class Recorder(_compat.DispatchMode):
         known = {_key(tensor) for tensor in given}
         if law.writes:
             for at, tensor in enumerate(_written(func, args, kwargs)):
+                self.written |= {self.of_batch.get(self._held(tensor).name, -1)} - {-1}
                 self._hold(tensor, hash((name, "written", at)), roots, made=True)
         for at, tensor in enumerate(_tensors((result,))):
             key = _key(tensor)

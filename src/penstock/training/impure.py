@@ -31,10 +31,18 @@ from penstock.batches import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.contents import flatten
+from penstock.graph.contents import flatten, own, own_apart
 from penstock.graph.functional import where
 from penstock.graph.precision import cast_weights
-from penstock.graph.trace import build_model, first_batch, loss_and_figures, loss_of, on_device
+from penstock.graph.trace import (
+    build_model,
+    device_here,
+    first_batch,
+    loss_and_figures,
+    loss_of,
+    on_device,
+)
+from penstock.graph.views import describe_overlaps, overlaps_with
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
 from penstock.runtime.optimizer import eager_updates
@@ -77,16 +85,30 @@ def impurities(job: Job) -> tuple[Impurity, ...]:
     Raises:   JobError: the model, the loss or the optimizer fails; the message names the line.
               RunError: they end their process, or it does nothing for ten minutes.
     """
+    found, written = _found(job, None)
+    return found if written is None else _found(job, written)[0]
+
+
+Written = Collection[int]  # leaves of the batch
+Found = tuple[tuple["Impurity", ...], Written | None]
+
+
+def _found(job: Job, written: Written | None) -> Found:
+    """Return what is found with each leaf of a batch copied by itself.
+
+    Or, where the loss writes into one that overlaps another, which leaves it writes into; then
+    this is called again with those.
+    """
     if torch.cuda.is_available():
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
-            return _examined(job, lambda: None)
+            return _examined(job, written, lambda: None)
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
             torch.set_rng_state(before[2])
-    found = in_a_fork(partial(_told, job), _PATIENCE_S)
-    return tuple(Impurity(**row) for row in found)
+    rows, written = in_a_fork(partial(_told, job, written), _PATIENCE_S)
+    return tuple(Impurity(**row) for row in rows), written
 
 
 def describe(found: Sequence[Impurity]) -> str:
@@ -100,23 +122,25 @@ def describe(found: Sequence[Impurity]) -> str:
 # -- in a copy of this process --------------------------------------------------------------------
 
 
-def _told(job: Job, beat: Beat) -> list[dict[str, str]]:
+def _told(job: Job, written: Written | None, beat: Beat) -> list[Any]:
     gc.disable()  # all lives to the end, and going through it takes longer than the ops
     quiet = StringIO()  # what the job prints, it prints again when it trains
     with redirect_stdout(quiet), redirect_stderr(quiet):
-        return [asdict(one) for one in _examined(job, beat)]
+        found, together = _examined(job, written, beat)
+        return [[asdict(one) for one in found], together]
 
 
-def _examined(job: Job, beat: Beat) -> tuple[Impurity, ...]:
+def _examined(job: Job, written: Written | None, beat: Beat) -> Found:
     try:
         with torch.compiler.set_stance("force_eager"), _compat.scripts_as_written():
-            seen = _Loop(job, beat).run()
+            loop = _Loop(job, written, beat)
+            seen = loop.run()
     except PenstockError:
         raise
     except Exception as problem:  # whatever the job's code raises
         message = where(problem, "the job's model or loss fails")
         raise JobError(message, hint="does it run without Penstock?") from problem
-    return tuple(dict.fromkeys(seen))
+    return tuple(dict.fromkeys(seen)), loop.together()
 
 
 # -- the loop -------------------------------------------------------------------------------------
@@ -125,8 +149,8 @@ def _examined(job: Job, beat: Beat) -> tuple[Impurity, ...]:
 class _Loop:
     """Some steps of the plain loop, looked at from all sides."""
 
-    def __init__(self, job: Job, beat: Beat) -> None:
-        self.job, self.beat, self.asked = job, beat, Queries()
+    def __init__(self, job: Job, written: Written | None, beat: Beat) -> None:
+        self.job, self.written, self.beat, self.asked = job, written, beat, Queries()
         self.asked.watch_files()
         self.made, self.model = made_again(job, build_model)
         batch = first_batch(job)
@@ -143,6 +167,7 @@ class _Loop:
         self.recorded: list[RecordedMicroBatch] = []
         self.losses: list[tuple[object, ...]] = []
         self.leaves: list[list[str]] = []
+        self.raw: list[Sequence[Any]] = []  # leaves of the batches as the data has them
         self.members = _members(self.model)
         self.reached: Collection[int] = ()  # the `id` of what the loss can reach
         self.told: list[Impurity] = []  # by the loss or the data, to others
@@ -215,12 +240,24 @@ class _Loop:
         with self.asked.listening(self.asked.of_data), data[0], data[1]:
             for _ in range(count):
                 self.batch = next(self.data, self.batch)
-                self.later.append([_plain_key(leaf) for leaf in flatten(self.batch)[0]])
+                leaves = flatten(self.batch)[0]
+                self.later.append([self._overlaps(leaves), *map(_plain_key, leaves)])
                 if time.process_time() > until:
                     return
 
+    def together(self) -> list[int] | None:
+        """Return the leaves that the loss writes into if they overlap others and were copied apart.
+
+        None: what was found, is.
+        """
+        written = sorted(self.flow.written)
+        if self.written is None and any(map(partial(overlaps_with, written), self.raw)):
+            return written
+        return None
+
     def _micro_batch(self, batch: Any) -> None:
-        batch = on_device(batch)
+        self.raw.append(flatten(batch)[0])
+        batch = (own_apart if self.written is None else own)(batch, device_here())
         leaves, _ = flatten(batch)
         before = global_chance()
         number = len(self.recorded) // 2
@@ -239,9 +276,13 @@ class _Loop:
         self.asked.reads_files = False
         self.drawn |= global_chance() != before
         self.recorded.append(recorded)
-        self.leaves.append([_key(leaf) for leaf in leaves])
+        self.leaves.append([self._overlaps(leaves), *map(_key, leaves)])
         self.beat()
         self.losses.append((float(loss.detach()), *self._sums(1 + (len(self.recorded) + 1) % 2)))
+
+    def _overlaps(self, leaves: Sequence[Any]) -> str:
+        """Return in words which leaves overlap those that the loss writes into."""
+        return describe_overlaps(overlaps_with(self.written, leaves)) if self.written else ""
 
     def _sums(self, times: int) -> Iterator[int]:
         """Yield a sum of the bits of every gradient, which is now `times` that of a micro-batch."""

@@ -19,9 +19,10 @@ from penstock import _compat
 from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.contents import seen
 from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.precision import cast_weights
-from penstock.graph.trace import build_model, loss_of, on_device
+from penstock.graph.trace import build_model, device_here, loss_of
 from penstock.job import Job
 from penstock.runtime.eager import load_model
 from penstock.runtime.kept import ExtraState, put_state, take_state
@@ -214,7 +215,7 @@ class Plain:
         batches = itertools.islice(self._data, self.job.micro_batches)
         number = first - 1
         for number, batch in enumerate(batches, first):
-            yield number, on_device(batch)
+            yield number, seen(batch, device_here())
         if number + 1 < self._next:
             hint = "make `data` endless, or train fewer steps"
             raise RunError(f"the job's data ended at micro-batch {number + 1}", hint=hint)
