@@ -59,6 +59,38 @@ class Seen(NamedTuple):
 
 BREAKS = (
     Break(
+        "what zero_grad leaves is lost",
+        "runtime/clearing.py",
+        "name: gradient.clone() for",
+        "name: 0 * gradient for",
+        ("tests/parity/test_zero_grad.py",),
+        "an optimizer that clears every second time trains on single steps",
+    ),
+    Break(
+        "a stage does not take up what zero_grad has left",
+        "runtime/updates.py",
+        "            self.clearing.take(tensors)\n",
+        "            pass\n",
+        ("tests/parity/test_zero_grad.py",),
+        "the first step after a resume lacks the gradients of the one before",
+    ),
+    Break(
+        "the plain loop clears every gradient",
+        "training/plain.py",
+        "        self._add_left()\n",
+        "",
+        ("tests/parity/test_zero_grad.py",),
+        "the definition of a run is not what its author wrote",
+    ),
+    Break(
+        "zero_grad is forgotten after a step that is left out",
+        "runtime/clearing.py",
+        "            parameter.grad = None\n        self.call()\n",
+        "            parameter.grad = None\n",
+        ("tests/parity/test_zero_grad.py",),
+        "what an optimizer counts there is behind by a step after an overflow",
+    ),
+    Break(
         "a scheduler that takes an epoch waits for a metric",
         "runtime/rates.py",
         "if plateau is not None or _METRICS.intersection(needed):",

@@ -349,6 +349,7 @@ class _Ward:
     def _step(self, live: dict[str, nn.Parameter], updates: Updates, step: int) -> None:
         flats, _, is_left_out = self._gradients(step)
         if is_left_out:
+            updates.leave_out()
             return
         reached = dict[str, Tensor]()
         for name, parameter in live.items():

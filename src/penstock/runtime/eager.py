@@ -316,6 +316,7 @@ class EagerRank:
 
     def _update(self) -> None:
         if self.loss_scale is not None and self._overflows(self.loss_scale):
+            self.updates.leave_out()
             return
         if self.job.clip_norm is not None:
             norm = float(clip_grad_norm_(self.parameters.values(), self.job.clip_norm))

@@ -25,6 +25,7 @@ from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.graph.trace import Capture
 from penstock.job import Job
+from penstock.runtime.clearing import LeftError, has_own_zero_grad
 from penstock.runtime.kept import digest, state_digests
 from penstock.runtime.rates import JobScheduler
 from penstock.runtime.updates import NONE, SEED, Updates, divided
@@ -148,7 +149,7 @@ def undividable(job: Job, capture: Capture) -> str | None:
 
 def _once(what: str, job: Job, model: nn.Module, reached: Sequence[str]) -> str | None:
     """Return the result of a trial, which is made once for a job and a model."""
-    key = (job.optimizer, job.scheduler, job.learning_rate)
+    key = (job.optimizer, job.scheduler, job.learning_rate, job.clip_norm is None)
     with _trying:
         known = _tried.setdefault(model, [])
         for kind, old, result in known:
@@ -221,18 +222,22 @@ class _Trial:
         whole = whole_optimizer(self.job, self.model)
         self.newest = whole.model
         optimizer, found = whole.optimizer, Found()
+        clears = has_own_zero_grad(optimizer)
         with _own_values(whole):
             rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
             scheduler: Any = self.job.scheduler and self.job.scheduler(optimizer)
             for step in range(self.steps):
                 for name, gradient in self.gradients(step).items():
-                    whole.parameters[name].grad = gradient
+                    old = whole.parameters[name].grad if clears else None
+                    whole.parameters[name].grad = gradient if old is None else old + gradient
                 try:
                     if scheduler is not None and step > 0:
                         scheduler.step()
                     self._rate(optimizer, rates, step)
                     with torch.enable_grad(), SeededRandom(micro_batch_seed(self._seed, step)):
                         optimizer.step()
+                        if clears:
+                            optimizer.zero_grad()
                 except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
                     found.append(self._failure(step, problem))
                     break
@@ -318,7 +323,7 @@ class _Trial:
 
         It may after some steps, as at the end of a schedule, and where a gradient is not finite.
         """
-        if step < _FEW - 1:
+        if step < _FEW - 1 or isinstance(problem, LeftError):
             if isinstance(problem, PenstockError):
                 raise problem
             message = where(problem, "a step of the job's optimizer fails")

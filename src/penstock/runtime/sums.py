@@ -276,6 +276,8 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
             factor = weights.staleness.rate(number)
         if rank.loss_scale is None or not rank.loss_scale.leaves_out(number):
             weights.step(number, factor)
+        elif weights.updates is not None:
+            weights.updates.leave_out()
         if tell is not None:
             tell()
 

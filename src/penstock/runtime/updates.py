@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock import _compat
-from penstock.errors import JobError
+from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.optimizer import Loan, WholeOptimizer, take_over
 from penstock.graph.parts import key_in
 from penstock.job import Job
+from penstock.runtime.clearing import Clearing, has_own_zero_grad
 from penstock.runtime.kept import ExtraState, nested, put_state, take_state, tensors_in
 from penstock.runtime.rates import JobScheduler, Rates
 
@@ -115,6 +116,9 @@ class Updates:
         self.own = (
             None if self.is_plain else ExtraState(self.optimizer, parameters, is_whole=is_whole)
         )
+        self.clearing: Clearing | None = None
+        if not self.is_plain and has_own_zero_grad(self.optimizer):
+            self.clearing = Clearing(self.optimizer, parameters, clips=job.clip_norm is not None)
         self.names = list(parameters)
         self.rows = [(p, p.detach(), p.data_ptr()) for p in parameters.values()]
 
@@ -133,6 +137,7 @@ class Updates:
         Raises:     JobError: the optimizer fails.
         """
         put_back = self.rates.apply(number, factor)
+        gradients = self.with_left(gradients)
         if self.loan is not None:
             self.loan.run(gradients, lambda: self._call(number))
         elif self.is_plain:
@@ -146,11 +151,24 @@ class Updates:
         if put_back is not None:
             put_back()
 
+    def with_left(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return gradients with what the optimizer's own zero_grad has left of those before."""
+        return gradients if self.clearing is None else self.clearing.added(gradients)
+
+    def leave_out(self) -> None:
+        """Do what is done after a step that is left out, as its gradients overflow."""
+        if self.clearing is not None:
+            self.clearing.leave_out()
+
     def _call(self, number: int) -> None:
         """Call the optimizer as a plain loop does; what it draws is that of the step."""
         try:
             with torch.enable_grad(), SeededRandom(micro_batch_seed(self.seed, number)):
                 self.optimizer.step()
+                if self.clearing is not None:
+                    self.clearing.call()
+        except PenstockError:
+            raise
         except Exception as problem:  # whatever the job's code raises
             message = where(problem, "a step of the job's optimizer fails")
             raise JobError(message, hint="does it run without Penstock?") from problem
@@ -164,6 +182,8 @@ class Updates:
         put_state(self.optimizer, trainable, tensors, plain)
         if self.own is not None:
             self.own.put(self.rates.changed(), tensors, plain)
+        if self.clearing is not None:
+            self.clearing.put(tensors)
 
     def put_of(
         self, names: AbstractSet[str], tensors: dict[str, Tensor], plain: dict[str, object]
@@ -174,6 +194,8 @@ class Updates:
         """
         some = {n: p for n, p in self.parameters.items() if n in names and p.requires_grad}
         put_state(self.optimizer, some, tensors, plain)
+        if self.clearing is not None:
+            self.clearing.put(tensors, names)
 
     def seen_of(self, names: Sequence[str]) -> list[object]:
         """Return what the optimizer keeps of some parameters, each as the object that it is.
@@ -196,10 +218,12 @@ class Updates:
         take_state(self.optimizer, self.parameters, tensors, plain)
         if self.own is not None:
             self.own.take(tensors, plain)
+        if self.clearing is not None:
+            self.clearing.take(tensors)
 
     def held(self) -> list[Tensor]:
         """Return all tensors that it holds beside the parameters."""
         found: list[Tensor] = []
         for _, one in nested(self.optimizer):
             found += tensors_in(list(one.state.values()))
-        return found
+        return found if self.clearing is None else [*found, *self.clearing.left.values()]

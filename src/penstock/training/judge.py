@@ -159,6 +159,7 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
     for step in case.steps:
         if before is not None:
             load_model(plain.model, before.tensors)
+            plain.take_left(before.tensors)
             plain.take_scale(before.plain)
         found = _found(folder, step, checkpoint.unread)
         made, rows = _made(case, plain, step)
@@ -310,7 +311,7 @@ def _told(found: checkpoint.Checkpoint, what: str) -> Iterator[tuple[str, Any]]:
 def _state_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[Difference]:
     """Yield how the optimizers' states differ from that of the one on the whole model."""
     tensors, values = plain.optimizer_state()
-    kinds = "optimizer/", "optimizer."  # the second are those of optimizers inside
+    kinds = "optimizer/", "optimizer.", "optimizer-left/"  # the second: of optimizers inside
     held = {k: v for k, v in found.tensors.items() if k.startswith(kinds)}
     if held or tensors:
         yield compared("optimizer", held, tensors)

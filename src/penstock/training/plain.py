@@ -24,6 +24,7 @@ from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, device_here, loss_of
 from penstock.job import Job
+from penstock.runtime.clearing import LEFT, has_own_zero_grad
 from penstock.runtime.eager import load_model
 from penstock.runtime.kept import ExtraState, put_state, take_state
 from penstock.runtime.rounded import Rounded, StepInputs
@@ -57,6 +58,8 @@ class Plain:
         self.scheduled = 0  # steps that the scheduler has been told of
         self.loss_scale, self.good = 2.0**16 if job.precision == "float16" else None, 0
         self.leaves_out = False  # the step that is under way: its gradients overflow
+        self.left: dict[str, Tensor] = {}  # gradients that an own zero_grad has not cleared
+        self.clears = has_own_zero_grad(self.optimizer)
         self._data: Iterator[Any] = iter(())
         self._next = -1
 
@@ -79,6 +82,7 @@ class Plain:
             self.parameters[name].grad = gradient
         if self.loss_scale is not None and backward:
             self._unscale(self.loss_scale)
+        self._add_left()
         if backward and self.job.clip_norm is not None:
             clip_grad_norm_(self.parameters.values(), self.job.clip_norm)
         given = {n: p.grad.to_dense() for n, p in self.parameters.items() if p.grad is not None}
@@ -103,6 +107,19 @@ class Plain:
             given = parameter.grad
             if given is not None and sums.add(name, place, given.to_dense()):
                 parameter.grad = None
+
+    def _add_left(self) -> None:
+        """Add what the step before has left to the gradients, unless these are dropped."""
+        for name, left in ({} if self.leaves_out else self.left).items():
+            new = self.parameters[name].grad
+            self.parameters[name].grad = left.clone() if new is None else left + new
+
+    def _clear(self) -> None:
+        """Call an own zero_grad after a step, as the author's loop does."""
+        if self.clears:
+            self.optimizer.zero_grad()
+            given = ((name, parameter.grad) for name, parameter in self.parameters.items())
+            self.left = {name: g.detach().clone() for name, g in given if g is not None}
 
     def _unscale(self, scale: float) -> None:
         """Divide gradients by the scale; where one is not finite, drop them all."""
@@ -131,7 +148,9 @@ class Plain:
     def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Let the optimizer make the next weights from `gradients`."""
         self.rate(step)
-        if not self.leaves_out:
+        if self.leaves_out:
+            self._clear()
+        else:
             self.apply(step, gradients)
         self.rescale()
 
@@ -164,6 +183,7 @@ class Plain:
         else:
             with SeededRandom(micro_batch_seed(self.job.seed + SEED, step)):
                 self.optimizer.step()
+                self._clear()
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the parameters by name."""
@@ -179,6 +199,7 @@ class Plain:
         plain: dict[str, object] = {}
         trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         put_state(self.optimizer, trainable, tensors, plain)
+        tensors |= {LEFT.format(name): left.to_dense() for name, left in self.left.items()}
         return tensors, plain
 
     def take(self, name: str, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
@@ -200,7 +221,13 @@ class Plain:
         load_model(self.model, tensors)
         take_state(self.optimizer, self.parameters, tensors, plain)
         self.own.take(tensors, plain)
+        self.take_left(tensors)
         self.take_scale(plain)
+
+    def take_left(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the gradients that the step before has left."""
+        keys = {name: LEFT.format(name) for name in self.parameters}
+        self.left = {name: tensors[key].clone() for name, key in keys.items() if key in tensors}
 
     def take_scale(self, plain: Mapping[str, Any]) -> None:
         """Take over the scale of the loss; a checkpoint of another precision has none."""

@@ -248,11 +248,15 @@ def _work(
 def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
     """Keep in `given` what the optimizer of a stage is given at each step."""
 
+    updates = weights.updates
+
     def keep(*_: object) -> None:
-        for node, parameter in weights.updated.items():
-            if parameter.grad is not None:
+        assert updates is not None, "it calls this"
+        gradients = updates.with_left(weights.given)
+        for node in weights.updated:
+            if weights.names[node] in gradients:
                 key = weights.key_of("gradients", node)
-                given[key] = parameter.grad.clone()
+                given[key] = gradients[weights.names[node]].clone()
 
     if weights.optimizer is not None:
         _compat.call_first(weights.optimizer, keep)
