@@ -241,6 +241,24 @@ def test_command_that_needs_no_torch_imports_none(arguments: tuple[str, ...]) ->
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
 
 
+def test_hashes_are_alike_in_all_processes_but_where_one_has_chosen() -> None:
+    def seen(**more: str) -> list[str]:
+        plain = {name: each for name, each in os.environ.items() if name != "PYTHONHASHSEED"}
+        program = (
+            "import sys; from penstock.cli import main; print(hash('pipe'), file=sys.stderr); "
+            "sys.exit(main())"
+        )
+        command = [sys.executable, "-c", program, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**plain, **more})
+        assert done.returncode == 0
+        return done.stderr.split()
+
+    (_, first), (_, second) = seen(), seen()
+    assert first == second
+    assert seen(PYTHONHASHSEED="0") == [first]
+    assert seen(PYTHONHASHSEED="7") != [first]
+
+
 def test_package_runs_as_a_module_too() -> None:
     command = [sys.executable, "-m", "penstock", "schedule", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)

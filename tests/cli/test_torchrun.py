@@ -263,6 +263,18 @@ def test_ranks_that_are_to_run_different_programs_all_end_with_an_error(
     assert "rank 1 failed: rank 1 has" in done[0][1]
 
 
+def test_ranks_that_divide_the_data_themselves_are_refused_though_it_was_proved_without_them(
+    here: Path, tmp_path: Path
+) -> None:
+    job = f"{Path(__file__).parent / 'training.py'}:data_of_rank"
+    (_, first), (code, told) = forked(tmp_path, "--out", str(tmp_path / "there"), *WISH, job=job)
+    assert code == 2, told
+    assert "error: micro-batch 0 as rank 1 reads it differs from that of rank 0" in told
+    assert "reads RANK, which differs from rank to rank" in told
+    assert "hint: let `data` yield what all ranks share" in told
+    assert "equal to the plain loop" not in first
+
+
 @pytest.mark.usefixtures("rank_1")
 def test_ranks_agree_on_a_program_to_the_letter() -> None:
     chained = chain([4, 4], [4, 4])

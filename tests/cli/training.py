@@ -48,6 +48,12 @@ def model_of_rank() -> ps.Job:
     return replace(small(), model=lambda: nn.Sequential(mlp.model(), *more))
 
 
+def data_of_rank() -> ps.Job:
+    """A job of which each rank reads other micro-batches: it divides them itself."""
+    own = 1000 * int(os.environ["RANK"])
+    return replace(small(), data=lambda start: mlp.data(start + own))
+
+
 def packed() -> ps.Job:
     """A job whose messages may have 8 bits a number."""
     return replace(small(), wire_bits=8)

@@ -24,7 +24,7 @@ from penstock.training.asked import is_between, is_ours
 
 Line = tuple[str, int]
 
-_ENVIRONMENT, _FILE, _FOLDER, _THERE = "environment ", "file ", "folder ", "is there "
+ENVIRONMENT, _FILE, _FOLDER, _THERE = "environment ", "file ", "folder ", "is there "
 _ALL = "*"  # the whole environment
 _NOTHING = "nothing"
 _WHOLE_BYTES, _SAMPLE_BYTES = 2**20, 2**16  # of a longer file beginning, middle and end count
@@ -83,7 +83,7 @@ NOTES = Notes()  # of this process: it has one environment, and one job as a rul
 def now_of(what: str) -> str:
     """Return the digest of what has that name now."""
     for kind, look in (
-        (_ENVIRONMENT, _of_name),
+        (ENVIRONMENT, _of_name),
         (_FILE, _of_file),
         (_FOLDER, _of_folder),
         (_THERE, _of_place),
@@ -179,17 +179,17 @@ class _WatchedEnvironment(_Plain):  # the one class that Python lets take its pl
         if isinstance(key, str | bytes):
             name = os.fsdecode(key)
             if not _PASSING.fullmatch(name):
-                NOTES.note(f"{_ENVIRONMENT}{name}", lambda: _of_name(name))
+                NOTES.note(f"{ENVIRONMENT}{name}", lambda: _of_name(name))
         plain: Any = super()
         return plain.__getitem__(key)
 
     def __iter__(self) -> Any:
-        NOTES.note(f"{_ENVIRONMENT}{_ALL}", lambda: _of_name(_ALL))
+        NOTES.note(f"{ENVIRONMENT}{_ALL}", lambda: _of_name(_ALL))
         plain: Any = super()
         return plain.__iter__()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        NOTES.note_set(f"{_ENVIRONMENT}{os.fsdecode(key)}")
+        NOTES.note_set(f"{ENVIRONMENT}{os.fsdecode(key)}")
         plain: Any = super()
         plain.__setitem__(key, value)
 

@@ -82,6 +82,7 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
 def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     from penstock.runtime.control import StoreBoard
     from penstock.runtime.launch import on_one_host, under
+    from penstock.training.alike import agree_on_data, agree_on_model
     from penstock.training.on_hosts import train_on_hosts
 
     rank, world = rendezvous.rank, rendezvous.num_ranks
@@ -91,10 +92,14 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     first_step, checkpoint = session.start()
     _check_start(rendezvous, first_step, session.folder)
     found = session.examine() if rank == 0 else None
+    if session.care.check:
+        agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
     _check_ranks(session.given_plan, world)
     captured = _traced(session.job, session.listener, session.fixed.rules)
     session.fixed = replace(session.fixed, ranks=world)
     agree(rendezvous, "the step", {"graph": captured.graph.digest})
+    if session.care.check:
+        agree_on_model(rendezvous, captured)
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
         cluster = _surveyed(rendezvous, session.listener)
