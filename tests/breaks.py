@@ -1318,8 +1318,8 @@ BREAKS = (
     Break(
         "ranks_read_what_they_like",
         "training/torchrun.py",
-        "    if session.care.check:\n        agree_on_data(",
-        "    if not session.care.check:\n        agree_on_data(",
+        "        agree_on_data(rendezvous, session.author, ",
+        "        (lambda *_: 0)(rendezvous, session.author, ",
         ("tests/cli/test_torchrun.py",),
         "each rank of torchrun trains on data of its own",
     ),

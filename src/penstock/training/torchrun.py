@@ -82,7 +82,6 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
 def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     from penstock.runtime.control import StoreBoard
     from penstock.runtime.launch import on_one_host, under
-    from penstock.training.alike import agree_on_data, agree_on_model
     from penstock.training.on_hosts import train_on_hosts
 
     rank, world = rendezvous.rank, rendezvous.num_ranks
@@ -92,14 +91,9 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     first_step, checkpoint = session.start()
     _check_start(rendezvous, first_step, session.folder)
     found = session.examine() if rank == 0 else None
-    if session.care.check:
-        agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
     _check_ranks(session.given_plan, world)
-    captured = _traced(session.job, session.listener, session.fixed.rules)
+    captured = _traced_alike(session, rendezvous, first_step)
     session.fixed = replace(session.fixed, ranks=world)
-    agree(rendezvous, "the step", {"graph": captured.graph.digest})
-    if session.care.check:
-        agree_on_model(rendezvous, captured)
     cluster = session.there.cluster
     if cluster is None and not on_one_host():
         cluster = _surveyed(rendezvous, session.listener)
@@ -212,6 +206,22 @@ def _check_ranks(plan: Plan | None, world: int) -> None:
         raise PlanError(
             f"the plan is for {plan.total_ranks} ranks; torchrun started {world}", hint=hint
         )
+
+
+def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int) -> "Capture":
+    """Return the step, once all ranks have traced the same one, with the same data and weights.
+
+    Raises:   JobError, PlanError: this rank has another one.  RunError: another rank has.
+    """
+    from penstock.training.alike import agree_on_data, agree_on_model
+
+    if session.care.check:
+        agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
+    captured = _traced(session.job, session.listener, session.fixed.rules)
+    agree(rendezvous, "the step", {"graph": captured.graph.digest})
+    if session.care.check:
+        agree_on_model(rendezvous, captured)
+    return captured
 
 
 def _traced(job: Job, listener: Listener, rules: Sequence[Rule]) -> "Capture":
