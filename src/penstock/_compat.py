@@ -475,11 +475,12 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def call_first(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> None:
-    """Call `hook` before every step, and before all hooks that there are."""
+def call_first(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> Callable[[], None]:
+    """Call `hook` before every step, and before all hooks that there are; return what ends that."""
     handle = optimizer.register_step_pre_hook(hook)
     hooks: Any = optimizer._optimizer_step_pre_hooks  # an OrderedDict
     hooks.move_to_end(handle.id, last=False)
+    return handle.remove
 
 
 _TORCH_KEEPS = (

@@ -1,5 +1,6 @@
 """All ranks stop, and write checkpoints that nobody planned, after the same step."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -230,3 +231,21 @@ def test_a_signal_to_the_whole_group_leaves_ranks_to_the_parent(tmp_path):
         return result(transport.rank)
 
     assert len(run_processes(work, 2, lambda step: None)) == 2
+
+
+@pytest.mark.parametrize("kind", ["local", "store"])
+def test_a_step_to_keep_is_asked_for_by_a_process_that_was_forked(kind, monkeypatch):
+    """All ranks keep the same one, once for each time that it is asked for."""
+    monkeypatch.setattr("penstock.runtime.control._LOOK_S", 0.0)
+    with closing(LocalBoard()) as local:
+        make = stores() if kind == "store" else lambda: local
+        boards = [make(), make()]
+        controls = [Control(board) for board in boards]
+        assert [control.after(1) for control in controls] == ["go", "go"]
+        asks = multiprocessing.get_context("fork").Process(target=boards[0].ask_to_audit, args=(1,))
+        asks.start()
+        asks.join()
+        assert [control.after(2) for control in controls] == ["audit", "audit"]
+        for control in controls:
+            control.audited()
+        assert [control.after(3) for control in controls] == ["go", "go"]

@@ -74,6 +74,10 @@ def train(  # long: the flags of the command  # noqa: PLR0913
     objective: Annotated[
         Literal["time", "cost"], typer.Option(help="To that loss with least of it.")
     ] = "time",
+    audit: Annotated[
+        str,
+        typer.Option(metavar="N%[,stop|,warn]", help="Time to compare steps with the plain loop."),
+    ] = "1%",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
@@ -110,6 +114,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             policy=policy,
             until_loss=until_loss,
             objective=objective,
+            audit=audit,
             listener=view.TERMINAL,
         )
         if trained is not None:

@@ -128,7 +128,7 @@ def words_of(summary: Mapping[str, object]) -> str:
     """Return what the run and the job report, a line each; the tables above have the rest."""
     left_out = ("steps", "checked", "step_s_", "peak_bytes", "cap_bytes", "live_versions")
     left_out += ("breakdown", "bottleneck", "replanned", "generations", "sampling", "checkpointing")
-    left_out += ("until", "machines")
+    left_out += ("until", "machines", "audited_to", "audits")
     shown = ((k, v) for k, v in summary.items() if v is not None and not k.startswith(left_out))
     rows = [(k.replace("_", " "), v) for k, v in shown]
     return "\n".join(f"{k}: {f'{v:.4f}' if isinstance(v, float) else v}" for k, v in rows)

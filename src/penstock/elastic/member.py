@@ -215,6 +215,7 @@ class RunMember:
         self._saved_s = time.monotonic()
         self._ended_s = self._agreed_s = 0.0
         self._vote: Vote | None = None
+        self._audits = 0  # steps that were asked for and kept
         self._slow = 1.0  # times what this member's actions took in its first generation
         self.has_left = False  # the run goes on without it, as it asked for
         self._is_asked_to_leave = False
@@ -310,11 +311,11 @@ class RunMember:
         self._guard = guard  # whose ward has written all that it begins with
         self._hold(rank, view.step)
         self.mesh.forget(view.generation)
-        steps = GenerationSteps(rank, task, vote, bound, view.step, self.pilot.last_step)
+        left, attempt = range(view.step, self.pilot.last_step), f"-{view.generation}"
+        steps = GenerationSteps(rank, task, vote, bound, left, attempt)
         steps.watch.saver = self._saving(task, transport, view, before)
         vote.slow = partial(self._slowness, steps)
-        about = self._event(view, before, came)
-        note = partial(self._note, about, time.monotonic()) if self.is_first else _nothing
+        note = self._noting(self._event(view, before, came))
         self._report(view.newest)
         held = partial(worker.held_tensors, rank)
         try:
@@ -594,6 +595,7 @@ class RunMember:
             regroup=shares or (is_first and bool(self._newcomers(view))),
             save=self._wants_checkpoint(task),
             stop=self.outside.asked() != 0,
+            audit=self._wants_audit(task),
             leave=self._follows(view) or self.outside.leaves(),
         )
 
@@ -619,6 +621,16 @@ class RunMember:
             return False
         is_due = every_s is not None and time.monotonic() - self._saved_s >= every_s
         return saver.has_lapsed or (self.is_first and is_due and not saver.is_put_off())
+
+    def _wants_audit(self, task: Task) -> bool:
+        """Return whether a step is asked for that was not kept yet."""
+        board = None if task.audits is None else task.board
+        return board is not None and board.audits_asked() > self._audits
+
+    def audited(self, task: Task) -> None:
+        """Note that the next step is one that was asked for."""
+        if task.board is not None:
+            self._audits = task.board.audits_asked()
 
     def _newcomers(self, view: View) -> list[int]:
         """Return who asks to be taken in, and can be: as many as there are plans for."""
@@ -669,6 +681,9 @@ class RunMember:
         ended, agreed = self._ended_s or now, self._agreed_s or now
         self._ended_s = self._agreed_s = 0.0
         return RunEvent(what, view, agreed - ended, now - agreed, moved_bytes=came)
+
+    def _noting(self, event: RunEvent) -> Callable[[], None]:
+        return partial(self._note, event, time.monotonic()) if self.is_first else _nothing
 
     def _note(self, event: RunEvent, since_s: float) -> None:
         self.pilot.happened(event._replace(stepped_s=time.monotonic() - since_s))

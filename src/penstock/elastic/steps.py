@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol, final
 
 import torch
@@ -12,6 +13,7 @@ from penstock.elastic.words import Told
 from penstock.graph.cut_points import written_buffers
 from penstock.program.alone import alone
 from penstock.runtime import worker
+from penstock.runtime.audited import keeper_of
 from penstock.runtime.calls import Bound
 from penstock.runtime.control import Control, Do
 from penstock.runtime.launch import as_json, from_json
@@ -36,10 +38,15 @@ class Keeper(Protocol):
 
     def saved(self) -> None: ...
 
+    def audited(self, task: Task) -> None: ...
+
 
 @final
 class GenerationSteps:
-    """The steps of a generation from `first` on; `last` is the number of steps of the run."""
+    """The steps of a generation, which may be none.
+
+    attempt:  tells what it keeps of a step from what a generation before has kept of the same.
+    """
 
     def __init__(
         self,
@@ -47,12 +54,15 @@ class GenerationSteps:
         task: Task,
         vote: Vote,
         bound: Mapping[int, list[Bound]],
-        first: int,
-        last: int,
+        steps: range,
+        attempt: str = "",
     ) -> None:
         self.rank, self.task, self.vote, self.bound = rank, task, vote, bound
-        self.first, self.last, self.is_over = first, last, False
+        self.first, self.last, self.is_over = steps.start, steps.stop, False
         self.watch = worker.WindowRunner(rank, Control(None))
+        if task.audits is not None:
+            part = partial(worker.state_of, rank)
+            self.watch.keeper = keeper_of(rank, task.audits, part, attempt)
         rank.guard = self.watch.meter.inside(rank.guard)
         written = written_buffers(rank.capture.graph)
         self.buffers = [
@@ -72,6 +82,7 @@ class GenerationSteps:
         """
         once, asked = worker.run_once(self.task), Wishes()
         with torch.no_grad():
+            self.watch.audits(affordable=self.first < self.last)
             for number, step in enumerate(range(self.first, self.last)):
                 self._step(member, step, (number, number in once))
                 asked = self.vote.asked
@@ -82,6 +93,9 @@ class GenerationSteps:
                 self._save(member, step + 1, asked)
                 if asked.stop or (asked.regroup and step + 1 < self.last):
                     break
+                if asked.audit:
+                    member.audited(self.task)
+                self.watch.audits(asked=asked.audit, affordable=step + 2 == self.last)
             else:
                 if self.first == self.last:  # all that was left is to end it well
                     note()

@@ -25,14 +25,15 @@ class Wishes(NamedTuple):
     regroup: bool = False
     save: bool = False
     stop: bool = False
+    audit: bool = False
     leave: int = 0
 
     @classmethod
     def of_all(cls, counts: Sequence[float], ranks: int) -> "Wishes":
         """Return what is asked for by any of the ranks; `counts`: how many ask for each."""
-        regroup, save, stop, _ = (count > 0 for count in counts)
+        regroup, save, stop, audit, _ = (count > 0 for count in counts)
         leave = round(counts[-1])
-        return cls(regroup or leave > 0, save, stop or leave >= ranks, leave)
+        return cls(regroup or leave > 0, save, stop or leave >= ranks, audit, leave)
 
 
 @final

@@ -208,13 +208,14 @@ def newest_whole(
     return None
 
 
-def set_aside(checkpoints: Path, after: int) -> list[Path]:
-    """Give checkpoints after more than `after` steps, damaged ones, a name that is not looked for.
+def set_aside(checkpoints: Path, after: int, why: str = "damaged") -> list[Path]:
+    """Give checkpoints after more than `after` steps a name that is not looked for.
 
+    why:      what they are, which the name begins with.
     Return their new names.
     """
     newer = [folder for folder in complete(checkpoints) if step_of(folder) > after]
-    names = [folder.with_name(f"damaged-{folder.name}") for folder in newer]
+    names = [folder.with_name(f"{why}-{folder.name}") for folder in newer]
     for folder, name in zip(newer, names, strict=True):
         shutil.rmtree(name, ignore_errors=True)
         folder.rename(name)

@@ -126,6 +126,11 @@ class Aside:
         self._child.start()
         sender.close()
 
+    @property
+    def pid(self) -> int:
+        """Return the number of the process."""
+        return self._child.pid or 0
+
     def poll(self) -> tuple[Any, ...] | None:
         """Return what the call returned, anything of JSON, as the only one of a row; None: not yet.
 

@@ -1,5 +1,5 @@
 """Control: after which step all ranks together write a checkpoint that nobody planned, make the
-plan again, measure their links, share micro-batches otherwise, or stop.
+plan again, measure their links, share micro-batches otherwise, keep a step for an audit, or stop.
 
 The first rank to reach the end of a window decides what is done there, and says so on a board
 that all ranks see; the others obey when they arrive.  So no rank waits, and what is done
@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NamedTuple, Protocol
 
-Do = Literal["go", "save", "plan", "stop", "probe", "share"]
-_DOES: tuple[Do, ...] = ("go", "save", "plan", "stop", "probe", "share")
+Do = Literal["go", "save", "plan", "stop", "probe", "share", "audit"]
+_DOES: tuple[Do, ...] = ("go", "save", "plan", "stop", "probe", "share", "audit")
 _POST_BYTES = 2**16  # of what a rank lets others see
 _LOOK_S = 0.25  # for which ranks of several hosts go on without asking
 
@@ -76,6 +76,15 @@ class Board(Protocol):
         """Return how often ranks were asked to share micro-batches otherwise."""
         ...
 
+    def ask_to_audit(self, count: int) -> None:
+        """Make the next command one to keep a step for an audit, which is done for the time
+        `count`; a process that this one has forked may ask, too."""
+        ...
+
+    def audits_asked(self) -> int:
+        """Return how often ranks were asked to keep a step for an audit."""
+        ...
+
     def post(self, rank: int, text: str) -> None:
         """Let all ranks see `text`, in place of what this one posted before."""
         ...
@@ -108,6 +117,7 @@ class Control:
         self._plans = self._before = 0  # plans made again, and windows before the last of them
         self._probes = 0
         self._shares = 0  # times that micro-batches were shared otherwise
+        self._audits = 0  # steps that were asked for and kept
         self.put_off: Callable[[], bool] = lambda: False
 
     def saved(self) -> None:
@@ -134,6 +144,10 @@ class Control:
         """Note that micro-batches are shared otherwise from now on."""
         self._shares += 1
 
+    def audited(self) -> None:
+        """Note that the step that begins is one that was asked for."""
+        self._audits += 1
+
     def _decided(self, board: Board, windows: int) -> Command:
         now, look_s = time.monotonic(), board.look_s
         ahead = 1
@@ -152,6 +166,8 @@ class Control:
             do = "share"
         elif self.every_s is not None and now - self._saved_s >= self.every_s:
             do = "go" if self.put_off() else "save"
+        if do == "go" and board.audits_asked() > self._audits:
+            do = "audit"
         return Command(windows, do, windows + ahead)
 
 
@@ -161,7 +177,7 @@ class LocalBoard:
     def __init__(self) -> None:
         self._file = os.memfd_create("penstock board")
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._words = memoryview(self._memory).cast("q")  # at, do, signal, plans, probes, shares
+        self._words = memoryview(self._memory).cast("q")  # at, do, signal, and what is asked
         self._posts = os.memfd_create("penstock posts")
         self._threads = threading.Lock()
 
@@ -208,6 +224,12 @@ class LocalBoard:
     def shares_asked(self) -> int:
         return self._words[5]
 
+    def ask_to_audit(self, count: int) -> None:
+        self._words[6] = count
+
+    def audits_asked(self) -> int:
+        return self._words[6]
+
     def post(self, rank: int, text: str) -> None:
         content = text.encode()
         if len(content) < _POST_BYTES - 4:
@@ -238,6 +260,8 @@ class StoreBoard:
         self._known = ""  # the order on the board, as text
         self._own = 0  # the signal that this rank got
         self._told = False
+        self._audits = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # seen by forks, too
+        self._audits_told = 0
 
     @property
     def look_s(self) -> float:
@@ -279,6 +303,15 @@ class StoreBoard:
 
     def shares_asked(self) -> int:
         return int(self._store.get("shares")) if self._store.check(["shares"]) else 0
+
+    def ask_to_audit(self, count: int) -> None:
+        self._audits[0] = count
+
+    def audits_asked(self) -> int:
+        if self._audits[0] > self._audits_told:
+            self._audits_told = self._audits[0]
+            self._store.set("audits", str(self._audits_told))
+        return int(self._store.get("audits")) if self._store.check(["audits"]) else 0
 
     def post(self, rank: int, text: str) -> None:
         self._store.set(f"post/{rank}", text)

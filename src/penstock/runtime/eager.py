@@ -31,6 +31,7 @@ from penstock.graph.trace import build_model, device_here, loss_and_figures, new
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
+from penstock.runtime.audited import Audits, StepKeeper, WatchedOptimizer
 from penstock.runtime.buffers import Laws, buffer_laws
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carried, in_order
@@ -62,7 +63,8 @@ from penstock.timeline import LANES, Span
 class EagerTask:
     """What every rank of an eager data-parallel run has to do.
 
-    laws:  of what forward writes; where they are needed and None, every rank finds them.
+    laws:   of what forward writes; where they are needed and None, every rank finds them.
+    audits: where steps are kept that the plain loop makes again; None: none is.
     """
 
     job: Job
@@ -76,6 +78,7 @@ class EagerTask:
     every_s: float | None = None
     board: Board | None = None
     policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
+    audits: Audits | None = None
 
 
 def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
@@ -122,8 +125,10 @@ def _run_steps(
     spans: tuple[Span, ...] = ()
     seconds: list[float] = []
     until = task.first_step + task.num_steps
+    keeper = None if task.audits is None else _keeper_of(rank, task.audits)
+    is_audited = keeper is not None and keeper.affords()
     for step in range(task.first_step, until):
-        done = rank.result(step)
+        done = rank.result(step) if not is_audited else _kept(keeper, rank, meter, step)
         spans = rank.spans()
         seconds.append(done.seconds)
         if step == task.first_step < until - 1:
@@ -131,18 +136,54 @@ def _run_steps(
         else:
             meter.window(rank.calls, rank.marks, 1)
         report(done)
-        if _is_over(task, rank, meter, report, step + 1):
+        do = _done(task, rank, meter, report, step + 1)
+        if do == "stop":
             break
+        is_audited = do == "audit" or (
+            step == until - 2 and keeper is not None and keeper.affords()
+        )
     return spans, seconds
 
 
-def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, step: int) -> bool:
-    """Write the checkpoint that is due after `step` steps; return whether it was the last one."""
+def _kept(keeper: StepKeeper | None, rank: "EagerRank", meter: Meter, step: int) -> StepResult:
+    """Run a step and keep it for an audit."""
+    assert keeper is not None, "who else could ask for it"
+    start = time.perf_counter()
+    keeper.before(step)
+    meter.once(time.perf_counter() - start)
+    done = rank.result(step)
+    keeper.hear(done)
+    start = time.perf_counter()
+    keeper.after(step + 1)
+    meter.once(time.perf_counter() - start)
+    return done
+
+
+def _keeper_of(rank: "EagerRank", audits: Audits) -> StepKeeper:
+    def part(step: int) -> State | None:
+        rank.join_buffers(step)
+        return rank.state() if rank.rank == 0 else None
+
+    def given() -> dict[str, Tensor]:
+        grads = ((name, p.grad) for name, p in rank.parameters.items())
+        return {f"gradients/{name}": grad for name, grad in grads if grad is not None}
+
+    def held() -> dict[str, str]:
+        return {"0": digest_of([value.detach() for value in rank.model.parameters()])}
+
+    watched = [WatchedOptimizer(rank.updates.optimizer, given)] if rank.rank == 0 else []
+    return StepKeeper(audits, rank.transport, part, lambda: watched, held)
+
+
+def _done(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, step: int) -> Do:
+    """Write the checkpoint that is due after `step` steps; return what comes then."""
     is_last = step == task.first_step + task.num_steps
     do: Do = "go" if is_last else rank.control.after(step - task.first_step)
     is_over = is_last or do == "stop"
+    if do == "audit":
+        rank.control.audited()
     if task.checkpoints is None or rank.saver is None:
-        return is_over
+        return "stop" if is_over else do
     rank.saver.check()
     validates = do != "stop" and is_validated(step, task.validate_every, is_last=is_last)
     if is_over or validates or do == "save" or is_due(step, task.checkpoint_every):
@@ -161,7 +202,7 @@ def _is_over(task: EagerTask, rank: "EagerRank", meter: Meter, report: Report, s
     if step == task.first_step + 1 and _is_saved_on_the_way(task):
         with meter.checkpoint(is_last=True):
             rank.saver.begin(rank.state() if rank.rank == 0 else None)
-    return is_over
+    return "stop" if is_over else do
 
 
 def _is_saved_on_the_way(task: EagerTask) -> bool:

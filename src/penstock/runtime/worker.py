@@ -33,6 +33,7 @@ from penstock.profile.store import code_folder
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
+from penstock.runtime.audited import Audits, StepKeeper, keeper_of
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
@@ -80,6 +81,7 @@ class Task:
     functions:         those of segments that were made already; ranks add theirs.  Another task
                        (`replace`) begins with none: its segments may be others.
     noise_every:       of how many steps one is watched for the noise of its gradients.
+    audits:            where steps are kept that the plain loop makes again; None: none is.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
@@ -108,6 +110,7 @@ class Task:
         default_factory=dict[FunctionKey, Function], init=False
     )
     noise_every: int = EVERY
+    audits: Audits | None = None
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -245,6 +248,9 @@ def _worked(
     """
     rank = rank_of(task, transport, partial(_reported, report, task.joined))
     rank.is_guarded = True
+    keeper = None
+    if task.audits is not None:
+        keeper = keeper_of(rank, task.audits, partial(_settled, rank))
     for program in task.windows.programs:
         rank.expect(program)
     bound = {id(program): rank.bind(program) for program in task.windows.programs}
@@ -259,6 +265,7 @@ def _worked(
     if task.guide is not None:
         task.guide.begun(rank.rank, time.perf_counter() - start_s)
     watch = WindowRunner(rank, control, task.guide)
+    watch.keeper = keeper
     watch.bound.append(bound)
     with (
         leaving(task.checkpoints, transport, rank.peers, partial(held_tensors, rank)),
@@ -281,12 +288,16 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
     step = task.windows.first_step
     program = ask(step)
     with torch.no_grad():
+        watch.audits(affordable=True)
         while program is not None:
             is_profiled, length = number == task.memory_window, program.num_steps
-            watch.window(bound[id(program)], Window(step, length, is_profiled, number in once))
+            window = Window(step, length, is_profiled, number in once)
+            watch.window(bound[id(program)], window)
             step, number = step + length, number + 1
             program = ask(step)
             do = _done(task, watch, (step, number), is_last=program is None)
+            is_last = program is not None and ask(step + program.num_steps) is None
+            watch.audits(asked=do == "audit", affordable=is_last)
             if do == "plan":
                 return step
             if do == "probe":
@@ -408,6 +419,8 @@ def _done(task: Task, watch: "WindowRunner", done: tuple[int, int], *, is_last: 
         watch.control.planned(number)
     elif do == "share":
         watch.control.shared()
+    elif do == "audit":
+        watch.control.audited()
     return do
 
 
@@ -430,7 +443,7 @@ def save_due(task: Task, watch: "WindowRunner", step: int, do: Do, *, is_last: b
     saver.check()
     is_stopped = do == "stop" and not is_last
     validates = not is_stopped and is_validated(step, task.validate_every, is_last=is_last)
-    if do in ("go", "probe") and not validates and not is_due(step, task.checkpoint_every):
+    if do in ("go", "probe", "audit") and not validates and not is_due(step, task.checkpoint_every):
         return False
     with watch.meter.checkpoint(is_last=do == "stop"), saver.timed():
         rank.settle()
@@ -486,6 +499,11 @@ def state_of(rank: Rank, step: int) -> State | None:
     return _part_of(rank)
 
 
+def _settled(rank: Rank, step: int) -> State | None:
+    rank.settle()
+    return state_of(rank, step)
+
+
 def _part_of(rank: Rank) -> State | None:
     told = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
     if not told:
@@ -526,19 +544,42 @@ class WindowRunner:
     """Runs windows and remembers enough of them to show a typical one.
 
     bound:   calls of all programs that were ever run: what is kept of them goes by their ids.
+    keeper:  keeps the windows that are audited; None: none is.
     """
 
     def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
         self.rank, self.control, self.guide = rank, control, guide
         self.meter, self.sampler = Meter(rank.transport), Sampler()
         self.saver: Saver | None = None
+        self.keeper: StepKeeper | None = None
+        self._is_audited = False
         self.bound: list[Mapping[int, list[Bound]]] = []
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
         self.begun: dict[int, list[Begun]] = {}  # by id of a program's calls
         self.window_s: list[float] = []
         self.memory: tuple[Held, ...] = ()
 
+    def audits(self, *, asked: bool = False, affordable: bool = False) -> None:
+        """Keep the next window for an audit, if it was asked for, or is to be where one is
+        affordable; every rank calls it at the same time."""
+        if self.keeper is not None:
+            self._is_audited = asked or (affordable and self.keeper.affords())
+
     def window(self, calls: list[Bound], window: Window) -> None:
+        """Run a window, and keep it where it is audited."""
+        if self.keeper is None or not self._is_audited or window.is_profiled:
+            self._window(calls, window)
+            return
+        start, last = time.perf_counter(), window.first_step + window.num_steps
+        self.keeper.before(window.first_step)
+        self.meter.once(time.perf_counter() - start)
+        is_once = window.is_once or bool(self.kept)
+        self._window(calls, window._replace(is_once=is_once))
+        start = time.perf_counter()
+        self.keeper.after(last)
+        self.meter.once(time.perf_counter() - start)
+
+    def _window(self, calls: list[Bound], window: Window) -> None:
         start = time.perf_counter()
         marks = self._run(calls, window)
         if window.is_once:

@@ -29,6 +29,7 @@ class RunTerms(NamedTuple):
     checked:  how the plan was compared with the plain loop.
     until:    the loss at which it ends.
     mirror:   URL at which the folder is kept, too; "": nowhere else.
+    audits:   whether members keep steps for audits.
     """
 
     every: CheckpointInterval = CheckpointInterval()
@@ -36,6 +37,7 @@ class RunTerms(NamedTuple):
     checked: str = ""
     until: Goal | None = None
     mirror: str = ""
+    audits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from penstock.profile.kinds import load_profiles
 from penstock.runtime.calls import StepResult
 from penstock.search import Fixed
 from penstock.training.addresses import RunTerms, addresses_in, write_addresses
+from penstock.training.audited_run import audited_by_plan, audits_of, with_audits
 from penstock.training.by_ranks import cursors_in, plans_by_ranks
 from penstock.training.choose import Choice, Joining, save
 from penstock.training.chronicle import (
@@ -118,7 +119,9 @@ def run_of(
         return session.task(choice, step, resume, board)
 
     goal = None if session.goal is None else session.goal.goal
-    terms = RunTerms(session.every, session.keep, session.checked, goal, session.mirror)
+    audits = audits_of(session, plans[max(plans)]) is not None
+    own = session.every, session.keep, session.checked, goal, session.mirror, audits
+    terms = RunTerms(*own)
     about = plans, steps.start, steps.stop, session.folder, resume
     cursors = cursors_in(session.folder) if resume is not None else ()
     by_ranks = session.job.batch_by_ranks, cursors
@@ -143,7 +146,10 @@ def train(session: "Session", choice: Choice, first_step: int, checkpoint: Path 
         while True:
             if follower is not None:
                 pools = follower.first_machines(run.first_step, board, session.listener)
-            trained = _lived_here(session, choice, run, pools[: len(plans)], board)
+            with audited_by_plan(session, choice, board, run.first_step):
+                trained = _lived_here(session, choice, run, pools[: len(plans)], board)
+            assert trained is not None, "it has ended"
+            trained = with_audits(session, trained, run.first_step, run.resume)
             if trained != "stopped" or board.asked() or follower is None:
                 break
             run = _going_on(session, run)  # no machine was wanted for a while

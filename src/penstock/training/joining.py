@@ -244,8 +244,10 @@ def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
 
 def _task(folder: Path, known: Addresses, choice: Choice, step: int, resume: Path | None) -> "Task":
     """Return what a rank does from a step on, as the ranks that began the run do."""
+    from penstock.runtime.audited import Audits
     from penstock.runtime.saver import SavePolicy
     from penstock.runtime.worker import Task
+    from penstock.training.audit import HIDDEN
 
     graph, job = choice.captured.graph, choice.job
     every, keep = known.terms.every, known.terms.keep
@@ -264,4 +266,5 @@ def _task(folder: Path, known: Addresses, choice: Choice, step: int, resume: Pat
         memory_window=memory_window(windows),
         compiled=choice.plan.compiled,
         joined=choice.plan.joined,
+        audits=Audits(folder / HIDDEN, lambda: False) if known.terms.audits else None,
     )

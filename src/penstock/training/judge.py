@@ -76,9 +76,37 @@ class Case:
     model: nn.Module | None = None
 
 
-def judged(case: Case, folder: Path) -> Proof:
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainLoop:
+    """The plain loop of a case, and what it has read."""
+
+    plain: Plain
+    reads: ReadDigests
+
+
+def plain_loop(case: Case, *, digests: bool = True) -> PlainLoop:
+    """Return the plain loop of a case; where something is rounded, of the plan's micro-batches.
+
+    digests:  whether it notes what it reads, to be compared with what ranks have read.
+    """
+    reads = ReadDigests()
+    job = replace(case.job, data=recorded(case.job.data, reads)) if digests else case.job
+    joined = 1 if case.rounded else case.joined
+    owners = {
+        name: [rank for rank in row for _ in range(joined)] for name, row in case.owners.items()
+    }
+    sums = RoundedSums(owners, job.sums) if job.sums else None
+    if case.rounded is None:
+        return PlainLoop(Plain(job, sums=sums), reads)
+    parts = case.rounded
+    rounded = Rounded(parts.capture, parts.stages, parts.program)
+    return PlainLoop(Plain(merged(job, parts.joined), rounded, sums), reads)
+
+
+def judged(case: Case, folder: Path, loop: PlainLoop | None = None) -> Proof:
     """Return what comparing `folder`, where a run left its steps, with the plain loop finds.
 
+    loop:     that of the case; None: it is made, and forgotten.
     It calls the job's functions, which may change what they like in this process.
     Raises:   RunError: the data ended.  JobError, CheckpointError: as in a run.
     """
@@ -88,9 +116,9 @@ def judged(case: Case, folder: Path) -> Proof:
         if case.late is not None:
             rows = list(_window(case.late, case, folder))
         elif case.by_parts and case.backward:
-            rows = list(_steps_by_parts(case, folder, left_out))
+            rows = list(_steps_by_parts(case, folder, left_out, loop or plain_loop(case)))
         else:
-            rows = list(_steps(case, folder, left_out))
+            rows = list(_steps(case, folder, left_out, loop or plain_loop(case)))
     seconds = time.perf_counter() - start
     parts = case.rounded or case.late
     bits = () if parts is None else tuple(sorted({*parts.program.bits} - {AS_IT_IS}))
@@ -113,13 +141,13 @@ class _Untouched:
                 value.grad = None
 
 
-def _steps(case: Case, folder: Path, left_out: list[str]) -> Iterator[Difference]:
+def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> Iterator[Difference]:
     """Yield the differences of each step of a synchronous run.
 
     left_out:  gets the steps that overflow, of which there is little to compare.
     """
-    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), ReadDigests()
-    plain = _plain(case, reads)
+    losses = read_json(folder / "losses.json", CheckpointError, "losses")
+    plain, reads = loop.plain, loop.reads
     if case.resume is not None:
         state = checkpoint.load(case.resume)
         plain.load(state.tensors, state.plain)
@@ -131,7 +159,7 @@ def _steps(case: Case, folder: Path, left_out: list[str]) -> Iterator[Difference
         given, before = _part(found.tensors, "gradients/"), plain.weights()
         if case.backward:
             plain.update(step, given)
-        yield _data_difference(found, reads.taken())
+        yield from _data_differences(found, reads.taken())
         yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
         if (buffers := plain.buffers()) and case.job.buffers == "exact":  # an update may write them
             yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
@@ -145,14 +173,16 @@ def _steps(case: Case, folder: Path, left_out: list[str]) -> Iterator[Difference
         plain.load(found.tensors, found.plain)
 
 
-def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[Difference]:
+def _steps_by_parts(
+    case: Case, folder: Path, left_out: list[str], loop: PlainLoop
+) -> Iterator[Difference]:
     """Yield what `_steps` does, holding weights and gradients, and of all else one parameter's.
 
     left_out:  gets what cannot be compared so: updates by an optimizer that may look at several
                parameters together.
     """
-    losses, reads = read_json(folder / "losses.json", CheckpointError, "losses"), ReadDigests()
-    plain = _plain(case, reads)
+    losses = read_json(folder / "losses.json", CheckpointError, "losses")
+    plain, reads = loop.plain, loop.reads
     before = None if case.resume is None else checkpoint.unread(case.resume)
     if not plain.is_plain:
         left_out.append("updates: all of the optimizer's state at once needs more memory")
@@ -165,7 +195,7 @@ def _steps_by_parts(case: Case, folder: Path, left_out: list[str]) -> Iterator[D
         made, rows = _made(case, plain, step)
         yield from rows
         left_out += _overflow(plain, step)
-        yield _data_difference(found, reads.taken())
+        yield from _data_differences(found, reads.taken())
         yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
             yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
@@ -185,21 +215,6 @@ def _overflow(plain: Plain, step: int) -> list[str]:
     if not plain.leaves_out:
         return []
     return [f"gradients of step {step + 1}: they overflow at a loss scale of {plain.loss_scale:g}"]
-
-
-def _plain(case: Case, reads: ReadDigests) -> Plain:
-    """Return the plain loop; where something is rounded, it takes the plan's micro-batches."""
-    job = replace(case.job, data=recorded(case.job.data, reads))
-    joined = 1 if case.rounded else case.joined
-    owners = {
-        name: [rank for rank in row for _ in range(joined)] for name, row in case.owners.items()
-    }
-    sums = RoundedSums(owners, job.sums) if job.sums else None
-    if case.rounded is None:
-        return Plain(job, sums=sums)
-    parts = case.rounded
-    rounded = Rounded(parts.capture, parts.stages, parts.program)
-    return Plain(merged(job, parts.joined), rounded, sums)
 
 
 def _made(case: Case, plain: Plain, step: int) -> tuple[PlainStep, list[Difference]]:
@@ -273,7 +288,7 @@ def _window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Differe
     job = merged(watched, late.joined)
     expected = sequential(job, program, program.num_steps, late.stages, late.capture)
     found = _found(folder, case.steps[0])
-    yield _data_difference(found, reads.taken())
+    yield from _data_differences(found, reads.taken())
     if wanted := _part(expected, "weights/"):
         yield compared_weights(_part(found.tensors, "weights/"), wanted)
     if case.job.buffers == "exact" and (wanted := _part(expected, "buffers/")):
@@ -289,15 +304,23 @@ def _found(
     return load(newest)
 
 
-def _data_difference(found: checkpoint.Checkpoint, read: list[tuple[int, str]]) -> Difference:
-    """Return whether each rank read the micro-batches of the plain loop, by their digests."""
-    expected = dict(read)
+def _data_differences(
+    found: checkpoint.Checkpoint, read: list[tuple[int, str]]
+) -> Iterator[Difference]:
+    """Yield whether each rank read the micro-batches of the plain loop, by their digests.
+
+    Nothing where ranks have noted none.
+    """
+    expected, is_told = dict(read), False
     for rank, rows in _told(found, "read"):
+        is_told = True
         for index, digest in rows:
             if expected.get(index) != digest:
                 where = f"micro-batch {index} as rank {rank} reads it"
-                return Difference("data", where, INFINITY, bitwise=False)
-    return Difference("data", "", 0.0, bitwise=True)
+                yield Difference("data", where, INFINITY, bitwise=False)
+                return
+    if is_told:
+        yield Difference("data", "", 0.0, bitwise=True)
 
 
 def _told(found: checkpoint.Checkpoint, what: str) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from penstock.elastic.words import Where
 from penstock.errors import PlanError
 from penstock.runtime.control import LocalBoard
 from penstock.training.addresses import ADDRESSES, Addresses, addresses_in, write_addresses
+from penstock.training.audited_run import audited_by_plan, with_audits
 from penstock.training.choose import Choice
 from penstock.training.chronicle import ended
 from penstock.training.elastic import ElasticRun
@@ -77,10 +78,14 @@ def train_on_hosts(
         start = start_of(run, members, board, meet)._replace(notice=notice)
         pools = {rendezvous.rank: pool_here()}
         here, leads = Here((rendezvous.rank,), rendezvous.address, pools), rendezvous.rank == 0
-        found = lived(session, choice, begin[0], start, here, calls=leads)
-        if found is None and not notice():
-            wait_for_end(session.folder, session.listener, board)
-            found = ended(session.folder, session.followed)
+        audits = audited_by_plan(session, choice, board, begin[0]) if leads else nullcontext()
+        with audits:
+            found = lived(session, choice, begin[0], start, here, calls=leads)
+            if found is None and not notice():
+                wait_for_end(session.folder, session.listener, board)
+                found = ended(session.folder, session.followed)
+        if leads:
+            found = with_audits(session, found, *begin)
         if found == "stopped" and leads:
             raise Stopped(board.asked() or signal.SIGTERM, session.resumption())
     return found if leads and found != "stopped" else None

@@ -234,6 +234,10 @@ class Plain:
         if self.loss_scale is not None and "loss_scale" in plain:
             self.loss_scale, self.good = plain["loss_scale"]
 
+    def rest(self) -> None:
+        """Let go of the data: the next step may be any other."""
+        self._data, self._next = iter(()), -1
+
     def _micro_batches(self, step: int) -> Iterator[tuple[int, Any]]:
         first = step * self.job.micro_batches
         if first != self._next:

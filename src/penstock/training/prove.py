@@ -28,6 +28,7 @@ from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous
 from penstock.program.lower_plan import lower_plan, stages_of
 from penstock.runtime import checkpoint
+from penstock.runtime.audited import held_digests
 from penstock.runtime.buffers import Laws, buffer_laws, check_chosen
 from penstock.runtime.child import apart
 from penstock.runtime.eager import EagerRank, EagerTask
@@ -114,11 +115,16 @@ def prove_eager(
         told = Steps(job.micro_batches)
         launcher(partial(_work_eagerly, task, steps, reads, folder), ranks, told.add)
         _write_losses(folder, told)
-        owners = dict[str, list[int]]()
-        if job.sums and ranks > 1:
-            each = [number * ranks // job.micro_batches for number in range(job.micro_batches)]
-            owners = {name: each for name, _ in build_model(job).named_parameters()}
+        owners = owners_of_replicas(job, ranks)
         return apart_judged(Case(job, steps, resume, owners=owners), folder)
+
+
+def owners_of_replicas(job: Job, ranks: int) -> Mapping[str, Sequence[int]]:
+    """Return which replica adds up the gradient of each micro-batch, as `Case` needs it."""
+    if not job.sums or ranks == 1:
+        return {}
+    each = [number * ranks // job.micro_batches for number in range(job.micro_batches)]
+    return {name: each for name, _ in build_model(job).named_parameters()}
 
 
 def apart_judged(case: Case, folder: Path) -> Proof:
@@ -240,7 +246,7 @@ def _work(
             rank.run(calls, step)
             rank.settle()
         state = state_of(rank, step + program.num_steps)
-        own = {f"read/{rank.rank}": reads.taken(), f"held/{rank.rank}": _held(rank)}
+        own = {f"read/{rank.rank}": reads.taken(), f"held/{rank.rank}": held_digests(rank)}
         save(folder / str(step), step + 1, transport, _told(state, given, own))
     return RankResult(transport.rank, (), (), 0, (0.0,), 0.0, {})
 
@@ -260,16 +266,6 @@ def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
 
     if weights.optimizer is not None:
         _compat.call_first(weights.optimizer, keep)
-
-
-def _held(rank: Rank) -> dict[str, str]:
-    """Return a digest of the weights of each stage on this rank: copies must have the same.
-
-    Of a stage that its replicas divide there are no copies.
-    """
-    whole = ((stage, weights) for stage, weights in rank.weights.items() if weights.shard is None)
-    held = ((stage, weights.kept().values()) for stage, weights in whole)
-    return {str(stage): digest_of(list(values)) for stage, values in held}
 
 
 def _work_eagerly(

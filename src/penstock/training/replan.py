@@ -226,8 +226,10 @@ class Replanner:
         self._planned += 1
         assert task.checkpoints is not None, "who else could ask for another plan"
         stages = stages_of(choice.plan, choice.captured.graph)
+        is_rounded = bool(choice.job.sums) or choice.plan.rounds
         return replace(
             task,
+            audits=None if is_rounded else task.audits,
             capture=choice.captured,
             stages=stages,
             job=choice.job,

@@ -31,6 +31,7 @@ from penstock.timeline import (
     breakdown_of,
     num_steps,
 )
+from penstock.training.audits import Audited, audit_rows
 from penstock.training.choose import Choice
 from penstock.training.events import EVENTS
 from penstock.training.goal import Goal, GoalWatch
@@ -84,12 +85,14 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     checked: str,
     listener: Listener,
     goal: GoalWatch | None = None,
+    audited: Audited = Audited(),  # noqa: B008 - a frozen record
 ) -> Trained:
     """Write timeline, summary and report of a run into `folder`; return what it gave.
 
     choice:   the plan that it followed, None for eager modules.
     checked:  how it was compared with the plain loop.
     goal:     the loss at which it was to end.
+    audited:  what audits have found.
     """
     outcome.timeline.save(folder / "measured.trace.json")
     predicted = choice.plan.predicted if choice else None
@@ -97,7 +100,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
     expected, why = _compared(folder, outcome, choice)
     summary: dict[str, object] = {
         **{**_losses(folder, job, outcome, choice, listener), **_noise(outcome, choice)},
-        **{"steps": num_steps, "checked": checked},
+        **{"steps": num_steps, "checked": checked, **audit_rows(audited, num_steps)},
         "step_s_predicted": predicted.step_s if predicted else None,
         "step_s_measured": outcome.step_s,
         "peak_bytes_predicted": list(predicted.peak_bytes) if predicted else None,

@@ -21,8 +21,10 @@ from penstock.runtime.folders import Keep
 from penstock.schedule.recipe import Recipe
 from penstock.script import script_of
 from penstock.search import Fixed
-from penstock.training import saved, trial
+from penstock.training import audited_run, saved, trial
 from penstock.training.ask import to_fill
+from penstock.training.audited_run import DiffersError
+from penstock.training.audits import AUDITS, KEPT, Audited, AuditTerms
 from penstock.training.by_ranks import BATCHES
 from penstock.training.choose import (
     Choice,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from penstock.graph.trace import Capture
     from penstock.runtime.rank import StepResult
     from penstock.runtime.run import Outcome
+    from penstock.training.audit import Auditor
 
 _SEARCH_S = 1.0  # of a search, where none was made
 
@@ -93,6 +96,8 @@ FILES = (
     LOG,
     BATCHES,
     PHASES,
+    AUDITS,
+    KEPT,
 )
 
 
@@ -111,6 +116,8 @@ class Session:
     policy:   the file of the policy that the run follows; None: none.
     noise_every: of how many steps one is watched for the noise of its gradients.
     mirror:   URL at which the folder is kept, too; "": nowhere else.
+    audit:    how much of it is made again by the plain loop; `auditor`, while it runs, by whom;
+              and `audited`, what that has found.
     """
 
     job: Job
@@ -135,6 +142,9 @@ class Session:
     policy: Path | None = None
     noise_every: int = NOISE_EVERY
     mirror: str = ""
+    audit: AuditTerms = AuditTerms()  # noqa: RUF009 - a tuple
+    auditor: "Auditor | None" = None
+    audited: Audited = Audited()  # noqa: RUF009 - a frozen record
 
     @property
     def listener(self) -> Listener:
@@ -159,29 +169,42 @@ class Session:
             raise JobError(found.failed, hint="does it run without Penstock?")
         found = found.settled(captured)
         if captured is None:
-            return self._train_eagerly(first_step, checkpoint, found)
+            return self.train_eagerly(first_step, checkpoint, found)
         if self.goal is not None:
             from penstock.training.until import train_until
 
             trained = train_until(self, captured, found, first_step, checkpoint)
-            return trained or self._train_eagerly(first_step, checkpoint, found)
+            return trained or self.train_eagerly(first_step, checkpoint, found)
         choice = self.choose(captured, checkpoint, found)
         launch = local_launcher(choice.plan.total_ranks)
         checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem and choice.plan.compiled:
-            choice = self._not_compiled(choice, checked.problem)
+            choice = self.without_compiling(choice, checked.problem)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem:
-            return self._train_eagerly(first_step, checkpoint, found)
+            return self.train_eagerly(first_step, checkpoint, found)
         if self.elastic:
             from penstock.training import elastically
 
             return elastically.train(self, choice, first_step, checkpoint)
-        trained = self.train(choice, first_step, checkpoint, launch)
+        return self.train_on(choice, first_step, checkpoint, found)
+
+    def train_on(
+        self, choice: Choice, first_step: int, checkpoint: Path | None, found: "Examined"
+    ) -> Trained:
+        """Run all steps by processes of this host, or on by what is right where a step differs."""
+        from penstock.runtime.launch import local_launcher
+
+        launch = local_launcher(choice.plan.total_ranks)
+        try:
+            trained = self.train(choice, first_step, checkpoint, launch)
+        except DiffersError as problem:
+            first = first_step, checkpoint
+            return audited_run.go_on(self, choice, found, first, problem)
         assert trained is not None
         return trained
 
-    def _not_compiled(self, choice: Choice, problem: str) -> Choice:
+    def without_compiling(self, choice: Choice, problem: str) -> Choice:
         """Return a choice without what its compiled ops got wrong; nothing is predicted of it."""
         plan = decided(choice.plan, [Decision("compiled", "no", "only choice", problem)])
         plan = replace(plan, compiled=False, predicted=None)
@@ -230,6 +253,7 @@ class Session:
             "steps": self.num_steps,
             "a checkpoint every": self.every,
             "--keep": self.keep,
+            "--audit": tuple(self.audit),
             "--out": self.mirror,
             "--from": self.weights,
             "--resume": self.resume,
@@ -497,7 +521,9 @@ class Session:
                 launch(run, ranks, _unheard)
                 return None
             self.clear(first_step, checkpoint)
-            outcome = self._run(run, ranks, choice, first_step, launch)
+            with audited_run.audited_by_plan(self, choice, board, first_step):
+                outcome = self._run(run, ranks, choice, first_step, launch)
+            audited_run.check(self)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())
         return outcome, self._followed(choice)
@@ -569,7 +595,7 @@ class Session:
         """Write what a run leaves in its folder; return what it gave."""
         steps = self.num_steps if self.goal is None else outcome.steps[-1].step + 1
         about = self.folder, self.job, steps, outcome, choice
-        return finished(*about, self.checked, self.listener, self.goal)
+        return finished(*about, self.checked, self.listener, self.goal, self.audited)
 
     def resumption(self) -> str:
         """Return how a run that was stopped goes on."""
@@ -610,6 +636,7 @@ class Session:
             compiled=plan.compiled,
             joined=plan.joined,
             noise_every=self.noise_every,
+            audits=audited_run.audits_of(self, plan),
         )
 
     def windows(self, choice: Choice, first_step: int) -> "Windows":
@@ -682,6 +709,13 @@ class Session:
         none = f"no checkpoint: none is written before {self.every}"
         self.listener.say(f"--resume continues from {newest}" if newest else none)
 
+    def train_eagerly(self, first_step: int, checkpoint: Path | None, found: "Examined") -> Trained:
+        """Train without a plan: as replicas, or in one process by the plain loop."""
+        try:
+            return self._train_eagerly(first_step, checkpoint, found)
+        except DiffersError as problem:
+            return audited_run.go_on(self, None, found, (first_step, checkpoint), problem)
+
     def _train_eagerly(
         self, first_step: int, checkpoint: Path | None, found: "Examined"
     ) -> Trained:
@@ -709,13 +743,16 @@ class Session:
                 every_s=self.every.seconds,
                 board=board,
                 policy=SavePolicy(self.keep, self.every.mtbf_s),
+                audits=None if ranks == 1 else audited_run.audits_of(self, None),
             )
             self.folder.mkdir(parents=True, exist_ok=True)
             self.clear(first_step, checkpoint)
             for name in ("plan.json", "predicted.trace.json"):  # of an older run that had a plan
                 (self.folder / name).unlink(missing_ok=True)
             run = partial(work_eagerly, task)
-            outcome = self._run(run, ranks, None, first_step, run_processes)
+            with audited_run.eagerly_audited(self, ranks, board, first_step):
+                outcome = self._run(run, ranks, None, first_step, run_processes)
+            audited_run.check(self)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())
         return self.finished(outcome, None)

@@ -20,6 +20,7 @@ from penstock.schedule.recipe import AnySchedule
 from penstock.script import as_started, script_of, with_arguments
 from penstock.search import Fixed
 from penstock.training import ask
+from penstock.training.audits import parse_audit
 from penstock.training.choose import Machines
 from penstock.training.goal import Goal, GoalWatch
 from penstock.training.imported import beginning_with
@@ -85,6 +86,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     policy: Path | str | None = None,
     until_loss: float | None = None,
     objective: Least = "time",
+    audit: str = "1%",
     on_step: Callable[[Row], None] | None = None,
     listener: Listener = SILENT,
 ) -> "Trained | None":
@@ -131,6 +133,9 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                        the run wants at any time, by the market as it goes on (docs/fleet.md).
     until_loss:        ends the run: once validations, or else the mean of newest steps, have come
                        down to it; until then it looks for ranks and batch (docs/until.md).
+    audit:             how much of the processor time goes into making steps again by the plain loop
+                       all through the run: "1%"; "0": none.  Where one differs, the run goes back
+                       to the last audited checkpoint and on by what is right; "1%,stop" ends it.
     objective:         what these are to make least: "time" or "cost".
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
     listener:          learns what is being done.
@@ -195,6 +200,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             policy=None if policy is None else Path(policy),
             goal=goal,
             mirror=url_of(out),
+            audit=parse_audit(audit),
         )
 
     job = _with_arguments(job, arguments)

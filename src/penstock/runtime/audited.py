@@ -1,0 +1,226 @@
+"""Audited: what ranks keep of a step that the plain loop makes again, beside the run.
+
+    FOLDER/NAME/before/            the state that the step begins with
+    FOLDER/NAME/after/STEP/        gradients that the optimizers were given, and the state after it
+
+Each rank writes its part when it comes to it and waits for nobody: a part file, then a note with
+all else, named rank-N.json.  Once the notes of all ranks are there, both are checkpoints but for
+their names (`taken`).  Nothing is written through to the disk, as nothing of it outlives the run.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, final
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock import _compat
+from penstock.errors import CheckpointError
+from penstock.files import read_json
+from penstock.runtime.calls import StepResult
+from penstock.runtime.digest import digest_of
+from penstock.runtime.folders import folder_of
+from penstock.runtime.part_file import header_of
+from penstock.runtime.rank import Rank
+from penstock.runtime.snapshot import bytes_of, described
+from penstock.runtime.transport import Transport
+from penstock.runtime.weights import StageWeights
+
+State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
+_NOTHING: State = {}, {}
+Given = Callable[[], Mapping[str, Tensor]]  # gradients by key, as an optimizer is given them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audits:
+    """Where the ranks of a run keep steps, and whether one more may be kept.
+
+    folder:   seen by all ranks, and by who audits.
+    affords:  whether one is worth its time now; false where nobody tells this rank.
+    """
+
+    folder: Path
+    affords: Callable[[], bool]
+
+
+class WatchedOptimizer(NamedTuple):
+    """An optimizer of a rank, and the gradients that it is given."""
+
+    optimizer: Optimizer
+    given: Given
+
+
+@final
+class StepKeeper:
+    """Keeps steps on one rank.
+
+    part:     what this rank has of the state after so many steps, or None; all ranks ask together.
+    watched:  the optimizers of this rank.
+    held:     a digest of the weights of each stage that other ranks have, too.
+    attempt:  tells a step from the same one, which ranks began before one of them was lost.
+    """
+
+    def __init__(
+        self,
+        audits: Audits,
+        transport: Transport,
+        part: Callable[[int], State | None],
+        watched: Callable[[], Sequence[WatchedOptimizer]],
+        held: Callable[[], Mapping[str, str]],
+        attempt: str = "",
+    ) -> None:
+        self.audits, self.transport = audits, transport
+        self._part, self._watched, self._held = part, watched, held
+        self._attempt = attempt
+        self._given: dict[str, Tensor] = {}
+        self._losses: list[tuple[float, int]] = []
+        self._ends: list[Callable[[], None]] = []
+        self._folder = audits.folder
+        self._is_on = False
+        self._cpu_s = 0.0
+
+    def affords(self) -> bool:
+        """Return whether the next step is to be kept; every rank asks at the same time."""
+        own = b"1" if self.audits.affords() else b""
+        everyone = tuple(range(self.transport.num_ranks))
+        return any(self.transport.all_gather_bytes(own, everyone))
+
+    def hear(self, result: StepResult) -> None:
+        """Note the loss that this rank reports of the step that is kept."""
+        if self._is_on and result.loss is not None:
+            self._losses.append((result.loss, result.micro_batches))
+
+    def before(self, step: int) -> None:
+        """Keep the state that a step begins with; every rank calls it at the same time."""
+        start_s = time.process_time()
+        self._folder = self.audits.folder / f"{step:06d}{self._attempt}"
+        self._put(self._folder / "before", self._part(step) or _NOTHING)
+        self._given, self._losses, self._is_on = {}, [], True
+        for one in self._watched():
+            self._ends.append(_compat.call_first(one.optimizer, self._keeping(one.given)))
+        self._cpu_s += time.process_time() - start_s
+
+    def _keeping(self, given: Given) -> Callable[..., None]:
+        def keep(*_: object) -> None:
+            self._given |= {key: gradient.clone() for key, gradient in given().items()}
+
+        return keep
+
+    def after(self, step: int) -> None:
+        """Keep what the step has made, after `step` steps; every rank calls it at the same time."""
+        start_s, rank = time.process_time(), self.transport.rank
+        for end in self._ends:
+            end()
+        self._ends, self._is_on = [], False
+        state = self._part(step)
+        tensors, plain = _NOTHING if state is None else ({**state[0], **self._given}, state[1])
+        about = {f"losses/{rank}": self._losses, f"held/{rank}": dict(self._held())}
+        self._cpu_s += time.process_time() - start_s
+        about |= {f"cpu/{rank}": [time.process_time(), self._cpu_s]}
+        self._put(self._folder / "after", (tensors, {**plain, **about}))
+        self._given = {}
+
+    def _put(self, folder: Path, state: State) -> None:
+        start_s, rank = time.process_time(), self.transport.rank
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors, plain = state
+        pieces = described(tensors)
+        with (folder / f"rank-{rank}.safetensors").open("wb") as file:
+            file.write(header_of(pieces))
+            for piece in pieces:
+                file.write(bytes_of(tensors[piece.key]))
+        note = {"ranks": self.transport.num_ranks, "plain": dict(plain)}
+        (folder / f".rank-{rank}").write_text(json.dumps(note))
+        os.rename(folder / f".rank-{rank}", folder / f"rank-{rank}.json")
+        self._cpu_s += time.process_time() - start_s
+
+
+def keeper_of(
+    rank: Rank, audits: Audits, part: Callable[[int], State | None], attempt: str = ""
+) -> StepKeeper:
+    """Return what keeps steps of a planned rank, and hears what it reports.
+
+    part, attempt:  as in StepKeeper.
+    """
+
+    def watched() -> list[WatchedOptimizer]:
+        own = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
+        return [
+            WatchedOptimizer(w.optimizer, partial(_given, w))
+            for w in own
+            if w.optimizer is not None
+        ]
+
+    held = partial(held_digests, rank)
+    keeper = StepKeeper(audits, rank.transport, part, watched, held, attempt)
+    report = rank.report
+
+    def reported(result: StepResult) -> None:
+        keeper.hear(result)
+        report(result)
+
+    rank.report = reported
+    return keeper
+
+
+def _given(weights: StageWeights) -> dict[str, Tensor]:
+    grads = {node: parameter.grad for node, parameter in weights.updated.items()}
+    return {weights.key_of("gradients", n): g for n, g in grads.items() if g is not None}
+
+
+def held_digests(rank: Rank) -> dict[str, str]:
+    """Return a digest of the weights of each stage on this rank: copies must have the same.
+
+    Of a stage that its replicas divide there are no copies.
+    """
+    whole = ((stage, weights) for stage, weights in rank.weights.items() if weights.shard is None)
+    held = ((stage, weights.kept().values()) for stage, weights in whole)
+    return {str(stage): digest_of(list(values)) for stage, values in held}
+
+
+# -- for who audits -------------------------------------------------------------------------------
+
+
+def step_of(folder: Path) -> int:
+    """Return which step was kept in a folder, by its name."""
+    return int(folder.name.partition("-")[0])
+
+
+def is_kept(folder: Path) -> bool:
+    """Return whether all ranks have kept what they have of a step in a folder of its own."""
+    return _is_whole(folder / "before") and _is_whole(folder / "after")
+
+
+def _is_whole(folder: Path) -> bool:
+    notes = list(folder.glob("rank-*.json"))
+    if not notes:
+        return False
+    told = read_json(notes[0], CheckpointError, "note of an audit")
+    return len(notes) == told["ranks"]
+
+
+def taken(folder: Path, step: int) -> Path:
+    """Make a checkpoint of what all ranks have kept after so many steps; return its folder.
+
+    Raises:   CheckpointError: a note is damaged.
+    """
+    plain: dict[str, object] = {}
+    for note in sorted(folder.glob("rank-*.json")):
+        own = read_json(note, CheckpointError, "note of an audit")["plain"]
+        assert isinstance(own, dict), "as it was written"
+        plain |= own
+        note.unlink()
+    parts = sorted(path.name for path in folder.glob("rank-*.safetensors"))
+    content = {"step": step, "parts": parts, "plain": plain, "checksums": {}}
+    place = folder_of(folder, step)
+    place.mkdir(exist_ok=True)
+    for name in parts:
+        (folder / name).rename(place / name)
+    (place / "state.json").write_text(json.dumps(content))
+    return place

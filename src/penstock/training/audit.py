@@ -1,0 +1,276 @@
+"""Audit: steps all through a run, made again by the plain loop beside it, and compared.
+
+The proof before a run is of its first steps.  What differs later - a micro-batch of another kind, a
+counter that comes to its end, a message that a broken rank sends - is found by audits: ranks keep
+the state before a step, the gradients, and the state after it (runtime/audited.py); this process,
+which is forked from the one that leads the run, takes the state over into the author's own objects
+and makes the step from it, on the data as the author yields it.
+
+Which steps: the first of a run, of a resumed one, of another plan and of another set of ranks; the
+last one; and between them as many, at random, as the share of the run's processor time pays for,
+ever rarer ones.  A step that is equal moves on how far the run is proved, and the newest checkpoint
+up to there is kept as checkpoints/audited.  One that differs ends the run, unless that is not
+wanted, and what was kept of it stays as FOLDER/differs.
+
+Ignores:  asynchronous schedules, whose steps have no state between them; they are proved before the
+          run alone.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast, final
+
+from penstock.errors import CheckpointError, PenstockError
+from penstock.files import read_json
+from penstock.runtime import checkpoint
+from penstock.runtime.audited import Audits, is_kept, step_of, taken
+from penstock.runtime.child import Aside, can_fork
+from penstock.runtime.control import Board
+from penstock.training.audit_desk import AuditDesk
+from penstock.training.audit_pace import AuditBasis, Pace, used_s
+from penstock.training.audits import AUDITS, KEPT, Audit, Audited, AuditTerms
+from penstock.training.judge import Case, PlainLoop, judged, plain_loop
+from penstock.training.proof import Proof
+from penstock.typed import typed
+from penstock.units import format_bytes
+
+HIDDEN = ".audit"  # where ranks keep steps until they are audited
+DIFFERS = -2  # in place of the signal for which ranks stop
+_NICE = 10
+_LOOK_S = 0.02
+
+# -- in the process that leads a run --------------------------------------------------------------
+
+
+@final
+class Auditor:
+    """What audits one run: `audits` for its ranks, `finish` for what was found."""
+
+    def __init__(self, folder: Path, desk: AuditDesk, aside: Aside) -> None:
+        self.folder, self.desk, self._aside = folder, desk, aside
+        self.audits = Audits(folder / HIDDEN, desk.affords)
+
+    def finish(self) -> Audited:
+        """Return what all audits have found, once the last one is made; no rank is at work.
+
+        Raises:   RunError: the process died.
+        """
+        self.desk.end()
+        while (told := self._aside.poll()) is None:
+            time.sleep(_LOOK_S)
+        return typed(Audited, told[0])
+
+    def close(self) -> None:
+        """End the process, and remove what ranks have kept."""
+        self._aside.close()
+        self.desk.close()
+        shutil.rmtree(self.folder / HIDDEN, ignore_errors=True)
+
+
+def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> str:
+    """Return why a run cannot be audited; empty: it can."""
+    if not terms.share:
+        return "--audit 0"
+    if case.late is not None:
+        return "the schedule is asynchronous: its steps were proved before the run"
+    if not case.backward:
+        return "the schedule trains nothing"
+    if not can_fork():
+        return "the process that leads the run uses a GPU"
+    folder.mkdir(parents=True, exist_ok=True)
+    room = shutil.disk_usage(folder).free
+    if 2 * basis.bytes > room:
+        return f"a step takes {format_bytes(basis.bytes)}, and {folder} has {format_bytes(room)}"
+    return ""
+
+
+@contextmanager
+def auditing(
+    case: Case, folder: Path, board: Board, terms: AuditTerms, basis: AuditBasis
+) -> Generator[Auditor]:
+    """Give what audits a run in `folder`; nothing of it is left afterwards.
+
+    board:    asked for steps, and to stop where one differs.
+    """
+    shutil.rmtree(folder / HIDDEN, ignore_errors=True)
+    desk = AuditDesk()
+    before_s = used_s()
+    expected_s = before_s + basis.steps * basis.step_s * basis.ranks
+    desk.may(basis.cost_s <= terms.share * expected_s or not basis.step_s)
+    pace = Pace(terms.share, basis, before_s)
+    start_s = time.process_time()
+    aside = Aside(lambda: _audited(case, folder, desk, board, terms, pace))
+    desk.began(aside.pid, time.process_time() - start_s)
+    auditor = Auditor(folder, desk, aside)
+    try:
+        yield auditor
+    finally:
+        auditor.close()
+
+
+# -- in the process that audits -------------------------------------------------------------------
+
+
+def _audited(
+    case: Case, folder: Path, desk: AuditDesk, board: Board, terms: AuditTerms, pace: Pace
+) -> dict[str, Any]:
+    """Audit until the run is over, or a step differs; return what was found as JSON values."""
+    os.nice(_NICE)
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        return asdict(Bench(case, folder, desk, pace).run(board, terms))
+
+
+@final
+class Bench:
+    """Makes steps again, one after the other."""
+
+    def __init__(self, case: Case, folder: Path, desk: AuditDesk, pace: Pace) -> None:
+        self.case, self.folder, self.desk, self.pace = case, folder, desk, pace
+        self.loop: PlainLoop | None = None
+        self.rows: list[Audit] = []
+        self.failed = ""
+
+    def run(self, board: Board, terms: AuditTerms) -> Audited:
+        """Audit what ranks keep, and ask for more; return what was found once the run is over."""
+        asked, waits = 0, False
+        while True:
+            is_over = self.desk.is_over()  # asked first: what was kept before is seen then
+            place = self.next()
+            if place is not None:
+                waits = False
+                self.desk.may(self.pace.affords(2))
+                self.audit(place)
+                last = self.rows[-1] if self.rows else None
+                if last is not None and last.problem and terms.otherwise != "warn":
+                    board.ask_to_stop(DIFFERS)
+                if self.failed or (last is not None and last.problem):
+                    break
+            elif is_over:
+                break
+            else:
+                if self.rows:  # before the first it was said by who leads the run
+                    if not waits and self.pace.is_due():
+                        asked, waits = asked + 1, True
+                        board.ask_to_audit(asked)
+                    self.desk.may(not waits and self.pace.affords())
+                time.sleep(_LOOK_S)
+        self.desk.may(False)
+        return Audited(tuple(self.rows), self.pace.spent_s, self.pace.of_s, self.failed)
+
+    def next(self) -> Path | None:
+        """Return where all ranks have kept a step that was not audited; None: there is none."""
+        hidden = self.folder / HIDDEN
+        with suppress(FileNotFoundError):
+            return next((path for path in sorted(hidden.iterdir()) if is_kept(path)), None)
+        return None
+
+    def audit(self, place: Path) -> None:
+        """Make the step that was kept in a folder again, and compare."""
+        step = step_of(place)
+        try:
+            if self.loop is None:
+                self.loop = plain_loop(self.case, digests=False)
+            start_s = time.process_time()
+            proof, cpu = self._proof(self.loop, place, step)
+        except PenstockError as problem:
+            self.failed = f"step {step + 1} could not be audited: {problem.message}"
+            shutil.rmtree(place, ignore_errors=True)
+            return
+        except Exception as problem:  # noqa: BLE001 - the job's own code may raise anything
+            words = f"{type(problem).__name__}: {problem}"
+            self.failed = f"step {step + 1} could not be audited: {words}"
+            shutil.rmtree(place, ignore_errors=True)
+            return
+        own_s = time.process_time()
+        cost_s = self.pace.told(cpu, own_s + self.desk.fork_s, own_s - start_s)
+        words = ", ".join(map(str, proof.differences))
+        row = Audit(step, proof.problem, words, cost_s)
+        self.rows.append(row)
+        with (self.folder / AUDITS).open("a") as file:
+            file.write(json.dumps({**asdict(row), "time": time.time()}) + "\n")
+        if proof.problem:
+            shutil.rmtree(self.folder / KEPT, ignore_errors=True)
+            place.rename(self.folder / KEPT)
+        else:
+            shutil.rmtree(place)
+            keep_audited(self.folder / "checkpoints", step + 1)
+
+    def _proof(
+        self, loop: PlainLoop, place: Path, step: int
+    ) -> tuple[Proof, dict[str, tuple[float, float]]]:
+        before = taken(place / "before", step)
+        after = taken(place / "after", step + 1)
+        plain = checkpoint.unread(after).plain
+        own = {k.partition("/")[2]: v for k, v in plain.items() if k.startswith("cpu/")}
+        losses = [row for k, v in plain.items() if k.startswith("losses/") for row in _rows(v)]
+        count = sum(count for _, count in losses)
+        loss = sum(loss * count for loss, count in losses) / count if count else float("nan")
+        (place / "losses.json").write_text(json.dumps({str(step): loss}))
+        (place / "after").rename(place / str(step))
+        found = judged(replace(self.case, steps=(step,), resume=before), place, loop)
+        loop.plain.rest()
+        return found, {rank: _pair(value) for rank, value in own.items()}
+
+
+def _rows(value: Any) -> list[tuple[float, int]]:
+    return [(float(loss), int(count)) for loss, count in value]
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    whole, kept = value
+    return float(whole), float(kept)
+
+
+# -- the last audited checkpoint ------------------------------------------------------------------
+
+
+def keep_audited(checkpoints: Path, step: int) -> None:
+    """Keep the newest checkpoint after at most `step` steps as "audited": the run is proved to
+    there.  Its files are the same ones under other names.
+    """
+    known = [one for one in checkpoint.steps_in(checkpoints) if one <= step]
+    if not known or audited_in(checkpoints) == known[-1]:
+        return
+    new, folder = checkpoints / ".audited-new", checkpoints / "audited"
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        source = checkpoint.folder_of(checkpoints, known[-1])
+        shutil.copytree(source, new, copy_function=checkpoint.link)
+    except (FileNotFoundError, shutil.Error):  # it has just been removed: a newer one is there
+        return
+    (new / "audited.json").write_text(json.dumps({"step": known[-1]}))
+    if folder.exists():
+        checkpoint.remove(folder)
+    new.rename(folder)
+
+
+def audited_in(checkpoints: Path) -> int | None:
+    """Return after how many steps the last audited checkpoint is; None: there is none."""
+    path = checkpoints / "audited" / "audited.json"
+    if not path.exists():
+        return None
+    return cast(int, read_json(path, CheckpointError, "note of the audited checkpoint")["step"])
+
+
+def back_to_audited(checkpoints: Path) -> tuple[int, Path] | None:
+    """Give the last audited checkpoint its name again, if it has lost it; return its step and
+    folder.  None: there is none.
+    """
+    step = audited_in(checkpoints)
+    if step is None:
+        return None
+    folder = checkpoint.folder_of(checkpoints, step)
+    if not folder.exists():
+        shutil.copytree(checkpoints / "audited", folder, copy_function=checkpoint.link)
+        (folder / "audited.json").unlink()
+    return step, folder

@@ -1,0 +1,255 @@
+"""Audited run: how a run of the main job is audited, and what becomes of it where a step differs.
+
+It goes back to the last audited checkpoint, and on by what is right: the same plan not compiled;
+else eager replicas, if they make the step that differs as the plain loop does; else the plain loop
+itself.  That one begins anew where the step follows from more than the state that is kept: a
+counter in Python, say, which nobody but an unbroken run has.
+"""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from penstock.errors import RunError
+from penstock.files import finite, write_text
+from penstock.plan import Plan, is_asynchronous
+from penstock.runtime import checkpoint
+from penstock.runtime.audited import Audits
+from penstock.schedule.recipe import trains
+from penstock.training.audit import (
+    HIDDEN,
+    auditing,
+    back_to_audited,
+    keep_audited,
+    why_not,
+)
+from penstock.training.audit_pace import AuditBasis
+from penstock.training.audits import ALONE, KEPT, Audit, Audited, audit_rows
+
+if TYPE_CHECKING:
+    from penstock.runtime.control import Board
+    from penstock.training.choose import Choice
+    from penstock.training.chronicle import Stop
+    from penstock.training.examine import Examined
+    from penstock.training.judge import Case
+    from penstock.training.results import Trained
+    from penstock.training.session import Session
+
+Ran = TypeVar("Ran", bound="Trained | Stop | None")
+_COPIES = 7  # of the weights: with two moments each, before and after, and gradients
+
+
+class DiffersError(RunError):
+    """A step of a run was found to differ from the plain loop's."""
+
+    def __init__(self, audit: Audit, folder: Path) -> None:
+        message = f"step {audit.step + 1} is not what the plain loop makes of it: {audit.problem}"
+        hint = (
+            f"what was kept of it is in {folder / KEPT}; --resume goes on from where it is proved"
+        )
+        super().__init__(message, hint=hint)
+        self.audit = audit
+
+
+def audits_of(session: "Session", plan: "Plan | None") -> Audits | None:
+    """Return what all ranks of a run have alike of audits; None: they keep no step.
+
+    plan:     None: they are eager replicas.
+    """
+    if not session.audit.share or not session.care.check or _changes_much(session):
+        return None
+    if plan is not None and (is_asynchronous(plan) or not trains(plan.schedule)):
+        return None
+    return Audits(session.folder / HIDDEN, lambda: _affords(session))
+
+
+def _changes_much(session: "Session") -> bool:
+    """Return whether what a step is may change with the ranks that are there."""
+    is_rounded = bool(session.job.sums) or session.job.wire_bits is not None
+    return session.job.batch_by_ranks or (session.elastic and is_rounded)
+
+
+def _affords(session: "Session") -> bool:
+    return session.auditor is not None and session.auditor.desk.affords()
+
+
+@contextmanager
+def audited(
+    session: "Session", case: "Case", board: "Board", basis: AuditBasis, first_step: int
+) -> Generator[None]:
+    """Audit what runs meanwhile, where it can be; what was found is then `session.audited`."""
+    why = "--no-check" if not session.care.check else ""
+    if _changes_much(session):
+        why = "what its steps are follows the ranks that are there"
+    if why := why or why_not(case, session.audit, session.folder, basis):
+        session.audited = Audited(left_out=why, back=session.audited.back)
+        yield
+        return
+    session.audited = Audited(back=session.audited.back)
+    keep_audited(session.folder / "checkpoints", first_step)
+    with auditing(case, session.folder, board, session.audit, basis) as session.auditor:
+        try:
+            yield
+            with session.listener.busy("auditing the last step"):
+                found = session.auditor.finish()
+                session.audited = replace(found, back=session.audited.back)
+        finally:
+            session.auditor = None
+
+
+@contextmanager
+def audited_by_plan(
+    session: "Session", choice: "Choice", board: "Board", first_step: int
+) -> Generator[None]:
+    """Audit a plan's run meanwhile."""
+    from penstock.training.prove import Planned, case_of
+
+    plan = choice.plan
+    step_s = plan.predicted.step_s if plan.predicted else 0.0
+    weights = sum(p.numel() * p.element_size() for p in choice.captured.model.parameters())
+    basis = AuditBasis(plan.total_ranks, step_s, session.num_steps - first_step, _COPIES * weights)
+    case = case_of(Planned(session.author, choice.captured, plan), (0,))
+    with audited(session, case, board, basis, first_step):
+        yield
+
+
+@contextmanager
+def eagerly_audited(
+    session: "Session", ranks: int, board: "Board", first_step: int
+) -> Generator[None]:
+    """Audit eager replicas that run meanwhile; how long a step of theirs takes nobody knows."""
+    from penstock.graph.trace import build_model
+    from penstock.training.judge import Case
+    from penstock.training.prove import owners_of_replicas
+
+    if ranks == 1:
+        session.audited = Audited(left_out=ALONE, back=session.audited.back)
+        yield
+        return
+    parameters = dict(build_model(session.author).named_parameters())
+    weights = sum(p.numel() * p.element_size() for p in parameters.values())
+    case = Case(session.author, (0,), owners=owners_of_replicas(session.author, ranks))
+    basis = AuditBasis(ranks, 0.0, session.num_steps - first_step, _COPIES * weights)
+    with audited(session, case, board, basis, first_step):
+        yield
+
+
+def check(session: "Session") -> None:
+    """Raise where an audit has found a difference that ends the run.
+
+    Raises:   DiffersError.
+    """
+    problem = session.audited.problem
+    if problem is None:
+        return
+    if session.audit.otherwise == "warn":
+        session.listener.say(f"warning: {DiffersError(problem, session.folder).message}")
+        return
+    raise DiffersError(problem, session.folder)
+
+
+def with_audits(session: "Session", ran: Ran, first_step: int, resume: Path | None) -> Ran:
+    """Return how an elastic run ended, with what audits have found in its summary.
+
+    Raises:   DiffersError: as `check`.  Then nothing is left to go on with but what is proved.
+    """
+    from penstock.training.results import Trained
+
+    if isinstance(ran, Trained):
+        summary = {**ran.summary, **audit_rows(session.audited, session.num_steps)}
+        ran = cast(Ran, ran._replace(summary=summary))
+        text = json.dumps(finite(json.loads(json.dumps(summary))), indent=2, allow_nan=False)
+        write_text(session.folder / "summary.json", f"{text}\n")
+    try:
+        check(session)
+    except DiffersError:
+        gone_back(session, (first_step, resume))
+        raise
+    return ran
+
+
+# -- going back -----------------------------------------------------------------------------------
+
+
+def gone_back(session: "Session", first: tuple[int, Path | None]) -> tuple[int, Path | None]:
+    """Go back to the last audited checkpoint; return its step and folder.
+
+    first:    with what the run began; it goes back there where there is no such checkpoint.
+    """
+    checkpoints = session.folder / "checkpoints"
+    step, place = back_to_audited(checkpoints) or first
+    for aside in checkpoint.set_aside(checkpoints, step, "unproved"):
+        session.listener.say(f"what is not proved is kept as {aside}")
+    rewind(session.folder, step)
+    whence = f"the audited checkpoint {place}" if place else "the first step"
+    session.listener.say(f"going back to {whence}")
+    return step, place
+
+
+def rewind(folder: Path, step: int) -> None:
+    """Forget the rows of steps after so many."""
+    metrics = folder / "metrics.jsonl"
+    rows = metrics.read_text().splitlines() if metrics.exists() else []
+    kept = [row for row in rows if row.endswith("}") and json.loads(row)["step"] <= step]
+    write_text(metrics, "".join(f"{row}\n" for row in kept))
+
+
+def go_on(
+    session: "Session",
+    choice: "Choice | None",
+    found: "Examined",
+    first: tuple[int, Path | None],
+    problem: DiffersError,
+) -> "Trained":
+    """Go back, and on by what is right; return what that gave.
+
+    choice:   the plan that differed; None: eager replicas did.
+    Raises:   DiffersError: that is not wanted, or nobody knows how to go on.
+    """
+    session.listener.say(problem.message)
+    step, place = gone_back(session, first)
+    session.audited = Audited(back=(*session.audited.back, problem.audit))
+    if session.audit.otherwise == "stop" or session.care.strict:
+        raise problem
+    if choice is not None and choice.plan.compiled:
+        other = session.without_compiling(choice, problem.audit.problem)
+        return session.train_on(other, step, place, found)
+    if choice is not None and is_right_eagerly(session, found, problem.audit):
+        return session.train_eagerly(step, place, found)
+    if first[1] is not None:  # what it had in Python then is gone
+        raise problem
+    session.listener.say("its state is not all that the step follows from: beginning anew")
+    gone_back_to_start(session)
+    return session.train_eagerly(0, None, replace(found, one_process=problem.message))
+
+
+def gone_back_to_start(session: "Session") -> None:
+    """Forget all steps of the run."""
+    for aside in checkpoint.set_aside(session.folder / "checkpoints", 0, "unproved"):
+        session.listener.say(f"what is not proved is kept as {aside}")
+    rewind(session.folder, 0)
+
+
+def is_right_eagerly(session: "Session", found: "Examined", audit: Audit) -> bool:
+    """Return whether eager replicas make the step that differed as the plain loop does."""
+    from penstock.cluster import Cluster
+    from penstock.runtime.eager import replicas_of
+    from penstock.runtime.launch import run_processes
+    from penstock.training.prove import prove_eager
+
+    most = session.fixed.ranks or Cluster.here().num_ranks
+    ranks = replicas_of(session.job, most, found.laws)
+    before = checkpoint.folder_of(session.folder / KEPT / "before", audit.step)
+    with session.listener.busy("looking for what makes that step right"):
+        proof = prove_eager(
+            session.job,
+            ranks,
+            (audit.step,),
+            resume=before,
+            laws=found.laws,
+            launcher=run_processes,
+        )
+    return not proof.problem
