@@ -2684,6 +2684,14 @@ BREAKS = (
         "the definition that runs are compared with is not what an author writes",
     ),
     Break(
+        "a job's module has a name that only its process knows",
+        "job.py",
+        "    return path.stem if is_found else",
+        "    return path.stem if not is_found else",
+        ("tests/test_job.py",),
+        "workers that a DataLoader spawns do not find the dataset's class",
+    ),
+    Break(
         "advice_fitted_otherwise",
         "fleet/advise.py",
         "basis = basis_of(there, lasts_s)",

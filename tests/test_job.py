@@ -1,6 +1,7 @@
 """Job: what it refuses, and every way in which text can fail to be one."""
 
 import dataclasses
+import multiprocessing
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -154,7 +155,9 @@ def unchanged_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name.startswith("penstock_job_") or getattr(sys.modules[name], "FOR_TEST", False):
+        module = sys.modules[name]
+        is_job = getattr(module.__spec__, "loader_state", None) == "a job"
+        if is_job or getattr(module, "FOR_TEST", False):
             del sys.modules[name]
 
 
@@ -318,7 +321,32 @@ def test_keyboard_interrupt_is_not_swallowed(write) -> None:
 
 def test_file_that_failed_to_load_leaves_no_module_behind(write) -> None:
     refusal(write("1 / 0\n"))
-    assert "penstock_job_file" not in sys.modules
+    assert "file" not in sys.modules
+
+
+SQUARE = "def square(x): return x * x\ndef job(): return make()\n"
+
+
+@pytest.mark.parametrize("name", ["rows.py", "rows-2.py", "deep/rows.py"])
+def test_what_a_file_defines_is_found_by_a_process_that_is_spawned(write, name: str) -> None:
+    load_job(str(write(SQUARE, name)))
+    square = sys.modules[Path(name).stem].square
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(square, (3,)) == 9
+
+
+@pytest.mark.parametrize("name", ["json.py", "sys.py", "v1.2.py", "pytest.py"])
+def test_file_named_as_another_module_takes_nobodys_place(write, name: str) -> None:
+    before = sys.modules.get(Path(name).stem)
+    assert load_job(str(write(SQUARE, name)))
+    assert sys.modules.get(Path(name).stem) is before
+    assert sys.modules[f"penstock_job_{Path(name).stem}"].square(2) == 4
+
+
+def test_files_of_one_name_in_two_folders_are_two_jobs(write) -> None:
+    one, other = (write(f"def job(): return make(num_steps={n})\n", f"{n}/file.py") for n in (3, 4))
+    for path, steps in (one, 3), (other, 4), (one, 3):
+        assert load_job(str(path)).num_steps == steps
 
 
 def test_import_of_something_missing_inside_the_file_is_told_with_its_line(write) -> None:

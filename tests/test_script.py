@@ -64,7 +64,7 @@ def test_script_reads_its_own_arguments_and_never_ours(write, body: str) -> None
 def test_argv_begins_with_the_script_as_python_has_it(write) -> None:
     path = write("def job(): return make(facts=lambda: sys.argv)\nSEEN = [*sys.argv]\n")
     load_job(f"{path}:job -- --name 'two words'")
-    seen = sys.modules["penstock_job_file"].SEEN
+    seen = sys.modules["file"].SEEN
     assert seen == [str(path), "--name", "two words"]
     with as_started(f"{path}:job -- -x"):
         assert sys.argv == [str(path), "-x"]

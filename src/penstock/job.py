@@ -6,6 +6,7 @@ micro-batches; micro-batch i of step s is number s * micro_batches + i of `data`
 
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import math
@@ -334,11 +335,12 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise JobError(f"the file {path} {problem}", hint=_neighbours(path))
-    name = f"penstock_job_{path.stem}"
+    _search_in(path.parent)
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise JobError(f"{path} is not a Python file", hint="a job is a file that ends in .py")
-    _search_in(path.parent)
+    spec.loader_state = _LOADED_HERE
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
@@ -347,6 +349,22 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise _failed(problem, str(path)) from problem
     return module
+
+
+_LOADED_HERE = "a job"  # of the spec of a module that `_load_file` has made
+
+
+def _module_name(path: Path) -> str:
+    """Return the name of a file's module: its own, by which a spawned process imports it as well.
+
+    Or one that is made up, where its own names another module, or none.
+    """
+    known = sys.modules.get(path.stem)
+    is_free = known is None or getattr(known.__spec__, "loader_state", None) == _LOADED_HERE
+    importlib.invalidate_caches()
+    found = importlib.machinery.PathFinder.find_spec(path.stem) if is_free else None
+    is_found = found is not None and found.origin and path.samefile(found.origin)
+    return path.stem if is_found else f"penstock_job_{path.stem}"
 
 
 def _neighbours(path: Path) -> str:
