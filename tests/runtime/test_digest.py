@@ -62,3 +62,21 @@ def test_digest_is_the_same_in_another_process():
     text += "print(d([torch.arange(3), 'text', None]))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.stdout.strip() == digest_of([torch.arange(3), "text", None])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:.*nested tensors")
+def test_digest_tells_tensors_of_every_layout_apart() -> None:
+    rows = [torch.ones(2, 3), torch.ones(3, 3)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    again = torch.nested.nested_tensor([row.clone() for row in rows], layout=torch.jagged)
+    turned = torch.nested.nested_tensor(rows[::-1], layout=torch.jagged)
+    assert digest_of([jagged]) == digest_of([again]) != digest_of([turned])
+    half = torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.quint8)
+    third = torch.quantize_per_tensor(torch.ones(3), 0.3, 0, torch.quint8)
+    assert digest_of([half]) == digest_of([half.clone()]) != digest_of([third])
+
+
+def test_digest_counts_the_attributes_of_tensors() -> None:
+    one, other, third = (torch.ones(2) for _ in range(3))
+    one.length, other.length = 1, 2  # pyright: ignore
+    assert len({digest_of([t]) for t in (one, other, third)}) == 3

@@ -975,3 +975,24 @@ def test_views_that_lie_otherwise_are_found_where_the_loss_writes() -> None:
         (found,) = impurities(job(loss=masked, data=split(steps), micro_batches=4))
         assert (found.what, found.where) == ("the batch", "data")
         assert "leaf 0 at byte 0 and leaf 1 at byte 4 share memory in the first" in found.why
+
+
+def test_unlike_micro_batches_hide_nothing_that_differs_when_it_is_computed_again() -> None:
+    noise = torch.Generator().manual_seed(1)
+
+    def lengths(start: int) -> Iterator[Tensor]:
+        return (torch.ones(1 + k % 3, D) for k in itertools.count(start))
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return square(model, x) * noise.initial_seed()
+
+    (only,) = impurities(job(loss=loss, data=lengths))
+    assert only.batch
+    calls = itertools.count(1)
+    array = np.zeros(1, np.float32)
+
+    def drifts(model: nn.Module, x: Tensor) -> Tensor:
+        array.__iadd__(next(calls))
+        return square(model, x) + torch.from_numpy(array.copy()).sum() * model.linear.weight.sum()
+
+    assert any(not one.batch for one in impurities(job(loss=drifts, data=lengths)))

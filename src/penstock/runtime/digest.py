@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.graph.contents import as_tensor, flatten
+from penstock.graph.contents import as_tensor, attributes_of, flatten
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 _SETS: Any = (set, frozenset)
@@ -28,9 +28,17 @@ def digest_of(leaves: Iterable[Any]) -> str:
 
 
 def _add(update: Callable[[Any], None], leaf: Any, *, depth: int) -> None:
+    if isinstance(leaf, Tensor) and leaf.is_nested:  # whose shape has names of this process
+        update(f"{len(parts := leaf.detach().unbind())} tensors ".encode())
+        for each in parts:
+            _add(update, each, depth=depth)
+        return
     if isinstance(leaf, Tensor):
         update(f"{leaf.dtype} {list(leaf.shape)} ".encode())
         update(_bytes(leaf))
+        for name, value in attributes_of(leaf).items():
+            update(name.encode())
+            _add(update, value, depth=depth)
         return
     text = " ".join(sorted(map(repr, leaf))) if isinstance(leaf, _SETS) else repr(leaf)
     text = _ADDRESS.sub("", text)
@@ -42,5 +50,6 @@ def _add(update: Callable[[Any], None], leaf: Any, *, depth: int) -> None:
 
 def _bytes(tensor: Tensor) -> Any:
     dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    dense = dense.dequantize() if dense.is_quantized else dense
     plain = dense.resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
     return plain.view(torch.uint8).numpy()

@@ -33,11 +33,13 @@ class Examined:
     """What a job was found to be.
 
     one_process:  why only the plain loop itself trains it correctly; empty if plans do.
+    no_plan:      why no plan trains it, though eager replicas do; empty if plans do.
     laws:         of each buffer that forward writes, as measured until `settled`.
     failed:       what the job raised when it was run; whoever calls it next will get it too.
     """
 
     one_process: str = ""
+    no_plan: str = ""
     laws: Mapping[str, BufferLaw] = field(default_factory=dict[str, BufferLaw])
     failed: str = ""
     seconds: float = 0.0
@@ -127,8 +129,9 @@ def _examined(job: Job, *, check: bool) -> Examined:
 def _asked(job: Job, *, check: bool) -> Examined:
     if check and (problem := check_data(job, per_step=job.micro_batches).problem):
         return Examined(one_process=problem)
-    if check and (impure := impurities(job)):
+    impure = impurities(job) if check else ()
+    if not all(one.batch for one in impure):
         return Examined(one_process=describe(impure))
     if check and (beside := rate_of(job).beside):
         return Examined(one_process=f"the learning rate depends on more than the step\n  {beside}")
-    return Examined(laws=measured_laws(job))
+    return Examined(laws=measured_laws(job), no_plan=describe(impure))

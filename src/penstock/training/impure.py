@@ -68,11 +68,13 @@ class Impurity:
     what   in words
     where  "file.py:12", or where there is no line "model.blocks.0.count"
     why    how it was seen
+    batch  it is the batch, which ranks without a plan take as it comes
     """
 
     what: str
     where: str
     why: str
+    batch: bool = False
 
 
 def impurities(job: Job) -> tuple[Impurity, ...]:
@@ -116,6 +118,8 @@ def describe(found: Sequence[Impurity]) -> str:
     rows = [f"  {one.where}: {one.what}: {one.why}" for one in found[:3]]
     more = [f"  and {len(found) - 3} more"] if len(found) > 3 else []
     head = "the loss depends on more than weights and batch, which a traced step would freeze"
+    if all(one.batch for one in found):
+        head = "micro-batches are unlike, and a plan is made for one kind"
     return "\n".join([head, *rows, *more]) if found else ""
 
 
@@ -202,7 +206,8 @@ class _Loop:
         flows = list(self._of_flow())
         named = {one.where for one in found}
         found += [one for one in flows if one.where not in named]
-        return found or list(self._of_values())
+        others = [one for one in found if not one.batch]
+        return found if others else [*found, *self._of_values()]
 
     def _step(self, look: Callable[[], Values] | None = None) -> list[Values]:
         """Compute one micro-batch twice, from equal buffers; look at what is held after each."""
@@ -422,7 +427,7 @@ class _Loop:
         for one, two in (*rows, *itertools.chain.from_iterable(to_come)):
             if one != two:
                 why = f"{one} in the first micro-batch, then {two}: a traced step takes only those"
-                yield Impurity("the batch", "data", why)
+                yield Impurity("the batch", "data", why, batch=True)
                 return
         for name in sorted(_members(self.model) ^ self.members):
             yield Impurity(
@@ -500,6 +505,8 @@ def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
 
 def _key(leaf: object) -> str:
     """Return what a traced step would hold a leaf of the batch to."""
+    if isinstance(leaf, Tensor) and leaf.layout != torch.strided:  # none takes it
+        return f"{leaf.dtype} of layout {leaf.layout}"
     known = isinstance(leaf, (Tensor, *PLAIN))
     return str(leaf_key(leaf)) if known else type(leaf).__qualname__
 

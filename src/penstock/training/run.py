@@ -55,8 +55,8 @@ def run(
 
 def _check(planned: Planned, num_steps: int, launcher: Launcher) -> None:
     found = examine(planned.job)
-    if found.one_process or found.failed:
-        message = found.failed or f"a plan would train something else: {found.one_process}"
+    if problem := found.one_process or found.no_plan or found.failed:
+        message = found.failed or f"a plan would train something else: {problem}"
         raise JobError(message, hint=_MEND)
     if lacks_memory(planned):
         return

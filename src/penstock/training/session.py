@@ -164,7 +164,8 @@ class Session:
         first_step, checkpoint = self.start()
         found = self.examine()
         self.set_aside()
-        captured = None if self.care.eager or found.one_process else self.trace()
+        unplanned = self.care.eager or found.one_process or found.no_plan
+        captured = None if unplanned else self.trace()
         if found.failed:
             raise JobError(found.failed, hint="does it run without Penstock?")
         found = found.settled(captured)
