@@ -99,6 +99,7 @@ def bounded(
 ) -> tuple[Fixed, tuple[Decision, ...]]:
     """Return what is left of `fixed` for a job, and the decisions that leave no more.
 
+    An optimizer that stays whole leaves one stage, and so at most one rank for each copy of it.
     whole:    why the optimizer has to stay whole; empty if it need not.
     Raises:   JobError: the job cannot be trained as requested.
     """
@@ -112,7 +113,20 @@ def bounded(
         fixed = replace(fixed, stages=1)
         decisions.append(Decision("optimizer", "whole on each replica", "only choice", whole))
         decisions.append(Decision("stages", "1", "only choice", "the optimizer stays whole"))
+        most, why = _most_copies(job, fixed)
+        if (fixed.schedule, fixed.replicas) == (None, None) and (fixed.ranks or 0) > most:
+            fixed = replace(fixed, ranks=most)
+            decisions.append(Decision("ranks", str(most), "only choice", why))
     return fixed, tuple(decisions)
+
+
+def _most_copies(job: Job, fixed: Fixed) -> tuple[int, str]:
+    """Return how many copies of the only stage there can be, and why no more ranks are used."""
+    why = "the optimizer stays whole on one stage, of which there is "
+    if fixed.buffers == "one copy":
+        return 1, f"{why}one copy: buffers must see every micro-batch in order"
+    each = f"at most one copy for each of the {job.micro_batches} micro-batches of a step"
+    return job.micro_batches, why + each
 
 
 def _examined(job: Job, *, check: bool) -> Examined:
