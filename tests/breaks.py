@@ -2866,6 +2866,8 @@ BREAKS = (
         'json.loads(row)["step"] >= 0]',
         ("tests/training/test_audit.py",),
         "rows of steps that were gone back from stay in metrics.jsonl",
+    ),
+    Break(
         "a whole optimizer beside a buffer in order takes every rank that was asked for",
         "training/examine.py",
         '        return 1, f"{why}one copy',
