@@ -2,13 +2,15 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.batches import ReadNumbers, read
+from penstock.errors import GraphError
 from penstock.graph.code import micro_batch_seed, seed_ahead
-from penstock.graph.merge import ahead, merged
+from penstock.graph.merge import ahead, merged, parts_of, unjoined
 
 
 def _job(**more):
@@ -38,3 +40,27 @@ def test_data_ahead_is_that_of_later_numbers_also_joined(count, joined, start):
     assert found == [[float(p * joined + k + count) for k in range(joined)] for p in places]
     first = next(iter(later.data(start)))
     assert first.flatten().tolist() == found[0]
+
+
+@given(st.integers(1, 3), st.integers(0, 7))
+def test_parts_of_a_joined_batch_are_the_micro_batches(joined, start):
+    job = merged(_job(micro_batches=6), joined)
+    batch = next(iter(job.data(start)))
+    found = [part.flatten().tolist() for part in parts_of(job, batch)]
+    assert found == [[float(start * joined + k)] for k in range(joined)]
+    later, count = unjoined(ahead(job, 2))
+    assert (count, later.micro_batches) == (joined, 6)
+    assert next(iter(later.data(start))).item() == start + 2 * joined
+
+
+def test_micro_batch_of_another_length_is_named():
+    import torch
+
+    def data(start):
+        for number in itertools.count(start):
+            yield torch.zeros(2, 4 + number)
+
+    job = ps.Job(torch.nn.Identity, lambda m, b: b.sum(), data, lambda w: w, micro_batches=2)
+    with pytest.raises(GraphError, match=r"float32\[2, 4\] and float32\[2, 5\]") as found:
+        next(iter(merged(job, 2).data(0)))
+    assert "drop or pad" in found.value.hint

@@ -1,33 +1,30 @@
-"""Merge: consecutive micro-batches joined into one, where that gives the same gradient; and a job
-that begins with a later one.
+"""Merge: consecutive micro-batches joined into one; and a job that begins with a later one.
 
 Larger micro-batches make larger products and fewer calls; smaller ones make a smaller bubble
-and less memory.  Joining k of them along their first dimension leaves the gradient as it was
-if the loss is a mean over independent samples, which is tested, not assumed.
+and less memory.  What is joined here is the data; what the step makes of it is in joined/.
 """
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
-from penstock.batches import ReadNumbers, read, started
+from penstock.batches import ReadNumbers, read
 from penstock.errors import GraphError
+from penstock.graph.batch import TensorKey
 from penstock.graph.code import seed_ahead
 from penstock.graph.contents import flatten, rebuilt
-from penstock.graph.graph import Graph
-from penstock.graph.trace import build, loss_and_figures, on_device
+from penstock.graph.trace import on_device
 from penstock.job import Job
-
-_TOLERANCE = 1e-4  # of gradients, relative; sums are made in another order
 
 
 def merged(job: Job, count: int) -> Job:
     """Return `job` with `count` consecutive micro-batches joined into one.
 
+    Its loss is the author's, which is of one of them: see `parts_of`.
     Raises:   GraphError: a step's micro-batches cannot be divided so; the call of its data:
               leaves that cannot be joined.
     """
@@ -93,50 +90,52 @@ class _Merged:
             yield _join(parts)
 
 
+def unjoined(job: Job) -> tuple[Job, int]:
+    """Return the job with the author's own micro-batches, and how many of them `job` joins."""
+    data: Any = job.data
+    if isinstance(data, _Ahead) and isinstance(data.data, _Merged):
+        whole, count = _Ahead(data.data.data, data.count * data.data.count), data.data.count
+    elif isinstance(data, _Merged):
+        whole, count = data.data, data.count
+    else:
+        return job, 1
+    return replace(job, data=whole, micro_batches=job.micro_batches * count), count
+
+
+def parts_of(job: Job, batch: Any) -> list[Any]:
+    """Return the author's micro-batches of which a batch of `job` was made: itself, or several."""
+    _, count = unjoined(job)
+    if count == 1:
+        return [batch]
+    leaves, spec = flatten(batch)
+    return [rebuilt([_part(leaf, k, count) for leaf in leaves], spec) for k in range(count)]
+
+
+def _part(leaf: Any, number: int, count: int) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    size = len(leaf) // count
+    return leaf[number * size : (number + 1) * size]
+
+
 def _join(parts: list[Any]) -> Any:
     leaves, specs = zip(*map(flatten, parts), strict=True)
     if any(spec != specs[0] for spec in specs):
-        raise GraphError("micro-batches of different structure cannot be joined")
+        raise GraphError("micro-batches of different structure cannot be joined", hint=_ONE_SHAPE)
     return rebuilt([_joined(row) for row in zip(*leaves, strict=True)], specs[0])
+
+
+_ONE_SHAPE = "let `data` yield micro-batches of one shape (drop or pad the last one)"
 
 
 def _joined(leaves: tuple[Any, ...]) -> Any:
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
-        return torch.cat(leaves)
+        kinds = {str(TensorKey(tuple(leaf.shape), leaf.dtype, ())) for leaf in leaves}
+        if len(kinds) > 1:
+            found = " and ".join(sorted(kinds))
+            message = f"the data yields micro-batches of {found}: a step is of one shape"
+            raise GraphError(message, hint=_ONE_SHAPE)
+        return torch.cat(cast("tuple[Tensor, ...]", leaves))
     if any(isinstance(leaf, Tensor) for leaf in leaves) or any(x != leaves[0] for x in leaves):
         raise GraphError("a batch holds values without a first dimension: it cannot be joined")
     return leaves[0]
-
-
-def merges(job: Job, graph: Graph, count: int) -> bool:
-    """Return whether joining `count` micro-batches gives the same gradient, by trying it.
-
-    A step that draws random numbers or updates buffers is refused untried: its
-    micro-batches are not independent of how they are cut.
-    """
-    if job.micro_batches % count or graph.effects():
-        return False
-    try:
-        whole = _gradient(merged(job, count), 1)
-    except (GraphError, RuntimeError, TypeError):  # the model insists on its batch size
-        return False
-    parts = _gradient(job, count)
-    return all(_close(a, b) for a, b in zip(whole, parts, strict=True))
-
-
-def _gradient(job: Job, count: int) -> list[Tensor | None]:
-    """Return the mean gradient of the first `count` micro-batches, and the means of the figures."""
-    model, _ = build(job)
-    totals: dict[str, Tensor] = {}
-    for batch in itertools.islice(started(job.data, 0), count):
-        loss, figures = loss_and_figures(job, model, on_device(batch))
-        (loss / count).backward()  # pyright: ignore[reportUnknownMemberType]
-        for name, value in figures.items():
-            totals[name] = totals.get(name, torch.tensor(0.0)) + value.detach().double() / count
-    return [*(p.grad for p in model.parameters()), *totals.values()]
-
-
-def _close(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return not a.numel() or bool((a - b).abs().max() <= _TOLERANCE * b.abs().max())

@@ -9,12 +9,20 @@ gradients              of the rows of a slice alone, wherever the whole was made
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
+from penstock.graph.dims import (
+    PRODUCTS,
+    SIZED,
+    SUMS,
+    VIEWS,
+    is_elementwise,
+    shape_of,
+    summed_dims,
+    view_dim,
+)
 from penstock.graph.slicing import (
     Ends,
     LogSoftmax,
@@ -31,52 +39,18 @@ from penstock.graph.slicing import (
 )
 from penstock.graph.trace import Capture
 
-_ALIKE = (  # elementwise, and not tagged so; what they make depends on shape and dtype alone
-    aten._to_copy.default,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.full_like.default,
-    aten.empty_like.default,
-)
-_SIZED = (  # whose first argument beside the tensor are sizes
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.expand.default,
-    aten.slice_backward.default,
-)
-VIEWS = (
-    *_SIZED,
-    aten.t.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.slice.Tensor,
-    aten.unsqueeze.default,
-)
-SUMS = aten.sum.dim_IntList, aten.sum.default
-PRODUCTS = aten.mm.default, aten.addmm.default
-
-
-def is_elementwise(target: Any) -> bool:
-    """Return whether each number of a result comes from those at its place."""
-    tags: Any = getattr(target, "tags", ())
-    is_random = torch.Tag.nondeterministic_seeded in tags
-    return (torch.Tag.pointwise in tags and not is_random) or target in _ALIKE
-
 
 def viewed(made: Slicing, node: fx.Node) -> State | None:
     """Return a view of a value in slices, slice by slice; None where it mixes them."""
-    source, shape = as_node(node.args[0]), _shape(node)
-    known, old = made.wanted.get(node), _shape(source)
+    source, shape = as_node(node.args[0]), shape_of(node)
+    known, old = made.wanted.get(node), shape_of(source)
     if known is not None:
-        back = next(
-            (d for d in range(len(old)) if _view_dim(node, old, d, shape) == known[0]), None
-        )
+        back = next((d for d in range(len(old)) if view_dim(node, old, d, shape) == known[0]), None)
         sliced = None if back is None else made.slices(source, back, known[1], node)
     else:
         state = made.states[source]
         sliced = made.in_slices(state) if isinstance(state, Sliced | LogSoftmax) else None
-    dim = None if sliced is None else _view_dim(node, old, sliced.dim, shape)
+    dim = None if sliced is None else view_dim(node, old, sliced.dim, shape)
     if sliced is None or dim is None:
         return None
     rows = sorted(made.turns(sliced, node), key=lambda row: row[0].number)
@@ -91,7 +65,7 @@ def viewed(made: Slicing, node: fx.Node) -> State | None:
 
 def elementwise(made: Slicing, node: fx.Node) -> State | None:
     """Return what an elementwise op makes, slice by slice, of the same slices of all it reads."""
-    shape, found = _shape(node), _cut_of(made, node)
+    shape, found = shape_of(node), _cut_of(made, node)
     if found is None:
         return None
     dim, ends = found
@@ -116,7 +90,7 @@ def elementwise(made: Slicing, node: fx.Node) -> State | None:
 def summed(made: Slicing, node: fx.Node) -> State | None:
     """Return a sum: slice by slice, or over the slices where their dim is among those summed."""
     source, known = as_node(node.args[0]), made.wanted.get(node)
-    count, over, keeps = _summed(node)
+    count, over, keeps = summed_dims(node)
     state = made.states[source]
     if isinstance(state, Sliced | LogSoftmax):
         sliced = made.in_slices(state)
@@ -201,7 +175,7 @@ def _bias(
     if not bias:
         return lambda turn: []
     (source,) = bias
-    at = _dim_before(source, dim, _shape(node))
+    at = _dim_before(source, dim, shape_of(node))
     sliced = None if at is None else made.slices(source, at, ends, node)
     if sliced is not None:
         return lambda turn: [sliced.parts[turn.number]]
@@ -225,12 +199,12 @@ def _cut_of(made: Slicing, node: fx.Node) -> tuple[int, Ends] | None:
     """Return along which dim an elementwise op is cut, and where."""
     if node in made.wanted:
         return made.wanted[node]
-    count = len(_shape(node))
+    count = len(shape_of(node))
     for source in node.all_input_nodes:
         state = made.states[source]
         if isinstance(state, Sliced | LogSoftmax):
             sliced = made.in_slices(state)
-            return sliced.dim + count - len(_shape(source)), sliced.ends
+            return sliced.dim + count - len(shape_of(source)), sliced.ends
     return None
 
 
@@ -278,16 +252,16 @@ def _behind(node: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
     for source in node.all_input_nodes:
         if source.op != "call_function" or (len(source.users) > 1 and source.target not in VIEWS):
             continue
-        old = _shape(source)
+        old = shape_of(source)
         if node.target in SUMS:
-            count, over, keeps = _summed(node)
+            count, over, keeps = summed_dims(node)
             left = [d for d in range(count) if keeps or d not in over]
             back = None if left[dim] in over else left[dim]
         elif node.target in VIEWS:
-            rows = (d for d in range(len(old)) if _view_dim(node, old, d, _shape(node)) == dim)
+            rows = (d for d in range(len(old)) if view_dim(node, old, d, shape_of(node)) == dim)
             back = next(rows, None)
         else:
-            back = _dim_before(source, dim, _shape(node))
+            back = _dim_before(source, dim, shape_of(node))
         found += [] if back is None else [(source, back)]
     return found
 
@@ -295,53 +269,14 @@ def _behind(node: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
 # -- dims -----------------------------------------------------------------------------------------
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
 def _dim_before(source: fx.Node, dim: int, shape: tuple[int, ...]) -> int | None:
     """Return the dim of an operand that is the dim `dim` of what an elementwise op makes.
 
     None where it has none, or repeats one number along it.
     """
-    own = _shape(source)
+    own = shape_of(source)
     at = dim - (len(shape) - len(own))
     return at if at >= 0 and own[at] == shape[dim] > 1 else None
-
-
-def _summed(node: fx.Node) -> tuple[int, list[int], bool]:
-    """Return the dims of what is summed, over which of them, and whether those are kept."""
-    count, more = len(_shape(as_node(node.args[0]))), node.args[1:]
-    dims: Any = more[0] if more else None
-    over = sorted({int(d) % count for d in dims} if dims else range(count))
-    return count, over, bool(more[1]) if len(more) > 1 else False
-
-
-def _view_dim(node: fx.Node, old: tuple[int, ...], dim: int, new: tuple[int, ...]) -> int | None:
-    """Return which dim of a view is the dim `dim` of what it looks at; None: none is."""
-    more: Any = node.args[1:]
-    match node.target:
-        case aten.t.default:
-            return 1 - dim if len(old) == 2 else dim
-        case aten.transpose.int:
-            a, b = (d % len(old) for d in more[:2])
-            return {a: b, b: a}.get(dim, dim)
-        case aten.permute.default:
-            return [d % len(old) for d in more[0]].index(dim)
-        case aten.unsqueeze.default:
-            return dim + (more[0] % len(new) <= dim)
-        case aten.expand.default:
-            at = dim + len(new) - len(old)
-            return at if new[at] == old[dim] else None
-        case aten.slice.Tensor:
-            return None if (more[0] % len(old) if more else 0) == dim else dim
-        case aten.slice_backward.default:
-            return None if more[1] % len(new) == dim else dim
-        case _:
-            sides = prod(old[:dim]), prod(old[dim + 1 :])
-            alike = (d for d, size in enumerate(new) if size == old[dim])
-            return next((d for d in alike if (prod(new[:d]), prod(new[d + 1 :])) == sides), None)
 
 
 def _view_args(node: fx.Node, dim: int, part: Tensor, of: int) -> tuple[Any, ...]:
@@ -350,7 +285,7 @@ def _view_args(node: fx.Node, dim: int, part: Tensor, of: int) -> tuple[Any, ...
     dim:  of the view that is cut; of: that of what it looks at.
     """
     more: Any = node.args[1:]
-    if node.target not in _SIZED:
+    if node.target not in SIZED:
         return tuple(more)
     sizes = list(more[0])
     sizes[dim] = part.shape[of]

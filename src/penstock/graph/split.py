@@ -27,6 +27,7 @@ from torch.fx.node import map_aggregate
 from penstock.errors import GraphError
 from penstock.graph.by_rows import LOSS_BACKWARD
 from penstock.graph.cut_points import find_cut_points
+from penstock.graph.dims import PRODUCTS, SUMS, VIEWS, is_elementwise
 from penstock.graph.functional import results_of
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
 from penstock.graph.parts import key_in, part_key
@@ -40,11 +41,7 @@ from penstock.graph.sliced_loss import (
     loss_backward,
 )
 from penstock.graph.sliced_ops import (
-    PRODUCTS,
-    SUMS,
-    VIEWS,
     elementwise,
-    is_elementwise,
     product,
     summed,
     viewed,

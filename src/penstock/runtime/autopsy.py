@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.merge import unjoined
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
@@ -64,11 +65,15 @@ def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> tuple[s
     if missing:
         return f"the weights of that moment could not be kept: {missing[0]} is missing", _LOWER
     load_model(model, tensors)
-    for index in found.indices:
-        cause = _cause_in(job, model, index)
+    author, joined = unjoined(job)
+    indices = [k for at in found.indices for k in range(at * joined, (at + 1) * joined)]
+    for index in indices:
+        cause = _cause_in(author, model, index)
         if cause is not None:
-            return cause
-    where = ", ".join(map(str, found.indices))
+            return (
+                (f"micro-batch {index} of the data: {cause[0]}", cause[1]) if joined > 1 else cause
+            )
+    where = ", ".join(map(str, indices))
     return f"micro-batch {where} run once more in one process gives finite numbers", _AGAIN
 
 

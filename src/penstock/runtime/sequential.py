@@ -19,6 +19,7 @@ from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import Graph
+from penstock.graph.merge import parts_of
 from penstock.graph.parts import key_in
 from penstock.graph.precision import dtype_of, narrowed
 from penstock.graph.stages import Stages
@@ -164,7 +165,9 @@ def _gradients(
         _compat.reparametrize(model, dict(read)),
         torch.autograd.graph.saved_tensors_hooks(pack, unpack),
     ):
-        loss = loss_of(job, model, batch) / program.grid.step_micro_batches
+        parts = parts_of(job, batch)
+        losses = [loss_of(job, model, part) / len(parts) for part in parts]
+        loss = torch.stack(losses).sum() / program.grid.step_micro_batches
         found: Any = torch.autograd.grad(loss, list(read.values()), allow_unused=True)
     made = zip(forward.items(), found, strict=True)
     return {name: g.to(w.dtype) for (name, w), g in made if g is not None}

@@ -35,7 +35,7 @@ from penstock.search.simplest import ERROR
 from penstock.search.units import in_best_units
 from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
-from penstock.training.prepare import machines, profiled_here, traced
+from penstock.training.prepare import joined_step, machines, profiled_here
 from penstock.training.sliced import in_slices, reason
 from penstock.units import format_seconds
 
@@ -262,7 +262,6 @@ def for_plan(
 
     Raises:   PlanError: the plan does not fit the job.
     """
-    from penstock.graph.merge import merged
     from penstock.runtime.buffers import check_chosen
 
     planned = plan.joined * plan.step_micro_batches
@@ -270,9 +269,11 @@ def for_plan(
         hint = "make a new plan for this job"
         message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
         raise PlanError(message, hint=hint)
-    joined = merged(job, plan.joined)
-    if plan.joined > 1 or plan.split != captured.graph.slices:
-        captured = traced(joined, listener, plan.split)
+    try:
+        joined, captured = joined_step(job, captured, plan.joined, plan.split, listener)
+    except GraphError as problem:
+        message = f"the plan joins {plan.joined} micro-batches: {problem.message}"
+        raise PlanError(message, hint="make a new plan for this job") from problem
     check_fits(plan, captured.graph)
     check_chosen(plan, job, captured.graph)
     return joined, captured
@@ -431,16 +432,8 @@ def _joined_job(
     job: Job, captured: "Capture", count: int, there: Machines
 ) -> "tuple[Job, Capture] | None":
     """Return the job with so many micro-batches joined to one, and its trace; None: they cannot."""
-    from penstock.graph.merge import merged, merges
-
-    if captured.batch.overlaps:  # joined, what is written into one leaf reaches no other
-        return None
-    with there.listener.busy(f"trying whether {count} micro-batches can be joined"):
-        if not merges(job, captured.graph, count):
-            return None
-    joined = merged(job, count)
     try:
-        return joined, traced(joined, there.listener, captured.graph.slices)
+        return joined_step(job, captured, count, captured.graph.slices, there.listener)
     except GraphError:
         return None
 
@@ -455,7 +448,7 @@ def _with_reason(
     own = plan.share_words
     if plan.joined > 1:
         own += f", each {plan.joined} of the job's joined"
-    why = "joining the job's micro-batches was not possible: the gradient would change"
+    why = "the job's micro-batches cannot be joined, or little would be gained"
     if problems:
         why = f"every other size was refused: {problems[0].message}"
     if others:

@@ -20,6 +20,7 @@ from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import seen
+from penstock.graph.merge import parts_of
 from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, device_here, loss_of
@@ -93,13 +94,17 @@ class Plain:
             SeededRandom(micro_batch_seed(self.job.seed, index)),
             cast_weights(self.job, self.model),
         ):
-            loss = loss_of(self.job, self.model, batch)
-            if backward:
-                part = loss / self.job.micro_batches
-                if self.loss_scale is not None:
-                    part = part * torch.tensor(self.loss_scale, device=part.device)
-                part.backward()  # pyright: ignore[reportUnknownMemberType]
-        return loss
+            losses: list[Tensor] = []
+            parts = parts_of(self.job, batch)
+            for each in parts:
+                loss = loss_of(self.job, self.model, each)
+                losses.append(loss.detach())
+                if backward:
+                    part = loss / (self.job.micro_batches * len(parts))
+                    if self.loss_scale is not None:
+                        part = part * torch.tensor(self.loss_scale, device=part.device)
+                    part.backward()  # pyright: ignore[reportUnknownMemberType]
+        return torch.stack(losses).mean()
 
     def _add(self, sums: RoundedSums, place: int) -> None:
         """Move the gradients of a micro-batch to where those of its rank are added up."""

@@ -59,6 +59,26 @@ def traced(
         return split(found, dict(slices) or slices_asked(rules, found.graph))
 
 
+def joined_step(
+    job: Job, captured: "Capture", count: int, slices: Slices, listener: Listener
+) -> "tuple[Job, Capture]":
+    """Return the job with so many micro-batches joined into one, and its step made of `captured`.
+
+    captured: the step of one micro-batch; it is traced again if it has other slices.
+    slices:   of the parameters of the joined step.
+    Raises:   GraphError: they cannot be joined, or the step not be cut so.
+    """
+    from penstock.graph.joined.joined import joined
+    from penstock.graph.merge import merged
+    from penstock.graph.split import split
+
+    if count == 1 and tuple(slices) == captured.graph.slices:
+        return job, captured
+    whole = traced(job, listener) if captured.graph.slices else captured
+    with listener.busy(f"joining {count} micro-batches"):
+        return merged(job, count), split(joined(whole, count), dict(slices))
+
+
 def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluster:
     """Return the cluster in `path`; without one this machine, its link measured.
 

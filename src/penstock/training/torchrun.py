@@ -21,7 +21,6 @@ from penstock.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
 from penstock.errors import GraphError, PlanError, RunError
-from penstock.graph.merge import merged
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.profile import Profile
@@ -30,7 +29,7 @@ from penstock.training.agree import agree, run_facts, start_facts
 from penstock.training.choose import Choice, Joining, Machines, for_plan
 from penstock.training.listener import Listener
 from penstock.training.lock import locked
-from penstock.training.prepare import measured_as, traced
+from penstock.training.prepare import joined_step, measured_as, traced
 from penstock.training.replan import SearchBasis
 from penstock.typed import typed
 
@@ -317,8 +316,7 @@ def _serve(rendezvous: "Rendezvous", job: Job, captured: "Capture", there: Machi
             return
         if own is not None and cluster is not None:
             count, slices = typed(tuple[int, tuple[tuple[str, int], ...]], json.loads(text))
-            joined, is_known = merged(job, count), slices == captured.graph.slices
-            step = captured if count == 1 and is_known else traced(joined, listener, slices)
+            joined, step = joined_step(job, captured, count, slices, listener)
             profile = measured_as(own, step, joined, cluster, listener)
             rendezvous.put(_TOLD.format(number, own), json.dumps(profile.to_json()))
 
