@@ -44,7 +44,16 @@ def test_what_looks_across_parameters_runs_whole_on_one_stage(name, tmp_path):
     assert_as_plain(job_of(TOGETHER[name]), tmp_path, 1)
 
 
-@pytest.mark.parametrize("name", [*TOGETHER, "skips", "noisy"])
+OF_ITS_OWN = "counting", "schedules_itself", "patched"  # each stage has an object, and its closures
+
+
+@pytest.mark.parametrize("name", OF_ITS_OWN)
+def test_what_closures_share_is_made_for_each_stage(name, tmp_path):
+    assert undividable(job_of(TOGETHER[name]), net()) is None
+    assert_as_plain(job_of(TOGETHER[name]), tmp_path, 3)
+
+
+@pytest.mark.parametrize("name", [*sorted(TOGETHER.keys() - set(OF_ITS_OWN)), "skips", "noisy"])
 def test_what_looks_across_parameters_is_refused_on_more(name, tmp_path):
     optimizer = {**TOGETHER, "skips": Skips, "noisy": Noisy}[name]
     job = job_of(optimizer)
@@ -86,7 +95,7 @@ def test_optimizer_that_writes_a_buffer_stays_whole():
 
 
 def test_torchs_own_are_not_tried(monkeypatch):
-    monkeypatch.setattr("penstock.runtime.optimizer._Trial", None)
+    monkeypatch.setattr("penstock.runtime.optimizer_trial._Trial", None)
     assert undividable(job_of(AdamW), net()) is None
     with pytest.raises(TypeError):  # a trial is made once for a function: this one is new
         undividable(job_of(partial(Custom)), net())
@@ -207,7 +216,7 @@ def test_a_schedule_that_ends_is_no_reason(steps):
         made.register_step_post_hook(after)
         return made
 
-    assert undividable(job_of(ending), net()) is not None  # and the whole does not fail
+    assert undividable(job_of(ending), net()) is None
     job = job_of(Custom, scheduler=lambda optimizer: LinearEnds(optimizer, steps))
     assert undividable(job, net()) is None
 

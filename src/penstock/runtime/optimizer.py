@@ -4,31 +4,27 @@ A rank that holds the whole model as one stage runs the very object that the job
 stage has a part.  That is right if every parameter is updated by what belongs to it alone.  Of
 torch's own classes it is known; any other one is tried, whole and divided as finely as may be, on
 the same gradients.
+
+A part is a copy of the object with the stage's parameters in place of the model's.  Where that
+fails, as with a hook that closes over the author's own list of weights, each stage has an object of
+its own, made for the whole model and left the stage's parameters, which are lent to that model for
+the time of a step: whatever looks at the model's parameters finds the gradients of the stage, and
+no others.
 """
 
-import json
-import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from penstock.errors import CheckpointError, JobError, PenstockError
-from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.functional import where
+from penstock.errors import CheckpointError, JobError
 from penstock.graph.graph import Graph
 from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.graph.trace import Capture
 from penstock.job import Job
-from penstock.runtime.clearing import LeftError, has_own_zero_grad
-from penstock.runtime.kept import digest, state_digests
+from penstock.runtime.optimizer_trial import tried
 from penstock.runtime.rates import JobScheduler
-from penstock.runtime.updates import NONE, SEED, Updates, divided
+from penstock.runtime.updates import NONE, Updates, divided, held_by, lent_to
 
 
 class Optimizers:
@@ -42,6 +38,7 @@ class Optimizers:
         self.job, self.model, self.reached = job, model, tuple(reached)
         self.whole: WholeOptimizer | None = None
         self.schedule: JobScheduler | None = None
+        self.lender: nn.Module | None = None
 
     def of(
         self,
@@ -58,9 +55,9 @@ class Optimizers:
         if not live:
             return None
         whole = self._whole()
-        if whole.is_plain or set(live) != self._trainable():
-            return self._divided(whole, live, starts)
         values = {**{name: p.detach() for name, p in live.items()}, **others}
+        if whole.is_plain or set(live) != self._trainable():
+            return self._divided(whole, live, starts) or self._lent(live, values)
         loan = Loan(whole, values, stays=whole.model is not self.model)
         return Updates(self.job, whole, self.schedule, whole.parameters, loan)
 
@@ -72,14 +69,30 @@ class Optimizers:
         whole: WholeOptimizer,
         live: Mapping[str, nn.Parameter],
         starts: Mapping[str, int],
-    ) -> "Updates":
-        if not whole.is_plain:
-            reason = _once("divided", self.job, self.model, self.reached)
-            if reason is not None:
-                message = f"the job's optimizer cannot be divided by stages: {reason}"
-                raise JobError(message, hint="train the model as one stage: --stages 1")
-        part = divided(whole, live, starts)
-        return Updates(self.job, part, self.schedule, live)
+    ) -> "Updates | None":
+        """Return a part of the whole one; None where only one that is lent its parameters is."""
+        asked = self.job, self.model, self.reached
+        if whole.is_plain or tried("divided", *asked) is None:
+            return Updates(self.job, divided(whole, live, starts), self.schedule, live)
+        reason = tried("lent", *asked)
+        if starts or reason is not None:
+            reason = reason or "of a slice of a parameter nothing is known"
+            message = f"the job's optimizer cannot be divided by stages: {reason}"
+            raise JobError(message, hint="train the model as one stage: --stages 1")
+        return None
+
+    def _lent(self, live: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> "Updates":
+        """Return what updates the parameters of a stage by lending them to a model.
+
+        That is the one that was built last, after all trials: hooks may look at it.
+        """
+        if self.lender is None:
+            self.lender = whole_optimizer(self.job, self.model).model
+        stays = self.lender is not self.model
+        if not stays:  # others look at it: hooks have copies of what is not lent
+            held = held_by(self.lender).items()
+            values = {**{name: tensor.detach().clone() for name, tensor in held}, **values}
+        return lent_to(self.job, self.lender, live.keys(), (self.schedule, values), stays=stays)
 
     def _whole(self) -> WholeOptimizer:
         if self.whole is None:
@@ -90,14 +103,14 @@ class Optimizers:
 
     def release(self) -> None:
         """Free what is needed to divide, once all stages of the rank have theirs."""
-        self.whole = None
+        self.whole = self.lender = None
 
     def may_resume(self) -> None:
         """Raise where no checkpoint holds all that the optimizer keeps.
 
         Raises:   CheckpointError: it says what would differ.
         """
-        reason = _once("resumed", self.job, self.model, self.reached)
+        reason = tried("resumed", self.job, self.model, self.reached)
         if reason is not None:
             message = f"the job's optimizer cannot be resumed: {reason}"
             hint = "keep what it remembers in optimizer.state, its groups or its attributes"
@@ -124,241 +137,15 @@ def eager_updates(job: Job, model: nn.Module) -> Updates:
     return Updates(job, whole, schedule, whole.parameters, is_whole=True)
 
 
-# -- trying an optimizer that is not known --------------------------------------------------------
-
-_trying = threading.Lock()
-_tried: WeakKeyDictionary[nn.Module, list[tuple[str, tuple[object, ...], str | None]]]
-_tried = WeakKeyDictionary()
-_FEW, _MANY = 3, 11  # steps of a trial, for large and for small models
-_SMALL = 2_000_000  # elements
-
-Found = list[dict[str, bytes]]  # after each step, by parameter and key: what differs if they do
-
-
 def undividable(job: Job, capture: Capture) -> str | None:
     """Return why the job's optimizer has to stay whole, on one stage; None where it has not.
 
     It runs whole, and one for each parameter, on the same gradients: small and large ones, at last
-    one that is not finite.  Any bit of difference is a reason.  Torch's own need no trial.
+    one that is not finite.  Any bit of difference is a reason, unless there is none where parts of
+    the parameters are lent.  Torch's own need no trial.
 
     Ignores:  what an optimizer does only after more steps than are tried.
     Raises:   JobError: it is not one, fails, or a second one behaves differently from the first.
     """
-    return _once("divided", job, capture.model, _reached(capture.graph))
-
-
-def _once(what: str, job: Job, model: nn.Module, reached: Sequence[str]) -> str | None:
-    """Return the result of a trial, which is made once for a job and a model."""
-    key = (job.optimizer, job.scheduler, job.learning_rate, job.clip_norm is None)
-    with _trying:
-        known = _tried.setdefault(model, [])
-        for kind, old, result in known:
-            if kind == what and all(a is b for a, b in zip(old, key, strict=True)):
-                return result
-        whole = whole_optimizer(job, model)
-        if whole.is_plain:
-            return None
-        trial = _Trial(job, model, reached, whole.model)
-        with torch.no_grad():
-            result = _try_divided(trial) if what == "divided" else _try_resumed(trial)
-        known.append((what, key, result))
-        return result
-
-
-def _try_divided(trial: "_Trial") -> str | None:
-    whole, plain = trial.whole(), trial.plainly()
-    if whole != plain:
-        what = trial.words(whole, plain, "differs when it is made a second time")
-        hint = "create what it remembers, and what it draws from, where the optimizer is made"
-        raise JobError(f"the job's optimizer remembers something outside itself: {what}", hint=hint)
-    try:
-        parts = trial.divided()
-    except Exception as problem:  # noqa: BLE001 - whatever the job's code raises for a part
-        return where(problem, "it fails on a part of the model")
-    return None if parts == whole else trial.words(whole, parts, "depends on other parameters")
-
-
-def _try_resumed(trial: "_Trial") -> str | None:
-    unbroken, resumed = trial.whole(), trial.resumed()
-    if unbroken == resumed:
-        return None
-    return trial.words(unbroken, resumed, "is not as in an unbroken run")
-
-
-class _Trial:
-    """Runs a job's optimizer on made-up gradients.
-
-    newest:  the module that was built last.
-    """
-
-    def __init__(
-        self, job: Job, model: nn.Module, reached: Sequence[str], newest: nn.Module
-    ) -> None:
-        self.job, self.model, self.reached, self.newest = job, model, reached, newest
-        self.parameters = dict(model.named_parameters())
-        self.size = sum(self.parameters[name].numel() for name in self.reached)
-        self.steps = (_MANY if self.size < _SMALL else _FEW) + 1
-
-    def gradients(self, step: int) -> dict[str, Tensor]:
-        """Return gradients of norm 0.1 and 100 alternately; in the last step one has an inf."""
-        scale = (0.1, 100.0)[step % 2] / max(1, self.size) ** 0.5
-        source = torch.Generator().manual_seed(step)
-        found: dict[str, Tensor] = {}
-        for name in self.reached:
-            like = self.parameters[name]
-            drawn = torch.randn(like.shape, generator=source) * scale
-            found[name] = drawn.to(like.device, like.dtype)
-        if step == self.steps - 1 and self.reached:
-            found[self.reached[0]].view(-1)[:1] = torch.inf
-        return found
-
-    def whole(self) -> Found:
-        """Return what the very optimizer does, on loan."""
-        updates, values = self._on_loan(self._values())
-        return self._run([updates], values, range(self.steps))
-
-    def plainly(self) -> Found:
-        """Return what a plain loop does."""
-        whole = whole_optimizer(self.job, self.model)
-        self.newest = whole.model
-        optimizer, found = whole.optimizer, Found()
-        clears = has_own_zero_grad(optimizer)
-        with _own_values(whole):
-            rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
-            scheduler: Any = self.job.scheduler and self.job.scheduler(optimizer)
-            for step in range(self.steps):
-                for name, gradient in self.gradients(step).items():
-                    old = whole.parameters[name].grad if clears else None
-                    whole.parameters[name].grad = gradient if old is None else old + gradient
-                try:
-                    if scheduler is not None and step > 0:
-                        scheduler.step()
-                    self._rate(optimizer, rates, step)
-                    with torch.enable_grad(), SeededRandom(micro_batch_seed(self._seed, step)):
-                        optimizer.step()
-                        if clears:
-                            optimizer.zero_grad()
-                except Exception as problem:  # noqa: BLE001 - whatever the job's code raises
-                    found.append(self._failure(step, problem))
-                    break
-                weights = {name: tensor.detach() for name, tensor in _held(whole.model).items()}
-                found.append(_digests(weights, [(optimizer, whole.parameters)]))
-        return found
-
-    def _rate(self, optimizer: Optimizer, rates: list[Any], step: int) -> None:
-        if self.job.learning_rate is not None:
-            for group, rate in zip(optimizer.param_groups, rates, strict=False):
-                group["lr"] = rate * float(self.job.learning_rate(step))
-
-    def divided(self) -> Found:
-        """Return what an optimizer for each parameter does."""
-        whole = whole_optimizer(self.job, self.newest, is_new=True)
-        schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
-        values = self._values()
-        live = {n: nn.Parameter(values[n]) for n, p in self.parameters.items() if p.requires_grad}
-        parts = [
-            Updates(self.job, divided(whole, {name: parameter}), schedule, {name: parameter})
-            for name, parameter in live.items()
-        ]
-        with _own_values(whole):  # hooks may write into the module
-            return self._run(parts, {**values, **self._buffers()}, range(self.steps))
-
-    def resumed(self) -> Found:
-        """Return what optimizers do of which each makes one step, and then the next goes on."""
-        values, found = self._values(), Found()
-        tensors: dict[str, Tensor] = {}
-        plain: dict[str, object] = {}
-        for step in range(self.steps):
-            updates, values = self._on_loan(values)
-            updates.take(tensors, json.loads(json.dumps(plain)))
-            found += self._run([updates], values, range(step, step + 1))
-            tensors, plain = {}, {}
-            updates.put(tensors, plain)
-        return found
-
-    def words(self, one: Found, other: Found, what: str) -> str:
-        """Return where two runs first differ."""
-        for step, (left, right) in enumerate(zip(one, other, strict=False)):
-            keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
-            if keys:
-                name, _, key = min(keys, key=lambda key: "/" in key).partition("/")
-                kept = f"{key.rpartition('/')[2]} of " if key else ""
-                last = ", when one gradient is not finite" if step == self.steps - 1 else ""
-                return f"{kept}{name or 'whether it fails'} {what} (step {step}{last})"
-        return f"it {what}"
-
-    @property
-    def _seed(self) -> int:
-        return self.job.seed + SEED
-
-    def _values(self) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in self.parameters.items()}
-
-    def _buffers(self) -> dict[str, Tensor]:
-        return {name: b.detach().clone() for name, b in self.model.named_buffers()}
-
-    def _on_loan(self, values: dict[str, Tensor]) -> tuple[Updates, dict[str, Tensor]]:
-        whole = whole_optimizer(self.job, self.newest, is_new=True)
-        schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
-        values = {**self._buffers(), **values}
-        loan = Loan(whole, values)
-        return Updates(self.job, whole, schedule, whole.parameters, loan), values
-
-    def _run(self, updates: Sequence[Updates], values: Mapping[str, Tensor], steps: range) -> Found:
-        found = Found()
-        for step in steps:
-            gradients = self.gradients(step)
-            try:
-                for one in updates:
-                    one.step(step, gradients)
-            except PenstockError as problem:
-                found.append(self._failure(step, problem))
-                break
-            held = [(one.optimizer, one.parameters) for one in updates]
-            found.append(_digests(values, held))
-        return found
-
-    def _failure(self, step: int, problem: Exception) -> dict[str, bytes]:
-        """Return what stands for a step that fails.
-
-        It may after some steps, as at the end of a schedule, and where a gradient is not finite.
-        """
-        if step < _FEW - 1 or isinstance(problem, LeftError):
-            if isinstance(problem, PenstockError):
-                raise problem
-            message = where(problem, "a step of the job's optimizer fails")
-            raise JobError(message, hint="does it run without Penstock?") from problem
-        return {"": b"fails"}
-
-
-def _held(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-@contextmanager
-def _own_values(whole: WholeOptimizer) -> Generator[None]:
-    """Let parameters and buffers have copies of their values, and put the values back."""
-    held = list(_held(whole.model).values())
-    before = [tensor.data for tensor in held]
-    for tensor in held:
-        tensor.data = tensor.data.clone()
-    try:
-        yield
-    finally:
-        for tensor, value in zip(held, before, strict=True):
-            tensor.grad = None
-            tensor.data = value
-
-
-def _digests(
-    weights: Mapping[str, Tensor],
-    optimizers: Sequence[tuple[Optimizer, Mapping[str, nn.Parameter]]],
-) -> dict[str, bytes]:
-    """Return what differs where weights, or states of trainable ones, differ, by name and key."""
-    found = {name: digest(value) for name, value in weights.items()}
-    for optimizer, parameters in optimizers:
-        trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-        for name, key, value in state_digests(optimizer, trainable):
-            found[f"{name}/{key}"] = value
-    return found
+    asked = job, capture.model, _reached(capture.graph)
+    return None if tried("divided", *asked) is None else tried("lent", *asked)

@@ -19,7 +19,7 @@ from penstock import _compat
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
-from penstock.graph.optimizer import Loan, WholeOptimizer, take_over
+from penstock.graph.optimizer import Loan, WholeOptimizer, take_over, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.job import Job
 from penstock.runtime.clearing import Clearing, has_own_zero_grad
@@ -66,6 +66,22 @@ def divided(
     return WholeOptimizer(memo[id(whole.optimizer)], whole.model)
 
 
+def narrow(whole: WholeOptimizer, names: AbstractSet[str]) -> None:
+    """Leave an optimizer, and those inside it, nothing but some parameters: groups and state."""
+    own = {id(parameter) for name, parameter in whole.parameters.items() if name in names}
+    for _, one in nested(whole.optimizer):
+        for group in one.param_groups:
+            stays = [id(parameter) in own for parameter in group["params"]]
+            for key in ("params", "param_names"):
+                if key in group:
+                    group[key] = [
+                        each for each, is_own in zip(group[key], stays, strict=True) if is_own
+                    ]
+        state: Mapping[Any, Any] = one.state
+        for key in [key for key in state if id(key) not in own and isinstance(key, nn.Parameter)]:
+            one.state.pop(key)
+
+
 def _state_of(
     optimizer: Optimizer,
     own: Mapping[int, list[tuple[str, nn.Parameter]]],
@@ -97,6 +113,7 @@ class Updates:
 
     parameters:  those that the optimizer holds, by name.
     loan:        for the whole one; none where the parameters are those that it changes.
+    is_whole:    whether it is of all parameters; None: if there is a loan.
     """
 
     def __init__(
@@ -107,12 +124,12 @@ class Updates:
         parameters: Mapping[str, nn.Parameter],
         loan: Loan | None = None,
         *,
-        is_whole: bool = False,
+        is_whole: bool | None = None,
     ) -> None:
         self.optimizer, self.is_plain = whole.optimizer, whole.is_plain
         self.parameters, self.loan, self.seed = parameters, loan, job.seed + SEED
         self.rates = Rates(job, whole.optimizer, schedule)
-        is_whole = is_whole or loan is not None
+        is_whole = loan is not None if is_whole is None else is_whole
         self.own = (
             None if self.is_plain else ExtraState(self.optimizer, parameters, is_whole=is_whole)
         )
@@ -227,3 +244,27 @@ class Updates:
         for _, one in nested(self.optimizer):
             found += tensors_in(list(one.state.values()))
         return found if self.clearing is None else [*found, *self.clearing.left.values()]
+
+
+def lent_to(
+    job: Job,
+    model: nn.Module,
+    names: AbstractSet[str],
+    lent: tuple[JobScheduler | None, Mapping[str, Tensor]],
+    *,
+    stays: bool = False,
+) -> Updates:
+    """Return an optimizer of its own, made for `model`, that is left some parameters.
+
+    lent:  the schedule, and what the model is lent for the time of a step.
+    """
+    part, (schedule, values) = whole_optimizer(job, model, is_new=True), lent
+    narrow(part, names)
+    own = {name: parameter for name, parameter in part.parameters.items() if name in names}
+    loan = Loan(part, values, stays=stays)
+    return Updates(job, part, schedule, own, loan, is_whole=False)
+
+
+def held_by(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

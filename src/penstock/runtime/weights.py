@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock import _compat
-from penstock.errors import CheckpointError, JobError
+from penstock.errors import CheckpointError, JobError, RunError
 from penstock.graph.parts import PartName, key_in, part_in, part_key
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
@@ -178,6 +178,11 @@ class StageWeights:
         keeps:  whether its predictions need something from update to update.
         """
         minds = rule.predictor is not None or rule.compensate or rule.rescale_steps > 0
+        foresees = rule.predictor == "optimizer" or rule.compensate
+        if foresees and delay > 0 and self.updates is not None and self.updates.loan is not None:
+            name = type(self.updates.optimizer).__name__
+            message = f"rule {rule.name} cannot foresee what a {name} of its own kind does"
+            raise RunError(message, hint="use a schedule with another weight rule")
         if minds and (self.staleness is None or self.staleness.rule != rule):
             by_node = partial(all_views, self.layouts) if keeps else None
             self.staleness = Staleness(rule, delay, self.flats, self.optimizer, keeps=by_node)
