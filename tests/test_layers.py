@@ -69,6 +69,7 @@ TORCH_FILES = {
     "graph/sliced_embedding.py",
     "graph/sliced_loss.py",
     "graph/sliced_ops.py",
+    "graph/sums.py",
     "graph/split.py",
     "graph/views.py",
     "graph/dims.py",

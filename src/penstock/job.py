@@ -47,6 +47,7 @@ class Parameters(list["nn.Parameter"]):
         return list(zip(self._names, self, strict=True))
 
 
+_MICRO_BATCHES = 8  # of a step, where neither the job nor its data says how many
 WIRE_BITS = (2, 16)  # of a number that is packed: fewest, most
 AS_IT_IS = 32  # in place of them: it is not packed
 ROW = ("step", "loss", "seconds", "samples_per_second", "tokens_per_second")  # of metrics.jsonl
@@ -63,7 +64,8 @@ class Job:
                    give equal micro-batches, or a resumed run differs from an unbroken one
     optimizer      the optimizer of the model's parameters, all of them; those that belong to a
                    stage are then updated with that stage
-    micro_batches  per step, over all replicas
+    micro_batches  per step, over all replicas; default: 1 where `ps.batches` or `ps.from_loader`
+                   makes the data, as a loop over a loader has it, else 8
     num_steps      optimizer steps
     clip_norm      largest norm of the whole model's gradient; None: no clipping
     validation     the micro-batches over whose samples val_loss is the mean
@@ -98,7 +100,7 @@ class Job:
     data: Callable[[int], Iterator[Batch]]
     optimizer: "Callable[[Parameters], Optimizer]"
     _: KW_ONLY
-    micro_batches: int = 8
+    micro_batches: int = cast("int", None)  # by the data
     num_steps: int = 100
     clip_norm: float | None = None
     validation: Callable[[], Iterable[Batch]] | None = None
@@ -122,6 +124,9 @@ class Job:
         for name in ("validation", "learning_rate", "scheduler", "facts"):
             if getattr(self, name) is not None:
                 _check_function(name, getattr(self, name))
+        if cast("object", self.micro_batches) is None:
+            own: int = getattr(self.data, "step_micro_batches", _MICRO_BATCHES)
+            object.__setattr__(self, "micro_batches", own)
         _check_whole("micro_batches", self.micro_batches, at_least=1)
         _check_whole("num_steps", self.num_steps, at_least=1)
         _check_whole("seed", self.seed, at_least=0)

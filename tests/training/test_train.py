@@ -170,3 +170,23 @@ def test_schedule_for_seconds_is_built_for_those_of_the_units():
     assert cut.units == (2, 2)
     assert cut.seconds.input_s[0] == pytest.approx(0.01)
     assert cut.seconds.weights_s[0] == pytest.approx(own.seconds.weights_s[0] - 0.01)
+
+
+@pytest.mark.parametrize("options", [{"ranks": 2, "stages": 2}, {"eager": True}])
+def test_module_in_hand_is_the_trained_one(tmp_path, options):
+    hand = small().model()
+    job = replace(small(), model=lambda: hand, validation=None)
+    before = {name: p.detach().clone() for name, p in hand.named_parameters()}
+    trained = ps.train(job, num_steps=2, check=False, trial=False, out=tmp_path / "run", **options)
+    for name, value in hand.named_parameters():
+        assert torch.equal(value, trained.outcome.weights[f"weights/{name}"])
+        assert not torch.equal(value, before[name])
+    assert trained.model is hand
+
+
+def test_trained_module_is_built_once_where_the_job_builds_one(tmp_path):
+    job = replace(small(), validation=None)
+    trained = ps.train(job, num_steps=2, check=False, trial=False, ranks=1, out=tmp_path / "run")
+    assert trained.model is trained.model
+    for name, value in trained.model.named_parameters():
+        assert torch.equal(value, trained.outcome.weights[f"weights/{name}"])

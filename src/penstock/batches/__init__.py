@@ -1,6 +1,7 @@
 """Batches: data of a job, from datasets; micro-batch k is the same on every rank."""
 
 from penstock.batches.loader import batches as batches
+from penstock.batches.loader import epoch_of as epoch_of
 from penstock.batches.loader import from_loader as from_loader
 from penstock.batches.reads import Data as Data
 from penstock.batches.reads import Endless as Endless

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch.utils.data import Dataset
@@ -19,6 +19,7 @@ from penstock.job import Batch
 class Map:
     """Micro-batches of a dataset with indexed samples."""
 
+    step_micro_batches: ClassVar[int] = 1  # of a step where a job does not say: as a loader has it
     dataset: Any = field(repr=False)
     how: Batching
     shuffle: bool

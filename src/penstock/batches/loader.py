@@ -106,6 +106,13 @@ def from_loader(
     return found
 
 
+def epoch_of(data: Data) -> tuple[int, int]:
+    """Return the samples of a micro-batch, and how many an epoch has; 0: nobody knows."""
+    if isinstance(data, Map):
+        return data.how.batch_size, len(data)
+    return (data.how.batch_size, 0) if isinstance(data, Stream) else (0, 0)
+
+
 # -- what is asked of them -----------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -19,6 +19,7 @@ from penstock.job import Batch
 class Stream:
     """Micro-batches of a dataset that can only be iterated, again in every epoch."""
 
+    step_micro_batches: ClassVar[int] = 1  # of a step where a job does not say: as a loader has it
     dataset: Any = field(repr=False)
     how: Batching
 

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,6 +43,8 @@ from penstock.training.replans import replanned
 from penstock.training.wanted import decisions_in
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from penstock.runtime.run import Outcome
 
 
@@ -54,6 +57,7 @@ class Trained(NamedTuple):
     summary:     what `summary.json` holds: losses and figures, predicted beside measured.
     predicted:   how the predicted time divides; None where nothing was predicted.
     bottleneck:  what bounds a step; None where no rank can tell.
+    module:      makes the trained module, once; `model` is that.
     """
 
     folder: Path
@@ -62,6 +66,16 @@ class Trained(NamedTuple):
     summary: Mapping[str, object]
     predicted: Breakdown | None
     bottleneck: Bottleneck | None
+    module: "Callable[[], nn.Module]"
+
+    @property
+    def model(self) -> "nn.Module":
+        """Return the module with the weights and buffers after the last step.
+
+        It is the very one that the job's `model` gives, where that is always the same.  Where the
+        job was given as a record, that one is trained when `train` returns.
+        """
+        return self.module()
 
 
 @contextmanager
@@ -122,7 +136,9 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         learn(choice, cluster, outcome.timeline, default_folder())
         profiles = load_profiles(folder / "profile.json")
         learn_step(choice, profiles, cluster, outcome.samples, default_folder())
-    return Trained(folder, choice.plan if choice else None, outcome, summary, expected, why)
+    plan = choice.plan if choice else None
+    module = trained_module(job, outcome, choice)
+    return Trained(folder, plan, outcome, summary, expected, why, module)
 
 
 def _compared(
@@ -140,7 +156,24 @@ def read_back(folder: Path, outcome: "Outcome", choice: Choice) -> Trained:
     Raises:   RunError: its summary is damaged.
     """
     summary = read_json(folder / "summary.json", RunError, "summary")
-    return Trained(folder, choice.plan, outcome, summary, *_compared(folder, outcome, choice))
+    told = _compared(folder, outcome, choice)
+    module = trained_module(choice.job, outcome, choice)
+    return Trained(folder, choice.plan, outcome, summary, *told, module)
+
+
+def trained_module(
+    job: Job, outcome: "Outcome", choice: Choice | None
+) -> "Callable[[], nn.Module]":
+    """Return what makes the trained module when it is first asked."""
+    from penstock.graph.trace import build_model
+    from penstock.runtime.eager import load_model
+
+    def make() -> "nn.Module":
+        model = choice.captured.model if choice else build_model(job)
+        load_model(model, outcome.weights)
+        return model
+
+    return cache(make)
 
 
 def _noise(outcome: "Outcome", choice: Choice | None) -> dict[str, float]:

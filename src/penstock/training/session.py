@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +46,12 @@ from penstock.training.fuse import usable
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
 from penstock.training.mirror import mirroring
-from penstock.training.outset import check_validation
+from penstock.training.outset import (
+    check_validation,
+    noticing,
+    words_before,
+    words_of_step,
+)
 from penstock.training.phases import PHASES
 from penstock.training.prepare import machines, traced
 from penstock.training.replaced import verify
@@ -118,6 +123,7 @@ class Session:
     mirror:   URL at which the folder is kept, too; "": nowhere else.
     audit:    how much of it is made again by the plain loop; `auditor`, while it runs, by whom;
               and `audited`, what that has found.
+    noticed:  lines of the loss that print, or log, where it was traced.
     """
 
     job: Job
@@ -145,6 +151,7 @@ class Session:
     audit: AuditTerms = AuditTerms()  # noqa: RUF009 - a tuple
     auditor: "Auditor | None" = None
     audited: Audited = Audited()  # noqa: RUF009 - a frozen record
+    noticed: list[str] = field(default_factory=list[str])
 
     @property
     def listener(self) -> Listener:
@@ -169,6 +176,7 @@ class Session:
         if found.failed:
             raise JobError(found.failed, hint="does it run without Penstock?")
         found = found.settled(captured)
+        self.tell(captured)
         if captured is None:
             return self.train_eagerly(first_step, checkpoint, found)
         if self.goal is not None:
@@ -333,7 +341,8 @@ class Session:
     def trace(self) -> "Capture | None":
         """Return the step, traced; None where the model has to be trained as eager modules."""
         try:
-            captured = traced(self.job, self.listener, rules=self.fixed.rules)
+            with noticing() as self.noticed:
+                captured = traced(self.job, self.listener, rules=self.fixed.rules)
         except GraphError as problem:
             if self._is_strict():
                 raise
@@ -342,6 +351,16 @@ class Session:
             return None
         self.listener.say(str(captured.graph))
         return captured
+
+    def tell(self, captured: "Capture | None") -> None:
+        """Say what a step is, and what else of the job a person should know before the first."""
+        ranks, steps = self.fixed.ranks, self.num_steps if self.goal is None else None
+        if captured is None:
+            words = list(words_of_step(self.job, 0, steps, ranks))
+        else:
+            words = words_before(self.job, captured, self.noticed, steps, ranks)
+        for line in words:
+            self.listener.say(line)
 
     def choose(self, captured: "Capture", checkpoint: Path | None, found: "Examined") -> Choice:
         """Return the plan: given, that of the run to resume, or searched for."""

@@ -29,6 +29,7 @@ from penstock.training.agree import agree, run_facts, start_facts
 from penstock.training.choose import Choice, Joining, Machines, for_plan
 from penstock.training.listener import Listener
 from penstock.training.lock import locked
+from penstock.training.outset import noticing
 from penstock.training.prepare import joined_step, measured_as, traced
 from penstock.training.replan import SearchBasis
 from penstock.typed import typed
@@ -216,7 +217,10 @@ def _traced_alike(session: "Session", rendezvous: "Rendezvous", first_step: int)
 
     if session.care.check:
         agree_on_data(rendezvous, session.author, first_step * session.author.micro_batches)
-    captured = _traced(session.job, session.listener, session.fixed.rules)
+    with noticing() as session.noticed:
+        captured = _traced(session.job, session.listener, session.fixed.rules)
+    if rendezvous.rank == 0:
+        session.tell(captured)
     agree(rendezvous, "the step", {"graph": captured.graph.digest})
     if session.care.check:
         agree_on_model(rendezvous, captured)

@@ -203,16 +203,21 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             audit=parse_audit(audit),
         )
 
+    def in_hand(trained: "Trained | None") -> "Trained | None":
+        if trained is not None and isinstance(job, Job):  # its own module may be in use here
+            trained.module()
+        return trained
+
     job = _with_arguments(job, arguments)
     if resume and isinstance(job, str):
         job = _as_before(job, _folder_of(job, out), listener)
     with _one_thread(), as_started(job if isinstance(job, str) else ""):
         if not under_torchrun():
-            return _train_here(make())
+            return in_hand(_train_here(make()))
         if elastic and is_under_way(folder := _folder_of(job, out)):
             join_on_host(folder, listener)  # its host was lost, and is there again
             return None
-        return train_under_torchrun(make)
+        return in_hand(train_under_torchrun(make))
 
 
 def _with_arguments(job: Job | str, arguments: Sequence[str]) -> Job | str:
