@@ -136,9 +136,8 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         learn(choice, cluster, outcome.timeline, default_folder())
         profiles = load_profiles(folder / "profile.json")
         learn_step(choice, profiles, cluster, outcome.samples, default_folder())
-    plan = choice.plan if choice else None
-    module = trained_module(job, outcome, choice)
-    return Trained(folder, plan, outcome, summary, expected, why, module)
+    about = summary, expected, why, trained_module(job, outcome, choice)
+    return Trained(folder, choice.plan if choice else None, outcome, *about)
 
 
 def _compared(
