@@ -2946,6 +2946,8 @@ BREAKS = (
         '        return 9, f"{why}one copy',
         ("tests/training/test_bounded.py",),
         "DINO and MoCo are refused with --ranks 2, though one rank trains them",
+    ),
+    Break(
         "a step of a loader's data is eight of its batches",
         "batches/by_number.py",
         "    step_micro_batches: ClassVar[int] = 1",
