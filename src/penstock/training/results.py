@@ -136,8 +136,7 @@ def finished(  # noqa: PLR0913 - what a run was, and what it gave
         learn(choice, cluster, outcome.timeline, default_folder())
         profiles = load_profiles(folder / "profile.json")
         learn_step(choice, profiles, cluster, outcome.samples, default_folder())
-    about = summary, expected, why, trained_module(job, outcome, choice)
-    return Trained(folder, choice.plan if choice else None, outcome, *about)
+    return _trained(folder, job, outcome, choice, (summary, expected, why))
 
 
 def _compared(
@@ -155,9 +154,20 @@ def read_back(folder: Path, outcome: "Outcome", choice: Choice) -> Trained:
     Raises:   RunError: its summary is damaged.
     """
     summary = read_json(folder / "summary.json", RunError, "summary")
-    told = _compared(folder, outcome, choice)
-    module = trained_module(choice.job, outcome, choice)
-    return Trained(folder, choice.plan, outcome, summary, *told, module)
+    about = summary, *_compared(folder, outcome, choice)
+    return _trained(folder, choice.job, outcome, choice, about)
+
+
+def _trained(
+    folder: Path,
+    job: Job,
+    outcome: "Outcome",
+    choice: Choice | None,
+    told: tuple[Mapping[str, object], Breakdown | None, Bottleneck | None],
+) -> Trained:
+    """Return what a run gave; `told` are the last fields of that but one."""
+    module = trained_module(job, outcome, choice)
+    return Trained(folder, choice.plan if choice else None, outcome, *told, module)
 
 
 def trained_module(
