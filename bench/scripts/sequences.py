@@ -32,6 +32,7 @@ from bench.scripts.oracle import Found
 from bench.scripts.runs import (
     Begun,
     Bench,
+    Ran,
     is_bfloat16,
     is_refusal,
     is_unclean,
@@ -173,14 +174,19 @@ def _done(bench: Bench, script: Script, command: Command, out: Path) -> tuple[Fa
         was_disturbed = _disturb(bench, begun, command, out)
         ran = begun.wait()
         if was_disturbed:
-            return (None, "") if _went_on(ran.code, command) else ("broken", last_error(ran))
+            went_on = _went_on(ran.code, command)
+            return (None, "") if went_on else (_how_it_failed(ran), last_error(ran))
     else:
         ran = bench.run(lambda: main([*words, "--steps", str(steps)]))
     if ran.code == 0:
         return None, ""
     if ran.code is None:
         return "broken", "still running at its limit"
-    return "refused" if is_refusal(ran) else "broken", last_error(ran)
+    return _how_it_failed(ran), last_error(ran)
+
+
+def _how_it_failed(ran: Ran) -> Failed:
+    return "refused" if is_refusal(ran) else "broken"
 
 
 def _went_on(code: int | None, command: Command) -> bool:
