@@ -2940,6 +2940,14 @@ BREAKS = (
         "rows of steps that were gone back from stay in metrics.jsonl",
     ),
     Break(
+        "what a first call keeps is left to the trace",
+        "graph/trace.py",
+        "    _call_once(job, early, on_device(batch))\n",
+        "",
+        ("tests/graph/test_first_call.py",),
+        "a table in an lru_cache is a fake tensor, on which the plain loop fails",
+    ),
+    Break(
         "a whole optimizer beside a buffer in order takes every rank that was asked for",
         "training/examine.py",
         '        return 1, f"{why}one copy',

@@ -113,12 +113,28 @@ def capture(job: Job) -> Capture:
     Raises:   GraphError: neither can, and the message is that of the first way; or the step does
               what a run would lose.
     """
+    early = build_model(job)
     model, batch = build(job)
     _refuse_hooks(model)
     refuse_shared(model)
+    _call_once(job, early, on_device(batch))
+    del early
     masters = {name: p.numel() * p.element_size() for name, p in narrowed(job, model).items()}
     with traced_in(job, model), torch.autograd.set_detect_anomaly(mode=False):  # looks at values
         return _captured(_TracedStep(job, model, batch, masters))
+
+
+def _call_once(job: Job, model: nn.Module, batch: Any) -> None:
+    """Compute a loss untraced, so that what the job's code keeps of a first call is real.
+
+    A table that a cached function makes, or a dict beside the model holds, would else be one of
+    the trace's fake tensors for all calls to come, those of the plain loop too.
+    """
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        try:
+            loss_and_figures(job, model, batch)
+        except Exception:  # noqa: BLE001 - the job's own code: what it raises, the trace tells
+            return
 
 
 def _captured(step: "_TracedStep") -> Capture:
