@@ -36,6 +36,7 @@ from penstock.runtime.worker import Task, work
 from penstock.training import audit_pace
 from penstock.training.audit import (
     HIDDEN,
+    Asks,
     Bench,
     audited_in,
     back_to_audited,
@@ -281,6 +282,25 @@ def test_why_a_run_is_not_audited_is_said(tmp_path, monkeypatch):
         "penstock.training.audit.shutil.disk_usage", lambda _: SimpleNamespace(free=10)
     )
     assert "a step takes" in why_not(case, AuditTerms(), tmp_path, BASIS)
+
+
+def test_a_step_that_nobody_keeps_is_asked_for_again(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("penstock.training.audit.time", SimpleNamespace(monotonic=lambda: now[0]))
+    due = SimpleNamespace(is_due=lambda: True)
+    with closing(LocalBoard()) as board:
+        asks = Asks()
+        asks.ask(board, due)
+        now[0] = 4.0
+        asks.ask(board, due)
+        assert (board.audits_asked(), asks.is_open) == (1, True)
+        now[0] = 6.0  # a rank was lost in it
+        asks.ask(board, due)
+        assert board.audits_asked() == 2
+        asks.heard()
+        assert not asks.is_open
+        asks.ask(board, due)
+        assert board.audits_asked() == 3
 
 
 # -- what was found -------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ HIDDEN = ".audit"  # where ranks keep steps until they are audited
 DIFFERS = -2  # in place of the signal for which ranks stop
 _NICE = 10
 _LOOK_S = 0.02
+_LOST_S = 5.0  # for which a step is waited for that was asked for, at least
 
 # -- in the process that leads a run --------------------------------------------------------------
 
@@ -114,6 +115,35 @@ def auditing(
         auditor.close()
 
 
+@final
+class Asks:
+    """The steps that were asked for; of one whose rank was lost nobody will tell."""
+
+    def __init__(self) -> None:
+        self.count, self.longest_s = 0, 0.0
+        self._since_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a step that was asked for is waited for."""
+        return self._since_s is not None
+
+    def heard(self) -> None:
+        """Note that a step was kept."""
+        if self._since_s is not None:
+            self.longest_s = max(self.longest_s, time.monotonic() - self._since_s)
+        self._since_s = None
+
+    def ask(self, board: Board, pace: Pace) -> None:
+        """Ask for a step, if one is due and none is waited for."""
+        now_s = time.monotonic()
+        if self._since_s is not None and now_s - self._since_s > max(_LOST_S, 3 * self.longest_s):
+            self._since_s = None
+        if self._since_s is None and pace.is_due():
+            self.count, self._since_s = self.count + 1, now_s
+            board.ask_to_audit(self.count)
+
+
 # -- in the process that audits -------------------------------------------------------------------
 
 
@@ -138,31 +168,29 @@ class Bench:
         self.case, self.folder, self.desk, self.pace = case, folder, desk, pace
         self.loop: PlainLoop | None = None
         self.rows: list[Audit] = []
+        self.asks = Asks()
         self.failed = ""
 
     def run(self, board: Board, terms: AuditTerms) -> Audited:
         """Audit what ranks keep, and ask for more; return what was found once the run is over."""
-        asked, waits = 0, False
         while True:
             is_over = self.desk.is_over()  # asked first: what was kept before is seen then
             place = self.next()
             if place is not None:
-                waits = False
+                self.asks.heard()
                 self.desk.may(self.pace.affords(2))
                 self.audit(place)
-                last = self.rows[-1] if self.rows else None
-                if last is not None and last.problem and terms.otherwise != "warn":
+                wrong = bool(self.rows) and bool(self.rows[-1].problem)
+                if wrong and terms.otherwise != "warn":
                     board.ask_to_stop(DIFFERS)
-                if self.failed or (last is not None and last.problem):
+                if self.failed or wrong:
                     break
             elif is_over:
                 break
             else:
                 if self.rows:  # before the first it was said by who leads the run
-                    if not waits and self.pace.is_due():
-                        asked, waits = asked + 1, True
-                        board.ask_to_audit(asked)
-                    self.desk.may(not waits and self.pace.affords())
+                    self.asks.ask(board, self.pace)
+                    self.desk.may(self.pace.affords(1 + self.asks.is_open))
                 time.sleep(_LOOK_S)
         self.desk.may(False)
         return Audited(tuple(self.rows), self.pace.spent_s, self.pace.of_s, self.failed)

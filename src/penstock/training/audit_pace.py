@@ -10,6 +10,7 @@ from typing import NamedTuple, final
 
 _RARER = 0.02  # of the time so far, between two audits at least
 _LEAST_S = 0.01  # between two
+_FIRST = 0.5  # of what the first audit took is what the next one takes: all is warm then
 _KEEP_BYTES_PER_S = 5e8  # of one core that copies, a guess until it is measured
 
 
@@ -65,7 +66,8 @@ class Pace:
         self.ranks_s = sum(whole for whole, _ in rows.values())
         self.kept_s = max(kept_s, sum(kept for _, kept in rows.values()))
         self.own_s, self.told_s = own_s, now
-        self.costs_s = [*self.costs_s[-4:], self.kept_s - kept_s + again_s]
+        first = 1.0 if self.costs_s else _FIRST
+        self.costs_s = [*self.costs_s[-4:], first * (self.kept_s - kept_s + again_s)]
         wait_s = max(_LEAST_S, _RARER * (now - self.begun_s))
         self.next_s = now + wait_s * self._chance.uniform(0.5, 1.5)
         return self.spent_s - before_s

@@ -1,0 +1,155 @@
+"""What audits cost, and how soon they find faults that begin in the middle of a run.
+
+    python -m bench.audit [--json] [--runs 5] [--audit 1%] [JOB ...]
+    python -m bench.audit --faults [--json] [--steps 400]
+
+Without --faults each job is trained by one plan with audits and without, by turns: processor time
+of all processes and time on the clock of the whole command, medians with the least and the most,
+and the ratio of the medians.  `share` is what the run itself says that audits took.
+
+With --faults thirty wrong lines are planted, one a run, each from a step on that is drawn at
+random; `found` is the step at which an audit has named it, `late` how many steps later.  The last
+row is a run without a fault: it has to be equal.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import penstock as ps
+from bench.audit_faults import FAULTS, Fault
+from bench.machine import machine
+from penstock.training.audited_run import DiffersError
+
+JOBS = {
+    "examples/gpt.py": 60,
+    "examples/hf.py:resnet": 60,
+    "examples/hf.py:llama": 100,
+    "bench/audit_faults.py": 2000,
+}
+FAULTY = "bench/audit_faults.py:job"
+
+
+def used_s() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    rows = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(row.ru_utime + row.ru_stime for row in rows)
+
+
+def ran(job: str, plan: Path, steps: int, audit: str, out: Path) -> dict[str, float]:
+    """Train by a plan; return what that took, and what audits of it."""
+    cpu_s, wall_s = used_s(), time.perf_counter()
+    done = ps.train(job, plan=plan, num_steps=steps, out=out, audit=audit)
+    assert done is not None, "no torchrun here"
+    counted = done.summary["audits"]
+    assert isinstance(counted, dict), "as a summary has it"
+    return {
+        "cpu_s": used_s() - cpu_s,
+        "wall_s": time.perf_counter() - wall_s,
+        "step_s": done.outcome.step_s,
+        "audits": counted["count"],
+        "share": counted["cpu_s"] / counted["of_s"] if counted["of_s"] else 0.0,
+    }
+
+
+def cost(job: str, steps: int, runs: int, audit: str) -> dict[str, object]:
+    """Return what audits of a job cost."""
+    rows: dict[str, list[dict[str, float]]] = {audit: [], "0": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        first = ps.train(job, ranks=2, num_steps=2, out=folder / "first", trial=False)
+        assert first is not None, "no torchrun here"
+        plan = folder / "first" / "plan.json"
+        for number in range(runs):
+            order = [audit, "0"] if number % 2 else ["0", audit]
+            for each in order:
+                rows[each].append(ran(job, plan, steps, each, folder / f"{number}-{each}"))
+    found: dict[str, object] = {"job": job, "steps": steps, "runs": runs}
+    for what in ("cpu_s", "wall_s"):
+        for each, told in (("with", rows[audit]), ("without", rows["0"])):
+            values = [row[what] for row in told]
+            found[f"{what}_{each}"] = [min(values), statistics.median(values), max(values)]
+        pair = zip(rows[audit], rows["0"], strict=True)
+        found[f"{what}_ratio"] = statistics.median(one[what] / two[what] for one, two in pair)
+    found["audits"] = statistics.median(row["audits"] for row in rows[audit])
+    found["share"] = statistics.median(row["share"] for row in rows[audit])
+    return found
+
+
+def found_by(fault: Fault | None, first: int, plan: Path, steps: int) -> dict[str, object]:
+    """Return when audits found a fault that begins with a step; `fault` None: there is none."""
+    name = "none" if fault is None else fault.name
+    row: dict[str, object] = {"fault": name, "first": first, "steps": steps}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            if fault is None:
+                done = ps.train(FAULTY, plan=plan, num_steps=steps, out=folder)
+            else:
+                with fault.plant(first):
+                    done = ps.train(FAULTY, plan=plan, num_steps=steps, out=folder, audit="1%,stop")
+        except DiffersError as problem:
+            step = problem.audit.step
+            return {**row, "found": step, "late": step - first, "why": problem.audit.problem}
+        assert done is not None, "no torchrun here"
+        return {**row, "found": None, "late": None, "why": str(done.summary["audited"])}
+
+
+def faults(steps: int, seed: int) -> list[dict[str, object]]:
+    """Return what became of each fault, and of none."""
+    chance, rows = random.Random(seed), list[dict[str, object]]()
+    with tempfile.TemporaryDirectory() as folder:
+        first = ps.train(FAULTY, ranks=2, num_steps=2, out=folder, trial=False)
+        assert first is not None, "no torchrun here"
+        for fault in (*FAULTS, None):
+            row = found_by(
+                fault, chance.randrange(10, steps // 2), Path(folder) / "plan.json", steps
+            )
+            rows.append(row)
+            print(f"  {row['fault']}: from {row['first']}, found {row['found']}", file=sys.stderr)
+    return rows
+
+
+def show(rows: Sequence[dict[str, object]]) -> None:
+    """Print rows as lines."""
+    for row in rows:
+        print("  ".join(f"{name} {_words(value)}" for name, value in row.items()))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list):
+        return "/".join(f"{each:.2f}" for each in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("jobs", nargs="*", default=list(JOBS))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--audit", default="1%")
+    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if asked.faults:
+        rows = faults(asked.steps, asked.seed)
+    else:
+        rows = [cost(job, JOBS.get(job, 60), asked.runs, asked.audit) for job in asked.jobs]
+    if asked.json:
+        print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+    else:
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()
