@@ -276,6 +276,45 @@ def test_loss_that_writes_into_what_the_data_yields_again_is_found():
     assert check_data(replace(views, data=pure), per_step=4, writes_batch=True).problem is None
 
 
+def windows(start):
+    """Micro-batches that overlap, of memory that each call makes anew."""
+    row = torch.arange(60.0)
+    return (row[3 * k : 3 * k + 6].view(2, 3) for k in itertools.count(start % 10))
+
+
+def rolling(start):
+    """One buffer, of which each micro-batch fills one row and moves the other."""
+    buffer = torch.stack([at(start - 1)[0], at(start)[0]])
+    for k in itertools.count(start):
+        yield buffer
+        buffer[0] = buffer[1]
+        buffer[1] = at(k + 1)[0]
+
+
+def masked_rows(model, batch):
+    batch[1] = 0
+    return model(batch).mean()
+
+
+def first_row(model, batch):
+    batch[0] = 0
+    return model(batch).mean()
+
+
+@pytest.mark.parametrize("data", [windows, rolling])
+def test_loss_that_writes_into_what_a_later_micro_batch_holds_is_found(data):
+    assert check_data(job_of(data), per_step=4).problem is None
+    problem = check_data(replace(job_of(data), loss=masked_rows), per_step=4).problem
+    assert "later ones hold what it wrote" in problem
+    assert check_data(replace(job_of(data), loss=reading), per_step=4).problem is None
+
+
+def test_loss_may_write_into_what_the_data_fills_before_it_yields_it_again():
+    assert check_data(replace(job_of(rolling), loss=first_row), per_step=4).problem is None
+    shared = replace(job_of(buffers(1, lambda: torch.empty(2, 3))), loss=masking)
+    assert check_data(shared, per_step=4).problem is None
+
+
 # -- what it does to others ----------------------------------------------------------------------
 
 

@@ -26,9 +26,10 @@ from penstock.batches import started
 from penstock.batches.how import own_random
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.contents import flatten
+from penstock.graph.contents import flatten, own, seen
 from penstock.graph.functional import where
-from penstock.graph.trace import build_model, loss_of, on_device
+from penstock.graph.trace import build_model, device_here, loss_of
+from penstock.graph.views import overlaps_of
 from penstock.job import Job
 from penstock.runtime.child import Beat, SilentError, can_fork, in_a_fork
 from penstock.runtime.digest import digest_of
@@ -131,28 +132,41 @@ def _look(job: Job, per_step: int, first: int, writes_batch: bool | None, beat: 
             begun = found
             break
     drawn = _drawn_from(job, first, digests[:2], beat)
-    written = writes_batch is not False and not reuses and _is_written(job, first, writes_batch)
+    written = writes_batch is not False and _is_written(job, first, digests, reuses=reuses)
     return _Seen(digests, reuses, again, starts, begun, drawn, written)
 
 
-def _is_written(job: Job, first: int, writes_batch: bool | None) -> bool:
-    """Return whether the loss changes what the data yields for the same number afterwards."""
-    one, two = (next(started(job.data, first), None) for _ in range(2))  # both at a time
-    if _memory(one).isdisjoint(_memory(two)):
+def _is_written(job: Job, first: int, digests: Sequence[str], *, reuses: bool) -> bool:
+    """Return whether what the loss writes into micro-batches is in what the data yields later.
+
+    That is the same one read again, or the next ones, which the loop reads once it was written.
+    digests:  of the micro-batches in a row, where nobody writes.
+    """
+    row = list(itertools.islice(started(job.data, first), min(_HELD, len(digests))))
+    if not _share_memory([next(started(job.data, first), None), *row]):  # all kept at a time
         return False
-    if writes_batch:
-        return True
-    batch, model = on_device(one), build_model(job)
-    before = digest_of(flatten(batch)[0])
-    with torch.no_grad(), SeededRandom(micro_batch_seed(job.seed, first)):
-        loss_of(job, model, batch)
-    return digest_of(flatten(batch)[0]) != before
+    device, model, found = device_here(), build_model(job), list[str]()
+    for number, batch in enumerate(itertools.islice(started(job.data, first), len(row)), first):
+        found.append(digest_of(flatten(batch)[0]))
+        taken = seen(batch, device) if can_fork() else own(batch, device)
+        try:
+            with torch.no_grad(), SeededRandom(micro_batch_seed(job.seed, number)):
+                loss_of(job, model, taken)
+        except Exception:  # noqa: BLE001 - the job's loss fails, as whoever computes it next will say
+            return False
+        is_written = digest_of(flatten(taken)[0]) != found[-1]
+        if not is_written or not can_fork():  # nothing of the job's may change in this process
+            return is_written and not reuses
+    found.append(digest_of(flatten(next(started(job.data, first), None))[0]))
+    return found != [*digests[: len(row)], digests[0]]
 
 
-def _memory(batch: Any) -> set[int]:
-    """Return where the tensors of a batch lie."""
-    leaves = [leaf for leaf in flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.numel()]
-    return {leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.layout == torch.strided}
+def _share_memory(batches: Sequence[Any]) -> bool:
+    """Return whether two of these micro-batches, all of them kept, have memory in common."""
+    rows = [[leaf for leaf in flatten(batch)[0] if isinstance(leaf, Tensor)] for batch in batches]
+    leaves = list(itertools.chain.from_iterable(rows))
+    owner = list(itertools.chain.from_iterable([k] * len(row) for k, row in enumerate(rows)))
+    return any(len({owner[at] for at in one.leaves}) > 1 for one in overlaps_of(leaves))
 
 
 def _in_a_row(job: Job, first: int, count: int, beat: Beat) -> tuple[list[str], bool]:
@@ -244,7 +258,7 @@ def _words(seen: _Seen, first: int, there: Sequence[str]) -> str | None:
     found = _again(seen, first, there) or _apart(seen, first) or _elsewhere(seen, first, there)
     if not found and seen.written:
         what = "the loss writes into the micro-batch, whose memory `data` yields again"
-        return f"{what}, so the next epoch has other samples: let the loss write into a clone()"
+        return f"{what}, so later ones hold what it wrote: let the loss write into a clone()"
     return f"{found}; {_MEND}" if found else None
 
 
