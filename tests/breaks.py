@@ -1396,6 +1396,14 @@ BREAKS = (
         "each rank of torchrun trains on data of its own",
     ),
     Break(
+        "forks_agree_with_forks",
+        "training/data_check.py",
+        "    if here == begins:",
+        "    if True:",
+        ("tests/training/test_data_check.py",),
+        "data that asks whether this is the process which has loaded it trains on other samples",
+    ),
+    Break(
         "only_the_first_micro_batch_is_compared",
         "training/alike.py",
         "    places = (0, 1, *sorted(drawn))",

@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -20,8 +20,9 @@ from transformers import BatchEncoding
 import penstock as ps
 from penstock.errors import JobError
 from penstock.graph.trace import capture
+from penstock.runtime.child import in_a_fork
 from penstock.training import data_check
-from penstock.training.data_check import DataFound, check_data
+from penstock.training.data_check import DataFound, check_data, check_here
 
 pytestmark = pytest.mark.timeout(100)
 ROWS = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
@@ -399,3 +400,36 @@ def test_data_that_raises_is_told_with_its_line():
         JobError, match=r"(?s)data fails from micro-batch 0 on at .*KeyError.*nothing"
     ):
         found(data)
+
+
+# -- this process and those that it forks ---------------------------------------------------------
+
+LOADED_BY, LOADED_IN = os.getpid(), threading.get_native_id()
+
+
+def of_its_process(start):
+    return (at(k + 99 * (os.getpid() != LOADED_BY)) for k in itertools.count(start))
+
+
+def of_its_thread(start):
+    own = threading.get_native_id() == LOADED_IN
+    return (at(k + 99 * (not own)) for k in itertools.count(start))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(of_its_process, "asks for the number of the process"), (of_its_thread, "a thread")],
+)
+def test_data_of_the_process_that_has_loaded_it_is_refused(data, words):
+    seen = in_a_fork(lambda beat: asdict(check_data(job_of(data), per_step=4)), 60)
+    assert seen["problem"] is None
+    with pytest.raises(JobError, match="differs in forked processes, as ranks are") as caught:
+        check_here(job_of(data), seen["begins"])
+    assert words in caught.value.message
+    assert "ps.batches" in caught.value.hint
+
+
+@pytest.mark.parametrize("good", ["a generator for each number", "ps.batches", "ends at once"])
+def test_data_that_forks_read_as_this_process_does_is_let_pass(good):
+    seen = in_a_fork(lambda beat: asdict(check_data(job_of(GOOD[good]), per_step=4)), 60)
+    check_here(job_of(GOOD[good]), seen["begins"])

@@ -14,7 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from penstock.graph.views import overlaps_of
 from penstock.job import Job
 from penstock.runtime.child import Beat, SilentError, can_fork, in_a_fork
 from penstock.runtime.digest import digest_of
+from penstock.training.outside import NOTES, NUMBER, noting
 
 _LEAST, _MOST = 6, 64  # micro-batches read in a row
 _BUDGET_S = 2.0  # after which fewer are read in a row, but two
@@ -57,10 +58,12 @@ class DataFound:
 
     problem:        why a micro-batch is not a function of its number alone, and how to fix it.
     reuses_memory:  whether the memory of one is filled again later.
+    begins:         digest of the first micro-batch; "" for nothing.
     """
 
     problem: str | None = None
     reuses_memory: bool = False
+    begins: str = field(default="", compare=False)
 
 
 def check_data(
@@ -90,7 +93,26 @@ def check_data(
             what = f"in this process micro-batch {first} was read, but {problem.message}"
             why = "a run's ranks are such processes: they have none of this one's threads"
             return DataFound(f"{what}: {why}; start threads inside `data`", reuses_memory=False)
-    return DataFound(_words(seen, first, [*here, *there]), seen.reuses_memory)
+    return DataFound(_words(seen, first, [*here, *there]), seen.reuses_memory, here[0])
+
+
+def check_here(job: Job, begins: str) -> None:
+    """Return if this process, which has loaded the job, reads what forked ones have begun with.
+
+    Where it does not, no rank and no plain loop in a fork reads what the author means.
+    Raises:   JobError: it reads another first micro-batch.
+    """
+    NOTES.lines.pop(NUMBER, None)  # of who has asked for it before
+    with own_random(), noting():
+        here = (_digests(job, 0, 1) or [""])[0]
+    if here == begins:
+        return
+    line = NOTES.lines.get(NUMBER)
+    why = "the number of the process, a thread, or what only the first process has is in it"
+    if line is not None:
+        why = f"{line[0]}:{line[1]} asks for {NUMBER}"
+    message = f"micro-batch 0 differs in forked processes, as ranks are: {why}"
+    raise JobError(message, hint=_MEND)
 
 
 # -- reading --------------------------------------------------------------------------------------

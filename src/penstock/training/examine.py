@@ -21,7 +21,7 @@ from penstock.runtime.child import apart, can_fork
 from penstock.runtime.measured import measured_laws
 from penstock.runtime.optimizer import undividable
 from penstock.search import Fixed
-from penstock.training.data_check import check_data
+from penstock.training.data_check import DataFound, check_data
 from penstock.training.impure import describe, impurities
 from penstock.training.outside import NOTES, noting
 from penstock.training.rated import rate_of
@@ -36,12 +36,14 @@ class Examined:
     no_plan:      why no plan trains it, though eager replicas do; empty if plans do.
     laws:         of each buffer that forward writes, as measured until `settled`.
     failed:       what the job raised when it was run; whoever calls it next will get it too.
+    begins:       digest of the first micro-batch, where the data was found to be right.
     """
 
     one_process: str = ""
     no_plan: str = ""
     laws: Mapping[str, BufferLaw] = field(default_factory=dict[str, BufferLaw])
     failed: str = ""
+    begins: str = ""
     seconds: float = 0.0
 
     def settled(self, captured: Capture | None) -> "Examined":
@@ -141,11 +143,13 @@ def _examined(job: Job, *, check: bool) -> Examined:
 
 
 def _asked(job: Job, *, check: bool) -> Examined:
-    if check and (problem := check_data(job, per_step=job.micro_batches).problem):
-        return Examined(one_process=problem)
+    data = check_data(job, per_step=job.micro_batches) if check else DataFound()
+    if data.problem:
+        return Examined(one_process=data.problem)
     impure = impurities(job) if check else ()
     if not all(one.batch for one in impure):
         return Examined(one_process=describe(impure))
     if check and (beside := rate_of(job).beside):
         return Examined(one_process=f"the learning rate depends on more than the step\n  {beside}")
-    return Examined(laws=measured_laws(job), no_plan=describe(impure))
+    laws = measured_laws(job)
+    return Examined(laws=laws, no_plan=describe(impure), begins=data.begins)

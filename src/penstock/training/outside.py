@@ -25,6 +25,7 @@ from penstock.training.asked import is_between, is_ours
 Line = tuple[str, int]
 
 ENVIRONMENT, _FILE, _FOLDER, _THERE = "environment ", "file ", "folder ", "is there "
+NUMBER = "the number of the process"
 _ALL = "*"  # the whole environment
 _NOTHING = "nothing"
 _WHOLE_BYTES, _SAMPLE_BYTES = 2**20, 2**16  # of a longer file beginning, middle and end count
@@ -60,6 +61,12 @@ class Notes:
         if line is not None and (is_users(line[0]) or not what.startswith(_THERE)):
             self.values[what] = "" if value is None else value()
             self.lines[what] = line
+
+    def note_line(self, what: str) -> None:
+        """Note only at which line of the job's code it is asked for: its value is never kept."""
+        line = _asker(sys._getframe(1), of_file=False)  # pyright: ignore[reportPrivateUsage]
+        if line is not None:
+            self.lines.setdefault(what, line)
 
     def note_set(self, what: str) -> None:
         """Note that the code sets it: what it reads later comes from its source."""
@@ -239,6 +246,7 @@ _LOOKUPS: dict[tuple[Any, str], Callable[..., None]] = {
     (os, "stat"): _note_place,
     (os, "lstat"): _note_place,
     (os, "access"): _note_place,
+    (os, "getpid"): lambda: NOTES.note_line(NUMBER),
 }
 
 

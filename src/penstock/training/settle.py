@@ -43,8 +43,10 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
     """Return what the job is found to be; what was found before is not examined again.
 
     text:     how the job was named; "": it was not, and nothing is kept.
-    Raises:   JobError: it can be trained only by the plain loop, and that is not wanted.
+    Raises:   JobError: it can be trained only by the plain loop, and that is not wanted; or only in
+              the process that has loaded it.
     """
+    from penstock.training.data_check import check_here
     from penstock.training.examine import Examined, examine
     from penstock.training.store import keep, kept, key_of
 
@@ -53,6 +55,8 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
     if found is None:
         with listener.busy("examining the job"):
             found = examine(job, check=care.check)
+            if found.begins:
+                check_here(job, found.begins)
         if not found.failed:
             keep(key, "examined", found.to_json())
     if found.one_process:
