@@ -374,6 +374,7 @@ def test_a_run_that_is_equal_says_up_to_which_step(tmp_path):
     assert trained is not None
     assert trained.summary["audited_to"] == 12
     assert "equal to the plain loop" in str(trained.summary["audited"])
+    assert "During the run: audited at" in (tmp_path / "report.html").read_text()
     rows = [json.loads(line) for line in (tmp_path / "audits.jsonl").read_text().splitlines()]
     assert {rows[0]["step"], rows[-1]["step"]} == {0, 11}
     assert not (tmp_path / HIDDEN).exists()

@@ -95,7 +95,8 @@ class GenerationSteps:
                     break
                 if asked.audit:
                     member.audited(self.task)
-                self.watch.audits(asked=asked.audit, affordable=step + 2 == self.last)
+                is_due = self.watch.has_saved or step + 2 == self.last
+                self.watch.audits(asked=asked.audit, affordable=is_due)
             else:
                 if self.first == self.last:  # all that was left is to end it well
                     note()
@@ -151,7 +152,9 @@ class GenerationSteps:
         do: Do = "stop" if asked.stop or is_last else "save" if asked.save else "go"
         if asked.leave and do != "stop" and self._takes_along(asked.leave):
             do = "plan"  # a checkpoint that is waited for
-        if worker.save_due(self.task, self.watch, step, do, is_last=is_last):
+        is_saved = worker.save_due(self.task, self.watch, step, do, is_last=is_last)
+        self.watch.has_saved = is_saved
+        if is_saved:
             member.saved()
 
     def _takes_along(self, leaving: int) -> bool:

@@ -69,6 +69,8 @@ def headline(inputs: Inputs) -> Iterator[Markup]:
     yield tag("dl", *_cards(inputs), class_="cards")
     if inputs.checked is not None:
         yield tag("p", f"Compared with the plain loop: {inputs.checked}.", class_="note")
+    if inputs.audited is not None:
+        yield tag("p", f"During the run: {inputs.audited}.", class_="note")
     if inputs.predicted is None:
         yield tag("p", NO_PREDICTION, class_="note")
     if inputs.measured is None:

@@ -82,6 +82,9 @@ class _Summary:
 
     val_loss: Endless | None = None
     checked: str | None = None
+    audited: str | None = None
+    audited_to: int | None = None
+    audits: Any = None
     step_s_predicted: _Time | None = None
     step_s_measured: _Time | None = None
     peak_bytes_predicted: _Sizes = None
@@ -117,7 +120,7 @@ class Inputs:
     """All that a page shows; a missing part is None or empty.
 
     peak_bytes and cap_bytes are per rank; facts are what the job reports, by name; checked is
-    how the run was compared with the plain loop.
+    how the run was compared with the plain loop before it began, and audited what was found in it.
     """
 
     title: str
@@ -132,6 +135,7 @@ class Inputs:
     facts: tuple[tuple[str, float | str], ...]
     breakdown: Breakdown | None = None
     checked: str | None = None
+    audited: str | None = None
     generations: tuple[Generation, ...] = ()
     machines: tuple[FleetDecision, ...] = ()
     until: Json = None
@@ -199,6 +203,7 @@ def inputs_of(
         facts=tuple(_facts("", {k: v for k, v in summary.items() if k not in own_names})),
         breakdown=_breakdown(summary.get("breakdown")),
         checked=own.checked,
+        audited=own.audited,
         generations=own.generations,
         machines=own.machines,
         until=summary.get("until"),

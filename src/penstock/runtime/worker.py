@@ -297,7 +297,7 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
             program = ask(step)
             do = _done(task, watch, (step, number), is_last=program is None)
             is_last = program is not None and ask(step + program.num_steps) is None
-            watch.audits(asked=do == "audit", affordable=is_last)
+            watch.audits(asked=do == "audit", affordable=is_last or watch.has_saved)
             if do == "plan":
                 return step
             if do == "probe":
@@ -411,7 +411,8 @@ def _done(task: Task, watch: "WindowRunner", done: tuple[int, int], *, is_last: 
     """
     step, number = done
     do: Do = "stop" if is_last else watch.control.after(number)
-    if save_due(task, watch, step, "go" if do == "share" else do, is_last=is_last):
+    watch.has_saved = save_due(task, watch, step, "go" if do == "share" else do, is_last=is_last)
+    if watch.has_saved:
         watch.control.saved()
     if number == 1 and is_saved_on_the_way(task):
         begin_saving(watch)
@@ -545,6 +546,7 @@ class WindowRunner:
 
     bound:   calls of all programs that were ever run: what is kept of them goes by their ids.
     keeper:  keeps the windows that are audited; None: none is.
+    has_saved:  whether a checkpoint was begun after the last one.
     """
 
     def __init__(self, rank: Rank, control: Control, guide: Guide | None = None) -> None:
@@ -552,7 +554,7 @@ class WindowRunner:
         self.meter, self.sampler = Meter(rank.transport), Sampler()
         self.saver: Saver | None = None
         self.keeper: StepKeeper | None = None
-        self._is_audited = False
+        self._is_audited = self.has_saved = False
         self.bound: list[Mapping[int, list[Bound]]] = []
         self.kept: deque[_Ran] = deque(maxlen=_WINDOWS_KEPT)
         self.begun: dict[int, list[Begun]] = {}  # by id of a program's calls

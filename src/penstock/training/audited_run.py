@@ -52,6 +52,7 @@ class DiffersError(RunError):
         )
         super().__init__(message, hint=hint)
         self.audit = audit
+        self.back: tuple[int, Path | None] = 0, None  # the step and checkpoint to go on from
 
 
 def audits_of(session: "Session", plan: "Plan | None") -> Audits | None:
@@ -137,9 +138,10 @@ def eagerly_audited(
         yield
 
 
-def check(session: "Session") -> None:
-    """Raise where an audit has found a difference that ends the run.
+def check(session: "Session", first_step: int, begun_with: Path | None) -> None:
+    """Raise where an audit has found a difference that ends the run; what is left is proved.
 
+    first_step, begun_with:  of the run, which goes back there where no checkpoint is audited.
     Raises:   DiffersError.
     """
     problem = session.audited.problem
@@ -148,7 +150,10 @@ def check(session: "Session") -> None:
     if session.audit.otherwise == "warn":
         session.listener.say(f"warning: {DiffersError(problem, session.folder).message}")
         return
-    raise DiffersError(problem, session.folder)
+    session.listener.say(DiffersError(problem, session.folder).message)
+    error = DiffersError(problem, session.folder)
+    error.back = gone_back(session, (first_step, begun_with))
+    raise error
 
 
 def with_audits(session: "Session", ran: Ran, first_step: int, resume: Path | None) -> Ran:
@@ -163,11 +168,7 @@ def with_audits(session: "Session", ran: Ran, first_step: int, resume: Path | No
         ran = cast(Ran, ran._replace(summary=summary))
         text = json.dumps(finite(json.loads(json.dumps(summary))), indent=2, allow_nan=False)
         write_text(session.folder / "summary.json", f"{text}\n")
-    try:
-        check(session)
-    except DiffersError:
-        gone_back(session, (first_step, resume))
-        raise
+    check(session, first_step, resume)
     return ran
 
 
@@ -201,16 +202,17 @@ def go_on(
     session: "Session",
     choice: "Choice | None",
     found: "Examined",
-    first: tuple[int, Path | None],
     problem: DiffersError,
+    *,
+    is_new: bool,
 ) -> "Trained":
-    """Go back, and on by what is right; return what that gave.
+    """Go on by what is right from where it is proved; return what that gave.
 
     choice:   the plan that differed; None: eager replicas did.
+    is_new:   whether the run began with its first step.
     Raises:   DiffersError: that is not wanted, or nobody knows how to go on.
     """
-    session.listener.say(problem.message)
-    step, place = gone_back(session, first)
+    step, place = problem.back
     session.audited = Audited(back=(*session.audited.back, problem.audit))
     if session.audit.otherwise == "stop" or session.care.strict:
         raise problem
@@ -219,7 +221,7 @@ def go_on(
         return session.train_on(other, step, place, found)
     if choice is not None and is_right_eagerly(session, found, problem.audit):
         return session.train_eagerly(step, place, found)
-    if first[1] is not None:  # what it had in Python then is gone
+    if not is_new:  # what it had in Python then is gone
         raise problem
     session.listener.say("its state is not all that the step follows from: beginning anew")
     gone_back_to_start(session)

@@ -208,8 +208,8 @@ class Session:
         try:
             trained = self.train(choice, first_step, checkpoint, launch)
         except DiffersError as problem:
-            first = first_step, checkpoint
-            return audited_run.go_on(self, choice, found, first, problem)
+            is_new = checkpoint is None
+            return audited_run.go_on(self, choice, found, problem, is_new=is_new)
         assert trained is not None
         return trained
 
@@ -543,7 +543,7 @@ class Session:
             self.clear(first_step, checkpoint)
             with audited_run.audited_by_plan(self, choice, board, first_step):
                 outcome = self._run(run, ranks, choice, first_step, launch)
-            audited_run.check(self)
+            audited_run.check(self, first_step, checkpoint)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())
         return outcome, self._followed(choice)
@@ -734,7 +734,8 @@ class Session:
         try:
             return self._train_eagerly(first_step, checkpoint, found)
         except DiffersError as problem:
-            return audited_run.go_on(self, None, found, (first_step, checkpoint), problem)
+            is_new = checkpoint is None
+            return audited_run.go_on(self, None, found, problem, is_new=is_new)
 
     def _train_eagerly(
         self, first_step: int, checkpoint: Path | None, found: "Examined"
@@ -772,7 +773,7 @@ class Session:
             run = partial(work_eagerly, task)
             with audited_run.eagerly_audited(self, ranks, board, first_step):
                 outcome = self._run(run, ranks, None, first_step, run_processes)
-            audited_run.check(self)
+            audited_run.check(self, first_step, checkpoint)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())
         return self.finished(outcome, None)

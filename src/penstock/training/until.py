@@ -363,6 +363,7 @@ class UntilRun:
         part = replace(
             session,
             job=job,
+            author=self.told.job_of(session.author, len(self.told.phases) - 1),
             num_steps=phase.step + phase.steps,
             resume=False,
             basis=SearchBasis(ways, self.fixed, session.units, _SEARCH_S) if may_change else None,
