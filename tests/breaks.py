@@ -3011,6 +3011,30 @@ BREAKS = (
         ("tests/training/test_train.py",),
         "after ps.train the model in hand is unchanged",
     ),
+    Break(
+        "a step has other micro-batches after a resume",
+        "training/session.py",
+        "        if before in (None, now) or self.goal is not None:\n",
+        "        if True:\n",
+        ("tests/training/test_goes_on.py",),
+        "the data jumps by a factor, and nobody says so",
+    ),
+    Break(
+        "an elastic run without a plan is not elastic",
+        "training/session.py",
+        "        if self.elastic:\n            why = self.untraced",
+        "        if False:\n            why = self.untraced",
+        ("tests/training/test_goes_on.py",),
+        "a killed rank ends the run that was to go on",
+    ),
+    Break(
+        "a joined micro-batch has the number of the join",
+        "runtime/autopsy.py",
+        "    for at in found.indices if joined > 1 else ():\n",
+        "    for at in ():\n",
+        ("tests/training/test_goes_on.py",),
+        "a person looks for NaN in micro-batch 7, and it is in 30",
+    ),
 )
 
 

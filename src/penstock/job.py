@@ -489,6 +489,13 @@ def last_users_line(problem: BaseException, otherwise: str) -> str:
     return (lines or [otherwise])[-1]
 
 
+def exit_words(problem: SystemExit) -> tuple[str, str]:
+    """Return in words that the user's code ends the program while a job is run, and the mend."""
+    where = last_users_line(problem, "the job's code")
+    hint = "let `data` end with return, and raise an error for what is wrong"
+    return f"{where}: sys.exit({problem.code!r}) ends the program in the midst of a run", hint
+
+
 @cache
 def is_users(filename: str) -> bool:
     """Return whether a file is neither Python's nor installed nor Penstock's."""

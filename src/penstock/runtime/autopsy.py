@@ -43,10 +43,22 @@ def explained(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> NotF
     """
     error = NotFiniteError(found)
     evidence, hint = _cause(job, found, tensors)
-    error.message = f"{error.message} on rank {found.rank}\n{evidence}"
+    error.message = f"{by_the_data(error.message, job, found)} on rank {found.rank}\n{evidence}"
     error.hint = hint
     error.args = (error.message,)
     return error
+
+
+def by_the_data(words: str, job: Job, found: NotFinite) -> str:
+    """Return words that name a micro-batch by the numbers that the author's data gives it.
+
+    job:  with its micro-batches joined: several of the data are computed as one.
+    """
+    _, joined = unjoined(job)
+    for at in found.indices if joined > 1 else ():
+        numbers = f"(numbers {at * joined} to {(at + 1) * joined - 1} of the data, as one)"
+        words = words.replace(f"(number {at} of the data)", numbers)
+    return words
 
 
 def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> tuple[str, str]:

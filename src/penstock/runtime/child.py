@@ -19,6 +19,7 @@ import torch
 
 from penstock import errors
 from penstock.errors import PenstockError, RunError
+from penstock.job import exit_words
 from penstock.runtime.inherited import be_as_plain, own_positions
 
 _PR_SET_PDEATHSIG = 1
@@ -180,6 +181,9 @@ def _live(call: Callable[[Beat], Any], pipe: Any, parent: int, seed: tuple[Any, 
     except PenstockError as problem:
         kind = type(problem).__name__
         tell("error", {"kind": kind, "message": problem.message, "hint": problem.hint})
+    except SystemExit as problem:
+        message, hint = exit_words(problem)
+        tell("error", {"kind": "JobError", "message": message, "hint": hint})
     except BaseException as problem:  # noqa: BLE001 - the parent raises it again
         text = "".join(traceback.format_exception(problem))
         tell("error", {"kind": "", "message": f"a forked process failed\n{text}", "hint": ""})

@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from penstock.errors import PenstockError, RunError
 from penstock.graph.trace import device_here
+from penstock.job import exit_words
 from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
 from penstock.runtime.child import die_with, join, let_children_die_with_this
@@ -289,6 +290,9 @@ def from_json(content: dict[str, Any]) -> RankResult:
 
 
 def _problem_as_json(problem: BaseException) -> dict[str, Any]:
+    if isinstance(problem, SystemExit):
+        message, hint = exit_words(problem)
+        problem = RunError(message, hint=hint)
     known = isinstance(problem, PenstockError)
     return {
         "message": problem.message if known else f"{type(problem).__name__}: {problem}",

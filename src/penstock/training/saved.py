@@ -70,9 +70,14 @@ def load_basis(path: Path, plan: Plan) -> Basis:
     return Basis(graph, load_profiles(files[1]), Cluster.load(files[2]))
 
 
-def keep_job(folder: Path, text: str, steps: int) -> None:
-    """Keep what named the job of a run, the folder that it was named in, and its steps in all."""
+def keep_job(folder: Path, text: str, steps: int, micro_batches: int = 0) -> None:
+    """Keep what named the job of a run, the folder that it was named in, and its steps in all.
+
+    text:           "": it was given as a record.
+    micro_batches:  of a step; 0: that is found by the run.
+    """
     content = {"penstock": "job", "job": text, "from": str(Path.cwd()), "steps": steps}
+    content |= {"micro_batches": micro_batches} if micro_batches else {}
     write_text(folder / "job.json", json.dumps(content) + "\n")
 
 
@@ -87,6 +92,14 @@ def kept_job(folder: Path) -> str:
         raise JobError(message, hint=_WHICH)
     file = script_of(text).place
     return str(Path(place) / text) if (Path(place) / file).is_file() else text
+
+
+def kept_micro_batches(folder: Path) -> int | None:
+    """Return how many micro-batches a step of the run in `folder` has; None: nothing says so."""
+    if not (folder / "job.json").exists():
+        return None
+    found = read_json(folder / "job.json", JobError, "job.json").get("micro_batches")
+    return found if isinstance(found, int) else None
 
 
 def text_in(folder: Path) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cluster import Cluster
-from penstock.errors import GraphError, JobError, PlanError, RunError
+from penstock.errors import GraphError, JobError, PenstockError, PlanError, RunError
 from penstock.files import write_text
+from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Units
 from penstock.profile.kinds import load_profiles
@@ -124,6 +125,7 @@ class Session:
     audit:    how much of it is made again by the plain loop; `auditor`, while it runs, by whom;
               and `audited`, what that has found.
     noticed:  lines of the loss that print, or log, where it was traced.
+    untraced: why there is no trace.
     """
 
     job: Job
@@ -152,6 +154,7 @@ class Session:
     auditor: "Auditor | None" = None
     audited: Audited = Audited()  # noqa: RUF009 - a frozen record
     noticed: list[str] = field(default_factory=list[str])
+    untraced: str = ""
 
     @property
     def listener(self) -> Listener:
@@ -320,7 +323,23 @@ class Session:
         if done >= self.num_steps and self.goal is None:
             hint = f"give --steps more than {done}"
             raise PlanError(f"{newest} has done {done} of {self.num_steps} steps", hint=hint)
+        self._check_micro_batches(done)
         return done, newest
+
+    def _check_micro_batches(self, done: int) -> None:
+        """Raise where a step has other micro-batches than before: the data would not go on.
+
+        Raises:   PlanError: it has.
+        """
+        before, now = saved.kept_micro_batches(self.folder), self.job.micro_batches
+        if before in (None, now) or self.goal is not None:
+            return
+        message = (
+            f"a step of the run in {self.folder} has {before} micro-batches, and the job {now}"
+        )
+        where = f"after {done:,} steps micro-batch {done * before:,} of the data is next"
+        hint = f"set micro_batches={before} again, or begin anew: without --resume"
+        raise PlanError(f"{message}: {where}, not {done * now:,}", hint=hint)
 
     def set_aside(self) -> None:
         """Move what an earlier run left in the folder to FOLDER.1, or FOLDER.2, ..."""
@@ -346,6 +365,7 @@ class Session:
         except GraphError as problem:
             if self._is_strict():
                 raise
+            self.untraced = problem.message
             self.listener.say(problem.message)
             self.listener.say("training it eagerly with plain data parallelism instead")
             return None
@@ -373,6 +393,18 @@ class Session:
             choice = self._searched(captured, fixed, decisions, found)
         self.listener.say(str(choice.plan))
         return choice
+
+    def _other(self, captured: "Capture", problem: PlanError) -> str:
+        """Return how the job differs from that of the run in the folder."""
+        try:
+            before = {*Graph.load(self.folder / "graph.json").gradients}
+        except PenstockError:
+            return problem.message
+        now = {*captured.graph.gradients}
+        frozen, thawed = sorted(before - now), sorted(now - before)
+        words = [f"{', '.join(frozen[:3])} is frozen now"] if frozen else []
+        words += [f"{', '.join(thawed[:3])} was frozen"] if thawed else []
+        return f"{'; '.join(words)} (requires_grad)" if words else problem.message
 
     def _searched(
         self,
@@ -459,7 +491,9 @@ class Session:
         try:
             job, captured = for_plan(self.job, plan, captured, self.listener)
         except PlanError as problem:
-            message = f"{self.folder} holds the run of another job: {problem.message}"
+            message = (
+                f"{self.folder} holds the run of another job: {self._other(captured, problem)}"
+            )
             hint = "give the --out of this job's run, or train without --resume"
             raise PlanError(message, hint=hint) from problem
         if ruled(fixed.rules, captured.graph).broken(plan, captured.graph):
@@ -478,8 +512,8 @@ class Session:
         if checkpoint is not None:
             for aside in set_aside(self.folder / "checkpoints", first_step):
                 self.listener.say(f"what is damaged is kept as {aside}")
-        if self.text:
-            saved.keep_job(self.folder, self.text, self.num_steps)
+        count = self.job.micro_batches if self.goal is None else 0
+        saved.keep_job(self.folder, self.text, self.num_steps, count)
         old = ("events.jsonl", ENDED) if checkpoint else ("replans.json", "events.jsonl", ENDED)
         for name in ("summary.json", "report.html", "measured.trace.json", *old):
             (self.folder / name).unlink(missing_ok=True)
@@ -730,7 +764,14 @@ class Session:
         self.listener.say(f"--resume continues from {newest}" if newest else none)
 
     def train_eagerly(self, first_step: int, checkpoint: Path | None, found: "Examined") -> Trained:
-        """Train without a plan: as replicas, or in one process by the plain loop."""
+        """Train without a plan: as replicas, or in one process by the plain loop.
+
+        Raises:   PlanError: ranks are to come and go.
+        """
+        if self.elastic:
+            why = self.untraced or found.one_process or "its plan differs from the plain loop"
+            hint = "leave out --elastic: after a loss, --resume goes on from the last checkpoint"
+            raise PlanError(f"ranks that come and go need a plan: {why}", hint=hint)
         try:
             return self._train_eagerly(first_step, checkpoint, found)
         except DiffersError as problem:

@@ -1,0 +1,110 @@
+"""What a run that goes on, or that cannot be what was asked, is told in words."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+import penstock as ps
+from penstock.errors import JobError, PlanError
+from penstock.graph.merge import merged
+from penstock.graph.trace import capture
+from penstock.runtime.autopsy import by_the_data
+from penstock.runtime.child import in_a_fork
+from penstock.runtime.finite import NotFinite
+from penstock.training.examine import Examined
+from penstock.training.saved import keep_job, kept_micro_batches
+from penstock.training.session import Session
+from tests.cli import mlp
+
+
+def session(folder, job: ps.Job, **fields) -> Session:
+    about = {"num_steps": 9, "fixed": None, "given_plan": None, "resume": True, "goal": None}
+    return Session(
+        job=job, author=job, text="", folder=folder, there=SimpleNamespace(), **{**about, **fields}
+    )
+
+
+@pytest.mark.parametrize(("before", "done", "next_one"), [(8, 3, "24"), (2, 1000, "2,000")])
+def test_other_micro_batches_than_before_are_refused_with_the_place_in_the_data(
+    tmp_path, before: int, done: int, next_one: str
+) -> None:
+    keep_job(tmp_path, "", 9, before)
+    own = session(tmp_path, mlp.job())
+    with pytest.raises(PlanError, match=f"micro-batch {next_one} of the data is next") as caught:
+        own._check_micro_batches(done)
+    assert f"micro_batches={before} again" in caught.value.hint
+
+
+def test_equal_micro_batches_or_those_that_nobody_kept_are_not_refused(tmp_path) -> None:
+    own = session(tmp_path, mlp.job())
+    own._check_micro_batches(3)
+    keep_job(tmp_path, "", 9)
+    assert kept_micro_batches(tmp_path) is None
+    own._check_micro_batches(3)
+    keep_job(tmp_path, "", 9, mlp.job().micro_batches)
+    own._check_micro_batches(3)
+
+
+@pytest.mark.parametrize(
+    ("found", "untraced", "why"),
+    [
+        (Examined(), "file.py:3: control flow on values", "file.py:3: control flow"),
+        (Examined(one_process="data ignores its start"), "", "data ignores its start"),
+    ],
+)
+def test_elastic_run_without_a_plan_is_refused_with_the_reason(
+    tmp_path, found: Examined, untraced: str, why: str
+) -> None:
+    own = session(tmp_path, mlp.job(), elastic=True, untraced=untraced)
+    with pytest.raises(PlanError, match=why) as caught:
+        own.train_eagerly(0, None, found)
+    assert "leave out --elastic" in caught.value.hint
+
+
+def frozen(names: tuple[str, ...]) -> ps.Job:
+    def model() -> nn.Module:
+        made = mlp.model()
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_(name not in names)
+        return made
+
+    return replace(mlp.job(), model=model)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ((), ("0.0.weight",), "0.0.weight is frozen now"),
+        (("4.bias", "4.weight"), (), "4.bias, 4.weight was frozen"),
+        (("4.bias",), ("0.0.weight",), "0.0.weight is frozen now; 4.bias was frozen"),
+    ],
+)
+def test_parameters_that_were_frozen_or_thawed_before_a_resume_are_named(
+    tmp_path, before: tuple[str, ...], now: tuple[str, ...], words: str
+) -> None:
+    capture(frozen(before)).graph.save(tmp_path / "graph.json")
+    own = session(tmp_path, frozen(now))
+    problem = PlanError("another graph")
+    assert own._other(capture(frozen(now)), problem) == f"{words} (requires_grad)"
+    assert own._other(capture(frozen(before)), problem) == "another graph"
+
+
+@pytest.mark.parametrize("code", [0, 2, "enough"])
+def test_exit_in_data_is_told_with_its_line(code: object) -> None:
+    with pytest.raises(JobError, match=r"test_goes_on.py:\d+: sys.exit\(") as caught:
+        in_a_fork(lambda beat: sys.exit(code), 60.0)
+    assert repr(code) in caught.value.message
+    assert "return" in caught.value.hint
+
+
+@pytest.mark.parametrize(("count", "at", "numbers"), [(2, 7, "14 to 15"), (4, 7, "28 to 31")])
+def test_micro_batch_that_is_joined_has_the_numbers_of_the_authors_data(
+    count: int, at: int, numbers: str
+) -> None:
+    found = NotFinite(f"the loss of step 8 (number {at} of the data),", "nan", 7, (at,))
+    words = by_the_data(str(found), merged(mlp.job(), count), found)
+    assert words == f"the loss of step 8 (numbers {numbers} of the data, as one), is nan"
+    assert by_the_data(str(found), mlp.job(), found) == str(found)
