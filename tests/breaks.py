@@ -1396,6 +1396,14 @@ BREAKS = (
         "each rank of torchrun trains on data of its own",
     ),
     Break(
+        "checks_read_pipes_empty",
+        "training/examine.py",
+        "        streams = replaced_streams(NOTES.pipes) if is_fork else {}\n",
+        "        streams = dict[int, str]()\n",
+        ("tests/training/test_streams.py",),
+        "what a check has read of a pipe, the run has lost",
+    ),
+    Break(
         "forks_agree_with_forks",
         "training/data_check.py",
         "    if here == begins:",

@@ -25,6 +25,7 @@ from penstock.training.data_check import DataFound, check_data
 from penstock.training.impure import describe, impurities
 from penstock.training.outside import NOTES, noting
 from penstock.training.rated import rate_of
+from penstock.training.streams import refusal, replaced_streams, streams_read
 from penstock.typed import typed
 
 
@@ -72,11 +73,14 @@ def _noted_apart(call: Callable[[], Any]) -> Any:
     is_fork = can_fork()
 
     def noted() -> list[Any]:
+        streams = replaced_streams(NOTES.pipes) if is_fork else {}
         with noting(in_fork=is_fork):
             found = call()
-        return [found, NOTES.taken()]
+        return [found, NOTES.taken(), streams_read(streams)]
 
-    found, read = apart(noted)
+    found, read, streams = apart(noted)
+    if streams:
+        raise refusal(streams)
     NOTES.add(read)
     return found
 

@@ -21,6 +21,7 @@ from typing import Any, final
 
 from penstock.job import is_users
 from penstock.training.asked import is_between, is_ours
+from penstock.training.streams import Pipe, pipes
 
 Line = tuple[str, int]
 
@@ -48,6 +49,7 @@ class Notes:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.lines: dict[str, Line] = {}
+        self.pipes: set[Pipe] = set()  # opened while the job was loaded
         self._own: set[str] = set()  # what the code itself has set
 
     def note(self, what: str, value: Callable[[], str] | None = None) -> None:
@@ -111,7 +113,7 @@ def noting(*, in_fork: bool = False) -> Generator[None]:
 
     in_fork:  this process was made for that: it may see all files that Python opens to its end.
     """
-    opened, modules = {*_opened()}, {*sys.modules}
+    opened, modules, before = {*_opened()}, {*sys.modules}, pipes()
     environments = [each for each in (os.environ, os.environb) if type(each) is _Plain]
     patched = [(owner, name, getattr(owner, name)) for owner, name in _LOOKUPS]
     try:
@@ -127,6 +129,7 @@ def noting(*, in_fork: bool = False) -> Generator[None]:
             each.__class__ = _Plain
         for owner, name, plain in patched:
             setattr(owner, name, plain)
+    NOTES.pipes |= pipes() - before
     more = [*_of_modules(modules), *(path for path in _opened() if path not in opened)]
     NOTES.add({f"{_FILE}{path}": "" for path in more if _is_input(path)})
 

@@ -1,0 +1,65 @@
+"""A job that reads a pipe which all its processes share is refused by its name."""
+
+import subprocess
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.errors import JobError
+from penstock.job import load_job
+from penstock.training.examine import examine
+from penstock.training.outside import NOTES, noting
+
+JOB = """
+import subprocess, sys, torch, penstock as ps
+{top}
+def data(start):
+    {inside}
+    for line in {source}:
+        yield torch.ones(2, 3) * float(line.strip() or 0)
+def job():
+    return ps.Job(lambda: torch.nn.Linear(3, 1), lambda m, b: m(b).mean(), data, torch.optim.SGD)
+"""
+SEQ = "subprocess.Popen(['seq', '1', '9000'], stdout=subprocess.PIPE, text=True)"
+
+
+def loaded(tmp_path, monkeypatch, source, top="", inside="pass") -> ps.Job:
+    monkeypatch.setattr(NOTES, "values", {})
+    monkeypatch.setattr(NOTES, "pipes", set())
+    path = tmp_path / "script.py"
+    path.write_text(JOB.format(source=source, top=top, inside=inside))
+    with noting():
+        return load_job(str(path))
+
+
+@pytest.mark.parametrize(
+    ("top", "source", "name"),
+    [
+        (f"WORDS = {SEQ}", "WORDS.stdout", "the pipe WORDS of script.py"),
+        (f"HELD = [{SEQ}]", "HELD[0].stdout", "a pipe that was opened before"),
+        ("", "sys.stdin", "standard input"),
+    ],
+)
+def test_a_job_that_reads_a_shared_stream_is_refused_and_has_lost_nothing(
+    top, source, name, tmp_path, monkeypatch
+):
+    job = loaded(tmp_path, monkeypatch, source, top)
+    with pytest.raises(JobError, match="forked have in common") as caught:
+        examine(job)
+    assert f"the job reads {name}, " in caught.value.message
+    assert "open it inside `data`" in caught.value.hint
+    if top:
+        assert float(next(iter(job.data(0)))[0, 0]) == 1.0
+        module = job.data.__globals__
+        started: subprocess.Popen[str] = module.get("WORDS") or module["HELD"][0]
+        started.kill()
+        with started:
+            pass
+
+
+def test_a_pipe_that_data_opens_itself_is_its_own(tmp_path, monkeypatch):
+    inside = f"words = {SEQ.replace(', text=True', '')}.communicate()[0].split()[start:]"
+    job = loaded(tmp_path, monkeypatch, "words", inside=inside)
+    assert examine(job).failed == ""
+    assert isinstance(next(iter(job.data(0))), torch.Tensor)
