@@ -4,6 +4,7 @@ It starts each step from the run's own state after the step before, so that no d
 the gradients of one step are compared, and an update from the very same gradients.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,8 +34,9 @@ from penstock.training.compare import (
     compared_weights,
 )
 from penstock.training.digest import ReadDigests, recorded
+from penstock.training.finer import judged_finely
 from penstock.training.plain import Plain, PlainStep
-from penstock.training.proof import Proof, proof_of
+from penstock.training.proof import TOLERANCE, Proof, proof_of
 
 INFINITY = float("inf")
 Earlier = checkpoint.Checkpoint | None
@@ -152,11 +154,11 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
         state = checkpoint.load(case.resume)
         plain.load(state.tensors, state.plain)
     for step in case.steps:
-        found = _found(folder, step)
+        found, state = _found(folder, step), {**plain.weights(), **plain.buffers()}
         made, rows = _made(case, plain, step)
         yield from rows
         left_out += _overflow(plain, step)
-        given, before = _part(found.tensors, "gradients/"), plain.weights()
+        given, before = _part(found.tensors, "gradients/"), state
         if case.backward:
             plain.update(step, given)
         yield from _data_differences(found, reads.taken())
@@ -165,12 +167,26 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
             yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
         if not case.backward:
             continue
-        yield compared_gradients(given, made.gradients)
+        yield from _gradient_differences(case, plain, step, state, (given, made.gradients))
         yield compared_updates(_part(found.tensors, "weights/"), plain.weights(), before)
         yield from _state_differences(plain, found)
         yield from _scale_differences(plain, found)
         yield from _copy_differences(found)
         plain.load(found.tensors, found.plain)
+
+
+def _gradient_differences(
+    case: Case,
+    plain: Plain,
+    step: int,
+    state: Mapping[str, Tensor],
+    pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+) -> list[Difference]:
+    """Return how gradients differ; where that may be rounding, as 64 bits tell."""
+    row = compared_gradients(*pair)
+    if row.value <= TOLERANCE or math.isinf(row.value) or plain.leaves_out:
+        return [row]
+    return judged_finely(plain, case.job, step, state, pair)
 
 
 def _steps_by_parts(

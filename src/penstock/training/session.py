@@ -69,6 +69,7 @@ from penstock.training.settle import (
     read_in_order,
 )
 from penstock.training.stop import Stopped, stopping
+from penstock.training.unjoined import unjoined_choice
 from penstock.training.wanted import DECISIONS, LOG, POLICY, TABLE, WANTED
 from penstock.training.windows import EVERY, CheckpointInterval
 
@@ -192,6 +193,9 @@ class Session:
         checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem and choice.plan.compiled:
             choice = self.without_compiling(choice, checked.problem)
+            checked = self.prove(choice, first_step, checkpoint, launch, found)
+        if checked.problem and (apart := unjoined_choice(self, choice, checked.problem)):
+            choice, launch = apart, local_launcher(apart.plan.total_ranks)
             checked = self.prove(choice, first_step, checkpoint, launch, found)
         if checked.problem:
             return self.train_eagerly(first_step, checkpoint, found)

@@ -1,0 +1,65 @@
+"""What differs by rounding is told, in 64 bits, from what is wrong."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from penstock.training.finer import _in_64_bits, judged_finely
+from penstock.training.plain import Plain
+from tests.graph.zoo import job_of
+
+
+def _net():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+
+
+def _images(generator):
+    return torch.randn(4, 3, 12, 12, generator=generator)
+
+
+JOB = job_of(_net, _images, lambda m, x: F.softplus(m(x)).mean(), micro_batches=2)
+
+
+def _step(job):
+    plain = Plain(job)
+    state = {**plain.weights(), **plain.buffers()}
+    return plain, state, plain.gradients(0).gradients
+
+
+def _rows(job, change):
+    plain, state, expected = _step(job)
+    exact = _in_64_bits(plain, job, 0, state)
+    found = {name: change(name, value, exact) for name, value in expected.items()}
+    return {row.what: row for row in judged_finely(plain, job, 0, state, (found, expected))}
+
+
+def test_gradient_as_near_to_64_bits_as_the_plain_one_is_rounding():
+    rows = _rows(JOB, lambda name, g, exact: (g + 20 * (g - exact[name])).float())
+    assert rows["rounding"].value < 1e-4
+    assert rows["gradients"].value < 1e-5 if "gradients" in rows else True
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.1])
+def test_wrong_gradient_is_none(size):
+    rows = _rows(JOB, lambda name, g, exact: g * (1 + size) if name == "2.bias" else g)
+    assert rows["gradients"].where == "2.bias"
+    assert rows["gradients"].value == pytest.approx(size, rel=0.01)
+
+
+def test_what_cannot_be_in_64_bits_is_judged_as_it_stands():
+    def loss(m, x):
+        return (m(x.float()) @ torch.ones(256)).mean()
+
+    plain, state, expected = _step(replace(JOB, loss=loss))
+    assert _in_64_bits(plain, replace(JOB, loss=loss), 0, state) is None
+    rows = judged_finely(plain, replace(JOB, loss=loss), 0, state, (expected, expected))
+    assert [(row.what, row.bitwise) for row in rows] == [("gradients", True)]
+
+
+def test_weights_of_the_plain_loop_stay_as_they_are():
+    plain, state, expected = _step(JOB)
+    judged_finely(plain, JOB, 0, state, (expected, expected))
+    assert all(torch.equal(value, state[name]) for name, value in plain.weights().items())
