@@ -524,3 +524,42 @@ def test_something_is_called_after_the_signal_handlers_of_a_data_worker() -> Non
         signal_handling._set_worker_signal_handlers()
     assert called == ["torch", "own", "torch"]
     assert signal_handling._set_worker_signal_handlers is before
+
+
+def test_tensor_that_becomes_another_is_it_wherever_it_is_held() -> None:
+    fake = _compat.as_fake(_compat.fake_mode(), torch.ones(3))
+    held, real = {"both": (fake, 1)}, torch.arange(3.0)
+    _compat.become(fake, real)
+    assert type(held["both"][0]) is Tensor
+    assert torch.equal(held["both"][0] + 1, torch.arange(1.0, 4.0))
+    assert _compat.is_fake(real)
+
+
+def test_node_of_a_tensor_and_its_constant_are_found_while_recording() -> None:
+    seen: list[object] = []
+    constant = torch.arange(3.0)
+
+    def step(x: Tensor) -> Tensor:
+        y = x * constant
+        node = _compat.node_of(y)
+        assert node is not None
+        seen.append(str(node.target))
+        (held,) = [one for one in node.all_input_nodes if one.op == "get_attr"]
+        seen.append(_compat.traced_constant(held))
+        with _compat.no_modes():
+            seen.append(type(torch.ones(2)))
+        return y
+
+    traced(step, torch.ones(3))
+    assert seen[0] == "aten.mul.Tensor"
+    assert seen[1] is constant
+    assert seen[2] is Tensor
+    assert _compat.node_of(torch.ones(1)) is None
+
+
+def test_ops_are_named_as_a_recording_names_them() -> None:
+    graph = traced(lambda x: torch.relu(x.add_(1)) + torch.relu(x), torch.ones(3)).graph
+    next(node for node in graph.nodes if "add_" in str(node.target)).target = aten.add.Tensor
+    _compat.name_by_ops(graph)
+    names = [node.name for node in graph.nodes if node.op == "call_function"]
+    assert names == ["add", "relu", "relu_1", "add_1"]

@@ -29,7 +29,7 @@ from torch._guards import TracingContext, tracing
 from torch._meta_registrations import _create_grouped_mm_output_tensor
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -41,6 +41,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ __all__ = [
     "added_attributes",
     "annotate",
     "as_fake",
+    "become",
     "below_autograd",
     "call_first",
     "compiled_by_inductor",
@@ -73,8 +75,11 @@ __all__ = [
     "make_fx",
     "memory_mark",
     "memory_profile",
+    "name_by_ops",
     "named_modules",
     "nccl_group",
+    "no_modes",
+    "node_of",
     "num_gradient_hooks",
     "open_as",
     "opens",
@@ -84,6 +89,7 @@ __all__ = [
     "schema_of",
     "scripts_as_written",
     "storage_key",
+    "traced_constant",
     "tracing_backward",
     "tracing_session",
     "unrecorded",
@@ -400,6 +406,48 @@ def hooks_of(module: torch.nn.Module) -> tuple[int, ...]:
 def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has a shape but no data."""
     return isinstance(tensor, FakeTensor)
+
+
+def node_of(fake: Tensor) -> fx.Node | None:
+    """Return the node of the graph that is being recorded that a tensor without data stands for."""
+    mode = get_proxy_mode()
+    slot: Any = None if mode is None else mode.tracer.tensor_tracker.get(fake)
+    return None if slot is None else slot.proxy.node
+
+
+def name_by_ops(graph: fx.Graph) -> None:
+    """Name the ops of a recorded graph as a recording of them would."""
+    graph._graph_namespace = type(graph._graph_namespace)()
+    for node in graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        called = node.op == "call_function"
+        base = graph._target_to_str(node.target if packet is None else packet.__name__)
+        node.name = graph._graph_namespace.create_name(base if called else node.name, node)
+
+
+def traced_constant(node: fx.Node) -> Any:
+    """Return the tensor that a node of the graph that is being recorded reads."""
+    mode = get_proxy_mode()
+    assert mode is not None, "only while recording"
+    value: Any = mode.tracer.root
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value
+
+
+def become(tensor: Tensor, real: Tensor) -> None:
+    """Make a tensor, wherever it is held, what another one is; the other one is nothing then."""
+    tensor.__class__, real.__class__ = real.__class__, tensor.__class__
+    attributes = dict(vars(real)), dict(vars(tensor))
+    for one, own in zip((tensor, real), attributes, strict=True):
+        vars(one).clear()
+        vars(one).update(own)
+    torch._C._swap_tensor_impl(tensor, real)
+
+
+def no_modes() -> AbstractContextManager[Any]:
+    """Return a context in which ops run as they are: on real tensors, unseen."""
+    return _disable_current_modes()
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -76,7 +76,7 @@ def test_the_plain_loop_finds_the_table_that_it_would_have_made(kind) -> None:
     job.loss(model, batch).backward()
 
 
-def test_the_call_before_a_trace_writes_nothing_that_is_trained() -> None:
+def test_what_a_list_keeps_of_a_trace_is_real_and_nothing_that_is_trained_is_written() -> None:
     seen: list[Tensor] = []
 
     class Noisy(nn.Module):

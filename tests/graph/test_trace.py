@@ -263,7 +263,9 @@ def test_trace_leaves_the_attributes_of_the_model_as_they_were() -> None:
 
 
 def test_generator_of_the_model_itself_is_refused() -> None:
-    draw = lambda model, x: x + torch.rand(D, generator=torch.Generator().manual_seed(0))  # noqa: E731
+    source = torch.Generator().manual_seed(0)
+    torch.rand(1, generator=source)
+    draw = lambda model, x: x + torch.rand(D, generator=source)  # noqa: E731
     with pytest.raises(GraphError, match=r"from a torch\.Generator of its own"):
         trace(job_that(draw))
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from penstock.errors import CheckpointError, JobError
 from penstock.graph.cut import cut
 from penstock.graph.trace import capture
 from penstock.job import Job
-from penstock.runtime.weights import StageWeights, fitting
+from penstock.runtime.weights import StageWeights, fitting, load_model
 from tests.parity.models import captured, job_of
 
 
@@ -184,3 +184,27 @@ def test_state_is_loaded_by_name():
 def test_a_tensor_that_does_not_fit_is_refused(tensors, message):
     with pytest.raises(CheckpointError, match=message):
         fitting(tensors, "a", torch.ones(3))
+
+
+class Rotary(nn.Module):
+    """Keeps a table that it makes in its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.register_buffer("table", torch.arange(2.0), persistent=False)
+        return x * self.scale + self.table
+
+
+def test_buffer_that_forward_made_since_and_nobody_saves_is_left() -> None:
+    model = Rotary()
+    model(torch.ones(2))
+    load_model(model, {"buffers/scale": torch.full((2,), 3.0)})
+    assert model.scale.tolist() == [3.0, 3.0]
+    assert model.table.tolist() == [0.0, 1.0]
+    with pytest.raises(CheckpointError, match=r"no buffers/scale"):
+        load_model(model, {"buffers/table": torch.ones(2)})

@@ -109,6 +109,11 @@ def draws_from_a_generator_of_python(net: Net, x: Tensor) -> Tensor:
     return x * net.rng.uniform(1, 2)
 
 
+def seeds_by_a_count(net: Net, x: Tensor) -> Tensor:
+    net.calls += 1
+    return x + torch.randn(D, generator=torch.Generator().manual_seed(net.calls))
+
+
 def draws_from_a_generator_of_torch(net: Net, x: Tensor) -> Tensor:
     return x + torch.randn(D, generator=net.rng)
 
@@ -369,6 +374,7 @@ FOUND = [
     (keeps_its_first_weights, 3, lambda: {"first": None}, "what an earlier micro-batch made"),
     (scales_by_the_first_batch, 2, lambda: {"scale": None}, "detach is no longer there"),
     (keeps_a_table_of_a_buffer_that_it_writes, 3, lambda: {"table": None}, "an earlier"),
+    (seeds_by_a_count, 2, lambda: {"calls": 0}, r"model\.calls.*\n.*a torch.Generator"),
     (goes_round, 1, lambda: {"rates": itertools.cycle([1.0, 0.5])}, "model.rates"),
     (takes_turns, 2, lambda: {"turn": False}, "model.turn.*True"),
     (toggles_training, 1, dict, "model.training"),
@@ -798,9 +804,20 @@ def runs_a_scripted_module(net: Net, x: Tensor) -> Tensor:
     return net.scripted(x)
 
 
+def draws_by_a_seed_of_its_own(net: Net, x: Tensor) -> Tensor:
+    source = torch.Generator().manual_seed(3)
+    return x[:, torch.randperm(D, generator=source)] + torch.randn(D, generator=source)
+
+
+def seeds_what_it_keeps(net: Net, x: Tensor) -> Tensor:
+    return x + torch.randn(D, generator=net.source.manual_seed(3))
+
+
 @pytest.mark.parametrize(
     ("then", "state"),
     [
+        (draws_by_a_seed_of_its_own, dict),
+        (seeds_what_it_keeps, lambda: {"source": torch.Generator()}),
         (looks_for_what_is_imported, lambda: {"modules_of_all": sys.modules}),
         (rearranges, dict),
         (

@@ -5,10 +5,12 @@ repeat.  The second pass makes the ops functional; what they wrote into a buffer
 copy at the end.  Numbers and module paths are carried through it in `meta["custom"]`.
 """
 
+import gc
 import linecache
 import operator
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from penstock import _compat
 from penstock.errors import GraphError, JobError
 from penstock.graph.by_rows import join_losses
 from penstock.graph.graph import NodeKind
+from penstock.graph.in_place import made_anew
 
 aten = torch.ops.aten
 
@@ -47,14 +50,12 @@ def functional_trace(
     mode = _compat.fake_mode()
     fakes = [_compat.as_fake(mode, tensor) for tensor in tensors]
     try:
-        with _compat.tracing_session(mode):
-            first = _compat.make_fx(step, record_stack_traces=False)(*fakes)
-            _refuse_writes(first.graph, kinds)
-            _note_sequences(first.graph)
-            run = torch.func.functionalize(
-                lambda *inputs: fx.Interpreter(first).run(*inputs), remove="mutations"
-            )
-            traced = _compat.make_fx(run)(*fakes)
+        with _compat.tracing_session(mode), _without_collections():
+            traced = _compat.make_fx(step, record_stack_traces=False)(*fakes)
+            _refuse_writes(traced.graph, kinds)
+            _note_sequences(traced.graph)
+            if _writes_statistics(traced.graph) or not made_anew(traced.graph):
+                traced = _without_writes(traced, fakes)
     except (GraphError, JobError):
         raise
     except Exception as problem:  # whatever the user's model raises under tracing
@@ -65,6 +66,33 @@ def functional_trace(
     join_losses(traced.graph)
     _guard_buffers(traced.graph, mode)
     return traced
+
+
+@contextmanager
+def _without_collections() -> Generator[None]:
+    """Leave what is made alive: Python would go through all of it again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _writes_statistics(graph: fx.Graph) -> bool:
+    return any(map(mutates, graph.nodes))
+
+
+def _without_writes(recorded: fx.GraphModule, fakes: Sequence[Tensor]) -> fx.GraphModule:
+    """Return a recorded step whose ops write into no tensor but buffers, at its end.
+
+    It takes as long as the first recording, and gives the same again where no op writes.
+    """
+    run = torch.func.functionalize(
+        lambda *inputs: fx.Interpreter(recorded).run(*inputs), remove="mutations"
+    )
+    return _compat.make_fx(run)(*fakes)
 
 
 def backward_ops(graph: fx.Graph) -> set[fx.Node]:
@@ -132,7 +160,7 @@ def _refuse_writes(graph: fx.Graph, kinds: Sequence[NodeKind]) -> None:
     root: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         root[node] = node
-        for argument, value in _arguments(node):
+        for argument, value in arguments_of(node):
             if not isinstance(value, fx.Node) or argument.alias_info is None:
                 continue
             root[node] = root[value]
@@ -147,7 +175,7 @@ def _refuse_writes(graph: fx.Graph, kinds: Sequence[NodeKind]) -> None:
             raise GraphError(f"{where} writes with {node.target} into {what}")
 
 
-def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
+def arguments_of(node: fx.Node) -> list[tuple[Any, Any]]:
     """Return (schema, value) of the positional arguments and of `out` of an op."""
     schema = _compat.schema_of(node.target)
     if schema is None:

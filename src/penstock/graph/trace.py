@@ -29,6 +29,7 @@ from penstock.graph.aliases import (
     refuse_written,
 )
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
+from penstock.graph.constants import KnownValues
 from penstock.graph.contents import own, rebuilt
 from penstock.graph.cut_points import find_cut_points, written_buffers
 from penstock.graph.dynamo import Forward, forward_by_dynamo
@@ -113,28 +114,12 @@ def capture(job: Job) -> Capture:
     Raises:   GraphError: neither can, and the message is that of the first way; or the step does
               what a run would lose.
     """
-    early = build_model(job)
     model, batch = build(job)
     _refuse_hooks(model)
     refuse_shared(model)
-    _call_once(job, early, on_device(batch))
-    del early
     masters = {name: p.numel() * p.element_size() for name, p in narrowed(job, model).items()}
     with traced_in(job, model), torch.autograd.set_detect_anomaly(mode=False):  # looks at values
         return _captured(_TracedStep(job, model, batch, masters))
-
-
-def _call_once(job: Job, model: nn.Module, batch: Any) -> None:
-    """Compute a loss untraced, so that what the job's code keeps of a first call is real.
-
-    A table that a cached function makes, or a dict beside the model holds, would else be one of
-    the trace's fake tensors for all calls to come, those of the plain loop too.
-    """
-    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
-        try:
-            loss_and_figures(job, model, batch)
-        except Exception:  # noqa: BLE001 - the job's own code: what it raises, the trace tells
-            return
 
 
 def _captured(step: "_TracedStep") -> Capture:
@@ -334,8 +319,12 @@ class _TracedStep:
             return [loss.detach(), *grads, *figures]
 
         kinds: list[NodeKind] = [placeholder.kind for placeholder in self.placeholders]
-        with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
-            traced = functional_trace(step, self.tensors, kinds)
+        constants = KnownValues(self.model, self.tensors, kinds)
+        try:
+            with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
+                traced = functional_trace(constants.watching(step), self.tensors, kinds)
+        finally:
+            constants.make_kept_real()
         capture = self._as_capture(traced)
         refuse_generators(capture.constants.values())
         plain.refuse_replaced(capture.constants.values())

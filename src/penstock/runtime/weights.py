@@ -592,13 +592,17 @@ def _parameters(
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy "weights/NAME" and "buffers/NAME" into a module.
 
+    A buffer that forward registered for itself, and no checkpoint is to hold, stays: the module
+    may have computed a micro-batch already.
     Raises:   CheckpointError: one is missing or has another shape.
     """
     with torch.no_grad():
         for name, value in model.named_parameters():
             value.copy_(fitting(tensors, f"weights/{name}", value))
+        saved = model.state_dict(keep_vars=True)
         for name, value in model.named_buffers():
-            value.copy_(fitting(tensors, f"buffers/{name}", value))
+            if name in saved or f"buffers/{name}" in tensors:
+                value.copy_(fitting(tensors, f"buffers/{name}", value))
 
 
 def fitting(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class Op:
 class RecordedMicroBatch:
     """One micro-batch: the names of its results, its ops, and the values that Python read.
 
-    generators:      lines at which an op draws from a generator of its own.
+    generators:      lines at which an op draws from a generator of its own, and its state then.
     data_dependent:  an op or a size may depend on the values of the batch.
     writes_weights:  forward changes a parameter, as a teacher's.
     """
@@ -62,7 +62,9 @@ class RecordedMicroBatch:
     results: dict[str, Token] = field(default_factory=dict[str, Token])
     ops: list[Op] = field(default_factory=list[Op])
     asked: list[Token] = field(default_factory=list[Token])
-    generators: list[Line | None] = field(default_factory=list["Line | None"])
+    generators: list[tuple[Line | None, str]] = field(
+        default_factory=list[tuple["Line | None", str]]
+    )
     data_dependent: bool = False
     writes_weights: bool = False
 
@@ -239,9 +241,11 @@ class Recorder(_compat.DispatchMode):
         if type(value) in _PLAIN:
             return repr(value)
         if isinstance(value, torch.Generator):
-            if value is not torch.default_generator:
-                self.now.generators.append(self.line_of(sys._getframe(1)))  # pyright: ignore
-            return ("generator", value.device.type)
+            if value is torch.default_generator:
+                return ("generator", value.device.type)
+            state = hashlib.blake2b(value.get_state().numpy().tobytes(), digest_size=16).hexdigest()
+            self.now.generators.append((self.line_of(sys._getframe(1)), state))  # pyright: ignore
+            return ("generator", value.device.type, state)
         return str(value) if isinstance(value, _TORCH) else type(value).__qualname__
 
     # -- ops --------------------------------------------------------------------------------------

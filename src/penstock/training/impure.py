@@ -457,8 +457,9 @@ class _Loop:
     def _of_machine(self) -> Iterator[Impurity]:
         for (what, line), why in self.asked.found.items():
             yield Impurity(what, _text(line), why)
-        for recorded in self.recorded:
-            for line in recorded.generators:
+        for drawn in itertools.zip_longest(*(one.generators for one in self.recorded)):
+            if len(set(drawn)) > 1:  # one that is seeded anew draws the same in each
+                line = next(one for one in drawn if one is not None)[0]
                 why = "drawn from here; it goes on from one micro-batch to the next"
                 yield Impurity("a torch.Generator", _text(line), why)
 

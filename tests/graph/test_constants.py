@@ -1,0 +1,138 @@
+"""What a step asks of constants has its value while it is traced; what it keeps is real."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from penstock.errors import GraphError
+from penstock.graph.trace import capture
+from penstock.job import Job
+from tests.graph.test_trace import assert_equals_eager
+from tests.graph.zoo import D, job_of, vectors
+
+
+class Net(nn.Module):
+    """A linear layer, then what a test wants."""
+
+    def __init__(self, then: Callable[["Net", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.then = nn.Linear(D, D), then
+        self.register_buffer("angles", torch.arange(D) + 1.0, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.linear(x))
+
+
+def job_that(then: Callable[[Net, Tensor], Tensor]) -> Job:
+    return job_of(lambda: Net(then), vectors)
+
+
+def asks_for_numbers(net: Net, x: Tensor) -> Tensor:
+    rates = torch.linspace(0.5, 1.5, 3)
+    for rate in rates.tolist():
+        x = x * rate
+    return x * rates.sum().item() / float(rates.max())
+
+
+def branches_on_a_mask(net: Net, x: Tensor) -> Tensor:
+    mask = torch.ones(3, 3).tril()
+    if mask.bool().all() or torch.equal(mask, mask.t()):
+        return 2 * x
+    return x * int(mask.sum()) + torch.unique(torch.tensor([3, 1, 1])).sum() + mask.nonzero().sum()
+
+
+def writes_before_it_asks(net: Net, x: Tensor) -> Tensor:
+    numbers = torch.zeros(4)
+    numbers[1] = 2
+    part = numbers[1:3]
+    part += 1
+    return x * numbers.tolist()[1] + numbers[2].item()
+
+
+def picks_by_a_mask(net: Net, x: Tensor) -> Tensor:
+    alike = F.normalize(x) @ F.normalize(x).t()
+    others = alike[~torch.eye(len(x), dtype=torch.bool)].view(len(x), -1)
+    above = alike.masked_select(torch.ones_like(alike, dtype=torch.bool).triu(1))
+    (even,) = torch.where(torch.arange(D) % 2 == 0)
+    return others.logsumexp(-1).sum() + above.mean() + x[:, even]
+
+
+def draws_the_same_each_time(net: Net, x: Tensor) -> Tensor:
+    source = torch.Generator().manual_seed(3)
+    order = torch.randperm(D, generator=source)
+    noise = torch.empty(D).normal_(generator=source)
+    kept = torch.bernoulli(torch.full((D,), 0.5), generator=source)
+    return (
+        x[:, order]
+        + noise.uniform_(-1, 1, generator=source) * kept
+        + torch.rand(D, generator=source)
+    )
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        asks_for_numbers,
+        branches_on_a_mask,
+        writes_before_it_asks,
+        picks_by_a_mask,
+        draws_the_same_each_time,
+    ],
+)
+def test_trace_computes_what_the_model_does_when_it(then) -> None:
+    assert_equals_eager(job_that(then))
+
+
+KEPT: dict[str, tuple[Tensor, Tensor]] = {}
+
+
+@lru_cache
+def table(length: int) -> Tensor:
+    return torch.arange(length) / length
+
+
+def keeps_tables(net: Net, x: Tensor) -> Tensor:
+    if "both" not in KEPT:
+        KEPT["both"] = (net.angles * 2, torch.ones(D).cumsum(0))
+    return x * KEPT["both"][0] + KEPT["both"][1] + table(x.shape[1])
+
+
+def test_what_a_trace_leaves_in_caches_is_what_the_model_would_have_left() -> None:
+    KEPT.clear()
+    table.cache_clear()
+    capture(job_that(keeps_tables))
+    left = (*KEPT["both"], table(D))
+    assert [type(one) for one in left] == [Tensor] * 3
+    assert torch.equal(left[0], (torch.arange(D) + 1.0) * 2)
+    assert torch.equal(left[1], torch.arange(1.0, D + 1))
+    assert torch.equal(left[2], torch.arange(D) / D)
+    capture(job_that(keeps_tables))  # a second one reads what is real
+
+
+def draws_from_what_it_keeps(net: Net, x: Tensor) -> Tensor:
+    return x + torch.randn(D, generator=net.source)
+
+
+def test_generator_that_the_model_keeps_is_refused() -> None:
+    def model() -> Net:
+        net = Net(draws_from_what_it_keeps)
+        net.source = torch.Generator().manual_seed(3)
+        return net
+
+    with pytest.raises(GraphError, match=r"torch\.Generator of its own"):
+        capture(job_of(model, vectors))
+
+
+def test_generator_is_left_as_it_was() -> None:
+    source = torch.Generator().manual_seed(3)
+    capture(job_that(lambda net, x: x + torch.randn(D, generator=source)))
+    assert torch.equal(source.get_state(), torch.Generator().manual_seed(3).get_state())
+
+
+def test_number_of_a_buffer_is_asked_for_in_every_step() -> None:
+    found = capture(job_that(lambda net, x: x * net.angles.sum().item()))
+    assert any("_local_scalar_dense" in str(node.target) for node in found.fx_nodes)
