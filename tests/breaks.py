@@ -3099,6 +3099,22 @@ BREAKS = (
         ("tests/training/test_goes_on.py",),
         "a person looks for NaN in micro-batch 7, and it is in 30",
     ),
+    Break(
+        "an eager replica takes what it likes",
+        "training/eager_memory.py",
+        "    if total <= least:\n",
+        "    if True:\n",
+        ("tests/training/test_eager_memory.py",),
+        "--memory is passed over without a word",
+    ),
+    Break(
+        "the optimizer's state of a replica is not counted",
+        "training/eager_memory.py",
+        "    state = _bytes(pytree.tree_leaves(dict(updates.optimizer.state)))\n",
+        "    state = 0\n",
+        ("tests/training/test_eager_memory.py",),
+        "Adam takes three times what was allowed",
+    ),
 )
 
 

@@ -43,6 +43,7 @@ from penstock.training.choose import (
 )
 from penstock.training.chronicle import ENDED, row_of, sizes
 from penstock.training.compiling import compiled
+from penstock.training.eager_memory import check_memory
 from penstock.training.fuse import usable
 from penstock.training.goal import REACHED, GoalWatch
 from penstock.training.listener import Listener, Row
@@ -791,6 +792,8 @@ class Session:
 
         most = self.fixed.ranks or Cluster.here().num_ranks
         steps = range(first_step, self.num_steps)
+        ranks = 1 if found.one_process else most
+        check_memory(self.job, self.fixed.memory, ranks, self.untraced or found.one_process)
         ranks, self.checked = proved_eager(
             self.job, found, most, steps, checkpoint, self.care, self.listener
         )
