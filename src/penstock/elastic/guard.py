@@ -33,6 +33,7 @@ from penstock.errors import RunError
 from penstock.graph.cut_points import written_buffers
 from penstock.program.alone import alone
 from penstock.program.program import Program, Reduce
+from penstock.runtime.clearing import LEFT
 from penstock.runtime.optimizer import Optimizers
 from penstock.runtime.parts import key_in
 from penstock.runtime.rank import Rank
@@ -378,6 +379,8 @@ class _Ward:
         updates.put(made, plain)
         weights = (key for key in tensors if key_in(key).startswith("weights/"))
         full = {key_in(key).removeprefix("weights/"): key for key in weights}
+        for name in live:  # of a step before
+            self.state.pop(LEFT.format(name), None)
         for key, value in made.items():
             name = key.partition("/")[2].rpartition("/")[0]
             part = full.get(name, "").removesuffix(f"weights/{name}") if value.dim() else ""

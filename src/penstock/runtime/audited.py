@@ -30,7 +30,6 @@ from penstock.runtime.part_file import header_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.snapshot import bytes_of, described
 from penstock.runtime.transport import Transport
-from penstock.runtime.weights import StageWeights
 
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _NOTHING: State = {}, {}
@@ -151,11 +150,7 @@ def keeper_of(
 
     def watched() -> list[WatchedOptimizer]:
         own = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
-        return [
-            WatchedOptimizer(w.optimizer, partial(_given, w))
-            for w in own
-            if w.optimizer is not None
-        ]
+        return [WatchedOptimizer(w.optimizer, w.told) for w in own if w.optimizer is not None]
 
     held = partial(held_digests, rank)
     keeper = StepKeeper(audits, rank.transport, part, watched, held, attempt)
@@ -167,11 +162,6 @@ def keeper_of(
 
     rank.report = reported
     return keeper
-
-
-def _given(weights: StageWeights) -> dict[str, Tensor]:
-    grads = {node: parameter.grad for node, parameter in weights.updated.items()}
-    return {weights.key_of("gradients", n): g for n, g in grads.items() if g is not None}
 
 
 def held_digests(rank: Rank) -> dict[str, str]:

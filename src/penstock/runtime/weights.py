@@ -227,6 +227,13 @@ class StageWeights:
         for node, parameter in self.updated.items():
             parameter.grad = self.given.get(self.names[node])
 
+    def told(self) -> dict[str, Tensor]:
+        """Return what the optimizer is given in a step that it begins, by "gradients/NAME"."""
+        assert self.updates is not None, "only an optimizer is given gradients"
+        gradients = self.updates.with_left(self.given)
+        rows = ((node, gradients.get(self.names[node])) for node in self.updated)
+        return {self.key_of("gradients", node): row for node, row in rows if row is not None}
+
     def norms(self, nodes: Sequence[int]) -> list[Tensor]:
         """Return the norms of the gradients of `nodes`, each as torch's clipping computes it."""
         sums = self.gradients if self.shard is None else self.shard.summed_by_node

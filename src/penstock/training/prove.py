@@ -254,15 +254,8 @@ def _work(
 def _watch(weights: StageWeights, given: dict[str, Tensor]) -> None:
     """Keep in `given` what the optimizer of a stage is given at each step."""
 
-    updates = weights.updates
-
     def keep(*_: object) -> None:
-        assert updates is not None, "it calls this"
-        gradients = updates.with_left(weights.given)
-        for node in weights.updated:
-            if weights.names[node] in gradients:
-                key = weights.key_of("gradients", node)
-                given[key] = gradients[weights.names[node]].clone()
+        given.update({key: gradient.clone() for key, gradient in weights.told().items()})
 
     if weights.optimizer is not None:
         _compat.call_first(weights.optimizer, keep)
