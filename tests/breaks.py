@@ -2876,6 +2876,14 @@ BREAKS = (
         "windows of one row, and buffers that are filled in part, hold what the loss wrote before",
     ),
     Break(
+        "only the first micro-batches tell what kind they are",
+        "training/impure.py",
+        "                self.later.append([self._overlaps(leaves), *map(_key, leaves)])",
+        "                self.later.append([self._overlaps(leaves)])",
+        ("tests/training/test_unlike.py", "tests/training/test_impure.py"),
+        "a shorter last batch ends the run, though replicas would train it",
+    ),
+    Break(
         "advice_fitted_otherwise",
         "fleet/advise.py",
         "basis = basis_of(there, lasts_s)",

@@ -67,6 +67,15 @@ def scaled(model: nn.Module, batch: Any) -> Tensor:
     return model(batch["x"]).square().mean() * batch["scale"]
 
 
+def with_scale(x: Tensor, scale: float) -> Tensor:
+    x.scale = scale  # pyright: ignore[reportAttributeAccessIssue]
+    return x
+
+
+def named(model: nn.Module, x: Any) -> Tensor:
+    return model(x).square().mean() * x.scale
+
+
 def sparse(to: Callable[[Tensor], Tensor]) -> Make:
     def make(_: int, g: Generator) -> Any:
         whole = reals(g, 5, 5)
@@ -86,6 +95,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Make]] = {
     "lengths of CTC as numbers": (linear, ctc_loss, ctc(tuple)),
     "lengths of CTC as tensors": (linear, ctc_loss, ctc(torch.tensor)),
     "numbers": (linear, scaled, lambda k, g: {"x": reals(g, 2, 4), "scale": 1.0 + k % 4}),
+    "a shorter one later": (linear, squares, lambda k, g: reals(g, 2 + (k % 8 < 7), 4)),
+    "attributes": (linear, named, lambda k, g: with_scale(reals(g, 2, 4), 1.0 + k % 3)),
     "sparse": (linear, neighbours, sparse(Tensor.to_sparse)),
     "sparse rows": (linear, neighbours, sparse(Tensor.to_sparse_csr)),
 }

@@ -31,7 +31,7 @@ from penstock.batches import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
-from penstock.graph.contents import flatten, own, own_apart
+from penstock.graph.contents import attributes_of, flatten, own, own_apart
 from penstock.graph.functional import where
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import (
@@ -175,7 +175,7 @@ class _Loop:
         self.members = _members(self.model)
         self.reached: Collection[int] = ()  # the `id` of what the loss can reach
         self.told: list[Impurity] = []  # by the loss or the data, to others
-        self.later: list[list[str]] = []  # numbers and text of the batches to come
+        self.later: list[list[str]] = []  # what the batches to come are
         self.drawn = False
 
     def run(self) -> list[Impurity]:
@@ -246,7 +246,7 @@ class _Loop:
             for _ in range(count):
                 self.batch = next(self.data, self.batch)
                 leaves = flatten(self.batch)[0]
-                self.later.append([self._overlaps(leaves), *map(_plain_key, leaves)])
+                self.later.append([self._overlaps(leaves), *map(_key, leaves)])
                 if time.process_time() > until:
                     return
 
@@ -508,15 +508,11 @@ def _key(leaf: object) -> str:
     """Return what a traced step would hold a leaf of the batch to."""
     if isinstance(leaf, Tensor) and leaf.layout != torch.strided:  # none takes it
         return f"{leaf.dtype} of layout {leaf.layout}"
-    known = isinstance(leaf, (Tensor, *PLAIN))
-    return str(leaf_key(leaf)) if known else type(leaf).__qualname__
-
-
-def _plain_key(leaf: object) -> str:
-    """Return what a number or a text of a batch is; nothing for another leaf."""
-    return (
-        str(leaf_key(leaf)) if isinstance(leaf, PLAIN) and not isinstance(leaf, np.generic) else ""
-    )
+    if isinstance(leaf, Tensor):
+        own = attributes_of(leaf).items()
+        named = [f" with {n} = {value!r}" for n, value in own if isinstance(value, PLAIN)]
+        return "".join([str(leaf_key(leaf)), *named])
+    return str(leaf_key(leaf)) if isinstance(leaf, PLAIN) else type(leaf).__qualname__
 
 
 def _members(model: nn.Module) -> set[str]:
