@@ -17,6 +17,7 @@ from bench.network import Place
 from bench.play import Block, Played, Rounds, Traced, play
 from bench.zoo import JOBS
 from penstock.cluster import Cluster
+from penstock.graph.joined.joined import joined
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan
@@ -93,8 +94,8 @@ def main() -> None:
     torch.set_num_threads(1)
     name, count, rounds = json.loads((folder / "task.json").read_text())
     plans = [Plan.load(folder / f"{number}.json") for number in range(count)]
-    jobs = {joined: merged(JOBS[name], joined) for joined in {plan.joined for plan in plans}}
-    traced = {joined: Traced(job, capture(job)) for joined, job in jobs.items()}
+    counts, whole = {plan.joined for plan in plans}, capture(JOBS[name])
+    traced = {k: Traced(merged(JOBS[name], k), joined(whole, k)) for k in counts}
 
     def work(end: Transport) -> list[Played]:
         return play(traced, plans, lambda number: end, Rounds(*rounds))

@@ -40,7 +40,9 @@ from bench.play import Played, Rounds, Traced, ahead, play
 from bench.zoo import JOBS
 from penstock.cli import face
 from penstock.cluster import Cluster
-from penstock.graph.merge import merged, merges
+from penstock.errors import GraphError
+from penstock.graph.joined.joined import joined as joined_step
+from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.job import Job
 from penstock.plan import Plan, plan_by_hand
@@ -82,12 +84,12 @@ def prepared(job: Job, *, first: bool = False) -> Model:
 
     first:  measure ahead of other programs.
     """
-    model = Model({}, {})
+    model, whole = Model({}, {}), capture(job)
     for joined in (1, 2):
-        graph = model.traced[1].captured.graph if joined > 1 else None
-        if graph is not None and not merges(job, graph, joined):
+        try:
+            traced = Traced(merged(job, joined), joined_step(whole, joined))
+        except GraphError:
             continue
-        traced = Traced(merged(job, joined), capture(merged(job, joined)))
         model.traced[joined] = traced
         with ahead(first):
             model.profiles[joined] = measure(traced.captured, traced.job, beside=RANKS - 1)
