@@ -792,8 +792,6 @@ class Session:
 
         most = self.fixed.ranks or Cluster.here().num_ranks
         steps = range(first_step, self.num_steps)
-        ranks = 1 if found.one_process else most
-        check_memory(self.job, self.fixed.memory, ranks, self.untraced or found.one_process)
         ranks, self.checked = proved_eager(
             self.job, found, most, steps, checkpoint, self.care, self.listener
         )
