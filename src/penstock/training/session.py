@@ -771,12 +771,14 @@ class Session:
     def train_eagerly(self, first_step: int, checkpoint: Path | None, found: "Examined") -> Trained:
         """Train without a plan: as replicas, or in one process by the plain loop.
 
-        Raises:   PlanError: ranks are to come and go.
+        Raises:   PlanError: ranks are to come and go, or a replica is larger than a rank may be.
         """
         if self.elastic:
             why = self.untraced or found.one_process or "its plan differs from the plain loop"
             hint = "leave out --elastic: after a loss, --resume goes on from the last checkpoint"
             raise PlanError(f"ranks that come and go need a plan: {why}", hint=hint)
+        ranks = 1 if found.one_process else self.fixed.ranks or Cluster.here().num_ranks
+        check_memory(self.job, self.fixed.memory, ranks, self.untraced or found.one_process)
         try:
             return self._train_eagerly(first_step, checkpoint, found)
         except DiffersError as problem:
