@@ -2246,6 +2246,16 @@ BREAKS = (
         "memory is counted once where there are two tensors",
     ),
     Break(
+        "a seed that the loss sets is ignored",
+        "training/impure.py",
+        "        self._refuse_seeds()\n",
+        "",
+        (
+            "tests/training/test_impure.py::test_loss_that_seeds_what_it_draws_is_refused_with_its_line",
+        ),
+        "noise that is the same in every step becomes another one in each",
+    ),
+    Break(
         "a_cap_filled_to_the_brim",
         "training/ask.py",
         "return size_bytes - min(",

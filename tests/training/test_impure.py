@@ -1010,3 +1010,22 @@ def test_unlike_micro_batches_hide_nothing_that_differs_when_it_is_computed_agai
     found = impurities(job(loss=drawn, data=lengths))
     assert [one.batch for one in found] == [True, False]
     assert found[1].why == "differs when it is computed again"
+
+
+def test_loss_that_seeds_what_it_draws_is_refused_with_its_line() -> None:
+    def seeds(net: Net, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return x + torch.randn(D)
+
+    with pytest.raises(JobError, match="seeds torch's random numbers") as raised:
+        impurities(job(seeds))
+    assert line(seeds, 1) in raised.value.message
+    assert "torch.Generator" in (raised.value.hint or "")
+
+
+def test_loss_that_seeds_and_draws_nothing_is_no_finding() -> None:
+    def seeds(net: Net, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return x
+
+    assert impurities(job(seeds)) == ()

@@ -38,6 +38,7 @@ _OPENING = tuple(str(Path(module.__file__ or "").parent) for module in (torch, n
 # Files of Python through which code may ask without being the one that asks.
 _THROUGH = ("uuid.py", "secrets.py", "random.py", "pathlib.py", "tempfile.py", "_pydatetime.py")
 _LOOKING = ("genericpath.py", "posixpath.py", "pathlib.py", "glob.py", "shutil.py")
+_SEEDING = ("torch/random.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
 _READING = ("numpy", "torch/serialization.py", "pathlib.py", "safetensors", "gzip.py", "json")
 
 _CLOCKS = {
@@ -89,6 +90,7 @@ class Queries:
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
         self.found: dict[tuple[str, Line], str] = {}
+        self.seeds: list[Line] = []  # where torch's own generator is seeded
         self.escapes = False  # a tensor's values became Python's or numpy's
         self.reads_files = False
         self.into = self.codes
@@ -136,6 +138,9 @@ class Queries:
             line = _asking(frame, _LOOKING if what == "files" else _THROUGH)
             if line is not None:
                 self.found[what, line] = _WHY[what]
+        elif getattr(called, "__self__", None) is torch.default_generator:
+            line = _asking(frame, _SEEDING) if called.__name__ == "manual_seed" else None
+            self.seeds += [line] if line is not None else []
         elif isinstance(getattr(called, "__self__", None), torch.Tensor):
             self.escapes |= called.__name__ in ("numpy", "tolist", "__array__", "item")
             line = _asking(frame, ()) if called.__name__ == "data_ptr" else None

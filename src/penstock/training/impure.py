@@ -179,8 +179,12 @@ class _Loop:
         self.drawn = False
 
     def run(self) -> list[Impurity]:
-        """Return all findings, those with a name first."""
+        """Return all findings, those with a name first.
+
+        Raises:   JobError: the loss seeds torch's own generator, and then draws from it.
+        """
         self._step()
+        self._refuse_seeds()
         functions = functions_of(self.asked.codes)
 
         def look() -> Values:
@@ -208,6 +212,18 @@ class _Loop:
         found += [one for one in flows if one.where not in named]
         others = [one for one in found if not one.batch]
         return found if others else [*found, *self._of_values()]
+
+    def _refuse_seeds(self) -> None:
+        """Raise if random ops are to follow a seed that the loss sets: the job's decides for each.
+
+        Raises:   JobError: so it is.
+        """
+        draws = any(op.tokens[-1] for one in self.recorded for op in one.ops)
+        if self.asked.seeds and draws:
+            place = _text(self.asked.seeds[0])
+            message = "the loss seeds torch's random numbers, and Penstock seeds each op that draws"
+            hint = "draw from torch.Generator().manual_seed(0), given as generator="
+            raise JobError(f"{place}: {message}; {hint}", hint=hint)
 
     def _step(self, look: Callable[[], Values] | None = None) -> list[Values]:
         """Compute one micro-batch twice, from equal buffers; look at what is held after each."""
