@@ -155,14 +155,6 @@ BREAKS = (
         "a sort, a running sum or a flip over the batch runs over all joined micro-batches",
     ),
     Break(
-        "joined_sums_of_what_is_no_gradient",
-        "graph/joined/linear.py",
-        "        if is_asked and node not in seen and carried:",
-        "        if is_asked and carried:",
-        ("tests/graph/joined/test_joined.py",),
-        "what a figure or the loss reads is summed over micro-batches as a gradient is",
-    ),
-    Break(
         "joined_pieces_forgotten",
         "graph/joined/rules.py",
         "            found = at, pieces",
