@@ -13,8 +13,9 @@ import math
 import sys
 import sysconfig
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -89,6 +90,9 @@ class Job:
     writers        called in the leading process with every row of metrics.jsonl
     batch_by_ranks whether the batch of an elastic run follows its ranks: each keeps its share, and
                    a step is the mean over the shares of those who are there
+    state          what the job keeps in Python, by name: what has state_dict and load_state_dict,
+                   generators of random numbers, tensors, and dicts, lists and deques of these and
+                   of plain values.  It is saved, and put back into these very objects
     batch_range    fewest and most micro-batches of a step, where a run finds its batch itself
                    (--until-loss), besides its own; None: a quarter of its own to four times it
 
@@ -117,6 +121,7 @@ class Job:
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
     batch_range: tuple[int, int] | None = None
     batch_by_ranks: bool = False
+    state: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
@@ -139,6 +144,7 @@ class Job:
         _check_wire_bits(self.wire_bits)
         _check_writers(self.writers)
         _check_batch_range(self.batch_range)
+        _check_state(self.state)
         object.__setattr__(self, "writers", tuple(self.writers))
         if self.learning_rate is not None and self.scheduler is not None:
             message = "Job.learning_rate and Job.scheduler both set the rate of a step"
@@ -269,6 +275,29 @@ def _check_batch_range(value: object) -> None:
     if len(numbers) != 2 or len(pair) != 2 or not 1 <= numbers[0] <= numbers[1]:
         message = f"Job.batch_range is {_short(cast('object', value))}, no range of micro-batches"
         raise JobError(message, hint="give a pair of whole numbers of a step: batch_range=(4, 64)")
+
+
+_KEPT_BY = (
+    ("state_dict", "load_state_dict"),
+    ("get_state", "set_state"),  # torch.Generator, numpy's RandomState
+    ("getstate", "setstate"),  # random.Random
+    ("bit_generator",),  # numpy's Generator
+    ("copy_", "shape"),  # a tensor
+)
+
+
+def _check_state(value: object) -> None:
+    hint = 'name what has a state: state={"calls": counter}'
+    if not isinstance(value, Mapping):
+        raise JobError(f"Job.state is {_short(value)}, not objects by name", hint=hint)
+    for name, held in cast("Mapping[object, object]", value).items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise JobError(f"Job.state has the name {_short(name)}, which is none", hint=hint)
+        ways = (all(hasattr(held, each) for each in way) for way in _KEPT_BY)
+        if isinstance(held, type) or not (isinstance(held, dict | list | deque) or any(ways)):
+            message = f'Job.state["{name}"] is the {type(held).__name__} {_short(held)}, of which'
+            wrap = "keep it in an object with state_dict() and load_state_dict(state), or in a dict"
+            raise JobError(f"{message} no state can be taken", hint=wrap)
 
 
 def _short(value: object) -> str:

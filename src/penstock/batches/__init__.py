@@ -1,5 +1,6 @@
 """Batches: data of a job, from datasets; micro-batch k is the same on every rank."""
 
+from penstock.batches.in_order import InOrder as InOrder
 from penstock.batches.loader import batches as batches
 from penstock.batches.loader import epoch_of as epoch_of
 from penstock.batches.loader import from_loader as from_loader

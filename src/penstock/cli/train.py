@@ -78,6 +78,9 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         str,
         typer.Option(metavar="N%[,stop|,warn]", help="Time to compare steps with the plain loop."),
     ] = "1%",
+    forget_state: Annotated[
+        bool, typer.Option("--forget-state", help="Go on without state that is not saved.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a job: examine, trace, measure, search for a plan, prove it, run it and report.
@@ -115,6 +118,7 @@ def train(  # long: the flags of the command  # noqa: PLR0913
             until_loss=until_loss,
             objective=objective,
             audit=audit,
+            forget_state=forget_state,
             listener=view.TERMINAL,
         )
         if trained is not None:

@@ -37,6 +37,7 @@ from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.checkpoint import Checkpoint
 from penstock.runtime.control import Control
 from penstock.runtime.finite import forget, leaving
+from penstock.runtime.named import packed
 from penstock.runtime.parts import key_in, whole
 from penstock.runtime.rank import Rank
 from penstock.runtime.saver import Saver
@@ -166,7 +167,7 @@ class _State:
     """What a member holds after `done` steps, and how the step that it is in ends.
 
     holders: of weights by stage; of several that hold the same, the last one's counts.
-    scale:   of the loss, which a step may change before it counts.
+    scale:   of the loss, which a step may change before it counts; and what the job names.
     finish:  makes its update, if it counts; `undo` takes back what it changed, if it does not.
     """
 
@@ -405,6 +406,7 @@ class RunMember:
         scale = dict[str, object]()
         if rank.loss_scale is not None:
             rank.loss_scale.put(scale)
+        scale |= packed(rank.job)
         own = (rank,) if self._guard is None or keep else (self._guard, rank)
         if self._guard is not None and not keep:
             self._guard.counts(step)

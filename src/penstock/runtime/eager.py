@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from penstock.batches import ReadNumbers
-from penstock.errors import JobError, PenstockError, RunError
+from penstock.batches import InOrder, ReadNumbers
+from penstock.errors import CheckpointError, JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import own, seen
 from penstock.graph.functional import where
@@ -47,6 +47,15 @@ from penstock.runtime.finite import (
 )
 from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.meter import Meter
+from penstock.runtime.named import (
+    chance,
+    is_moved,
+    put_chance,
+    put_named,
+    saved_chance,
+    take_chance,
+    take_named,
+)
 from penstock.runtime.narrow_sums import sum_over
 from penstock.runtime.norms import ALONE, as_often
 from penstock.runtime.optimizer import Optimizers, eager_updates
@@ -63,8 +72,9 @@ from penstock.timeline import LANES, Span
 class EagerTask:
     """What every rank of an eager data-parallel run has to do.
 
-    laws:   of what forward writes; where they are needed and None, every rank finds them.
-    audits: where steps are kept that the plain loop makes again; None: none is.
+    audits:   where steps are kept that the plain loop makes again; None: none is.
+    laws:     of what forward writes; where they are needed and None, every rank finds them.
+    forgets:  whether it goes on without what the checkpoint does not hold.
     """
 
     job: Job
@@ -79,6 +89,7 @@ class EagerTask:
     board: Board | None = None
     policy: SavePolicy = SavePolicy()  # noqa: RUF009 - a frozen record
     audits: Audits | None = None
+    forgets: bool = False
 
 
 def replicas_of(job: Job, most: int, laws: Laws | None = None) -> int:
@@ -220,7 +231,7 @@ def _trained(task: EagerTask) -> nn.Module:
     Raises:   CheckpointError: no checkpoint holds all that the optimizer keeps.
     """
     model = build_model(task.job)
-    if task.resume is not None:
+    if task.resume is not None and not task.forgets:
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         Optimizers(task.job, model, trained).may_resume()
     return model if newest_beside(model) is model else build_model(task.job)
@@ -231,6 +242,7 @@ class EagerRank:
 
     def __init__(self, task: EagerTask, transport: Transport) -> None:
         self.job, self.transport, self.rank = task.job, transport, transport.rank
+        self.chance, self.forgets = chance(), task.forgets
         self.alone = transport.num_ranks == 1 or task.job.buffers == "per replica"
         laws = task.laws  # trying them builds a model, which is not to be the newest
         laws = buffer_laws(task.job) if laws is None and not self.alone else laws
@@ -255,7 +267,7 @@ class EagerRank:
         self.is_guarded = False  # whether a loss or norm that is not finite ends the run
         self.calls, self.marks = self._bind(), list[float]()
         if task.resume is not None:
-            self._load(checkpoint.load(task.resume))
+            self._load(checkpoint.load(task.resume), task.first_step)
         self.others: list[str] = []  # what forward is not to write
         self.norms: dict[str, int] = {}  # whose calls are what the laws of buffers rest on
         self.written = None if self.alone else self._carried(laws or {})
@@ -430,6 +442,9 @@ class EagerRank:
         self.updates.put(tensors, plain)
         if self.loss_scale is not None:
             self.loss_scale.put(plain)
+        put_named(self.job, self.model, tensors, plain)
+        if len(self.everyone) == 1 and is_moved(self.chance):
+            put_chance(tensors, plain)
         return tensors, plain
 
     def held(self) -> dict[str, Tensor]:
@@ -437,8 +452,26 @@ class EagerRank:
         weights = {f"weights/{name}": value for name, value in self.model.named_parameters()}
         return weights | {f"buffers/{name}": value for name, value in self.model.named_buffers()}
 
-    def _load(self, state: checkpoint.Checkpoint) -> None:
+    def _load(self, state: checkpoint.Checkpoint, step: int) -> None:
+        """Go on from a checkpoint: what acts by itself comes to `step` first, then all is put back.
+
+        Raises:   CheckpointError: it is of another model or optimizer, or data that is read from
+                  its beginning draws numbers from a generator that others draw from, too.
+        """
+        if isinstance(self.job.data, InOrder):
+            self.job.data.begin(step * self.job.micro_batches)
+            drew = self.job.data.drew and is_moved(saved_chance(state.tensors, state.plain))
+            if drew and not self.forgets:
+                raise CheckpointError(_BOTH_DRAW, hint=_OWN_GENERATOR)
+        self.updates.begin(step)
         load_model(self.model, state.tensors)
         self.updates.take(state.tensors, state.plain)
         if self.loss_scale is not None:
             self.loss_scale.take(state.plain)
+        take_named(self.job, self.model, state.tensors, state.plain)
+        if len(self.everyone) == 1:
+            take_chance(state.tensors, state.plain)
+
+
+_BOTH_DRAW = "the data and what else the job runs draw from the same generator of random numbers"
+_OWN_GENERATOR = "let the data draw from a random.Random of its own, or give --forget-state"

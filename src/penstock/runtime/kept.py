@@ -6,12 +6,11 @@
     optimizer-own/ATTRIBUTE         an attribute of its own that is not as it was made
     optimizer-kind                  its class
 
-Lists, tuples, dicts and generators of random numbers are taken apart.
+Lists, tuples, dicts and generators of random numbers are taken apart (values.py).
 """
 
 import hashlib
 import io
-import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -23,17 +22,21 @@ from torch.optim import Optimizer
 from penstock import _compat
 from penstock.errors import CheckpointError
 from penstock.runtime.rates import changed_options, options_of
+from penstock.runtime.values import (
+    LostValue,
+    OddError,
+    Plain,
+    StateDictValue,
+    Tensors,
+    apart_value,
+    put_value,
+    take_value,
+)
 
-Plain = dict[str, object]
-Tensors = dict[str, Tensor]
 Parameters = Mapping[str, nn.Parameter]
 _ALONE = "="  # the key of a value that is no dict by itself
 _BY_NAME = ":name"  # ends the place of a dict by the names of parameters
 _HINT = "keep it in optimizer.state, as tensors, numbers and text in lists, tuples and dicts"
-
-
-class _OddError(Exception):
-    """A value that cannot be saved; the message is its type."""
 
 
 def put_state(optimizer: Optimizer, parameters: Parameters, tensors: Tensors, plain: Plain) -> None:
@@ -44,9 +47,9 @@ def put_state(optimizer: Optimizer, parameters: Parameters, tensors: Tensors, pl
     for place, name, key, value in _entries(optimizer, parameters):
         try:
             if not isinstance(key, str) or "/" in key:
-                raise _OddError(f"value under a key of type {type(key).__name__}")
-            _put(f"{place}/{name}/{key}", value, tensors, plain)
-        except _OddError as odd:
+                raise OddError(f"value under a key of type {type(key).__name__}")
+            put_value(f"{place}/{name}/{key}", value, tensors, plain)
+        except OddError as odd:
             message = f"the optimizer's {key} of {name} is a {odd}, which cannot be saved"
             raise CheckpointError(message, hint=_HINT) from None
     plain["optimizer-kind"] = type(optimizer).__name__
@@ -71,7 +74,9 @@ def take_state(
             one, store = _store_at(optimizer, place)
             parameter = parameters[name]
             found = {
-                key: _on_device(_take(f"{place}/{name}/{key}", tensors, plain), key, parameter, one)
+                key: _on_device(
+                    take_value(f"{place}/{name}/{key}", tensors, plain), key, parameter, one
+                )
                 for key in keys
             }
             index = name if place.endswith(_BY_NAME) else parameter
@@ -209,9 +214,9 @@ class ExtraState:
     def _try(self, place: str, value: Any, tensors: Tensors, plain: Plain) -> None:
         try:
             if not self.is_whole and type(value) in (list, dict):
-                raise _OddError(type(value).__name__)
-            _put(place, value, tensors, plain)
-        except _OddError as odd:
+                raise OddError(type(value).__name__)
+            put_value(place, value, tensors, plain)
+        except OddError as odd:
             plain[place] = {"lost": str(odd)}
 
     def take(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
@@ -263,97 +268,19 @@ def _give(owner: Optimizer, name: str, value: Any) -> None:
     old: Any = getattr(owner, name, None)
     if name == "state":
         owner.state.update(value)
-    elif isinstance(value, _StateDict):
+    elif isinstance(value, StateDictValue):
         old.load_state_dict(value.content)
     else:
         setattr(owner, name, value)
 
 
 def _found(place: str, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> Any:
-    value = _take(place, tensors, plain)
-    if isinstance(value, _Lost):
+    value = take_value(place, tensors, plain)
+    if isinstance(value, LostValue):
         name = place.rpartition("/")[2]
         message = f"the optimizer's {name}, a {value.kind}, has changed and was not saved"
         raise CheckpointError(message, hint=_HINT)
     return value
-
-
-# -- values ---------------------------------------------------------------------------------------
-
-
-class _Lost:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-
-class _StateDict:
-    def __init__(self, content: dict[str, Any]) -> None:
-        self.content = content
-
-
-def _put(place: str, value: Any, tensors: Tensors, plain: Plain) -> None:
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        tensors[place] = value
-        return
-    leaves: list[Tensor] = []
-    plain[place] = _apart(value, leaves)
-    for number, leaf in enumerate(leaves):
-        tensors[f"{place}/{number}"] = leaf
-
-
-def _apart(value: Any, leaves: list[Tensor]) -> object:
-    """Return `value` as JSON has it; its tensors are added to `leaves`."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(float(value))}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        leaves.append(value)
-        return {"tensor": len(leaves) - 1}
-    if isinstance(value, torch.Generator):
-        leaves.append(value.get_state())
-        return {"generator": len(leaves) - 1, "device": str(value.device)}
-    if type(value) in (list, tuple):
-        return {type(value).__name__: [_apart(each, leaves) for each in _as_list(value)]}
-    if isinstance(value, dict):
-        rows = _as_list(value.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
-        return {"dict": [[_apart(one, leaves) for one in row] for row in rows]}
-    if hasattr(value, "load_state_dict") and not isinstance(value, nn.Module):
-        return {"state_dict": _apart(_state_dict(value), leaves)}
-    raise _OddError(type(value).__name__)
-
-
-def _state_dict(value: Any) -> Any:
-    return value.state_dict()
-
-
-def _take(place: str, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> Any:
-    if place in tensors:
-        return tensors[place].clone()
-    return _together(plain[place], place, tensors)
-
-
-def _together(found: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
-    if not isinstance(found, dict):
-        return found
-    parts: dict[str, Any] = {**found}
-    kind, content = next(iter(parts.items()))
-    match kind:
-        case "float":
-            return float(content)
-        case "tensor":
-            return tensors[f"{place}/{content}"].clone()
-        case "generator":
-            return torch.Generator(parts["device"]).set_state(tensors[f"{place}/{content}"])
-        case "list" | "tuple":
-            values = [_together(each, place, tensors) for each in content]
-            return values if kind == "list" else tuple(values)
-        case "dict":
-            return dict([_together(one, place, tensors) for one in row] for row in content)
-        case "state_dict":
-            return _StateDict(_together(content, place, tensors))
-        case _:
-            return _Lost(str(content))
 
 
 def digest(value: Tensor) -> bytes:
@@ -368,8 +295,8 @@ def _digest(value: Any) -> bytes:
     """Return what is different for values that differ, as far as that can be told."""
     leaves: list[Tensor] = []
     try:
-        text = repr(_apart(value, leaves)).encode()
-    except _OddError as odd:
+        text = repr(apart_value(value, leaves)).encode()
+    except OddError as odd:
         return _pickled(value) or str(odd).encode()
     return text + b"".join(map(digest, leaves))
 

@@ -113,7 +113,7 @@ class Optimizers:
         reason = tried("resumed", self.job, self.model, self.reached)
         if reason is not None:
             message = f"the job's optimizer cannot be resumed: {reason}"
-            hint = "keep what it remembers in optimizer.state, its groups or its attributes"
+            hint = "keep what it remembers in optimizer.state, its attributes or Job.state"
             raise CheckpointError(message, hint=hint)
 
 

@@ -21,6 +21,7 @@ from penstock.graph.optimizer import Loan, WholeOptimizer, whole_optimizer
 from penstock.job import Job
 from penstock.runtime.clearing import LeftError, has_own_zero_grad
 from penstock.runtime.kept import digest, state_digests
+from penstock.runtime.named import digests, put_back, snapshot
 from penstock.runtime.rates import JobScheduler
 from penstock.runtime.updates import SEED, Updates, divided, held_by, lent_to
 
@@ -47,8 +48,11 @@ def tried(what: Tried, job: Job, model: nn.Module, reached: Sequence[str]) -> st
         if whole.is_plain:
             return None
         trial = _Trial(job, model, reached, whole.model)
-        with torch.no_grad():
-            result = _TRIALS[what](trial)
+        try:
+            with torch.no_grad():
+                result = _TRIALS[what](trial)
+        finally:
+            put_back(job, trial.named)
         known.append((what, key, result))
         return result
 
@@ -116,6 +120,7 @@ class _Trial:
         self.parameters = dict(model.named_parameters())
         self.size = sum(self.parameters[name].numel() for name in self.reached)
         self.steps = (_MANY if self.size < _SMALL else _FEW) + 1
+        self.named = snapshot(job)  # of what a hook may move beside
 
     def gradients(self, step: int) -> dict[str, Tensor]:
         """Return gradients of norm 0.1 and 100 alternately; in the last step one has an inf."""
@@ -132,11 +137,13 @@ class _Trial:
 
     def whole(self) -> Found:
         """Return what the very optimizer does, on loan."""
+        put_back(self.job, self.named)
         updates, values = self._on_loan(self._values())
         return self._run([updates], values, range(self.steps))
 
     def plainly(self) -> Found:
         """Return what a plain loop does."""
+        put_back(self.job, self.named)
         whole = whole_optimizer(self.job, self.model)
         self.newest = whole.model
         optimizer, found = whole.optimizer, Found()
@@ -160,8 +167,12 @@ class _Trial:
                     found.append(self._failure(step, problem))
                     break
                 weights = {name: tensor.detach() for name, tensor in held_by(whole.model).items()}
-                found.append(_digests(weights, [(optimizer, whole.parameters)]))
+                own = [(optimizer, whole.parameters)]
+                found.append(_digests(weights, own) | self._named())
         return found
+
+    def _named(self) -> dict[str, bytes]:
+        return {f"state {name}": told for name, told in digests(self.job).items()}
 
     def _rate(self, optimizer: Optimizer, rates: list[Any], step: int) -> None:
         if self.job.learning_rate is not None:
@@ -170,6 +181,7 @@ class _Trial:
 
     def divided(self) -> Found:
         """Return what an optimizer for each parameter does."""
+        put_back(self.job, self.named)
         whole = whole_optimizer(self.job, self.newest, is_new=True)
         schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
         values = self._values()
@@ -187,6 +199,7 @@ class _Trial:
         Buffers are others: a rank has only those of its stages as they are.
         rest:    the group to which all that has no gradient belongs, too.
         """
+        put_back(self.job, self.named)
         whole, values = whole_optimizer(self.job, self.newest, is_new=True), self._values()
         schedule = None if self.job.scheduler is None else JobScheduler(self.job, whole.optimizer)
         others, buffers = values.keys() - set(self.reached), self._buffers()
@@ -202,6 +215,7 @@ class _Trial:
 
     def resumed(self) -> Found:
         """Return what optimizers do of which each makes one step, and then the next goes on."""
+        put_back(self.job, self.named)
         values, found = self._values(), Found()
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
@@ -257,7 +271,7 @@ class _Trial:
                 found.append(self._failure(step, problem))
                 break
             held = [(one.optimizer, one.parameters) for one in updates]
-            found.append(_digests(values, held))
+            found.append(_digests(values, held) | self._named())
         return found
 
     def _failure(self, step: int, problem: Exception) -> dict[str, bytes]:

@@ -34,6 +34,7 @@ from penstock.runtime.copies import FarFrames
 from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
 from penstock.runtime.lane import Lane
 from penstock.runtime.loss_scale import LossScale
+from penstock.runtime.named import take_named
 from penstock.runtime.noise import NoiseMeter
 from penstock.runtime.optimizer import optimizers_of
 from penstock.runtime.packing import Packing, packing_of
@@ -240,6 +241,7 @@ class Rank:
             weights.load(state.tensors, state.plain)
         if self.loss_scale is not None:
             self.loss_scale.take(state.plain)
+        take_named(self.job, self.capture.model, state.tensors, state.plain)
 
     def is_far(self) -> bool:
         """Return whether something of the state is in far memory, and no room for it is near."""

@@ -42,6 +42,7 @@ from penstock.runtime.finite import check_weights, forget, leaving
 from penstock.runtime.guide import Guide
 from penstock.runtime.lane import Begun
 from penstock.runtime.meter import Meter
+from penstock.runtime.named import put_named
 from penstock.runtime.rank import FunctionKey, Rank
 from penstock.runtime.sampler import Sampler, Samples
 from penstock.runtime.saver import SavePolicy, Saver, Saves, State, saving
@@ -82,6 +83,7 @@ class Task:
                        (`replace`) begins with none: its segments may be others.
     noise_every:       of how many steps one is watched for the noise of its gradients.
     audits:            where steps are kept that the plain loop makes again; None: none is.
+    forgets:           whether it goes on without what the checkpoint does not hold.
     carries:           buffers that several ranks change; none where functions are emulated.
 
     Raises:   RunError: there is no window.
@@ -111,6 +113,7 @@ class Task:
     )
     noise_every: int = EVERY
     audits: Audits | None = None
+    forgets: bool = False
     carries: Carries = field(init=False)
 
     def __post_init__(self) -> None:
@@ -256,7 +259,8 @@ def _worked(
     bound = {id(program): rank.bind(program) for program in task.windows.programs}
     if task.resume is not None:
         state = checkpoint.load(task.resume)
-        rank.optimizers.may_resume()
+        if not task.forgets:
+            rank.optimizers.may_resume()
         rank.load(state)
     if task.checkpoints is not None and rank.rank == 0:
         checkpoint.discard(task.checkpoints)
@@ -517,6 +521,8 @@ def _part_of(rank: Rank) -> State | None:
         plain |= values
     if rank.loss_scale is not None:
         rank.loss_scale.put(plain)
+    if rank.rank == 0:
+        put_named(rank.job, rank.capture.model, tensors, plain)
     return tensors, plain
 
 

@@ -22,7 +22,7 @@ from penstock.runtime.measured import measured_laws
 from penstock.runtime.optimizer import undividable
 from penstock.search import Fixed
 from penstock.training.data_check import DataFound, check_data
-from penstock.training.impure import describe, impurities
+from penstock.training.impure import begun_anew, describe, impurities
 from penstock.training.outside import NOTES, noting
 from penstock.training.rated import rate_of
 from penstock.training.streams import refusal, replaced_streams, streams_read
@@ -38,10 +38,12 @@ class Examined:
     laws:         of each buffer that forward writes, as measured until `settled`.
     failed:       what the job raised when it was run; whoever calls it next will get it too.
     begins:       digest of the first micro-batch, where the data was found to be right.
+    forgets:      what a run that goes on from a checkpoint would begin anew, each with its line.
     """
 
     one_process: str = ""
     no_plan: str = ""
+    forgets: tuple[str, ...] = ()
     laws: Mapping[str, BufferLaw] = field(default_factory=dict[str, BufferLaw])
     failed: str = ""
     begins: str = ""
@@ -149,10 +151,10 @@ def _examined(job: Job, *, check: bool) -> Examined:
 def _asked(job: Job, *, check: bool) -> Examined:
     data = check_data(job, per_step=job.micro_batches) if check else DataFound()
     if data.problem:
-        return Examined(one_process=data.problem)
+        return Examined(one_process=data.problem, forgets=begun_anew(impurities(job)))
     impure = impurities(job) if check else ()
     if not all(one.batch for one in impure):
-        return Examined(one_process=describe(impure))
+        return Examined(one_process=describe(impure), forgets=begun_anew(impure))
     if check and (beside := rate_of(job).beside):
         return Examined(one_process=f"the learning rate depends on more than the step\n  {beside}")
     laws = measured_laws(job)

@@ -99,6 +99,11 @@ class Place:
 Values = Mapping[Place, object]
 
 
+def has_extra_state(module: nn.Module) -> bool:
+    """Return whether a module tells what it keeps beside tensors."""
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
 def functions_of(codes: Collection[CodeType]) -> list[FunctionType]:
     """Return the functions that are alive and whose code is among `codes`."""
     gc.unfreeze()  # what is frozen refers to nothing, for the collector
@@ -111,14 +116,21 @@ def held(
     functions: Iterable[FunctionType],
     codes: Collection[CodeType],
     selves: Iterable[object] | None = None,
+    saved: Iterable[object] | None = None,
 ) -> tuple[Values, Collection[int]]:
     """Return every value that Python keeps there, as something that can be compared.
 
     selves:  more objects to look at; then also which tensors there are, and how often written.
 
+    saved:   objects that are left out, and modules that tell their own extra state.
+
     Also the `id` of all objects that were met.
     """
     walk = _Walk(codes, tensors=selves is not None)
+    if saved is not None:
+        walk.seen |= {id(one) for one in saved}
+        own = (m for m in model.modules() if has_extra_state(m))
+        walk.seen |= {id(module) for module in own}
     for own in selves or ():
         walk.put(type(own).__qualname__, type(own).__qualname__, own)
     for path, module in _compat.named_modules(model):

@@ -15,11 +15,11 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,11 @@ from penstock.graph.trace import (
 from penstock.graph.views import describe_overlaps, overlaps_with
 from penstock.job import Job
 from penstock.runtime.child import Beat, in_a_fork
+from penstock.runtime.named import digests
 from penstock.runtime.optimizer import eager_updates
 from penstock.training.asked import Queries, global_chance, line_of, position, watching
 from penstock.training.flow import RecordedMicroBatch, Recorder, first_difference
-from penstock.training.held import Place, Values, functions_of, held
+from penstock.training.held import Place, Values, functions_of, has_extra_state, held
 from penstock.training.later import ChangeWatch, made_again
 from penstock.training.reads import names_written, read_at, read_by_any_name_at, written_at
 
@@ -69,12 +70,15 @@ class Impurity:
     where  "file.py:12", or where there is no line "model.blocks.0.count"
     why    how it was seen
     batch  it is the batch, which ranks without a plan take as it comes
+    anew   whether a run that goes on from a checkpoint would begin it anew: nobody saves it, and
+           reading the data again, or asking again for the rates, does not bring it back
     """
 
     what: str
     where: str
     why: str
     batch: bool = False
+    anew: bool = field(default=False, compare=False)
 
 
 def impurities(job: Job) -> tuple[Impurity, ...]:
@@ -121,6 +125,11 @@ def describe(found: Sequence[Impurity]) -> str:
     if all(one.batch for one in found):
         head = "micro-batches are unlike, and a plan is made for one kind"
     return "\n".join([head, *rows, *more]) if found else ""
+
+
+def begun_anew(found: Sequence[Impurity]) -> tuple[str, ...]:
+    """Return in words what a run that goes on from a checkpoint would begin anew."""
+    return tuple(f"{one.where}: {one.what}: {one.why}" for one in found if one.anew)
 
 
 # -- in a copy of this process --------------------------------------------------------------------
@@ -177,6 +186,9 @@ class _Loop:
         self.told: list[Impurity] = []  # by the loss or the data, to others
         self.later: list[list[str]] = []  # what the batches to come are
         self.drawn = False
+        self.saved = list(job.state.values())
+        self.unsaved: list[Values] = []  # what is held beside what is saved
+        self.moved: dict[str, Impurity] = {}  # what is saved, and the loss changes
 
     def run(self) -> list[Impurity]:
         """Return all findings, those with a name first.
@@ -188,7 +200,10 @@ class _Loop:
         functions = functions_of(self.asked.codes)
 
         def look() -> Values:
-            values, self.reached = held(self.model, functions, self.asked.codes)
+            about = self.model, functions, self.asked.codes
+            values, self.reached = held(*about)
+            is_saved = self.saved or any(map(has_extra_state, self.model.modules()))
+            self.unsaved.append(held(*about, saved=self.saved)[0] if is_saved else values)
             return values
 
         states = [look()]
@@ -202,6 +217,7 @@ class _Loop:
             *self._changed([*states, look()]),
             *self._from_outside(),
             *self.told,
+            *self.moved.values(),
         ]
         found += self._of_batches()
         found += self._set_elsewhere({one.where for one in found})
@@ -280,7 +296,7 @@ class _Loop:
         self.raw.append(flatten(batch)[0])
         batch = (own_apart if self.written is None else own)(batch, device_here())
         leaves, _ = flatten(batch)
-        before = global_chance()
+        before, named = global_chance(), digests(self.job)
         number = len(self.recorded) // 2
         self.asked.reads_files = bool(self.recorded)
         with (
@@ -296,6 +312,7 @@ class _Loop:
             (loss / self.job.micro_batches).backward()  # pyright: ignore[reportUnknownMemberType]
         self.asked.reads_files = False
         self.drawn |= global_chance() != before
+        self._note_moved(named)
         self.recorded.append(recorded)
         self.leaves.append([self._overlaps(leaves), *map(_key, leaves)])
         self.beat()
@@ -304,6 +321,13 @@ class _Loop:
     def _overlaps(self, leaves: Sequence[Any]) -> str:
         """Return in words which leaves overlap those that the loss writes into."""
         return describe_overlaps(overlaps_with(self.written, leaves)) if self.written else ""
+
+    def _note_moved(self, before: Mapping[str, bytes]) -> None:
+        """Note what the job names and the loss has changed: a trace would do that once."""
+        for name, now in digests(self.job).items():
+            if now != before[name]:
+                what, why = f'Job.state["{name}"]', "it changes while the loss is computed"
+                self.moved[name] = Impurity(what, "the loss", why)
 
     def _sums(self, times: int) -> Iterator[int]:
         """Yield a sum of the bits of every gradient, which is now `times` that of a micro-batch."""
@@ -332,12 +356,9 @@ class _Loop:
 
     def _changed(self, states: Sequence[Values]) -> Iterator[Impurity]:
         """Yield what changes in Python and is read."""
-        names: dict[tuple[str, str, bool], tuple[str, object, object]] = {}
-        for first, second in itertools.pairwise(states):
-            for place, before, after in _differences(first, second):
-                key = place.name, place.holder, place.theirs
-                names.setdefault(key, (place.where, before, after))
-        for (name, holder, theirs), (place, before, after) in names.items():
+        lost = _names_of(self.unsaved)
+        for key, (place, before, after) in _names_of(states).items():
+            name, holder, theirs = key
             reads = self._reader_of(name, holder, place)
             if reads is None and not theirs:
                 continue
@@ -345,7 +366,16 @@ class _Loop:
             by = f"; set at {_text(writes)}" if writes is not None and writes != reads else ""
             change = _change(before, after)
             why = f"read here, and it changes between micro-batches{change}{by}"
-            yield Impurity(_shown(place), _text(reads), why)
+            anew = key in lost and not self._is_done_again(name)
+            yield Impurity(_shown(place), _text(reads), why, anew=anew)
+
+    def _is_done_again(self, name: str) -> bool:
+        """Return whether only what a resume does again sets it: the data, and the rate."""
+        rate: Any = getattr(self.job.learning_rate, "rate", self.job.learning_rate)
+        rates = {rate.__code__} if isinstance(rate, FunctionType) else set[CodeType]()
+        again = (self.asked.of_data | rates) - self.asked.codes
+        others = (self.asked.codes | self.asked.of_updates) - rates
+        return written_at(name, again) is not None and written_at(name, others) is None
 
     def _reader_of(self, name: str, holder: str, place: str) -> Line | None:
         """Return the line that reads it by its name, its holder's, or one that is computed."""
@@ -405,7 +435,8 @@ class _Loop:
     def _from_outside(self) -> Iterator[Impurity]:
         """Yield what others than the loss change in the model, or in the options of the updates."""
         for what, (who, how) in self.watch.words().items():
-            yield Impurity(what, who, how)
+            is_again = who in ("data", "learning_rate", "scheduler") and not how.startswith("read")
+            yield Impurity(what, who, how, anew=not (is_again or what.startswith("the values of")))
 
     def _told(self, who: str, codes: set[CodeType], act: Callable[[], object]) -> None:
         """Note what `who` sets in Python when it acts, and others, of these `codes`, read."""
@@ -424,7 +455,8 @@ class _Loop:
             if reads is not None and place.name not in names:
                 names.add(place.name)
                 why = f"read here, and {who} changes it{_change(old, new)}"
-                self.told.append(Impurity(_shown(place.where), _text(reads), why))
+                anew = who == "the loss" and not self.saved
+                self.told.append(Impurity(_shown(place.where), _text(reads), why, anew=anew))
 
     def _set_elsewhere(self, known: Collection[str]) -> Iterator[Impurity]:
         """Yield what the data, the learning rate or the optimizer sets, and the loss reads."""
@@ -434,7 +466,7 @@ class _Loop:
             reads = read_at(name, self.asked.codes)
             if reads is not None and _text(reads) not in known:
                 why = f"read here; set at {_text(line)} as the loop goes on"
-                yield Impurity(name, _text(reads), why)
+                yield Impurity(name, _text(reads), why, anew=not self._is_done_again(name))
 
     def _of_batches(self) -> Iterator[Impurity]:
         """Yield how micro-batches and the members of the model are others than at first."""
@@ -507,6 +539,18 @@ class _Loop:
         """Return whether equal ops on equal values give equal bits."""
         is_cpu = all(p.device.type == "cpu" for p in self.model.parameters())
         return is_cpu and not any(one.writes_weights for one in self.recorded)
+
+
+def _names_of(
+    states: Sequence[Values],
+) -> dict[tuple[str, str, bool], tuple[str, object, object]]:
+    """Return what changes from one state to the next: by names, where it is, and both values."""
+    names: dict[tuple[str, str, bool], tuple[str, object, object]] = {}
+    for first, second in itertools.pairwise(states):
+        for place, before, after in _differences(first, second):
+            key = place.name, place.holder, place.theirs
+            names.setdefault(key, (place.where, before, after))
+    return names
 
 
 def _differences(first: Values, second: Values) -> Iterator[tuple[Place, object, object]]:

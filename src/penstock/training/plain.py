@@ -28,6 +28,7 @@ from penstock.job import Job
 from penstock.runtime.clearing import LEFT, has_own_zero_grad
 from penstock.runtime.eager import load_model
 from penstock.runtime.kept import ExtraState, put_state, take_state
+from penstock.runtime.named import take_named
 from penstock.runtime.rounded import Rounded, StepInputs
 from penstock.runtime.rounded_sums import RoundedSums
 from penstock.runtime.updates import SEED
@@ -228,6 +229,7 @@ class Plain:
         self.own.take(tensors, plain)
         self.take_left(tensors)
         self.take_scale(plain)
+        take_named(self.job, self.model, tensors, plain)
 
     def take_left(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the gradients that the step before has left."""

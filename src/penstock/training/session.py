@@ -65,9 +65,9 @@ from penstock.training.settle import (
     CheckOptions,
     bounded,
     examined,
+    in_one_process,
     proved,
     proved_eager,
-    read_in_order,
 )
 from penstock.training.stop import Stopped, stopping
 from penstock.training.unjoined import unjoined_choice
@@ -174,7 +174,7 @@ class Session:
         from penstock.runtime.launch import local_launcher
 
         first_step, checkpoint = self.start()
-        found = self.examine()
+        found = self.examine(checkpoint)
         self.set_aside()
         unplanned = self.care.eager or found.one_process or found.no_plan
         captured = None if unplanned else self.trace()
@@ -230,17 +230,37 @@ class Session:
         self.listener.say("training by the same plan, its ops not compiled")
         return choice._replace(plan=plan)
 
-    def examine(self) -> "Examined":
+    def examine(self, checkpoint: Path | None) -> "Examined":
         """Return what the job is found to be.
 
-        Raises:   JobError: only the plain loop trains it, and something else was requested.
+        checkpoint:  from which it goes on, if it does.
+
+        Raises:   JobError: only the plain loop trains it, and something else was requested; or a
+                  run that goes on would begin anew what the job keeps.
         """
         if self.job is not self.author:
             with self.listener.busy("comparing the modules that are replaced"):
                 verify(self.author, self.job, self.fixed.rules)
         check_validation(self.job, self.key, self.listener)
         care = self.care._replace(strict=self._is_strict())
-        return examined(self.job, self.key, care, self.listener)
+        found = examined(self.job, self.key, care, self.listener)
+        self._check_resumed(found, checkpoint)
+        return found
+
+    def _check_resumed(self, found: "Examined", checkpoint: Path | None) -> None:
+        """Raise where a run that goes on would begin anew what the job keeps in Python.
+
+        Raises:   JobError: it says what, with its line.
+        """
+        from penstock.training.resumed import check_resumed
+
+        if self.care.forget or found.failed or not (found.forgets or found.one_process):
+            return
+        if checkpoint is not None or self.elastic:
+            with self.listener.busy("looking whether it goes on as an unbroken run"):
+                check_resumed(self.job, found)
+        elif found.forgets:
+            self.listener.say(f"--resume would begin anew: {found.forgets[0]}")
 
     @property
     def key(self) -> str:
@@ -696,6 +716,7 @@ class Session:
             joined=plan.joined,
             noise_every=self.noise_every,
             audits=audited_run.audits_of(self, plan),
+            forgets=self.care.forget,
         )
 
     def windows(self, choice: Choice, first_step: int) -> "Windows":
@@ -793,11 +814,9 @@ class Session:
         from penstock.runtime.saver import SavePolicy
 
         most = self.fixed.ranks or Cluster.here().num_ranks
-        steps = range(first_step, self.num_steps)
-        ranks, self.checked = proved_eager(
-            self.job, found, most, steps, checkpoint, self.care, self.listener
-        )
-        job = read_in_order(self.job) if found.one_process else self.job
+        about = self.job, found, most, range(first_step, self.num_steps), checkpoint
+        ranks, self.checked = proved_eager(*about, self.care, self.listener)
+        job = in_one_process(self.job) if found.one_process else self.job
         with stopping(None) as board:
             self.heed(board)
             task = EagerTask(
@@ -813,6 +832,7 @@ class Session:
                 board=board,
                 policy=SavePolicy(self.keep, self.every.mtbf_s),
                 audits=None if ranks == 1 else audited_run.audits_of(self, None),
+                forgets=self.care.forget,
             )
             self.folder.mkdir(parents=True, exist_ok=True)
             self.clear(first_step, checkpoint)

@@ -1,8 +1,7 @@
 """Settle: what a job is found to be, and the proof of what was chosen, before a run begins."""
 
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +29,7 @@ class CheckOptions(NamedTuple):
     eager:   whether it is trained without a plan in any case.
     trial:   whether the best few plans take some steps before one of them is run.
     replan:  whether the plan is made again during the run where that pays.
+    forget:  whether a run goes on without the state of the job that no checkpoint holds.
     """
 
     check: bool = True
@@ -37,6 +37,7 @@ class CheckOptions(NamedTuple):
     eager: bool = False
     trial: bool = True
     replan: bool = True
+    forget: bool = False
 
 
 def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Examined":
@@ -203,15 +204,15 @@ def _decisions_of(plan: Plan) -> str:
     return json.dumps(replace(plan, decisions=(), predicted=None).to_json())
 
 
-def read_in_order(job: Job) -> Job:
-    """Return `job` with data that is read from its beginning, wherever a run goes on.
+def in_one_process(job: Job) -> Job:
+    """Return `job` as the plain loop has it, in one process, wherever a run goes on.
 
-    Where a micro-batch is no function of its number, only reading them all tells which one it is.
+    Data is read from its beginning, and the rate of each step is asked for, once and in order.
     """
+    from penstock.batches import InOrder
+    from penstock.runtime.rates import ReplayedRate
 
-    from penstock.batches import started
-
-    def data(start: int) -> Iterator[object]:
-        return itertools.islice(started(job.data, 0), start, None)
-
-    return replace(job, data=data)
+    rate = job.learning_rate
+    if rate is not None and not isinstance(rate, ReplayedRate):
+        rate = ReplayedRate(rate)
+    return replace(job, data=InOrder(job.data), learning_rate=rate)

@@ -90,7 +90,7 @@ def _train(session: "Session", rendezvous: "Rendezvous") -> "Trained | None":
     agree(rendezvous, "the start", start_facts(session.job, session.asked()))
     first_step, checkpoint = session.start()
     _check_start(rendezvous, first_step, session.folder)
-    found = session.examine() if rank == 0 else None
+    found = session.examine(checkpoint) if rank == 0 else None
     _check_ranks(session.given_plan, world)
     captured = _traced_alike(session, rendezvous, first_step)
     session.fixed = replace(session.fixed, ranks=world)

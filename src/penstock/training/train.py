@@ -87,6 +87,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
     until_loss: float | None = None,
     objective: Least = "time",
     audit: str = "1%",
+    forget_state: bool = False,
     on_step: Callable[[Row], None] | None = None,
     listener: Listener = SILENT,
 ) -> "Trained | None":
@@ -137,6 +138,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
                        all through the run: "1%"; "0": none.  Where one differs, the run goes back
                        to the last audited checkpoint and on by what is right; "1%,stop" ends it.
     objective:         what these are to make least: "time" or "cost".
+    forget_state:      whether a run goes on without the state of the job that no checkpoint holds.
     on_step:           called after each step with its row: step, loss, seconds, figures, ...
     listener:          learns what is being done.
     Raises:   JobError, PlanError: the job, or what is requested, is wrong.
@@ -193,7 +195,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             there=Machines(there, listener=listener),
             every=_every(checkpoint_every, mtbf, None if elastic else there, listener),
             keep=parse_keep(keep),
-            care=CheckOptions(check, strict, eager, trial, replan),
+            care=CheckOptions(check, strict, eager, trial, replan, forget_state),
             on_step=on_step,
             units=ask.units_asked(None if units is None else str(units)),
             elastic=elastic,
