@@ -3094,6 +3094,14 @@ BREAKS = (
         "rows of steps that were gone back from stay in metrics.jsonl",
     ),
     Break(
+        "a layer that thaws later never learns",
+        "runtime/eager.py",
+        "        self._thaw()\n",
+        "",
+        ("tests/parity/test_eager.py",),
+        "fine-tuning that lets the body learn at step 20 trains the head alone to its end",
+    ),
+    Break(
         "a whole optimizer beside a buffer in order takes every rank that was asked for",
         "training/examine.py",
         '        return 1, f"{why}one copy',

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock.errors import CheckpointError, GraphError, JobError, RunError
+from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.trace import build_model, capture
 from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, load_model, replicas_of, work_eagerly
@@ -306,3 +307,62 @@ def test_building_reads_no_data(tmp_path):
     job = replace(choosing(), data=lambda start: source)
     weights = train(job, tmp_path / "one source", 1).weights
     assert differing(weights, train(choosing(), tmp_path / "by index", 1).weights) == []
+
+
+@pytest.mark.parametrize("by", ["a hook of the optimizer", "learning_rate", "the loss"])
+def test_layer_that_thaws_in_a_later_step_learns_from_then_on(by, tmp_path):
+    """Fine-tuning: the body is frozen first, and let learn once the head has settled."""
+    job = thawing(by)
+    told = Steps(job.micro_batches)
+    task = EagerTask(job, 0, STEPS, tmp_path)
+    run_threads(partial(work_eagerly, task), 1, told.add)
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None
+    trained, expected = checkpoint.load(newest).tensors, plain_weights(thawing(by))
+    assert not torch.equal(expected["layers.0.weight"], build_model(job).layers[0].weight)
+    for name, value in expected.items():
+        assert torch.equal(trained[f"weights/{name}"], value), name
+
+
+def thawing(by):
+    job, built, calls = choosing("sgd"), [], itertools.count(1)
+
+    def model():
+        built.append(Choosing().double())
+        built[-1].layers.requires_grad_(False)
+        return built[-1]
+
+    def thaw(now):
+        if now:
+            built[-1].layers.requires_grad_(True)
+
+    def optimizer(weights):
+        made, steps = torch.optim.SGD(weights, lr=0.1, momentum=0.9), itertools.count(1)
+        if by == "a hook of the optimizer":
+            made.register_step_post_hook(lambda *_: thaw(next(steps) == 2))
+        return made
+
+    def rate(step):
+        thaw(by == "learning_rate" and step == 1)
+        return 1.0
+
+    def loss(model, batch):
+        thaw(by == "the loss" and next(calls) == 2 * MICRO_BATCHES + 1)
+        return job.loss(model, batch)
+
+    made = replace(job, model=model, optimizer=optimizer, learning_rate=rate, loss=loss)
+    return replace(made, clip_norm=None)
+
+
+def plain_weights(job):
+    model = build_model(job)
+    optimizer, data = job.optimizer(list(model.parameters())), job.data(0)
+    for step in range(STEPS):
+        for number in range(job.micro_batches):
+            batch = next(data)
+            with SeededRandom(micro_batch_seed(job.seed, step * job.micro_batches + number)):
+                (job.loss(model, batch) / job.micro_batches).backward()
+        job.learning_rate(step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}

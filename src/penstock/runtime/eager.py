@@ -250,7 +250,9 @@ class EagerRank:
         self.control = Control(task.board, task.every_s)
         self.saver: Saver | None = None
         self.model = _trained(task)
-        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.named = dict(self.model.named_parameters())
+        self.parameters = {n: p for n, p in self.named.items() if p.requires_grad}
+        self.frozen = {n: p for n, p in self.named.items() if not p.requires_grad}
         if not self.parameters:
             raise JobError("the model has no trainable parameter", hint="unfreeze some")
         self.updates = eager_updates(task.job, self.model)
@@ -289,6 +291,13 @@ class EagerRank:
             bound.call()
             self.marks.append(time.perf_counter())
         return statistics.fmean(self.losses)
+
+    def _thaw(self) -> None:
+        """Take to the parameters those that the job's code lets learn by now."""
+        if any(parameter.requires_grad for parameter in self.frozen.values()):
+            learns = {n for n, p in self.frozen.items() if p.requires_grad} | self.parameters.keys()
+            self.parameters = {n: p for n, p in self.named.items() if n in learns}
+            self.frozen = {n: p for n, p in self.named.items() if n not in learns}
 
     def result(self, step: int) -> StepResult:
         """Run one step; return what this rank knows of it."""
@@ -355,6 +364,7 @@ class EagerRank:
 
     def _reduce(self) -> None:
         """Sum gradients over all ranks; a parameter that no rank has used keeps none."""
+        self._thaw()
         if len(self.everyone) == 1:
             return
         own = bytes(parameter.grad is not None for parameter in self.parameters.values())
