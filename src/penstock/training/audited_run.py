@@ -1,8 +1,8 @@
 """Audited run: how a run of the main job is audited, and what becomes of it where a step differs.
 
-It goes back to the last audited checkpoint, and on by what is right: the same plan not compiled;
-else eager replicas, if they make the step that differs as the plain loop does; else the plain loop
-itself.  That one begins anew where the step follows from more than the state that is kept: a
+It goes back to the last audited checkpoint, and on by what is right: the same plan not compiled,
+or with no micro-batches joined; else eager replicas, if they make the step that differs as the
+plain loop does; else the plain loop itself.  That one begins anew where the step follows from more than the state that is kept: a
 counter in Python, say, which nobody but an unbroken run has.
 """
 
@@ -28,6 +28,7 @@ from penstock.training.audit import (
 )
 from penstock.training.audit_pace import AuditBasis
 from penstock.training.audits import ALONE, KEPT, Audit, Audited, audit_rows
+from penstock.training.unjoined import unjoined_choice
 
 if TYPE_CHECKING:
     from penstock.runtime.control import Board
@@ -219,6 +220,8 @@ def go_on(
     if choice is not None and choice.plan.compiled:
         other = session.without_compiling(choice, problem.audit.problem)
         return session.train_on(other, step, place, found)
+    if choice is not None and (apart := unjoined_choice(session, choice, problem.audit.problem)):
+        return session.train_on(apart, step, place, found)
     if choice is not None and is_right_eagerly(session, found, problem.audit):
         return session.train_eagerly(step, place, found)
     if not is_new:  # what it had in Python then is gone
