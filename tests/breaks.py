@@ -3080,8 +3080,8 @@ BREAKS = (
     Break(
         "difference_not_gone_back_from",
         "training/audited_run.py",
-        "    raise DiffersError(problem, session.folder)\n",
-        "    session.listener.say(problem.problem)\n",
+        "    raise error\n",
+        "    session.listener.say(error.message)\n",
         ("tests/training/test_audit.py",),
         "a run that differs goes on as if it were right",
     ),

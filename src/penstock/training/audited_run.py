@@ -2,8 +2,8 @@
 
 It goes back to the last audited checkpoint, and on by what is right: the same plan not compiled,
 or with no micro-batches joined; else eager replicas, if they make the step that differs as the
-plain loop does; else the plain loop itself.  That one begins anew where the step follows from more than the state that is kept: a
-counter in Python, say, which nobody but an unbroken run has.
+plain loop does; else the plain loop itself.  That one begins anew where the step follows from more
+than the state that is kept: a counter in Python, say, which nobody but an unbroken run has.
 """
 
 import json
