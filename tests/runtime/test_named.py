@@ -20,6 +20,7 @@ from penstock.runtime import checkpoint
 from penstock.runtime.eager import EagerTask, work_eagerly
 from penstock.runtime.launch import run_processes
 from penstock.runtime.named import packed, put_named, take_named
+from penstock.runtime.optimizer import undividable
 from penstock.training.plain import Plain
 from tests.parity.optimizing import MICRO_BATCHES, STEPS, Net, data, loss, run_of, windows_from
 from tests.parity.training import differing, train
@@ -231,6 +232,14 @@ def test_a_resumed_plan_goes_on_with_what_hooks_keep(replicas, tmp_path):
     assert 'calls", 6' in msgspec.json.encode(whole.plain["state/calls"]).decode().replace(
         ",", ", "
     )
+
+
+def test_a_trial_of_the_optimizer_leaves_it_where_it_was():
+    job = by_a_hook()
+    captured = run_of(job, 1).captured
+    assert undividable(job, captured) is not None
+    assert job.state["calls"].calls == 0
+    assert job.state["average"][0].eq(0).all()
 
 
 def test_the_plain_loop_goes_on_with_it(tmp_path):
