@@ -31,6 +31,7 @@ from penstock.training.audits import ALONE, KEPT, Audit, Audited, audit_rows
 from penstock.training.unjoined import unjoined_choice
 
 if TYPE_CHECKING:
+    from penstock.job import Job
     from penstock.runtime.control import Board
     from penstock.training.choose import Choice
     from penstock.training.chronicle import Stop
@@ -86,7 +87,7 @@ def audited(
     why = "--no-check" if not session.care.check else ""
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
-    if why := why or why_not(case, session.audit, session.folder, basis):
+    if why := why or why_not(case, session.audit, session.folder, basis) or forgets(case.job):
         session.audited = Audited(left_out=why, back=session.audited.back)
         yield
         return
@@ -100,6 +101,24 @@ def audited(
                 session.audited = replace(found, back=session.audited.back)
         finally:
             session.auditor = None
+
+
+def forgets(job: "Job") -> str:
+    """Return why no update can be made again from a state: what the optimizer keeps beside it.
+
+    A hook that counts its calls in a variable of its own knows another number in an audit.
+    """
+    from penstock.graph.trace import build_model
+    from penstock.runtime.child import apart
+    from penstock.runtime.optimizer_trial import tried
+
+    def asked() -> str:
+        model = build_model(job)
+        reached = [name for name, p in model.named_parameters() if p.requires_grad]
+        return tried("resumed", job, model, reached) or ""
+
+    reason = str(apart(asked))
+    return reason and f"the optimizer keeps something in no checkpoint: {reason}"
 
 
 @contextmanager
