@@ -178,6 +178,31 @@ def test_what_differs_is_named_and_stays(change, named, tmp_path, monkeypatch):
     assert [(row["step"], row["problem"]) for row in told] == [(r.step, r.problem) for r in rows]
 
 
+def fading(weights):
+    """Scale gradients by a count that no checkpoint holds."""
+    made, numbers = torch.optim.SGD(weights, lr=0.1), count(1)
+
+    def fade(own, *_: object) -> None:
+        factor = 0.9 ** next(numbers)
+        for p in own.param_groups[0]["params"]:
+            p.grad.mul_(factor)
+
+    made.register_step_pre_hook(fade)
+    return made
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_updates_that_follow_from_no_state_are_left_out(updates, tmp_path):
+    plan = plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 1, 4, replicas=2)
+    case = planned("gpt", plan)
+    case = replace(case, job=replace(case.job, optimizer=fading))
+    kept(case, tmp_path)
+    rows = audited_by(replace(case_of(case, (0,)), updates=updates), tmp_path)
+    assert [bool(row.problem) for row in rows] == [False, updates]
+    assert all(("update" in row.found) == updates for row in rows)
+    assert "gradients" in rows[0].found
+
+
 def test_a_plain_loop_that_fails_is_said_once(tmp_path):
     case = planned("gpt", plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2))
     kept(case, tmp_path)

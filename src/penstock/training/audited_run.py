@@ -9,7 +9,7 @@ than the state that is kept: a counter in Python, say, which nobody but an unbro
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -87,38 +87,53 @@ def audited(
     why = "--no-check" if not session.care.check else ""
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
-    if why := why or why_not(case, session.audit, session.folder, basis) or forgets(case.job):
+    if why := why or why_not(case, session.audit, session.folder, basis):
         session.audited = Audited(left_out=why, back=session.audited.back)
         yield
         return
     session.audited = Audited(back=session.audited.back)
+    but = forgets(case.job, session.key)
+    case = replace(case, updates=not but)
     keep_audited(session.folder / "checkpoints", first_step)
     with auditing(case, session.folder, board, session.audit, basis) as session.auditor:
         try:
             yield
             with session.listener.busy("auditing the last step"):
                 found = session.auditor.finish()
-                session.audited = replace(found, back=session.audited.back)
+                session.audited = replace(found, back=session.audited.back, but=but)
         finally:
             session.auditor = None
 
 
-def forgets(job: "Job") -> str:
+@dataclass(frozen=True, slots=True)
+class _Forgets:
+    """Why no update can be made again from a state; empty: it can."""
+
+    why: str
+
+
+def forgets(job: "Job", text: str = "") -> str:
     """Return why no update can be made again from a state: what the optimizer keeps beside it.
 
     A hook that counts its calls in a variable of its own knows another number in an audit.
+    text:     how the job was named; what was found before is not tried again.
     """
     from penstock.graph.trace import build_model
     from penstock.runtime.child import apart
     from penstock.runtime.optimizer_trial import tried
+    from penstock.training.store import keep, kept, key_of
 
     def asked() -> str:
         model = build_model(job)
         reached = [name for name, p in model.named_parameters() if p.requires_grad]
         return tried("resumed", job, model, reached) or ""
 
-    reason = str(apart(asked))
-    return reason and f"the optimizer keeps something in no checkpoint: {reason}"
+    key = key_of(job, text, "what an update keeps")
+    found = kept(_Forgets, key, "memory of an optimizer")
+    if found is None:
+        found = _Forgets(str(apart(asked)))
+        keep(key, "memory of an optimizer", asdict(found))
+    return found.why and f"the optimizer keeps something in no checkpoint: {found.why}"
 
 
 @contextmanager

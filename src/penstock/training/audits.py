@@ -68,6 +68,7 @@ class Audited:
     failed:   why the plain loop could not make a step, after which there were no more audits.
     left_out: why there were none at all.
     back:     the differences before, from which the run has gone back and on otherwise.
+    but:      why updates were not compared; empty: they were.
     """
 
     audits: tuple[Audit, ...] = ()
@@ -76,6 +77,7 @@ class Audited:
     failed: str = ""
     left_out: str = ""
     back: tuple[Audit, ...] = ()
+    but: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -115,7 +117,8 @@ class Audited:
             words += f", the last of them step {self.steps_proved}: equal to the plain loop"
         else:
             words += f"; step {problem.step + 1} differs: {problem.problem}"
-        return "; ".join(filter(None, (words, share, self.failed)))
+        but = f"updates were not compared: {self.but}" if self.but else ""
+        return "; ".join(filter(None, (words, but, share, self.failed)))
 
 
 def audit_rows(audited: Audited, num_steps: int) -> dict[str, object]:

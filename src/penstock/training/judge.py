@@ -64,6 +64,7 @@ class Case:
                of the plan, of which each is `joined` of the job's.
     by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
+    updates:   whether an update follows from a state; else a step is compared up to it.
     """
 
     job: Job
@@ -76,6 +77,7 @@ class Case:
     joined: int = 1
     by_parts: bool = False
     model: nn.Module | None = None
+    updates: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,15 +161,20 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
         yield from rows
         left_out += _overflow(plain, step)
         given, before = _part(found.tensors, "gradients/"), state
-        if case.backward:
+        if case.backward and case.updates:
             plain.update(step, given)
         yield from _data_differences(found, reads.taken())
         yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
-        if (buffers := plain.buffers()) and case.job.buffers == "exact":  # an update may write them
-            yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
+        if (buffers := plain.buffers()) and case.job.buffers == "exact" and case.updates:
+            yield compared(
+                "buffers", _part(found.tensors, "buffers/"), buffers
+            )  # an update may, too
         if not case.backward:
             continue
         yield from _gradient_differences(case, plain, step, state, (given, made.gradients))
+        if not case.updates:
+            yield from _copy_differences(found)
+            continue
         yield compared_updates(_part(found.tensors, "weights/"), plain.weights(), before)
         yield from _state_differences(plain, found)
         yield from _scale_differences(plain, found)
@@ -217,7 +224,7 @@ def _steps_by_parts(
             yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
         yield compared_gradients(_Part(found.tensors, "gradients/"), made.gradients)
         plain.model.zero_grad()
-        if plain.is_plain:
+        if plain.is_plain and case.updates:
             plain.rate(step)
             for name in plain.parameters:
                 yield from _update_of(name, plain, step, found, before)
