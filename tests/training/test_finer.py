@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from penstock.training.finer import _in_64_bits, judged_finely
+from penstock.training.finer import _exact, judged_finely
 from penstock.training.plain import Plain
 from tests.graph.zoo import job_of
 
@@ -31,7 +31,7 @@ def _step(job):
 
 def _rows(job, change):
     plain, state, expected = _step(job)
-    exact = _in_64_bits(plain, job, 0, state)
+    exact = _exact(plain, job, 0, state, list(plain.parameters.values()))
     found = {name: change(name, value, exact) for name, value in expected.items()}
     return {row.what: row for row in judged_finely(plain, job, 0, state, (found, expected))}
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_in_64_bits_is_judged_as_it_stands():
         return (m(x.float()) @ torch.ones(256)).mean()
 
     plain, state, expected = _step(replace(JOB, loss=loss))
-    assert _in_64_bits(plain, replace(JOB, loss=loss), 0, state) is None
+    assert _exact(plain, replace(JOB, loss=loss), 0, state, list(plain.parameters.values())) is None
     rows = judged_finely(plain, replace(JOB, loss=loss), 0, state, (expected, expected))
     assert [(row.what, row.bitwise) for row in rows] == [("gradients", True)]
 

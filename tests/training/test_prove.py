@@ -3,15 +3,18 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import pytest
 import torch
 from torch import nn
 
+import penstock as ps
+from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan, is_asynchronous, schedule_of
-from penstock.runtime import optimizer
+from penstock.runtime import optimizer_trial
 from penstock.runtime.launch import run_processes
 from penstock.runtime.updates import Updates
 from penstock.training import digest
@@ -22,6 +25,7 @@ from penstock.training.compare import (
     compared_gradients,
     compared_updates,
     compared_weights,
+    in_widths,
 )
 from penstock.training.plain import Plain
 from penstock.training.proof import Proof, proof_of
@@ -101,7 +105,7 @@ def growing():
     ],
 )
 def test_what_differs_is_named(change, named, monkeypatch):
-    monkeypatch.setattr(optimizer, "_try_divided", lambda trial: None)  # it would be refused
+    monkeypatch.setattr(optimizer_trial, "_TRIALS", {"divided": lambda trial: None})
     plan = plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 2, 2, replicas=2)
     case = case_of("gpt", plan)
     proof = prove(replace(case, job=replace(case.job, **change)), (0, 3))
@@ -223,7 +227,7 @@ def test_what_differs_is_named_by_parts_too(change, named, monkeypatch):
 
 def test_an_optimizer_that_may_look_across_is_left_out_by_parts(monkeypatch):
     parts_only(monkeypatch)
-    monkeypatch.setattr(optimizer, "_try_divided", lambda trial: None)  # it would be refused
+    monkeypatch.setattr(optimizer_trial, "_TRIALS", {"divided": lambda trial: None})
     plan = plan_of(captured("tied", EXACT).graph, "gpipe", 2, 4)
     case = case_of("tied", plan)
     proof = prove(replace(case, job=replace(case.job, optimizer=blind)), (0, 3))
@@ -359,6 +363,74 @@ def test_a_difference_that_is_no_number_is_a_problem():
     for value in (NAN, math.inf, 1.0):
         row = Difference("weights", "w", value, bitwise=False)
         assert proof_of(job, (0,), (row,), (), 0.0).problem.startswith("the weight w")
+
+
+def test_tensors_of_16_bits_are_compared_by_themselves():
+    """What rounding takes of them does not hide what is wrong with a wider one, or excuse it."""
+    right = {"a": torch.ones(2), "b": torch.ones(2, dtype=torch.bfloat16), "c": torch.ones(2)}
+    found = right | {"a": right["a"] + 1e-3, "b": right["b"] + 2**-7}
+    wide, narrow = in_widths(partial(compared, "buffers"), found, right)
+    assert (wide.where, wide.narrow, narrow.where, narrow.narrow) == ("a", False, "b", True)
+    job = job_of("dropout", EXACT, "sgd")
+    proof = proof_of(job, (0,), (narrow, wide), (), 0.0)
+    assert proof.problem == "the buffer a differs by 0.001"
+    assert len(proof.differences) == 2
+    assert str(proof_of(job, (0,), (narrow,), (), 0.0)).endswith("buffers in 16 bits 7.8e-03")
+    gone = list(in_widths(partial(compared, "buffers"), {"a": right["a"]}, right))
+    assert [(row.where, row.value) for row in gone] == [("c", math.inf), ("b", math.inf)]
+
+
+def narrow_model(*, head: torch.dtype = torch.bfloat16) -> nn.Module:
+    layers = [nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8)]
+    return nn.Sequential(*layers).bfloat16().append(nn.Linear(8, 4).to(head))
+
+
+def narrow_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    *body, head = model.children()
+    hidden = nn.Sequential(*body)(x.bfloat16()).to(head.weight.dtype)
+    return head(hidden).square().mean()
+
+
+def narrow_job(micro_batches: int, head: torch.dtype = torch.bfloat16) -> ps.Job:
+    return ps.Job(
+        partial(narrow_model, head=head),
+        narrow_loss,
+        lambda start: (torch.randn(4, 8, generator=seeded(i)) for i in count(start)),
+        lambda weights: torch.optim.AdamW(weights, lr=1e-2),
+        micro_batches=micro_batches,
+    )
+
+
+def seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+@pytest.mark.parametrize(
+    ("total", "joined", "replicas", "head"),
+    [
+        (8, 4, 2, torch.bfloat16),
+        (64, 32, 2, torch.bfloat16),
+        (8, 1, 2, torch.float32),
+        (8, 2, 1, torch.float32),
+    ],
+)
+def test_weights_of_16_bits_are_proved(total, joined, replicas, head):
+    """Sums over ranks, or of joined micro-batches, round otherwise than the plain loop's."""
+    job = narrow_job(total, head)
+    captured = capture(merged(job, joined))
+    graph = captured.graph
+    plan = plan_of(graph, "one_f_one_b", 1, total // joined // replicas, replicas=replicas)
+    assert prove(Planned(job, captured, replace(plan, joined=joined)), (0, 2)).problem == ""
+
+
+def test_a_step_of_16_bits_that_is_another_one_is_named():
+    job = narrow_job(8)
+    captured = capture(job)
+    plan = plan_of(captured.graph, "one_f_one_b", 1, 4, replicas=2)
+    wrong = replace(job, loss=lambda model, x: 1.1 * narrow_loss(model, x))
+    problem = prove(Planned(wrong, captured, plan), (0,)).problem
+    assert "the loss" in problem
+    assert "the gradient of" in problem
 
 
 def test_gradients_that_are_zero_but_for_rounding_do_not_count():

@@ -7,11 +7,13 @@ The scale of a difference depends on what is compared:
                                one that is zero but for rounding has no correct digit, as the bias
                                of an attention's keys
     update                     (max |a - b| - rounding of the weight) / its greatest change
+
+Tensors of 16 bits are told apart from wider ones: rounding takes more of them.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,25 +21,68 @@ from torch import Tensor
 from penstock.typed import Endless
 
 SMALL = 1e-3  # of the greatest gradient: below it only the absolute difference counts
+_NARROW = 2  # bytes of an element: bfloat16, float16 and less
+
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest relative difference of one group of tensors, and where it is."""
+    """The largest relative difference of one group of tensors, and where it is.
+
+    narrow:  whether these have 16 bits, or come of weights that have.
+    """
 
     what: str
     where: str
     value: Endless
     bitwise: bool
+    narrow: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what} {'equal' if self.bitwise else f'{self.value:.1e}'}"
+        what = f"{self.what} in 16 bits" if self.narrow else self.what
+        return f"{what} {'equal' if self.bitwise else f'{self.value:.1e}'}"
+
+
+def is_narrow(tensor: Tensor) -> bool:
+    """Return whether a tensor holds floating-point numbers of at most 16 bits."""
+    return tensor.is_floating_point() and tensor.element_size() <= _NARROW
+
+
+def in_widths(
+    compare: Callable[[Tensors, Tensors], Difference], found: Tensors, expected: Tensors
+) -> Iterator[Difference]:
+    """Yield what `compare` finds of the wider tensors and of those of 16 bits, if there are any."""
+    narrow = {name for name, value in expected.items() if is_narrow(value)}
+    narrow |= {name for name in found if name not in expected and is_narrow(found[name])}
+    if not narrow:
+        yield compare(found, expected)
+        return
+    if wide := {*found, *expected} - narrow:
+        yield compare(_Some(found, wide), _Some(expected, wide))
+    yield replace(compare(_Some(found, narrow), _Some(expected, narrow)), narrow=True)
+
+
+class _Some(Tensors):
+    """The tensors of some names, each read when asked for."""
+
+    def __init__(self, tensors: Tensors, names: Iterable[str]) -> None:
+        self.tensors, self.names = tensors, [name for name in names if name in tensors]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def compared(
     what: str,
-    found: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
+    found: Tensors,
+    expected: Tensors,
     *,
     least_scale: float = 0.0,
 ) -> Difference:
@@ -57,9 +102,14 @@ def compared(
     return Difference(what, where, worst, bitwise)
 
 
-def compared_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
-    """Return how far two steps' gradients are apart; a missing one is one of zeros."""
-    least, rows = _least_scale(expected), list[Difference]()
+def compared_gradients(
+    found: Tensors, expected: Tensors, *, least: float | None = None
+) -> Difference:
+    """Return how far two steps' gradients are apart; a missing one is one of zeros.
+
+    least:  the least scale of a difference, where these gradients are not all; see `least_scale`.
+    """
+    least, rows = least_scale(expected) if least is None else least, list[Difference]()
     for name in sorted({*found, *expected}):
         one, other = found.get(name), expected.get(name)
         one = torch.zeros_like(other) if one is None and other is not None else one
@@ -69,20 +119,18 @@ def compared_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
     return worst_of(rows) if rows else Difference("gradients", "", 0.0, bitwise=True)
 
 
-def compared_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Difference:
+def compared_weights(found: Tensors, expected: Tensors) -> Difference:
     """Return how far the weights of two runs are apart."""
-    return compared("weights", found, expected, least_scale=_least_scale(expected))
+    return compared("weights", found, expected, least_scale=least_scale(expected))
 
 
-def _least_scale(expected: Mapping[str, Tensor]) -> float:
+def least_scale(expected: Tensors) -> float:
     """Return SMALL * the greatest number of all; 0 where that is not finite."""
     scale = max(map(greatest, expected.values()), default=0.0)
     return SMALL * scale if math.isfinite(scale) else 0.0
 
 
-def compared_updates(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], before: Mapping[str, Tensor]
-) -> Difference:
+def compared_updates(found: Tensors, expected: Tensors, before: Tensors) -> Difference:
     """Return how far apart two updates from the same weights are, relative to what they change."""
     worst, where, bitwise = 0.0, "", True
     for name, right in expected.items():

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,13 +33,17 @@ from penstock.training.compare import (
     compared_gradients,
     compared_updates,
     compared_weights,
+    in_widths,
+    is_narrow,
+    least_scale,
 )
 from penstock.training.digest import ReadDigests, recorded
 from penstock.training.finer import judged_finely
 from penstock.training.plain import Plain, PlainStep
-from penstock.training.proof import TOLERANCE, Proof, proof_of
+from penstock.training.proof import LOW_PRECISION_TOLERANCE, TOLERANCE, Proof, proof_of
 
 INFINITY = float("inf")
+_BUFFERS, _OPTIMIZER = partial(compared, "buffers"), partial(compared, "optimizer")
 Earlier = checkpoint.Checkpoint | None
 
 
@@ -164,18 +169,18 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
         if case.backward and case.updates:
             plain.update(step, given)
         yield from _data_differences(found, reads.taken())
-        yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
+        yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact" and case.updates:
-            yield compared(
-                "buffers", _part(found.tensors, "buffers/"), buffers
-            )  # an update may, too
+            # an update may write them, too
+            yield from in_widths(_BUFFERS, _part(found.tensors, "buffers/"), buffers)
         if not case.backward:
             continue
         yield from _gradient_differences(case, plain, step, state, (given, made.gradients))
         if not case.updates:
             yield from _copy_differences(found)
             continue
-        yield compared_updates(_part(found.tensors, "weights/"), plain.weights(), before)
+        update = partial(compared_updates, before=before)
+        yield from in_widths(update, _part(found.tensors, "weights/"), plain.weights())
         yield from _state_differences(plain, found)
         yield from _scale_differences(plain, found)
         yield from _copy_differences(found)
@@ -190,10 +195,18 @@ def _gradient_differences(
     pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
 ) -> list[Difference]:
     """Return how gradients differ; where that may be rounding, as 64 bits tell."""
-    row = compared_gradients(*pair)
-    if row.value <= TOLERANCE or math.isinf(row.value) or plain.leaves_out:
-        return [row]
+    compare = partial(compared_gradients, least=least_scale(pair[1]))
+    rows = list(in_widths(compare, *pair))
+    far = [r for r in rows if r.value > (LOW_PRECISION_TOLERANCE if r.narrow else TOLERANCE)]
+    if not far or math.isinf(far[0].value) or plain.leaves_out:
+        return rows
     return judged_finely(plain, case.job, step, state, pair)
+
+
+def _loss_difference(plain: Plain, what: str, found: Any, expected: Any) -> Difference:
+    """Return how losses differ: those of weights of 16 bits are rounded on the way."""
+    row = compared(what, {"": _number(found)}, {"": _number(expected)})
+    return replace(row, narrow=any(map(is_narrow, plain.parameters.values())))
 
 
 def _steps_by_parts(
@@ -219,10 +232,11 @@ def _steps_by_parts(
         yield from rows
         left_out += _overflow(plain, step)
         yield from _data_differences(found, reads.taken())
-        yield compared("loss", {"": _number(losses.get(str(step)))}, {"": _number(made.loss)})
+        yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
-            yield compared("buffers", _part(found.tensors, "buffers/"), buffers)
-        yield compared_gradients(_Part(found.tensors, "gradients/"), made.gradients)
+            yield from in_widths(_BUFFERS, _part(found.tensors, "buffers/"), buffers)
+        compare = partial(compared_gradients, least=least_scale(made.gradients))
+        yield from in_widths(compare, _Part(found.tensors, "gradients/"), made.gradients)
         plain.model.zero_grad()
         if plain.is_plain and case.updates:
             plain.rate(step)
@@ -257,11 +271,12 @@ def _made(case: Case, plain: Plain, step: int) -> tuple[PlainStep, list[Differen
         plain.rounded = by
         made.append(plain.gradients(step, backward=backward))
     plainly, traced, rounded = made
-    rows = [compared("traced loss", {"": _number(traced.loss)}, {"": _number(plainly.loss)})]
+    rows = [_loss_difference(plain, "traced loss", traced.loss, plainly.loss)]
     if backward:
-        near = compared_gradients(traced.gradients, plainly.gradients)
+        near = in_widths(compared_gradients, traced.gradients, plainly.gradients)
         far = compared_gradients(rounded.gradients, plainly.gradients)
-        rows += [replace(near, what="traced gradients"), replace(far, what="rounding")]
+        rows += [replace(row, what="traced gradients") for row in near]
+        rows.append(replace(far, what="rounding"))
     return rounded, rows
 
 
@@ -276,12 +291,13 @@ def _update_of(
     plain.apply(step, {} if gradient is None else {name: gradient})
     weight = found.tensors.get(f"weights/{name}")
     weights = {} if weight is None else {name: weight}
-    yield compared_updates(weights, {name: parameter.detach()}, before)
+    update = partial(compared_updates, before=before)
+    yield from in_widths(update, weights, {name: parameter.detach()})
     tensors, values = plain.optimizer_state()
     own = f"optimizer/{name}/"
     held = {key: found.tensors[key] for key in found.tensors if key.startswith(own)}
     if held or tensors:
-        yield compared("optimizer", held, tensors)
+        yield from in_widths(_OPTIMIZER, held, tensors)
     for key, value in values.items():
         if found.plain.get(key) != value:
             yield Difference("optimizer", key, INFINITY, bitwise=False)
@@ -313,9 +329,9 @@ def _window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Differe
     found = _found(folder, case.steps[0])
     yield from _data_differences(found, reads.taken())
     if wanted := _part(expected, "weights/"):
-        yield compared_weights(_part(found.tensors, "weights/"), wanted)
+        yield from in_widths(compared_weights, _part(found.tensors, "weights/"), wanted)
     if case.job.buffers == "exact" and (wanted := _part(expected, "buffers/")):
-        yield compared("buffers", _part(found.tensors, "buffers/"), wanted)
+        yield from in_widths(_BUFFERS, _part(found.tensors, "buffers/"), wanted)
     yield from _copy_differences(found)
 
 
@@ -360,7 +376,7 @@ def _state_differences(plain: Plain, found: checkpoint.Checkpoint) -> Iterator[D
     kinds = "optimizer/", "optimizer.", "optimizer-left/"  # the second: of optimizers inside
     held = {k: v for k, v in found.tensors.items() if k.startswith(kinds)}
     if held or tensors:
-        yield compared("optimizer", held, tensors)
+        yield from in_widths(_OPTIMIZER, held, tensors)
     for key, value in values.items():
         if found.plain.get(key) != value:
             yield Difference("optimizer", key, INFINITY, bitwise=False)

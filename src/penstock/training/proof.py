@@ -72,8 +72,8 @@ def proof_of(
     bits: tuple[int, ...] = (),
 ) -> Proof:
     """Return the proof that all these differences make."""
-    groups = dict.fromkeys(row.what for row in rows)
-    worst = tuple(worst_of(row for row in rows if row.what == group) for group in groups)
+    groups = dict.fromkeys((row.what, row.narrow) for row in rows)
+    worst = tuple(worst_of(r for r in rows if (r.what, r.narrow) == group) for group in groups)
     too_far = [row for row in worst if not row.value <= _tolerance(row, job, bits)]
     problem = "; ".join(map(_words, too_far))
     return Proof(steps, worst, problem, left_out, seconds, bits, job.sums or "")
@@ -84,6 +84,8 @@ def _tolerance(row: Difference, job: Job, bits: tuple[int, ...]) -> float:
         return math.inf
     if row.what == "weights" and bits:  # of a window: a last bit may round the other way meanwhile
         return _WINDOW_ROUNDINGS * error_bound(min(bits))
+    if row.narrow:  # whatever it comes of: numbers of 16 bits are rounded where they are kept
+        return LOW_PRECISION_TOLERANCE
     exact = row.what in _SAME_INPUTS or job.precision is job.autocast is job.sums is None
     return TOLERANCE if exact else LOW_PRECISION_TOLERANCE
 

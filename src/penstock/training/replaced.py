@@ -20,7 +20,7 @@ from penstock.job import Job, load_function
 from penstock.rules import Rule
 from penstock.rules.ruled import matched
 from penstock.runtime.child import apart
-from penstock.training.compare import Difference, compared, compared_gradients
+from penstock.training.compare import Difference, compared, compared_gradients, is_narrow
 from penstock.training.plain import Plain
 from penstock.training.proof import LOW_PRECISION_TOLERANCE, TOLERANCE
 from penstock.typed import typed
@@ -111,8 +111,10 @@ def _put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 def _differences(author: Job, job: Job, rules: Sequence[Rule]) -> list[str]:
     """Return what differs between one step of both jobs, in words, where it begins first."""
-    limit = TOLERANCE if author.precision is author.autocast is None else LOW_PRECISION_TOLERANCE
     loops = Plain(author), Plain(job)
+    is_exact = author.precision is author.autocast is None
+    is_exact = is_exact and not any(map(is_narrow, loops[0].parameters.values()))
+    limit = TOLERANCE if is_exact else LOW_PRECISION_TOLERANCE
     names = [
         (rule, name) for rule in rules if _replaces(rule) for name in _matched(rule, loops[0].model)
     ]
