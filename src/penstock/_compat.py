@@ -531,6 +531,12 @@ def call_first(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> C
     return handle.remove
 
 
+def post_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return what an optimizer calls after every step."""
+    hooks: Any = optimizer._optimizer_step_post_hooks
+    return list(hooks.values())
+
+
 _TORCH_KEEPS = (
     *("defaults", "param_groups", "state", "_opt_called", "_zero_grad_profile_name"),
     *("_need_device_dtype_check_for_fused", "_step_supports_amp_scaling"),

@@ -24,6 +24,7 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.runtime.optimizer_trial import tried
 from penstock.runtime.rates import JobScheduler
+from penstock.runtime.reach import hook_with_module
 from penstock.runtime.updates import NONE, Updates, divided, held_by, lent_to
 
 
@@ -144,8 +145,13 @@ def undividable(job: Job, capture: Capture) -> str | None:
     one that is not finite.  Any bit of difference is a reason, unless there is none where parts of
     the parameters are lent.  Torch's own need no trial.
 
-    Ignores:  what an optimizer does only after more steps than are tried.
+    One whose hook after steps reaches the module has to, whatever the trial shows.
+
+    Ignores:  what an optimizer does otherwise only after more steps than are tried.
     Raises:   JobError: it is not one, fails, or a second one behaves differently from the first.
     """
     asked = job, capture.model, _reached(capture.graph)
-    return None if tried("divided", *asked) is None else tried("lent", *asked)
+    reason = None if tried("divided", *asked) is None else tried("lent", *asked)
+    if reason is None and (place := hook_with_module(whole_optimizer(*asked[:2]).optimizer)):
+        reason = f"a hook after steps reaches the module itself ({place})"
+    return reason
