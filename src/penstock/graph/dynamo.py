@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from penstock import _compat
 from penstock.errors import GraphError
+from penstock.graph.lasting import lasting_buffers
 
 Forward = Callable[[Mapping[str, Tensor], Sequence[Any]], tuple[Tensor, Sequence[Tensor]]]
 
@@ -28,7 +29,7 @@ def forward_by_dynamo(
               it may put a new tensor in a buffer's place.
     """
     module, inputs = _captured(loss)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = {**dict(model.named_parameters()), **lasting_buffers(model)}
     names = {id(value): name for name, value in state.items()}
     places = {id(leaf): at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     unknown = [i for i in inputs if id(i) not in names and id(i) not in places]

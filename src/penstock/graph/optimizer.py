@@ -23,6 +23,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from penstock import _compat
 from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.functional import where
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.trace import built_by, newest_beside
 from penstock.job import Job, Parameters
 
@@ -211,7 +212,7 @@ def _built(job: Job, model: nn.Module) -> nn.Module:
     if new is not model:
         for own, other in (
             (new.parameters(), model.parameters()),
-            (new.buffers(), model.buffers()),
+            (lasting_buffers(new).values(), lasting_buffers(model).values()),
         ):
             for value, wanted in zip(own, other, strict=True):
                 value.data = wanted.detach().clone()
@@ -297,7 +298,7 @@ Rows = Sequence[tuple[Tensor, Tensor, int]]  # a tensor, its place, the address 
 
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    return {**lasting_buffers(model), **dict(model.named_parameters())}
 
 
 def take_over(names: Sequence[str], rows: "Rows") -> None:

@@ -40,6 +40,7 @@ from penstock.graph.functional import (
     where,
 )
 from penstock.graph.graph import Graph, Node, NodeKind, with_cut_points
+from penstock.graph.lasting import lasting_buffers, note_built
 from penstock.graph.parts import PartName, part_in
 from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, rows_of
@@ -208,6 +209,7 @@ _built_with: "weakref.WeakKeyDictionary[nn.Module, _LastBuilt]" = weakref.WeakKe
 def built_by(job: Job) -> nn.Module:
     """Return what the job's `model` builds now, on the device of this process."""
     model = job.model().to(device_here())
+    note_built(model)
     try:
         known = _built_of.setdefault(job.model, _LastBuilt())
     except TypeError:  # an object that has no hash
@@ -246,7 +248,7 @@ class _TracedStep:
     ) -> None:
         self.job, self.model, self.key, self.masters = job, model, key_of(batch), masters
         self.leaves: list[Any] = self.key.leaves_of(batch)
-        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        parameters, buffers = dict(model.named_parameters()), lasting_buffers(model)
         self.figures: tuple[str, ...] = ()  # known once the loss has been computed
         self.trainable = [name for name, value in parameters.items() if value.requires_grad]
         self.state_names = [*parameters, *buffers]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock.graph.code import SeededRandom, micro_batch_seed
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.merge import unjoined
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_of, on_device
@@ -63,7 +64,7 @@ def by_the_data(words: str, job: Job, found: NotFinite) -> str:
 
 def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
     model = build_model(job)
-    first = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    first = {**dict(model.named_parameters()), **lasting_buffers(model)}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if not all_finite(value) and name in first:

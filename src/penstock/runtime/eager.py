@@ -26,6 +26,7 @@ from penstock.errors import CheckpointError, JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import own, seen
 from penstock.graph.functional import where
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, device_here, loss_and_figures, newest_beside
 from penstock.heap import keep_freed_memory
@@ -427,7 +428,7 @@ class EagerRank:
         return Carried(tensors, coefficients, self.everyone, self.rank == 0) if laws else None
 
     def _kept(self) -> dict[str, Tensor]:
-        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {**dict(self.model.named_parameters()), **lasting_buffers(self.model)}
 
     def join_buffers(self, step: int) -> None:
         """Give what forward writes its value after so many steps; all ranks call it together.
@@ -460,7 +461,8 @@ class EagerRank:
     def held(self) -> dict[str, Tensor]:
         """Return weights and buffers by key."""
         weights = {f"weights/{name}": value for name, value in self.model.named_parameters()}
-        return weights | {f"buffers/{name}": value for name, value in self.model.named_buffers()}
+        buffers = lasting_buffers(self.model).items()
+        return weights | {f"buffers/{name}": value for name, value in buffers}
 
     def _load(self, state: checkpoint.Checkpoint, step: int) -> None:
         """Go on from a checkpoint: what acts by itself comes to `step` first, then all is put back.

@@ -19,6 +19,7 @@ from penstock.batches import started
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_and_figures, on_device
 from penstock.job import Job
@@ -65,13 +66,13 @@ class _Kept:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         parameters = dict(model.named_parameters())
-        self.tensors: dict[str, Tensor] = {**parameters, **dict(model.named_buffers())}
+        self.tensors: dict[str, Tensor] = {**parameters, **lasting_buffers(model)}
         self.trained = {name for name, value in parameters.items() if value.requires_grad}
         self.first = {name: value.detach().clone() for name, value in self.tensors.items()}
 
     def now(self) -> dict[str, Tensor]:
         """Return what the model keeps now: forward may put another tensor in a buffer's place."""
-        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {**dict(self.model.named_parameters()), **lasting_buffers(self.model)}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Restore each tensor to its place, with its first value or that of `values`."""

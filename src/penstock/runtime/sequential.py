@@ -19,6 +19,7 @@ from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.graph import Graph
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.merge import parts_of
 from penstock.graph.parts import key_in
 from penstock.graph.precision import dtype_of, narrowed
@@ -82,7 +83,7 @@ def sequential(
             if rounded is not None:
                 held = dict(model.named_parameters())
                 forward, backward = ({**held, **read} for read in _reads(parts, program, local))
-                own, leaves = dict(model.named_buffers()), capture.leaves(batch)
+                own, leaves = lasting_buffers(model), capture.leaves(batch)
                 read = StepInputs(forward, backward, own, leaves, index, seed)
                 _, found = rounded.micro_batch(read)
             else:
@@ -100,7 +101,7 @@ def sequential(
         for part in parts:
             _update(part, rule, step)
     made = {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
-    return {**made, **{f"buffers/{name}": value for name, value in model.named_buffers()}}
+    return {**made, **{f"buffers/{name}": value for name, value in lasting_buffers(model).items()}}
 
 
 def _stages(

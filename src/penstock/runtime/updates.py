@@ -19,6 +19,7 @@ from penstock import _compat
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.optimizer import Loan, WholeOptimizer, take_over, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.job import Job
@@ -267,4 +268,4 @@ def lent_to(
 
 def held_by(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {**dict(model.named_parameters()), **lasting_buffers(model)}

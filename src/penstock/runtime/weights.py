@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from penstock import _compat
 from penstock.errors import CheckpointError, JobError, RunError
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.parts import PartName, key_in, part_in, part_key
 from penstock.graph.stages import Stage
 from penstock.graph.trace import Capture
@@ -607,7 +608,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         for name, value in model.named_parameters():
             value.copy_(fitting(tensors, f"weights/{name}", value))
         saved = model.state_dict(keep_vars=True)
-        for name, value in model.named_buffers():
+        for name, value in lasting_buffers(model).items():
             if name in saved or f"buffers/{name}" in tensors:
                 value.copy_(fitting(tensors, f"buffers/{name}", value))
 

@@ -131,7 +131,8 @@ def _gradients(
 def _put(model: nn.Module, state: Tensors) -> None:
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
-            value.copy_(state[name])
+            if name in state:  # forward makes the others
+                value.copy_(state[name])
             if isinstance(value, nn.Parameter):
                 value.grad = None
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from penstock.errors import CheckpointError
 from penstock.files import read_json
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.merge import merged
 from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture
@@ -263,10 +264,10 @@ def _made(case: Case, plain: Plain, step: int) -> tuple[PlainStep, list[Differen
     backward, parts, rounding = case.backward, case.rounded, plain.rounded
     if parts is None:
         return plain.gradients(step, backward=backward), []
-    made, buffers = list[PlainStep](), {k: v.clone() for k, v in plain.model.named_buffers()}
+    made, buffers = list[PlainStep](), plain.buffers()
     exact = Rounded(parts.capture, parts.stages, parts.program, exactly=True)
     for by in (None, exact, rounding):
-        for name, buffer in plain.model.named_buffers():
+        for name, buffer in lasting_buffers(plain.model).items():
             buffer.copy_(buffers[name])
         plain.rounded = by
         made.append(plain.gradients(step, backward=backward))

@@ -20,6 +20,7 @@ from penstock.batches import started
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import seen
+from penstock.graph.lasting import lasting_buffers
 from penstock.graph.merge import parts_of
 from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.precision import cast_weights
@@ -139,7 +140,7 @@ class Plain:
         read = StepInputs(
             forward=weights,
             backward=weights,
-            buffers=dict(self.model.named_buffers()),
+            buffers=lasting_buffers(self.model),
             leaves=by.capture.leaves(batch),
             number=index % self.job.micro_batches,
             seed=micro_batch_seed(self.job.seed, index),
@@ -197,7 +198,7 @@ class Plain:
 
     def buffers(self) -> dict[str, Tensor]:
         """Return a copy of the buffers by name."""
-        return {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        return {name: value.detach().clone() for name, value in lasting_buffers(self.model).items()}
 
     def optimizer_state(self) -> State:
         """Return what the optimizer holds, by "optimizer/NAME/KEY"."""

@@ -1,0 +1,32 @@
+"""Lasting: which buffers of a model are state, and which forward makes for itself.
+
+A mask or a table of angles that forward registers when it first needs one, and that no state_dict
+holds, is made again wherever it is missing: no checkpoint holds it, nothing compares it, and no
+replica has to agree with another one about it.  That it follows from the batch before, say, is
+what the examination of the job looks for, as of any other attribute.
+"""
+
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_built: "weakref.WeakKeyDictionary[nn.Module, frozenset[str]]" = weakref.WeakKeyDictionary()
+
+
+def note_built(model: "nn.Module") -> None:
+    """Remember which buffers a model has that was just built; what is built twice, as at first."""
+    _built.setdefault(model, frozenset(name for name, _ in model.named_buffers()))
+
+
+def lasting_buffers(model: "nn.Module") -> "dict[str, Tensor]":
+    """Return the buffers that are state, by name: those that it was built with, or saves.
+
+    Of a model that no job has built all of them.
+    """
+    buffers, first = dict(model.named_buffers()), _built.get(model)
+    if first is None or first.issuperset(buffers):
+        return buffers
+    saved = model.state_dict(keep_vars=True)
+    return {name: value for name, value in buffers.items() if name in first or name in saved}
