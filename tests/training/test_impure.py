@@ -1,6 +1,9 @@
 """What a trace would freeze is found with its line; what it would not is left alone."""
 
+import csv
+import io
 import itertools
+import json
 import multiprocessing
 import os
 import queue
@@ -8,6 +11,7 @@ import random
 import re
 import sqlite3
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -19,6 +23,7 @@ from contextvars import ContextVar
 from ctypes import CDLL, c_int
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal, getcontext, localcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -336,13 +341,141 @@ def counts_in_memory_of_c(net: Net, x: Tensor) -> Tensor:
     return x if net.raw[0] < 1000 else 2 * x
 
 
+def counts_on_a_tensor(net: Net, x: Tensor) -> Tensor:
+    net.scales[0].calls += 1
+    return x if net.scales[0].calls < 1000 else 2 * x
+
+
+def counts_on_a_dict(net: Net, x: Tensor) -> Tensor:
+    net.known.calls += 1
+    return x if net.known.calls < 1000 else 2 * x
+
+
+def counts_in_decimals(net: Net, x: Tensor) -> Tensor:
+    net.sum += Decimal("0.1")
+    return x if net.sum < 1000 else 2 * x
+
+
+def counts_by_precision(net: Net, x: Tensor) -> Tensor:
+    getcontext().prec += 1
+    return x if getcontext().prec < 1000 else 2 * x
+
+
+def counts_by_recursion(net: Net, x: Tensor) -> Tensor:
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+    return x if sys.getrecursionlimit() < 10_000 else 2 * x
+
+
+def counts_what_it_wrote(net: Net, x: Tensor) -> Tensor:
+    net.log.write("x\n")
+    return x if net.log.tell() < 1000 else 2 * x
+
+
+def counts_by_a_digit(net: Net, x: Tensor) -> Tensor:
+    calls = net.log.read()
+    net.log.seek(0)
+    net.log.write(chr(ord(calls) + 1))
+    net.log.seek(0)
+    return x if ord(calls) < 1000 else 2 * x
+
+
+def reads_rows(net: Net, x: Tensor) -> Tensor:
+    return x * float(next(net.rows)[0])
+
+
+def reads_lines(net: Net, x: Tensor) -> Tensor:
+    return x * min(len(net.log.readline()), 0)
+
+
+def takes_lines(net: Net, x: Tensor) -> Tensor:
+    return x * min(len(next(net.log)), 0)
+
+
+def asks_an_iterator_by_its_method(net: Net, x: Tensor) -> Tensor:
+    return x if net.count() < 1000 else 2 * x
+
+
+def appends_and_asks_where_it_ends(net: Net, x: Tensor) -> Tensor:
+    with Path(os.devnull).open("a") as log:
+        log.write("x")
+        return x if log.tell() < 1000 else 2 * x
+
+
+@lru_cache
+def kept_box() -> list[int]:
+    return [0]
+
+
+def counts_in_what_a_cache_keeps(net: Net, x: Tensor) -> Tensor:
+    kept_box()[0] += 1
+    return x if kept_box()[0] < 1000 else 2 * x
+
+
+@lru_cache(None)
+def kept_dict() -> dict[str, int]:
+    return {"calls": 0}
+
+
+def counts_in_a_dict_that_a_cache_keeps(net: Net, x: Tensor) -> Tensor:
+    kept_dict()["calls"] += 1
+    return x if kept_dict()["calls"] < 1000 else 2 * x
+
+
+@lru_cache
+def told(x: Tensor) -> None:
+    return None
+
+
+def asks_its_cache(net: Net, x: Tensor) -> Tensor:
+    told(x)
+    return x if told.cache_info().misses < 1000 else 2 * x
+
+
+class Known(dict[str, int]):
+    calls = 0
+
+
+def with_a_counting_tensor() -> dict[str, object]:
+    scale = torch.ones(())
+    scale.calls = 0  # pyright: ignore[reportAttributeAccessIssue]
+    return {"scales": [scale]}
+
+
+def with_rows() -> dict[str, object]:
+    return {"rows": csv.reader(iter(["1.0,2"] * 99))}
+
+
 def with_a_table() -> dict[str, object]:
     table = sqlite3.connect(":memory:")
     table.execute("create table calls (number integer)")
     return {"table": table}
 
 
+def own_lines() -> dict[str, object]:
+    return {"log": Path(__file__).open()}
+
+
+def a_log() -> dict[str, object]:
+    return {"log": tempfile.TemporaryFile("w")}
+
+
 FOUND = [
+    (counts_on_a_tensor, 2, with_a_counting_tensor, r"scales\[0\]\.calls.*\(2, then 3\)"),
+    (counts_on_a_dict, 2, lambda: {"known": Known()}, r"model\.known\.calls"),
+    (counts_in_decimals, 2, lambda: {"sum": Decimal(0)}, r"model\.sum"),
+    (counts_by_precision, 2, dict, r"prec of the decimal context.*\(30, then 31\)"),
+    (counts_by_recursion, 1, dict, "getrecursionlimit"),
+    (counts_what_it_wrote, 2, lambda: {"log": io.StringIO()}, r"model\.log"),
+    (counts_what_it_wrote, 2, a_log, r"model\.log"),
+    (counts_by_a_digit, 1, lambda: {"log": io.StringIO("a")}, r"model\.log"),
+    (reads_rows, 1, with_rows, r"rows\.line_num"),
+    (reads_lines, 1, own_lines, r"model\.log"),
+    (takes_lines, 1, own_lines, r"model\.log"),
+    (asks_an_iterator_by_its_method, 1, lambda: {"count": itertools.count().__next__}, "count"),
+    (appends_and_asks_where_it_ends, 1, dict, "the file"),
+    (counts_in_what_a_cache_keeps, 2, dict, "what kept_box has returned"),
+    (counts_in_a_dict_that_a_cache_keeps, 2, dict, "what kept_dict has returned"),
+    (asks_its_cache, 2, dict, "what told tells of its cache"),
     (looks_for_a_file, 1, dict, "files"),
     (counts_in_memory_of_c, 2, lambda: {"raw": (c_int * 4)()}, r"model\.raw"),
     (counts_in_an_array, 2, lambda: {"counts": array("i", [0])}, "model.counts"),
@@ -740,6 +873,25 @@ def frozen_with_a_memory() -> dict[str, object]:
     return {"teacher": nn.Linear(D, D).requires_grad_(False), "known": {}}
 
 
+def logs_in_many_ways(net: Net, x: Tensor) -> Tensor:
+    net.log.write("x\n")
+    print(x.shape, file=net.log)
+    json.dump({"calls": len(x)}, net.log)
+    csv.writer(net.log).writerow([1])
+    net.log.flush()
+    with Path(os.devnull).open("a+") as log:
+        log.write("x")
+    return x
+
+
+def counts_on_what_nobody_reads(net: Net, x: Tensor) -> Tensor:
+    net.scales[0].calls += 1
+    kept_box()[0] += 1
+    with localcontext() as context:
+        context.prec += 1
+        return x * float(Decimal(1) / Decimal(7))
+
+
 def draws_by_torch(net: Net, x: Tensor) -> Tensor:
     return F.dropout(x, 0.3) + torch.randn_like(x) * torch.rand(())
 
@@ -818,6 +970,9 @@ def seeds_what_it_keeps(net: Net, x: Tensor) -> Tensor:
     [
         (draws_by_a_seed_of_its_own, dict),
         (seeds_what_it_keeps, lambda: {"source": torch.Generator()}),
+        (logs_in_many_ways, lambda: {"log": io.StringIO()}),
+        (logs_in_many_ways, a_log),
+        (counts_on_what_nobody_reads, with_a_counting_tensor),
         (looks_for_what_is_imported, lambda: {"modules_of_all": sys.modules}),
         (rearranges, dict),
         (

@@ -5,6 +5,7 @@ writers of figures).  A profile function sees every call; so does an audit hook 
 """
 
 import datetime
+import gc
 import os
 import random
 import socket
@@ -45,10 +46,12 @@ _CLOCKS = {
     *(getattr(time, name) for name in ("time", "time_ns", "monotonic", "monotonic_ns")),
     *(getattr(time, name) for name in ("perf_counter", "perf_counter_ns", "process_time")),
     *(getattr(time, name) for name in ("process_time_ns", "localtime", "gmtime", "strftime")),
+    *(getattr(time, name) for name in ("thread_time", "thread_time_ns", "clock_gettime", "ctime")),
 }
-_FILES = {os.stat, os.lstat, os.access, os.listdir, os.scandir}
+_LOOKS = frozenset(("tell", "read", "readline", "readlines"))  # into a file that may be written
+_FILES = {os.stat, os.lstat, os.fstat, os.lseek, os.access, os.listdir, os.scandir}
 _CHANCE = {os.urandom, getattr(os, "getrandom", os.urandom)}
-_MACHINE = {os.getpid, socket.gethostname, os.getloadavg, os.times}
+_MACHINE = {os.getpid, socket.gethostname, os.getloadavg, os.times, gc.get_count, gc.get_stats}
 
 
 @cache
@@ -152,11 +155,13 @@ class Queries:
             return
         path, mode, flags = arguments
         writes = os.O_WRONLY | os.O_RDWR | os.O_APPEND
-        if isinstance(mode, str) and set(mode) & set("wax+"):
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        line = _asking(frame, _READING)
+        goes_on = isinstance(mode, str) and set(mode) & set("ar") and _looks_into_files(frame)
+        if not goes_on and isinstance(mode, str) and set(mode) & set("wax+"):
             return
-        if isinstance(flags, int) and flags & writes:
+        if not goes_on and isinstance(flags, int) and flags & writes:
             return
-        line = _asking(sys._getframe(1), _READING)  # pyright: ignore[reportPrivateUsage]
         if line is not None:
             self.found[f"the file {path}", line] = "read here while the loss is computed"
 
@@ -197,6 +202,13 @@ def _asking(frame: FrameType | None, through: tuple[str, ...]) -> Line | None:
             return None
         frame = frame.f_back
     return None
+
+
+def _looks_into_files(frame: FrameType | None) -> bool:
+    """Return whether the code of the job that opens a file also reads it, or asks where it ends."""
+    while frame is not None and not is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and not _LOOKS.isdisjoint(frame.f_code.co_names)
 
 
 # -- generators that all share --------------------------------------------------------------------

@@ -13,17 +13,13 @@ What tensors hold is left to `flow`: they are read by ops.
 import contextvars
 import ctypes
 import dis
-import enum
 import gc
-import hashlib
 import io
 import itertools
 import linecache
 import logging
 import os
-import random
 import re
-import sqlite3
 import sys
 import threading
 import types
@@ -32,34 +28,35 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from pathlib import PurePath
-from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from functools import _lru_cache_wrapper, cache, partial  # pyright: ignore[reportPrivateUsage]
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from penstock import _compat
 from penstock.training.asked import is_ours
+from penstock.training.reads import CHANGES
+from penstock.training.tokens import LONG, key_of, plain, position_of, settings, state_of, whole
 
 _MOST = 200_000  # values that are looked at
-_LONG = 1_000  # a longer container is one value
-_MOST_BYTES = 2**20  # of memory that is not numpy's
-_MOST_ELEMENTS = 10_000_000  # of an array; of a larger one, evenly spread ones are read
-_PLAIN = (int, float, complex, str, bytes, range, slice, enum.Enum, PurePath, type(None))
-_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _SKIPPED = (
     logging.Logger,
     logging.Handler,
-    io.IOBase,
     re.Pattern,
     threading.Thread,
     type(threading.Lock()),
     type(threading.RLock()),
     ctypes.Structure,
-    types.BuiltinFunctionType,
     types.FrameType,
     types.TracebackType,
     types.CodeType,
@@ -88,12 +85,14 @@ class Place:
 
     holder:  the name of what has it, if code of others may read it for the job's: a queue.
     theirs:  code of torch reads it, in the forward of one of its modules.
+    cached:  which result of a function with a cache has it; 0 for none.  A new one is no change.
     """
 
     where: str
     name: str
     holder: str = ""
     theirs: bool = False
+    cached: int = 0
 
 
 Values = Mapping[Place, object]
@@ -137,6 +136,8 @@ def held(
         walk.module(f"model.{path}".rstrip("."), module)
     for function in functions:
         walk.function(function)
+    for where, name, other, value in settings():
+        walk.values[Place(where, name, other)] = value
     walk.go()
     return walk.values, walk.seen
 
@@ -202,25 +203,32 @@ class _Walk:
             if not _is_class_of_job(owner) or self._again(owner):
                 continue
             for name, value in list(vars(owner).items()):
-                if not name.startswith("__") and not _is_code(value):
+                has_cache = isinstance(value, _lru_cache_wrapper)
+                if not name.startswith("__") and (has_cache or not _is_code(value)):
                     self.put(f"{owner.__qualname__}.{name}", name, value)
 
     # -- values -----------------------------------------------------------------------------------
 
     def visit(self, place: Place, value: Any) -> None:
         """Note one value, or put what it holds on the list."""
-        token = _plain(value)
+        token = plain(value)
         if self.tensors and isinstance(value, Tensor):
             self.alive.append(value)
             token = id(value), value._version  # pyright: ignore[reportPrivateUsage]
         if token is not None:
             self.values[place] = token
+            if getattr(value, "__dict__", None) and not self._again(value):
+                self._attributes_of(place, value)
         elif _is_of_others(value) or self._again(value):
             return
         elif isinstance(value, dict):
             self._items(place, value)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             self._elements(place, value)
+        elif isinstance(value, io.IOBase):
+            self._stream(place, value)
+        elif isinstance(value, _lru_cache_wrapper):
+            self._cache(place, value)
         elif isinstance(value, nn.Module):
             self.seen.discard(id(value))
             for name, child in value.named_modules():
@@ -244,22 +252,24 @@ class _Walk:
             self._object(place, value)
 
     def _items(self, place: Place, value: dict[Any, Any]) -> None:
+        self._attributes_of(place, value)
         rows = list(dict.items(value))
         self.values[replace(place, where=f"the keys of {place.where}")] = (
-            tuple(_key(key) for key, _ in rows) if len(rows) <= _LONG else len(rows)
+            tuple(key_of(key) for key, _ in rows) if len(rows) <= LONG else len(rows)
         )
-        for key, one in rows[:_LONG]:
+        for key, one in rows[:LONG]:
             shown = repr(key) if isinstance(key, str | int | float) else type(key).__qualname__
             self.todo.append((replace(place, where=f"{place.where}[{shown}]"[:200]), one))
 
     def _elements(self, place: Place, value: Collection[Any]) -> None:
+        self._attributes_of(place, value)
         self.values[replace(place, where=f"the length of {place.where}")] = len(value)
         if isinstance(value, set | frozenset):
-            tokens = [_plain(one) for one in value]
+            tokens = [plain(one) for one in value]
             self.values[place] = frozenset(token for token in tokens if token is not None)
             return
-        if len(value) > _LONG:
-            self.values[place] = _whole(value)
+        if len(value) > LONG:
+            self.values[place] = whole(value)
             return
         for at, one in enumerate(value):
             self.todo.append((replace(place, where=f"{place.where}[{at}]"), one))
@@ -271,13 +281,36 @@ class _Walk:
             self.put(f"{place.where}.{name}", place.name, local)
 
     def _object(self, place: Place, value: Any) -> None:
-        state = _state(value)
+        state = state_of(value)
         kind = type(value).__qualname__
         self.values[place] = kind if state is None else ("the state of", kind, state)
+        self._attributes_of(place, value)
+        self.class_of(type(value))
+
+    def _attributes_of(self, place: Place, value: Any) -> None:
         holder = "" if _is_class_of_job(type(value)) else place.holder or place.name
         for name, one in _attributes(value):
-            self.put(f"{place.where}.{name}", name, one, holder)
-        self.class_of(type(value))
+            where = f"{place.where}.{name}"
+            self.todo.append((Place(where, name, holder, cached=place.cached), one))
+
+    def _stream(self, place: Place, value: Any) -> None:
+        if _is_class_of_job(type(value)):
+            self._object(place, value)
+        if (token := position_of(value)) is not None:
+            self.values[place] = token
+
+    def _cache(self, place: Place, value: Any) -> None:
+        """Note what a function keeps of its results, as far as somebody may change them."""
+        if any("cache_info" in code.co_names for code in self.codes):
+            where = f"what {place.where} tells of its cache"
+            self.values[Place(where, "cache_info")] = tuple(value.cache_info())
+        self._attributes_of(place, value)
+        known = gc.get_referents(value)
+        *tables, cache_of = (d for d in known if type(d) is dict and d is not vars(value))
+        others = (one for one in known if not isinstance(one, FunctionType | type | dict))
+        where = f"what {place.where} has returned"
+        for one in itertools.islice((*others, *tables, *cache_of.values()), LONG):
+            self.todo.append((replace(place, where=where, cached=id(one)), one))
 
     def _again(self, value: object) -> bool:
         if id(value) in self.seen:
@@ -291,70 +324,12 @@ def _is_of_others(value: object) -> bool:
     """Return whether it is no state of a job: a module, a lock, what the interpreter keeps."""
     if isinstance(value, (*_SKIPPED, ModuleType)):
         return True
+    if isinstance(value, MethodWrapperType | BuiltinFunctionType):  # those of `next`, of `tell`
+        return value.__name__ in CHANGES or not isinstance(value.__self__, Iterator | io.IOBase)
     return any(value is one for one in _OF_THE_INTERPRETER)
 
 
-# -- what can be compared -------------------------------------------------------------------------
-
-
-def _plain(value: object) -> object:
-    """Return what stands for a value that holds no others; None for another."""
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, str | bytes) and len(value) > _LONG:
-        return type(value).__name__, len(value), hash(value)
-    if isinstance(value, _PLAIN):
-        return type(value).__name__, value
-    if isinstance(value, _TORCH):
-        return str(value)
-    if isinstance(value, np.generic):
-        return repr(value)
-    if isinstance(value, Tensor):
-        return "tensor"
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        every = value.size // _MOST_ELEMENTS + 1
-        part = value.tobytes() if every == 1 else value.reshape(-1)[::every].tobytes()
-        return value.shape, str(value.dtype), hashlib.blake2b(part).hexdigest()
-    return _memory(value)
-
-
-def _memory(value: Any) -> object:
-    """Return what stands for memory that Python lets one see: of an array, of ctypes, shared."""
-    try:
-        with memoryview(value) as seen:
-            part = seen.cast("B") if seen.contiguous and seen.nbytes else seen
-            return part[:_MOST_BYTES].tobytes()
-    except (TypeError, ValueError, BufferError):  # it has none, or one of other objects
-        return None
-
-
-def _key(key: object) -> object:
-    token = _plain(key)
-    return type(key).__qualname__ if token is None else token
-
-
-def _whole(value: Collection[Any]) -> object:
-    """Return what stands for a long container: all of it if it is plain, else its ends."""
-    try:
-        return hash(tuple(value))
-    except TypeError:
-        ends = (*itertools.islice(value, 50), len(value))
-        return tuple(_key(one) for one in ends)
-
-
-def _state(value: Any) -> object:
-    """Return the state of what keeps it in C: generators of random numbers, databases."""
-    if isinstance(value, sqlite3.Connection):
-        return value.total_changes
-    if isinstance(value, random.Random):
-        return hash(value.getstate())
-    if isinstance(value, torch.Generator):
-        return hash(value.get_state().numpy().tobytes())
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state(legacy=False))
-    return None
+# -- what a value holds --------------------------------------------------------------------------
 
 
 def _attributes(value: Any) -> list[tuple[str, object]]:
@@ -368,6 +343,8 @@ def _parts(value: Any) -> tuple[object, ...] | None:
     """Return what a value of Python's own holds that has no attributes; None for another."""
     if isinstance(value, MethodType):
         return value.__self__, value.__func__
+    if isinstance(value, MethodWrapperType | BuiltinFunctionType):
+        return (value.__self__,)
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
     if isinstance(value, contextvars.ContextVar):
@@ -402,10 +379,14 @@ def _read_by_torch(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
+@cache
 def _slots(kind: type) -> tuple[str, ...]:
-    slots: Any = vars(kind).get("__slots__", ())
-    names: tuple[str, ...] = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if not name.startswith("__"))
+    """Return the attributes that a class keeps elsewhere than in a dict, also one of C."""
+    return tuple(
+        name
+        for name, value in vars(kind).items()
+        if isinstance(value, MemberDescriptorType) and not name.startswith("__")
+    )
 
 
 def _is_code(value: object) -> bool:

@@ -556,7 +556,8 @@ def _names_of(
 def _differences(first: Values, second: Values) -> Iterator[tuple[Place, object, object]]:
     """Yield what is new or another value in `second`, with both values."""
     for place, value in second.items():
-        if place not in first or first[place] != value:
+        is_new = place not in first and not place.cached
+        if is_new or (place in first and first[place] != value):
             yield place, first.get(place), value
 
 

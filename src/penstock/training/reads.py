@@ -15,14 +15,15 @@ from torch import nn
 Line = tuple[str, int]
 
 # Methods that change their object, where nobody takes what they return.
-_CHANGES = frozenset(
+CHANGES = frozenset(
     """put append appendleft extend extendleft insert add update clear pop popleft remove discard
-    setdefault record observe reset""".split()  # noqa: SIM905 - a list of them is longer
+    setdefault record observe reset seek truncate""".split()  # noqa: SIM905 - a list of them is longer
 )
 _RETURNS = frozenset(("pop", "popleft", "setdefault"))  # of these, what somebody may take
 # Calls that only tell.
 _TELLS = frozenset(
-    """print log debug info warning warn error critical exception write writerow flush display
+    """print log debug info warning warn error critical exception write writelines writerow
+    writerows dump save savetxt flush display
     add_scalar add_scalars add_histogram set_postfix set_postfix_str set_description""".split()  # noqa: SIM905
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -139,7 +140,7 @@ def _targets(statement: ast.AST) -> list[ast.expr]:
         return statement.targets
     match statement:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr=method))):
-            return [target] if method in _CHANGES else []
+            return [target] if method in CHANGES else []
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
             return [target]
         case _:
@@ -149,7 +150,7 @@ def _targets(statement: ast.AST) -> list[ast.expr]:
 def _kept_name(target: ast.expr) -> str | None:
     """Return the name that an assignment sets for longer than the call; None for a local one."""
     match target:
-        case ast.Subscript(value=inner):
+        case ast.Subscript(value=inner) | ast.Call(func=inner):  # of a cache, what it returns
             return _kept_name(inner)
         case ast.Attribute(attr=name):
             return name
@@ -195,7 +196,7 @@ def _writes(node: ast.AST) -> bool:
     if not isinstance(above.ctx, ast.Load):  # x.name = 1
         return True
     call = _parent(above)
-    if not isinstance(call, ast.Call) or call.func is not above or above.attr not in _CHANGES:
+    if not isinstance(call, ast.Call) or call.func is not above or above.attr not in CHANGES:
         return False
     outside = _parent(call)
     if isinstance(outside, ast.Lambda):  # lambda g: norms.append(g.norm())
