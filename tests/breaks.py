@@ -107,6 +107,22 @@ BREAKS = (
         "model.bfloat16() trains without a plan: what rounding takes of it counts as another step",
     ),
     Break(
+        "a seed that is None is one",
+        "training/seeded.py",
+        "seed is not None and seed is not _UNKNOWN",
+        "seed is not _UNKNOWN",
+        ("tests/training/test_impure.py",),
+        "a model that draws from RandomState(self.seed), which is None, is traced with one draw",
+    ),
+    Break(
+        "whatever takes chance from the system has no seed",
+        "training/asked.py",
+        ' and not (what == "chance" and makes_a_seeded_generator(asker))',
+        "",
+        ("tests/training/test_impure.py",),
+        "RandomState(0) in forward is refused, for it asks before it takes the seed",
+    ),
+    Break(
         "what forward makes for itself is state",
         "graph/lasting.py",
         "if name in first or name in saved}",

@@ -135,6 +135,26 @@ def asks_for_an_identifier(net: Net, x: Tensor) -> Tensor:
     return x if uuid.uuid4().int else 2 * x
 
 
+def draws_from_what_has_no_seed(net: Net, x: Tensor) -> Tensor:
+    source = np.random.RandomState(net.seed)
+    return 2 * x if source.rand() < 1e-12 else x
+
+
+def draws_from_bits_without_a_seed(net: Net, x: Tensor) -> Tensor:
+    bits = np.random.MT19937()
+    return 2 * x if np.random.RandomState(bits).rand() < 1e-12 else x
+
+
+def draws_from_what_forgets_its_seed(net: Net, x: Tensor) -> Tensor:
+    source = np.random.RandomState(seed={"seed": 3}.get("other"))
+    return 2 * x if source.rand() < 1e-12 else x
+
+
+def draws_by_a_counted_seed(net: Net, x: Tensor) -> Tensor:
+    net.seed += 1
+    return x * float(np.random.RandomState(net.seed).rand())
+
+
 def reads_a_file(net: Net, x: Tensor) -> Tensor:
     return x * len(Path(__file__).read_text())
 
@@ -500,6 +520,10 @@ FOUND = [
     (asks_the_time, 1, dict, "the time"),
     (asks_the_date, 1, dict, "the time"),
     (asks_for_an_identifier, 1, dict, "chance"),
+    (draws_from_what_has_no_seed, 1, lambda: {"seed": None}, "chance"),
+    (draws_from_bits_without_a_seed, 1, dict, "chance"),
+    (draws_from_what_forgets_its_seed, 1, dict, "chance"),
+    (draws_by_a_counted_seed, 2, lambda: {"seed": 0}, r"model\.seed"),
     (reads_a_file, 1, dict, "the file .*test_impure.py"),
     (fills_a_memory, 2, lambda: {"memory": []}, "the length of model.memory"),
     (fills_a_memory, 2, lambda: {"memory": deque(maxlen=200)}, "the length of model.memory"),
@@ -961,6 +985,24 @@ def draws_by_a_seed_of_its_own(net: Net, x: Tensor) -> Tensor:
     return x[:, torch.randperm(D, generator=source)] + torch.randn(D, generator=source)
 
 
+def draws_by_a_seed_of_numpy(net: Net, x: Tensor) -> Tensor:
+    order = np.random.RandomState(0).permutation(D)
+    signs = np.random.default_rng(0).integers(0, 2, D) + np.random.RandomState(seed=1).rand(D)
+    return x[:, torch.from_numpy(order)] * torch.tensor(signs, dtype=x.dtype)
+
+
+def draws_by_a_seed_of_its_model(net: Net, x: Tensor) -> Tensor:
+    sources = [np.random.RandomState(net.seed), np.random.RandomState([net.seed, 1])]
+    first = np.random.RandomState(
+        seed=net.seed + 1,
+    )
+    return x * float(sum(source.rand() for source in [*sources, first]))
+
+
+def draws_by_a_seed_of_python(net: Net, x: Tensor) -> Tensor:
+    return x * random.Random(0).random()
+
+
 def seeds_what_it_keeps(net: Net, x: Tensor) -> Tensor:
     return x + torch.randn(D, generator=net.source.manual_seed(3))
 
@@ -969,6 +1011,9 @@ def seeds_what_it_keeps(net: Net, x: Tensor) -> Tensor:
     ("then", "state"),
     [
         (draws_by_a_seed_of_its_own, dict),
+        (draws_by_a_seed_of_numpy, dict),
+        (draws_by_a_seed_of_its_model, lambda: {"seed": 5}),
+        (draws_by_a_seed_of_python, dict),
         (seeds_what_it_keeps, lambda: {"source": torch.Generator()}),
         (logs_in_many_ways, lambda: {"log": io.StringIO()}),
         (logs_in_many_ways, a_log),

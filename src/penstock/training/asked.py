@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import penstock
+from penstock.training.seeded import makes_a_seeded_generator
 
 Line = tuple[str, int]
 
@@ -138,9 +139,9 @@ class Queries:
         if (what := _what(called)) is not None:
             if what == "files" and not self.reads_files:
                 return
-            line = _asking(frame, _LOOKING if what == "files" else _THROUGH)
-            if line is not None:
-                self.found[what, line] = _WHY[what]
+            asker = _asker(frame, _LOOKING if what == "files" else _THROUGH)
+            if asker is not None and not (what == "chance" and makes_a_seeded_generator(asker)):
+                self.found[what, (asker.f_code.co_filename, asker.f_lineno)] = _WHY[what]
         elif getattr(called, "__self__", None) is torch.default_generator:
             line = _asking(frame, _SEEDING) if called.__name__ == "manual_seed" else None
             self.seeds += [line] if line is not None else []
@@ -194,10 +195,15 @@ def _what(called: Any) -> str | None:
 
 def _asking(frame: FrameType | None, through: tuple[str, ...]) -> Line | None:
     """Return the line of the job that asks; None where something else in between does."""
+    asker = _asker(frame, through)
+    return None if asker is None else (asker.f_code.co_filename, asker.f_lineno)
+
+
+def _asker(frame: FrameType | None, through: tuple[str, ...]) -> FrameType | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if is_ours(file) and not any(name in file for name in through):
-            return file, frame.f_lineno
+            return frame
         if not any(name in file for name in through):
             return None
         frame = frame.f_back
