@@ -446,6 +446,21 @@ def told(x: Tensor) -> None:
     return None
 
 
+def takes_rows(net: Net, x: Tensor) -> Tensor:
+    (k,) = next(net.rows)
+    return x if k < 1000 else 2 * x
+
+
+def counts_in_a_file_that_it_opens(net: Net, x: Tensor) -> Tensor:
+    with Path(os.devnull).open("r+") as log:
+        return x if len(list(log)) < 1000 else 2 * x
+
+
+def looks_into_a_database(net: Net, x: Tensor) -> Tensor:
+    with sqlite3.connect("file::memory:?cache=shared", uri=True) as table:
+        return x if len(table.execute("select 1").fetchall()) < 1000 else 2 * x
+
+
 def asks_its_cache(net: Net, x: Tensor) -> Tensor:
     told(x)
     return x if told.cache_info().misses < 1000 else 2 * x
@@ -459,6 +474,12 @@ def with_a_counting_tensor() -> dict[str, object]:
     scale = torch.ones(())
     scale.calls = 0  # pyright: ignore[reportAttributeAccessIssue]
     return {"scales": [scale]}
+
+
+def with_a_cursor() -> dict[str, object]:
+    table = sqlite3.connect(":memory:")
+    numbers = "with recursive n(k) as (select 1 union select k + 1 from n) select k from n"
+    return {"rows": table.execute(numbers)}
 
 
 def with_rows() -> dict[str, object]:
@@ -495,6 +516,9 @@ FOUND = [
     (appends_and_asks_where_it_ends, 1, dict, "the file"),
     (counts_in_what_a_cache_keeps, 2, dict, "what kept_box has returned"),
     (counts_in_a_dict_that_a_cache_keeps, 2, dict, "what kept_dict has returned"),
+    (takes_rows, 1, with_a_cursor, r"model\.rows"),
+    (counts_in_a_file_that_it_opens, 1, dict, "the file"),
+    (looks_into_a_database, 1, dict, "the file"),
     (asks_its_cache, 2, dict, "what told tells of its cache"),
     (looks_for_a_file, 1, dict, "files"),
     (counts_in_memory_of_c, 2, lambda: {"raw": (c_int * 4)()}, r"model\.raw"),
@@ -788,6 +812,46 @@ def test_figure_beside_the_loss_that_follows_a_counter_is_found() -> None:
     assert {one.where for one in found} == {line(loss, 1)}
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_count_that_the_loss_keeps_on_tensors_of_a_batch_is_found_if_those_come_again(
+    again,
+) -> None:
+    def counted(start: int) -> list[Tensor]:
+        row = list(itertools.islice(data(0), 6))
+        for x in row:
+            x.calls = 0  # pyright: ignore[reportAttributeAccessIssue]
+        return row
+
+    known = counted(0)
+
+    def batches(start: int) -> Iterator[Tensor]:
+        row = known if again else counted(start)
+        return itertools.islice(itertools.cycle(row), start % 6, None)
+
+    def loss(model: nn.Module, x: Any) -> Tensor:
+        x.calls += 1
+        return square(model, x) * (1 if x.calls < 1000 else 2)
+
+    found = impurities(job(loss=loss, data=batches))
+    assert [(one.what, one.where) for one in found] == [("calls of the batch", line(loss, 2))][
+        :again
+    ]
+
+
+def test_cursor_that_data_takes_rows_from_is_no_finding() -> None:
+    with sqlite3.connect(":memory:") as table:
+        rows = table.execute(
+            "with recursive n(k) as (select 1 union select k + 1 from n) select k from n"
+        )
+
+    def batches(start: int) -> Iterator[Tensor]:
+        for x in data(start):
+            next(rows)
+            yield x
+
+    assert impurities(job(data=batches)) == ()
+
+
 def test_loss_that_keeps_state_in_a_closure_is_found() -> None:
     calls = 0
 
@@ -911,6 +975,7 @@ def logs_in_many_ways(net: Net, x: Tensor) -> Tensor:
 def counts_on_what_nobody_reads(net: Net, x: Tensor) -> Tensor:
     net.scales[0].calls += 1
     kept_box()[0] += 1
+    net.total, net.calls = net.total + 1.0, net.calls + 1
     with localcontext() as context:
         context.prec += 1
         return x * float(Decimal(1) / Decimal(7))
@@ -1017,7 +1082,10 @@ def seeds_what_it_keeps(net: Net, x: Tensor) -> Tensor:
         (seeds_what_it_keeps, lambda: {"source": torch.Generator()}),
         (logs_in_many_ways, lambda: {"log": io.StringIO()}),
         (logs_in_many_ways, a_log),
-        (counts_on_what_nobody_reads, with_a_counting_tensor),
+        (
+            counts_on_what_nobody_reads,
+            lambda: {**with_a_counting_tensor(), "total": 0.0, "calls": 0},
+        ),
         (looks_for_what_is_imported, lambda: {"modules_of_all": sys.modules}),
         (rearranges, dict),
         (

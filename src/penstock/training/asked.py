@@ -152,18 +152,12 @@ class Queries:
                 self.found["the address of a tensor", line] = "read here; each run has others"
 
     def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or not self.reads_files:
+        if event not in ("open", "sqlite3.connect") or not self.reads_files:
             return
-        path, mode, flags = arguments
-        writes = os.O_WRONLY | os.O_RDWR | os.O_APPEND
+        path, mode, flags = (*arguments, "r", 0)[:3]
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         line = _asking(frame, _READING)
-        goes_on = isinstance(mode, str) and set(mode) & set("ar") and _looks_into_files(frame)
-        if not goes_on and isinstance(mode, str) and set(mode) & set("wax+"):
-            return
-        if not goes_on and isinstance(flags, int) and flags & writes:
-            return
-        if line is not None:
+        if line is not None and path != ":memory:" and _reads(mode, flags, frame):
             self.found[f"the file {path}", line] = "read here while the loss is computed"
 
 
@@ -208,6 +202,14 @@ def _asker(frame: FrameType | None, through: tuple[str, ...]) -> FrameType | Non
             return None
         frame = frame.f_back
     return None
+
+
+def _reads(mode: object, flags: object, frame: FrameType | None) -> bool:
+    """Return whether a file is opened to be read, or is one that code goes on with and reads."""
+    if isinstance(mode, str):
+        return "r" in mode or ("a" in mode and _looks_into_files(frame))
+    writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_APPEND)
+    return not writes or _looks_into_files(frame)
 
 
 def _looks_into_files(frame: FrameType | None) -> bool:

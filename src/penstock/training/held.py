@@ -26,7 +26,7 @@ import types
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import _lru_cache_wrapper, cache, partial  # pyright: ignore[reportPrivateUsage]
 from types import (
@@ -46,7 +46,16 @@ from torch import Tensor, nn
 from penstock import _compat
 from penstock.training.asked import is_ours
 from penstock.training.reads import CHANGES
-from penstock.training.tokens import LONG, key_of, plain, position_of, settings, state_of, whole
+from penstock.training.tokens import (
+    LONG,
+    Moving,
+    key_of,
+    plain,
+    position_of,
+    settings,
+    state_of,
+    whole,
+)
 
 _MOST = 200_000  # values that are looked at
 _SKIPPED = (
@@ -284,6 +293,8 @@ class _Walk:
         state = state_of(value)
         kind = type(value).__qualname__
         self.values[place] = kind if state is None else ("the state of", kind, state)
+        if state is None and _is_iterator_of_c(value):  # it can be taken from, and not looked at
+            self.values[place] = Moving()
         self._attributes_of(place, value)
         self.class_of(type(value))
 
@@ -352,6 +363,12 @@ def _parts(value: Any) -> tuple[object, ...] | None:
     if isinstance(value, ctypes._SimpleCData):  # pyright: ignore[reportPrivateUsage]
         return (value.value,)
     return (value(),) if isinstance(value, weakref.ref) else _parts_of_iterator(value)
+
+
+def _is_iterator_of_c(value: Any) -> bool:
+    """Return whether a value goes over something, and no attribute tells how far: a cursor."""
+    is_iterator = isinstance(value, Iterator) and not isinstance(value, Generator)
+    return is_iterator and not isinstance(getattr(type(value), "__next__", None), FunctionType)
 
 
 def _parts_of_iterator(value: Any) -> tuple[object, ...] | None:

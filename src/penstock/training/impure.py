@@ -52,10 +52,12 @@ from penstock.training.flow import RecordedMicroBatch, Recorder, first_differenc
 from penstock.training.held import Place, Values, functions_of, has_extra_state, held
 from penstock.training.later import ChangeWatch, made_again
 from penstock.training.reads import names_written, read_at, read_by_any_name_at, written_at
+from penstock.training.tokens import Moving
 
 Line = tuple[str, int]
 _PATIENCE_S = 600.0  # with a micro-batch
 _MOST_LATER, _LATER_S = 100, 0.2  # steps that are made with the last gradients
+_SET = (*PLAIN, list, tuple, dict, set)  # what is looked at of a tensor's attributes
 _MOST_READ = 12  # of these, where only the data is asked
 _MOST_STEPS, _EVERY = 10_000, 100  # later steps whose rate is asked for; looked at all so many
 _RATES_S = 0.5  # for all of them
@@ -180,6 +182,7 @@ class _Loop:
         self.recorded: list[RecordedMicroBatch] = []
         self.losses: list[tuple[object, ...]] = []
         self.leaves: list[list[str]] = []
+        self.begin: Sequence[Any] = ()  # leaves of the first batch, the data's own objects
         self.raw: list[Sequence[Any]] = []  # leaves of the batches as the data has them
         self.members = _members(self.model)
         self.reached: Collection[int] = ()  # the `id` of what the loss can reach
@@ -189,6 +192,7 @@ class _Loop:
         self.saved = list(job.state.values())
         self.unsaved: list[Values] = []  # what is held beside what is saved
         self.moved: dict[str, Impurity] = {}  # what is saved, and the loss changes
+        self.on_batches: dict[str, Impurity] = {}  # what the loss sets on tensors of a batch
 
     def run(self) -> list[Impurity]:
         """Return all findings, those with a name first.
@@ -218,6 +222,7 @@ class _Loop:
             *self._from_outside(),
             *self.told,
             *self.moved.values(),
+            *self.on_batches.values(),
         ]
         found += self._of_batches()
         found += self._set_elsewhere({one.where for one in found})
@@ -278,6 +283,7 @@ class _Loop:
             for _ in range(count):
                 self.batch = next(self.data, self.batch)
                 leaves = flatten(self.batch)[0]
+                self.begin = self.begin or leaves
                 self.later.append([self._overlaps(leaves), *map(_key, leaves)])
                 if time.process_time() > until:
                     return
@@ -297,6 +303,7 @@ class _Loop:
         batch = (own_apart if self.written is None else own)(batch, device_here())
         leaves, _ = flatten(batch)
         before, named = global_chance(), digests(self.job)
+        attributes = _attributes_of(leaves)
         number = len(self.recorded) // 2
         self.asked.reads_files = bool(self.recorded)
         with (
@@ -313,6 +320,7 @@ class _Loop:
         self.asked.reads_files = False
         self.drawn |= global_chance() != before
         self._note_moved(named)
+        self._note_set(leaves, attributes)
         self.recorded.append(recorded)
         self.leaves.append([self._overlaps(leaves), *map(_key, leaves)])
         self.beat()
@@ -328,6 +336,25 @@ class _Loop:
             if now != before[name]:
                 what, why = f'Job.state["{name}"]', "it changes while the loss is computed"
                 self.moved[name] = Impurity(what, "the loss", why)
+
+    def _note_set(self, leaves: Sequence[Any], before: Mapping[tuple[int, str], str]) -> None:
+        """Note what the loss sets on tensors of a batch, and reads, if the data yields those again.
+
+        A copy would lose it.
+        """
+        for (at, name), value in _attributes_of(leaves).items():
+            if value == before.get((at, name)) or name in self.on_batches:
+                continue
+            reads = read_at(name, self.asked.codes)
+            if reads is not None and self._is_yielded_again(at):
+                why = "read here, and the loss sets it on a tensor that `data` yields again"
+                what = f"{name} of the batch"
+                self.on_batches[name] = Impurity(what, _text(reads), why, anew=True)
+
+    def _is_yielded_again(self, at: int) -> bool:
+        """Return whether data that begins anew yields the object that a leaf was at first."""
+        leaves = flatten(next(started(self.job.data, 0), None))[0]
+        return at < len(leaves) and leaves[at] is self.begin[at]
 
     def _sums(self, times: int) -> Iterator[int]:
         """Yield a sum of the bits of every gradient, which is now `times` that of a micro-batch."""
@@ -452,7 +479,7 @@ class _Loop:
         names = {one.what for one in self.told}
         for place, old, new in list(_differences(before, look())):
             reads = read_at(place.name, codes)
-            if reads is not None and place.name not in names:
+            if reads is not None and place.name not in names and not isinstance(new, Moving):
                 names.add(place.name)
                 why = f"read here, and {who} changes it{_change(old, new)}"
                 anew = who == "the loss" and not self.saved
@@ -574,6 +601,15 @@ def _key(leaf: object) -> str:
         named = [f" with {n} = {value!r}" for n, value in own if isinstance(value, PLAIN)]
         return "".join([str(leaf_key(leaf)), *named])
     return str(leaf_key(leaf)) if isinstance(leaf, PLAIN) else type(leaf).__qualname__
+
+
+def _attributes_of(leaves: Sequence[Any]) -> dict[tuple[int, str], str]:
+    """Return in words what somebody has set on the tensors of a batch."""
+    found: dict[tuple[int, str], str] = {}
+    for at, leaf in enumerate(leaves):
+        own: dict[str, object] = attributes_of(leaf) if isinstance(leaf, Tensor) else {}
+        found |= {(at, name): repr(one) for name, one in own.items() if issubclass(type(one), _SET)}
+    return found
 
 
 def _members(model: nn.Module) -> set[str]:

@@ -136,8 +136,8 @@ def _arguments(code: CodeType) -> int:
 
 
 def _targets(statement: ast.AST) -> list[ast.expr]:
-    if isinstance(statement, ast.Assign):
-        return statement.targets
+    if isinstance(statement, ast.Assign):  # of pairs, each of them
+        return [one for target in statement.targets for one in getattr(target, "elts", [target])]
     match statement:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr=method))):
             return [target] if method in CHANGES else []

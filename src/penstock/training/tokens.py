@@ -18,6 +18,7 @@ import io
 import itertools
 import mmap
 import os
+import queue
 import random
 import sqlite3
 import sys
@@ -39,6 +40,10 @@ _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Si
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 _PACKED = ("gzip", "bz2", "lzma", "zipfile")
 _OF_CONTEXTS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+class Moving:
+    """Stands for what nobody can tell: equal to nothing, for it may be another one each time."""
 
 
 def plain(value: object) -> object:
@@ -95,6 +100,8 @@ def state_of(value: Any) -> object:
         return _of_context(value)
     if type(value).__module__ in ("_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha3"):
         return value.hexdigest() if hasattr(value, "hexdigest") else None
+    if isinstance(value, queue.SimpleQueue):
+        return value.qsize()
     if isinstance(value, sqlite3.Connection):
         return value.total_changes
     if isinstance(value, random.Random):
@@ -146,7 +153,7 @@ def _position_of_text(stream: "io.TextIOWrapper[Any]") -> object:
     try:
         return "file", stream.tell()
     except OSError:
-        return object()
+        return Moving()
 
 
 # -- what a process keeps for all -----------------------------------------------------------------
