@@ -2262,8 +2262,8 @@ BREAKS = (
     Break(
         "a file that is appended to is never read",
         "training/asked.py",
-        'set(mode) & set("ar") and _looks_into_files(frame)',
-        "False",
+        ' or ("a" in mode and _looks_into_files(frame))',
+        "",
         ("tests/training/test_impure.py::test_impurity_is_found_with_its_line_where_a_model",),
         "the loss asks where the file ends that it has appended to",
     ),
