@@ -61,15 +61,15 @@ def test_help_of_a_command_is_short_and_has_an_example(call: Call, name: str) ->
     text = " ".join(done.out.split())
     assert done.code == 0
     assert f"Example: penstock {name}" in text
-    assert len(done.out.splitlines()) <= (48 if name == "train" else 30)
+    assert len(done.out.splitlines()) <= (52 if name == "train" else 30)
     assert done.out.isascii()
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_command_has_at_most_ten_flags(name: str) -> None:
-    """`train` has 16 more: how far it is believed, whether there is a plan, who may die, which
-    policy says what machines it has, what it begins with, which checkpoints stay, the loss at which
-    it ends and by what, its last words.
+    """`train` has 18 more: how far it is believed and goes on being, whether there is a plan, who
+    may die, which policy says what machines it has, what it begins with, which checkpoints stay,
+    what may be forgotten, the loss at which it ends and by what, its last words.
 
     `plan` has four more: units, far memory, a limit of memory, post-validation and rules are asked
     for there too, and of `check`.  `fleet advise` has one: what a run of the job has measured.
@@ -78,7 +78,7 @@ def test_command_has_at_most_ten_flags(name: str) -> None:
     for word in name.split():
         command = command.commands[word]
     flags = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    most = {"train": 26, "plan": 14, "check": 11, "fleet advise": 11}.get(name, 10)
+    most = {"train": 28, "plan": 14, "check": 11, "fleet advise": 11}.get(name, 10)
     assert 1 <= len(flags) <= most
     assert "--json" in [opt for flag in flags for opt in flag.opts]
 
@@ -270,6 +270,7 @@ def test_main_takes_the_arguments_of_the_process(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["penstock", "--version"])
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # else it begins anew with one
     assert main() == 0
     assert capfd.readouterr().out.startswith("penstock ")
 
