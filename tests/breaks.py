@@ -2826,6 +2826,14 @@ BREAKS = (
         "a resumed run that begins one step late",
     ),
     Break(
+        "check_joins_nothing",
+        "cli/check.py",
+        "chosen, (_, captured) = given, for_plan(job, given, captured, view.TERMINAL)",
+        "chosen, captured = given, split(captured, dict(given.split))",
+        ("tests/cli/test_check.py",),
+        "a plan that joins micro-batches is called one for another model",
+    ),
+    Break(
         "check_exits_0",
         "cli/check.py",
         '    if not found["ok"]:\n',

@@ -1,6 +1,7 @@
 """penstock check: what it compares, what it says, and its exit code."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,25 @@ def test_replicas_and_more_steps_are_compared(call: Call) -> None:
     assert (found["ok"], found["replicas"], found["steps"]) == (True, 2, [1, 5])
     assert "copies equal" in found["why"]
     assert "update equal" in found["why"]
+
+
+def test_plan_that_joins_micro_batches_is_compared_as_it_is_run(call: Call, tmp_path: Path) -> None:
+    from penstock.graph.trace import capture
+    from penstock.plan import plan_by_hand
+    from penstock.training.listener import SILENT
+    from penstock.training.prepare import joined_step
+    from tests.cli import training
+
+    job = training.small()
+    for slices in ((), (("0.0.bias", 2), ("0.0.weight", 2))):
+        _, captured = joined_step(job, capture(job), 2, slices, SILENT)
+        made = plan_by_hand(captured.graph, [0], "gpipe", num_micro_batches=2, num_ranks=2)
+        made = replace(made, joined=2, buffers=job.buffers)
+        made.save(tmp_path / "plan.json")
+        done = call("check", f"{JOBS}:small", "--plan", tmp_path / "plan.json", "--json")
+        assert done.code == 0, done.err
+        found = json.loads(done.out)
+        assert (found["ok"], found["stages"]) == (True, 2)
 
 
 def test_units_are_compared(call: Call) -> None:

@@ -101,6 +101,7 @@ def _checked(
     from penstock.graph.split import split
     from penstock.graph.trace import capture
     from penstock.runtime.launch import local_launcher
+    from penstock.training.choose import for_plan
     from penstock.training.prove import Planned, prove, steps_to_prove
 
     torch.set_num_threads(1)
@@ -109,9 +110,11 @@ def _checked(
             captured = capture(job)
         except GraphError as problem:
             return _untraced(given.num_stages if given else cuts.stages, cuts, problem)
-    slices = given.split if given else tuple(slices_asked(cuts.rules, captured.graph).items())
-    captured = split(captured, dict(slices))
-    chosen = given or by_hand(captured.graph, job, cuts)
+    if given is None:
+        captured = split(captured, slices_asked(cuts.rules, captured.graph))
+        chosen = by_hand(captured.graph, job, cuts)
+    else:  # its micro-batches are joined here too
+        chosen, (_, captured) = given, for_plan(job, given, captured, view.TERMINAL)
     chosen = chosen if units is None else chosen.refined(captured.graph, units)
     chosen = rewritten(chosen, captured.graph, cuts.rules) if cuts.rules else chosen
     launcher = local_launcher(chosen.total_ranks)
