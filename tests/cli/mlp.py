@@ -20,7 +20,7 @@ def model() -> nn.Module:
 
 
 def loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return a sum, so that micro-batches cannot be joined and only one step is measured."""
+    """Return a sum: micro-batches are joined by the graph, whatever the loss is."""
     return (module(batch["x"]) - batch["y"]).square().sum()
 
 

@@ -22,6 +22,7 @@ from penstock.plan import Plan
 from penstock.profile import Profile
 from penstock.schedule.recipe import Recipe, name_of
 from penstock.search import Candidate, front_of
+from penstock.search.simplest import ERROR
 from penstock.timeline import Timeline, peak_bytes
 from penstock.training.saved import load_basis
 from tests.cli.conftest import MLP, Call, little_room
@@ -86,7 +87,10 @@ def test_json_is_the_plan_that_is_written(call: Call, machines: Path, tmp_path: 
     assert Plan.load(tmp_path / "printed.json") == Plan.load(out)
     front, tally = printed.pop("front"), printed.pop("tally")
     assert printed == json.loads(out.read_text())
-    assert printed["predicted"]["step_s"] == front[0]["step_s"]  # nothing is faster
+    step_s, fastest_s = printed["predicted"]["step_s"], front[0]["step_s"]
+    assert fastest_s <= step_s <= (1 + ERROR) * fastest_s  # nothing is faster that is as simple
+    if all(each["what"] != "simplest" for each in printed["decisions"]):
+        assert step_s == fastest_s
     assert tally["simulated"] >= len(front)
     assert done.err.splitlines()[-1] == f"wrote {out}"
 
@@ -197,11 +201,6 @@ def test_plans_of_other_names_share_a_folder(call: Call, machines: Path, tmp_pat
         (("--schedule", "double_buffered"), "schedule", Recipe("double_buffered")),
         (("--schedule", "interleaved", "--stages", 4), "num_stages", 4),
         (("--schedule", "gpipe / units 2 1"), "schedule", Recipe("gpipe", units=(2, 1))),
-        (
-            ("--schedule", "gpipe", "--stages", 2, "--units", 2),
-            "schedule",
-            Recipe("gpipe", units=(2, 2)),
-        ),
     ],
 )
 def test_wish_is_kept(
@@ -210,6 +209,20 @@ def test_wish_is_kept(
     out = tmp_path / "plan.json"
     assert call("plan", JOB, "--cluster", machines, *flags, "--out", out).code == 0
     assert getattr(Plan.load(out), name) == value
+
+
+def test_units_asked_for_are_at_most_so_many_of_each_stage(
+    call: Call, machines: Path, tmp_path: Path
+) -> None:
+    """A stage that can be cut nowhere is one unit: where the stages end, the search says."""
+    out = tmp_path / "plan.json"
+    asked = "--schedule", "gpipe", "--stages", 2, "--units", 2
+    assert call("plan", JOB, "--cluster", machines, *asked, "--out", out).code == 0
+    schedule = Plan.load(out).schedule
+    assert isinstance(schedule, Recipe)
+    assert (schedule.builder, schedule.units) in [
+        ("gpipe", each) for each in ((1, 2), (2, 1), (2, 2))
+    ]
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "memory"])
@@ -247,7 +260,8 @@ def test_profile_is_measured_once_for_a_job_but_anew_for_another_optimizer(
         return real(*arguments, **more)
 
     monkeypatch.setattr(measure, "measure", counted)
-    for job, times in ((JOB, 0), (f"{MLP}:adam", 1), (f"{MLP}:adam", 1)):
+    steps = 3  # of 1, 2 and 4 micro-batches joined
+    for job, times in ((JOB, 0), (f"{MLP}:adam", steps), (f"{MLP}:adam", steps)):
         assert call("plan", job, "--cluster", machines).code == 0
         assert len(measured) == times
 

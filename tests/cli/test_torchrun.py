@@ -24,7 +24,6 @@ import torch.distributed as dist
 from penstock.cli import main
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, PlanError, RunError
-from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.plan import Plan, plan_by_hand
 from penstock.profile import Profile
@@ -36,7 +35,7 @@ from penstock.timeline import breakdown_from_json
 from penstock.training.agree import agree, program_digest
 from penstock.training.choose import Machines, on_hosts_of
 from penstock.training.listener import SILENT
-from penstock.training.prepare import started_on
+from penstock.training.prepare import joined_step, started_on
 from penstock.training.rendezvous import Rendezvous
 from penstock.training.torchrun import _ASK, _ENOUGH, _TOLD, _launch, _plan_rank, _profiled, _serve
 from tests.cli import training
@@ -181,8 +180,8 @@ def rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rank_1")
 def test_leaders_of_a_kind_of_device_measure_the_step_that_rank_0_asks_for() -> None:
     job = training.small()
-    captured, joined = capture(job), merged(job, 2)
-    pairs = capture(joined)
+    captured = capture(job)
+    joined, pairs = joined_step(job, captured, 2, (), SILENT)
     asks = {_ASK.format(0): "[2, []]", _ASK.format(1): "[1, []]", _ASK.format(2): _ENOUGH}
     asked = rendezvous(**asks)
     _serve(asked, job, captured, Machines(UNLIKE))
