@@ -86,6 +86,7 @@ class KnownValues(_compat.DispatchMode):
             tensor = alive()
             if tensor is not None and tensor.grad_fn is None:  # else its graph holds it
                 _compat.become(tensor, value)
+                _made_real[id(tensor)] = tensor
         self.kept.clear()
 
     def __torch_dispatch__(
@@ -327,3 +328,11 @@ def _tensors(result: Any) -> Iterator[Tensor]:
         yield result
     elif isinstance(result, list | tuple):
         yield from (one for one in result if isinstance(one, Tensor))  # pyright: ignore
+
+
+_made_real: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+
+
+def was_traced(tensor: Tensor) -> bool:
+    """Return whether a trace has made a tensor that somebody has kept, real by now or not."""
+    return _compat.is_fake(tensor) or _made_real.get(id(tensor)) is tensor

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import torch
 
-from penstock import _compat
 from penstock._compat import pytree
 from penstock.batches import Endless, epoch_of
 from penstock.errors import JobError, RunError
+from penstock.graph.constants import was_traced
 from penstock.graph.sums import sums_over_batch
 from penstock.graph.trace import Capture, build, loss_and_figures, loss_of
 from penstock.job import Job, is_users
@@ -174,7 +174,7 @@ def left_behind(job: Job) -> list[str]:
     while waiting and len(seen) < _MOST_LOOKED_AT:
         name, value, depth = waiting.pop()
         if isinstance(value, torch.Tensor):
-            if _compat.is_fake(value) and name not in found:
+            if was_traced(value) and name not in found:
                 found.append(name)
             continue
         if id(value) not in seen and depth <= _DEPTH:
