@@ -1470,10 +1470,26 @@ BREAKS = (
     Break(
         "checks_read_pipes_empty",
         "training/examine.py",
-        "        streams = replaced_streams(NOTES.pipes) if is_fork else {}\n",
-        "        streams = dict[int, str]()\n",
+        "        streams = replaced_streams(NOTES.pipes) if is_fork else []\n",
+        "        streams = list[tuple[str, int]]()\n",
         ("tests/training/test_streams.py",),
         "what a check has read of a pipe, the run has lost",
+    ),
+    Break(
+        "numbers_are_pipes",
+        "training/streams.py",
+        "    return out\n",
+        "    os.close(out)\n    return number\n",
+        ("tests/training/test_streams.py",),
+        "a job that closes its pipe and opens another file under its number is refused",
+    ),
+    Break(
+        "tokens_are_streams",
+        "training/streams.py",
+        " and not (flags & os.O_NONBLOCK and inode in written)\n",
+        "\n",
+        ("tests/training/test_streams.py",),
+        "a job whose processes take turns by a pipe of its own is refused",
     ),
     Break(
         "forks_agree_with_forks",

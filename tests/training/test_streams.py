@@ -1,5 +1,6 @@
 """A job that reads a pipe which all its processes share is refused by its name."""
 
+import os
 import subprocess
 
 import pytest
@@ -63,3 +64,38 @@ def test_a_pipe_that_data_opens_itself_is_its_own(tmp_path, monkeypatch):
     job = loaded(tmp_path, monkeypatch, "words", inside=inside)
     assert examine(job).failed == ""
     assert isinstance(next(iter(job.data(0))), torch.Tensor)
+
+
+QUEUE = "import multiprocessing; Q = multiprocessing.get_context('fork').SimpleQueue(); Q.put(1)"
+TURNS = "import os, select; TOLD, TELL = os.pipe2(os.O_NONBLOCK); os.write(TELL, b'!!!!')"
+
+
+def test_a_queue_that_blocks_is_a_stream_too(tmp_path, monkeypatch):
+    job = loaded(tmp_path, monkeypatch, "iter(lambda: str(Q.get()), 'x')", QUEUE)
+    with pytest.raises(JobError, match="forked have in common"):
+        examine(job)
+    assert float(next(iter(job.data(0)))[0, 0]) == 1.0
+    job.data.__globals__["Q"].close()
+
+
+@pytest.mark.parametrize(
+    ("top", "inside"),
+    [
+        ("import os; TOLD, TELL = os.pipe()", "pass"),
+        (TURNS, "select.select([TOLD], [], [], 0)[0] and os.read(TOLD, 1)"),
+        (
+            f"import os; {SEQ.replace('subprocess', 'WORDS = subprocess', 1)}",
+            "WORDS.stdout.close(); globals().setdefault('HELD', [open(__file__) for _ in '123'])",
+        ),
+    ],
+)
+def test_a_pipe_that_is_not_read_or_brings_nothing_is_not_refused(
+    top, inside, tmp_path, monkeypatch
+):
+    job = loaded(tmp_path, monkeypatch, "['1'] * 99", top, inside)
+    assert examine(job).failed == ""
+    for name in ("TOLD", "TELL"):
+        if name in job.data.__globals__:
+            os.close(job.data.__globals__[name])
+    if "WORDS" in job.data.__globals__:
+        job.data.__globals__["WORDS"].communicate()

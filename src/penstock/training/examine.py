@@ -75,7 +75,7 @@ def _noted_apart(call: Callable[[], Any]) -> Any:
     is_fork = can_fork()
 
     def noted() -> list[Any]:
-        streams = replaced_streams(NOTES.pipes) if is_fork else {}
+        streams = replaced_streams(NOTES.pipes) if is_fork else []
         with noting(in_fork=is_fork):
             found = call()
         return [found, NOTES.taken(), streams_read(streams)]

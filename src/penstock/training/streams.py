@@ -24,41 +24,58 @@ _FILLING = b"\n" * 4096  # less than any pipe holds
 
 
 Pipe = tuple[int, int]  # its descriptor, and what tells it from a later one of the same number
+Replaced = list[tuple[str, int]]  # name of each stream, and a descriptor of what took its place
 
 
 def pipes() -> set[Pipe]:
-    """Return the pipes that this process has open to read."""
-    return {*_pipes()}
+    """Return the pipes that this process has open to read.
+
+    Not those that it writes to itself and that never block: by these the job's processes tell
+    each other something, or take turns; nobody waits for what comes.
+    """
+    found = [*_pipes()]
+    written = {inode for _, inode, flags in found if flags & os.O_ACCMODE == os.O_WRONLY}
+    return {
+        (number, inode)
+        for number, inode, flags in found
+        if flags & os.O_ACCMODE == os.O_RDONLY and not (flags & os.O_NONBLOCK and inode in written)
+    }
 
 
-def _pipes() -> Iterator[Pipe]:
+def _pipes() -> Iterator[tuple[int, int, int]]:
+    """Yield of each end of a pipe its descriptor, its inode and its flags."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             found = os.fstat(int(name))
-            is_pipe = stat.S_ISFIFO(found.st_mode)
-            if is_pipe and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                yield int(name), found.st_ino
+            if stat.S_ISFIFO(found.st_mode):
+                yield int(name), found.st_ino, fcntl.fcntl(int(name), fcntl.F_GETFL)
         except OSError:  # closed meanwhile
             continue
 
 
-def replaced_streams(given: set[Pipe]) -> dict[int, str]:
-    """Let these pipes and standard input be others for the rest of this process; return names."""
+def replaced_streams(given: set[Pipe]) -> Replaced:
+    """Let these pipes and standard input be others for the rest of this process; return those."""
     names = {number: _name_of(number) for number, _ in given & pipes()}
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there is none
         names[sys.stdin.fileno()] = "standard input"
-    for number in names:
-        out, into = os.pipe()
-        os.write(into, _FILLING)
-        os.close(into)
-        os.dup2(out, number)
-        os.close(out)
-    return names
+    return [(name, _filled(number)) for number, name in names.items()]
 
 
-def streams_read(names: dict[int, str]) -> list[str]:
+def _filled(number: int) -> int:
+    """Let a descriptor be of a pipe with empty lines; return another one of the same.
+
+    The job may close its own, and the number be that of another file then.
+    """
+    out, into = os.pipe()
+    os.write(into, _FILLING)
+    os.close(into)
+    os.dup2(out, number, inheritable=os.get_inheritable(number))
+    return out
+
+
+def streams_read(replaced: Replaced) -> list[str]:
     """Return which of the replaced streams were read."""
-    return [name for number, name in names.items() if _waiting(number) < len(_FILLING)]
+    return [name for name, kept in replaced if _waiting(kept) < len(_FILLING)]
 
 
 def refusal(names: list[str]) -> JobError:
@@ -69,7 +86,7 @@ def refusal(names: list[str]) -> JobError:
 
 
 def _waiting(number: int) -> int:
-    """Return how many bytes of a stream nobody has read; none where it was closed."""
+    """Return how many bytes of a stream nobody has read; all where it is closed."""
     count = array.array("i", [0])
     try:
         fcntl.ioctl(number, termios.FIONREAD, count)
