@@ -3370,6 +3370,14 @@ BREAKS = (
         "a killed rank ends the run that was to go on",
     ),
     Break(
+        "place_of_the_joined",
+        "runtime/autopsy.py",
+        "(int(place[1]) - at) * joined + loss_of",
+        "int(place[1])",
+        ("tests/training/test_goes_on.py",),
+        "the micro-batch whose loss is nan is named by the place of all that it is joined with",
+    ),
+    Break(
         "a joined micro-batch has the number of the join",
         "runtime/autopsy.py",
         "    for at in found.indices if joined > 1 else ():\n",

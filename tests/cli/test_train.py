@@ -149,7 +149,8 @@ def test_units_train_to_the_same_losses_and_are_gone_on_with(call: Call, tmp_pat
     given_schedule = Plan.load(tmp_path / "given" / "plan.json").schedule
     assert replace(given_schedule, units=()) == Recipe("pipemare")
     assert max(given_schedule.units) == 2  # 1 where the seconds left a stage nothing to cut
-    assert losses(Path(parts)) == losses(Path(whole)) == losses(tmp_path / "given")
+    assert losses(tmp_path / "given") == losses(Path(whole))
+    assert losses(Path(parts)) == pytest.approx(losses(Path(whole)), rel=1e-6)  # joined or not
 
 
 def test_pipemare_begins_with_synchronous_steps(call: Call, tmp_path: Path) -> None:

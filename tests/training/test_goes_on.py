@@ -1,5 +1,6 @@
 """What a run that goes on, or that cannot be what was asked, is told in words."""
 
+import math
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.runtime.autopsy import by_the_data
 from penstock.runtime.child import in_a_fork
-from penstock.runtime.finite import NotFinite
+from penstock.runtime.finite import NotFinite, NotFiniteError, check_loss
 from penstock.training.examine import Examined
 from penstock.training.saved import keep_job, kept_micro_batches
 from penstock.training.session import Session
@@ -108,3 +109,15 @@ def test_micro_batch_that_is_joined_has_the_numbers_of_the_authors_data(
     words = by_the_data(str(found), merged(mlp.job(), count), found)
     assert words == f"the loss of step 8 (numbers {numbers} of the data, as one), is nan"
     assert by_the_data(str(found), mlp.job(), found) == str(found)
+
+
+@pytest.mark.parametrize(("count", "at", "own", "place"), [(2, 5, 11, 3), (4, 2, 9, 1)])
+def test_loss_of_one_joined_micro_batch_is_named_by_its_own_number(
+    count: int, at: int, own: int, place: int
+) -> None:
+    step, whole = 8 // count, merged(mlp.job(), count)
+    with pytest.raises(NotFiniteError) as caught:
+        check_loss(math.nan, 2, at - step, at)
+    words = by_the_data(str(caught.value.found), whole, caught.value.found, own)
+    told = f"the loss of step 3, micro-batch {place} (number {own} of the data), is nan"
+    assert words == told

@@ -133,7 +133,7 @@ def _joined(leaves: tuple[Any, ...]) -> Any:
         kinds = {str(TensorKey(tuple(leaf.shape), leaf.dtype, ())) for leaf in leaves}
         if len(kinds) > 1:
             found = " and ".join(sorted(kinds))
-            message = f"the data yields micro-batches of {found}: a step is of one shape"
+            message = f"this batch holds micro-batches of {found}: a step is of one shape"
             raise GraphError(message, hint=_ONE_SHAPE)
         return torch.cat(cast("tuple[Tensor, ...]", leaves))
     if any(isinstance(leaf, Tensor) for leaf in leaves) or any(x != leaves[0] for x in leaves):

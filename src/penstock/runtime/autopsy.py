@@ -43,26 +43,41 @@ def explained(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> NotF
     tensors:  what the ranks left, as in a checkpoint; the run's own, its optimizer's left out.
     """
     error = NotFiniteError(found)
-    evidence, hint = _cause(job, found, tensors)
-    error.message = f"{by_the_data(error.message, job, found)} on rank {found.rank}\n{evidence}"
-    error.hint = hint
+    cause = _cause(job, found, tensors)
+    words = by_the_data(error.message, job, found, cause.loss_of)
+    error.message = f"{words} on rank {found.rank}\n{cause.evidence}"
+    error.hint = cause.hint
     error.args = (error.message,)
     return error
 
 
-def by_the_data(words: str, job: Job, found: NotFinite) -> str:
+def by_the_data(words: str, job: Job, found: NotFinite, loss_of: int | None = None) -> str:
     """Return words that name a micro-batch by the numbers that the author's data gives it.
 
-    job:  with its micro-batches joined: several of the data are computed as one.
+    job:      with its micro-batches joined: several of the data are computed as one.
+    loss_of:  number of the author's whose loss is not finite, where it is known which.
     """
     _, joined = unjoined(job)
     for at in found.indices if joined > 1 else ():
         numbers = f"(numbers {at * joined} to {(at + 1) * joined - 1} of the data, as one)"
+        if loss_of is not None and loss_of // joined == at:
+            whole = rf"micro-batch (\d+) \(number {at} of the data\)"
+            place = re.search(whole, words)
+            of_step = 0 if place is None else (int(place[1]) - at) * joined + loss_of
+            words = re.sub(whole, f"micro-batch {of_step} (number {loss_of} of the data)", words)
         words = words.replace(f"(number {at} of the data)", numbers)
     return words
 
 
-def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
+class _Cause(NamedTuple):
+    """What is not finite, and a hint; of which of the author's joined micro-batches the loss is."""
+
+    evidence: str
+    hint: str
+    loss_of: int | None = None
+
+
+def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> _Cause:
     model = build_model(job)
     first = {**dict(model.named_parameters()), **lasting_buffers(model)}
     for key, value in tensors.items():
@@ -70,24 +85,26 @@ def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> tuple[s
         if not all_finite(value) and name in first:
             if all_finite(first[name]):
                 after = f"since the update of step {found.step}" if found.step else "before step 1"
-                return f"{_what(kind)} {name} is not finite {after}: {_numbers(value)}", _LOWER
+                text = f"{_what(kind)} {name} is not finite {after}: {_numbers(value)}"
+                return _Cause(text, _LOWER)
             if value.isnan().any():
                 text = f"{_what(kind)} {name} is so from the start: {_numbers(value)}"
-                return text, "check what `model` builds, or the file that it loads"
+                return _Cause(text, "check what `model` builds, or the file that it loads")
     missing = [name for name in first if not any(key.endswith(f"/{name}") for key in tensors)]
     if missing:
-        return f"the weights of that moment could not be kept: {missing[0]} is missing", _LOWER
+        text = f"the weights of that moment could not be kept: {missing[0]} is missing"
+        return _Cause(text, _LOWER)
     load_model(model, tensors)
     author, joined = unjoined(job)
     indices = [k for at in found.indices for k in range(at * joined, (at + 1) * joined)]
     for index in indices:
         cause = _cause_in(author, model, index)
         if cause is not None:
-            return (
-                (f"micro-batch {index} of the data: {cause[0]}", cause[1]) if joined > 1 else cause
-            )
+            whose = f"micro-batch {index} of the data: " if joined > 1 else ""
+            return cause._replace(evidence=f"{whose}{cause.evidence}")
     where = ", ".join(map(str, indices))
-    return f"micro-batch {where} run once more in one process gives finite numbers", _AGAIN
+    text = f"micro-batch {where} run once more in one process gives finite numbers"
+    return _Cause(text, _AGAIN)
 
 
 def _what(kind: str) -> str:
@@ -100,19 +117,20 @@ def _numbers(value: Tensor) -> str:
     return f"{count} of its {value.numel()} numbers ({nans} nan)"
 
 
-def _cause_in(job: Job, model: nn.Module, index: int) -> tuple[str, str] | None:
+def _cause_in(job: Job, model: nn.Module, index: int) -> _Cause | None:
     """Return what is not finite in one micro-batch, and a hint; None if nothing is."""
     batch = on_device(next(iter(islice(job.data(index), 1)), None))
     for path, leaf in _compat.pytree.tree_flatten_with_path(batch)[0]:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.isnan().any():
             name = _compat.pytree.keystr(path)
-            return f"the data is not finite: leaf {name} has {_numbers(leaf)}", _DATA
+            return _Cause(f"the data is not finite: leaf {name} has {_numbers(leaf)}", _DATA)
     watch = _FirstNotFinite(model)
     with watch.paths, SeededRandom(micro_batch_seed(job.seed, index)), watch:
         loss = loss_of(job, model, batch).detach()
     if not all_finite(loss):
-        return _of_forward(job, watch, float(loss))
-    return _of_backward(job, model, batch, index)
+        return _Cause(*_of_forward(job, watch, float(loss)), loss_of=index)
+    of_backward = _of_backward(job, model, batch, index)
+    return None if of_backward is None else _Cause(*of_backward)
 
 
 def _of_forward(job: Job, watch: "_FirstNotFinite", loss: float) -> tuple[str, str]:

@@ -272,7 +272,8 @@ def for_plan(
     try:
         joined, captured = joined_step(job, captured, plan.joined, plan.split, listener)
     except GraphError as problem:
-        message = f"the plan joins {plan.joined} micro-batches: {problem.message}"
+        joins = f"which joins {plan.joined} micro-batches; those of this job it cannot join"
+        message = f"the plan is for graph {plan.graph}, {joins}: {problem.message}"
         raise PlanError(message, hint="make a new plan for this job") from problem
     check_fits(plan, captured.graph)
     check_chosen(plan, job, captured.graph)
