@@ -186,8 +186,8 @@ class KnownValues(_compat.DispatchMode):
             try:
                 node = _compat.node_of(tensor)
                 self.kept.append((weakref.ref(tensor), self.recipes.value(node, most)))
-            except NotConstantError:
-                continue
+            except (NotConstantError, IndexError, RuntimeError):  # as of ids out of range: the
+                continue  # step itself says so
 
 
 class _Recipes:
