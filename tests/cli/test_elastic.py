@@ -420,7 +420,9 @@ def test_a_run_has_as_many_machines_as_its_policy_wants_and_none_when_it_wants_n
         until(lambda: len(rows(tmp_path, "metrics.jsonl")) > 2, times=30_000)
         market_of(tmp_path, 2)
         until(lambda: pools_in(tmp_path / "run") == ["zone", "zone"])
-        for machines in (1, 0, 1):
+        market_of(tmp_path, 1)
+        until(lambda: pools_in(tmp_path / "run") == ["zone"])  # who came last has left
+        for machines in (0, 1):
             market_of(tmp_path, machines)
         over.touch()
     found = rows(tmp_path, "metrics.jsonl")

@@ -318,9 +318,11 @@ class Follower:
         """Return what is wanted, with who is to leave: of too many those that came last."""
         held, wanted = (table.ravel() for table in counts)
         there, known = stands.ready.ravel(), {each.pool: each for each in state.pools}
+        came = [*filter(machines.there.__contains__, map(int, state.members or {}))]
+        came += [member for member in machines.there if member not in came]
         leave, pools = [m for m in state.leave if m in machines.there], list[WantedPool]()
         for at, name in enumerate(self.names):
-            own = [m for m, pool in machines.there.items() if pool == name and m not in leave]
+            own = [m for m in came if machines.there[m] == name and m not in leave]
             own = [m for m in own if m not in machines.waiting] + [
                 m for m in own if m in machines.waiting
             ]
@@ -329,7 +331,7 @@ class Follower:
             called_s = stands.now_s if is_called or name not in known else known[name].called_s
             row = int(wanted[at]), int(wanted[at]), int(min(there[at], wanted[at]))
             pools.append(WantedPool(name, *row, called_s))
-        members = {str(member): pool for member, pool in machines.there.items()}
+        members = {str(member): machines.there[member] for member in came}
         return replace(
             state,
             now_s=stands.now_s,
