@@ -402,3 +402,8 @@ def test_file_without_a_job_lists_its_functions(write) -> None:
     error = refusal(write("def tiny(): return make()\n"))
     assert "no function called job" in error.message
     assert "its functions: make, tiny" in error.hint
+
+
+def test_a_job_is_hashed_whatever_it_keeps() -> None:
+    made = make_job()
+    assert hash(made) == hash(dataclasses.replace(made, state={"chance": torch.Generator()}))

@@ -121,7 +121,7 @@ class Job:
     writers: Sequence[Callable[[Mapping[str, float | int | None]], None]] = ()
     batch_range: tuple[int, int] | None = None
     batch_by_ranks: bool = False
-    state: Mapping[str, object] = field(default_factory=dict[str, object])
+    state: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "data", "optimizer"):
