@@ -161,7 +161,8 @@ def test_pipemare_begins_with_synchronous_steps(call: Call, tmp_path: Path) -> N
     assert done.code == 0, done.err
     flush = ["--schedule", "one_f_one_b", "--ranks", "2", "--stages", "2"]
     call("train", f"{JOBS}:small", "--out", str(tmp_path / "b"), *flush, "--steps", "9")
-    assert losses(tmp_path / "a")[:9] == losses(tmp_path / "b")[:9]
+    synchronous = losses(tmp_path / "b")[:9]
+    assert losses(tmp_path / "a")[:9] == pytest.approx(synchronous, rel=1e-6)  # joined or not
 
 
 def test_model_that_cannot_be_traced_trains_as_eager_data_parallel(
