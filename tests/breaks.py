@@ -3340,7 +3340,7 @@ BREAKS = (
     Break(
         "what a loss fills while it is traced is not looked for",
         "training/outset.py",
-        "            if _compat.is_fake(value) and name not in found:\n",
+        "            if was_traced(value) and name not in found:\n",
         "            if False:\n",
         ("tests/training/test_outset.py",),
         "a list of losses stays as it was, and nobody says why",
