@@ -1,7 +1,8 @@
 """Scripts as people write them, with odd state in each, by three plans against the plain loop.
 
     python -m bench.scripts [--json] [--only NAME ...] [--keep FOLDER]
-    python -m bench.scripts [--json] --sequences [all|NAME,NAME] [--only NAME ...]
+    python -m bench.scripts [--json] --sequences [turns|all|NAME,NAME] [--only NAME ...]
+        [--part 3/8]
 
 Every script is a function of bench/scripts/zoo that returns a Job.  It is run for ten steps by
 `penstock train` as a user would, and weights, buffers, state of the optimizer and losses are
@@ -14,7 +15,8 @@ why          the tensor that differs most, the error, or what was run instead of
 silent       neither equal nor refused: what must not be
 
 With --sequences a row is what came of several commands on one folder (bench/scripts/sequences.py):
-by default one run and another sequence, by turns.
+by default one run and another sequence, by turns; with `turns` the other one only.  With --part 3/8
+each eighth script is run, from the third on, by the sequences that it has in the whole.
 
 audited_to   the step up to which the run's own audits have proved it; a row that is right up to
              there, and unequal later, is not silent
@@ -42,7 +44,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="parts of the names to run")
     parser.add_argument("--plans", nargs="*", default=[], help="plans to run; default: three each")
     names = ", ".join(SEQUENCES)
-    parser.add_argument("--sequences", nargs="?", const="", help=f"all, or some of: {names}")
+    parser.add_argument("--sequences", nargs="?", const="", help=f"all, turns, or some of: {names}")
+    parser.add_argument(
+        "--part", type=_part, default=(1, 1), help="3/8: each eighth from the third"
+    )
     parser.add_argument("--zoo", type=Path, help="a folder of other scripts")
     parser.add_argument("--keep", type=Path, help="keep what the runs leave, in this folder")
     options = parser.parse_args()
@@ -52,10 +57,11 @@ def main() -> int:
     if unknown:
         parser.error(f"no sequence is called {', '.join(sorted(unknown))}; there are {names}")
     chosen = [s for s in scripts(options.zoo) if _is_asked(s, options.only)]
+    first, parts = options.part
     rows = list[Row | sequences.Row]()
     with tempfile.TemporaryDirectory() as temporary:
         bench = Bench(options.keep or Path(temporary))
-        for number, script in enumerate(chosen):
+        for number, script in list(enumerate(chosen))[first - 1 :: parts]:
             if asked is None:
                 found = bench.rows_of(script, options.plans)
             else:
@@ -69,6 +75,17 @@ def main() -> int:
     else:
         print(summary(rows))
     return 1 if any(row.silent for row in rows) else 0
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Return which part of how many.
+
+    Raises:   ValueError: it is not one of them.
+    """
+    first, parts = (int(word) for word in text.split("/"))
+    if not 1 <= first <= parts:
+        raise ValueError(f"{text} is no part; the first of eight is 1/8")
+    return first, parts
 
 
 def _is_asked(script: Script, only: list[str]) -> bool:

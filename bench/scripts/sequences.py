@@ -132,10 +132,15 @@ def rows_of(bench: Bench, script: Script, names: Sequence[str]) -> Iterator[Row]
 
 
 def sequences_of(asked: str, turn: int) -> tuple[str, ...]:
-    """Return the sequences that are asked for: "all", names with commas, or "" for two by turns."""
+    """Return the sequences that are asked for.
+
+    "": a run and another, by turns; "turns": the other one only; "all"; or names with commas.
+    """
     match asked:
         case "":
             return "run", TURNS[turn % len(TURNS)]
+        case "turns":
+            return (TURNS[turn % len(TURNS)],)
         case "all":
             return tuple(SEQUENCES)
         case _:

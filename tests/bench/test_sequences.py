@@ -38,6 +38,7 @@ def test_scripts_take_the_sequences_by_turns() -> None:
     taken = [sequences_of("", turn) for turn in range(len(TURNS))]
     assert {first for first, _ in taken} == {"run"}
     assert {second for _, second in taken} | {"run"} == SEQUENCES.keys()
+    assert [sequences_of("turns", turn) for turn in range(len(TURNS))] == [(s,) for _, s in taken]
     assert sequences_of("all", 3) == tuple(SEQUENCES)
     assert sequences_of("resume, kill rank", 3) == ("resume", "kill rank")
 
@@ -47,6 +48,29 @@ def test_a_sequence_that_does_not_exist_is_named(capsys, monkeypatch) -> None:
     with pytest.raises(SystemExit):
         command.main()
     assert "no sequence is called kil; there are run, resume" in capsys.readouterr().err
+
+
+def test_parts_run_each_script_once_by_the_sequences_that_it_has_in_the_whole(monkeypatch) -> None:
+    rows = list[tuple[str, tuple[str, ...]]]()
+
+    def rows_of(_, script, names):
+        rows.append((script.name, names))
+        return ()
+
+    def run(*more: str) -> list[tuple[str, tuple[str, ...]]]:
+        rows.clear()
+        monkeypatch.setattr(
+            "sys.argv", ["scripts", "--sequences", "turns", "--only", "data", *more]
+        )
+        command.main()
+        return list(rows)
+
+    monkeypatch.setattr(sequences, "rows_of", rows_of)
+    whole = run()
+    parts = [run("--part", f"{number}/4") for number in range(1, 5)]
+    assert parts == [whole[0::4], whole[1::4], whole[2::4], whole[3::4]]
+    with pytest.raises(SystemExit):
+        run("--part", "5/4")
 
 
 @pytest.mark.parametrize(
