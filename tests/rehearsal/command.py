@@ -1,0 +1,77 @@
+"""Command: `penstock` on rehearsal GPUs in processes of its own, and what these saw."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.rehearsal.library import cache_folder
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT_S = 240.0
+PATHS = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))), "OMP_NUM_THREADS": "1"}
+_LAUNCHER = ("-m", "tests.rehearsal.launcher")
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a command gave, and the rows of its processes (launcher.py)."""
+
+    code: int
+    text: str
+    rows: tuple[dict[str, Any], ...]
+
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["kind"] == "window"]
+
+    @property
+    def races(self) -> list[str]:
+        return [race for row in self.rows for race in row["races"]]
+
+    @property
+    def devices(self) -> set[int]:
+        """Return the numbers of the devices on which steps were made."""
+        return {row["device"] for row in self.windows}
+
+    @property
+    def last_windows(self) -> list[dict[str, Any]]:
+        """Return the newest window of each process that has made one: all is warm by then."""
+        return list({row["pid"]: row for row in self.windows}.values())
+
+
+def rehearse(
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    gpus: int = 1,
+    bytes_of_each: int = 1 << 30,
+    torchrun: int = 0,
+) -> Rehearsed:
+    """Run `penstock ARGUMENTS` on so many rehearsal GPUs; nothing of other runs is found again.
+
+    torchrun:  how many ranks torchrun starts; 0: none does.
+    """
+    seen = folder / "seen"
+    seen.mkdir(parents=True, exist_ok=True)
+    own = {"REHEARSAL_GPUS": str(gpus), "REHEARSAL_BYTES": str(bytes_of_each)}
+    own |= {"REHEARSAL_SEEN": str(seen), "REHEARSAL_CACHE": str(cache_folder())}
+    own["XDG_CACHE_HOME"] = str(folder / "cache")
+    starts = ["-m", "torch.distributed.run", "--nproc-per-node", str(torchrun)] if torchrun else []
+    done = subprocess.run(
+        [sys.executable, *starts, *_LAUNCHER, *arguments],
+        cwd=folder,
+        env={**os.environ, **own, **PATHS},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    files = sorted(seen.glob("*.jsonl"))
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    for file in files:
+        file.unlink()
+    return Rehearsed(done.returncode, done.stdout + done.stderr, tuple(rows))

@@ -1,0 +1,62 @@
+"""Launcher: `penstock` on rehearsal GPUs, as `python -m tests.rehearsal.launcher train JOB ...`.
+
+A process that is spawned for a rank imports this file first, too, and so has the same devices.
+What each window of a rank and each process has cost is written to the folder REHEARSAL_SEEN.
+"""
+
+import atexit
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.rehearsal import cuda, nccl  # noqa: F401 - before torch
+
+# isort: split
+from penstock.profile import measure
+from penstock.runtime import links
+from penstock.runtime.rank import Rank
+
+_run_of_rank, _starter = Rank.run, os.getpid()
+
+
+def _counts() -> dict[str, Any]:
+    ours = cuda.library
+    counts = {"ops": ours.rehearsal_ops(), "syncs": ours.rehearsal_syncs()}
+    return {**counts, "pageable": ours.rehearsal_pageable()}
+
+
+def _note(kind: str, **content: Any) -> None:
+    folder = os.environ.get("REHEARSAL_SEEN")
+    if folder:
+        races = range(cuda.library.rehearsal_races())
+        row = {"kind": kind, "pid": os.getpid(), "device": cuda.library.rehearsal_device()}
+        row |= {"races": [cuda.library.rehearsal_race(number).decode() for number in races]}
+        with (Path(folder) / f"{os.getpid()}.jsonl").open("a") as file:
+            file.write(json.dumps({**row, **content}) + "\n")
+
+
+def _run(rank: Rank, calls: Any, first_step: int) -> Any:
+    before = _counts()
+    result = _run_of_rank(rank, calls, first_step)
+    counts = {name: count - before[name] for name, count in _counts().items()}
+    live = cuda.library.rehearsal_live(cuda.index_of(rank.device))
+    about = {"rank": rank.rank, "first": first_step, "live": live, "held": rank.held_bytes()}
+    _note("window", **about, **counts)
+    return result
+
+
+def _end() -> None:
+    if os.getpid() == _starter:
+        _note("process", **_counts())
+
+
+Rank.run = _run  # type: ignore[method-assign]
+atexit.register(_end)
+measure._BUDGET_S = links._BUDGET_S = 0.02  # as in the suite: what becomes of seconds is tested
+
+if __name__ == "__main__":
+    from penstock.cli import main
+
+    sys.exit(main(sys.argv[1:]))

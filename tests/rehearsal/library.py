@@ -1,0 +1,81 @@
+"""Library: the rehearsal device, compiled once for each version of its source and of torch.
+
+Finds torch without importing it: the library has to be loaded before torch looks for CUDA.
+"""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).parent
+_SOURCES = ("clocks.h", "memory.h", "ops.h", "device.cpp")
+_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")
+_INTS = ("device", "stream", "new_stream", "new_event", "state", "live", "peak", "ops", "syncs")
+
+
+def why_not() -> str:
+    """Return why there is no rehearsal device here; empty where there is one, or can be."""
+    if built_path().exists() or shutil.which("g++"):
+        return ""
+    return "no compiler: the rehearsal device needs g++ (apt-get install g++)"
+
+
+def built_path() -> Path:
+    """Return where the library is kept: outside the tree, by all that it is made from."""
+    digest = hashlib.sha256(" ".join((version("torch"), *_FLAGS)).encode())
+    for name in _SOURCES:
+        digest.update((HERE / name).read_bytes())
+    return cache_folder() / f"cuda-{digest.hexdigest()[:16]}.so"
+
+
+def cache_folder() -> Path:
+    """Return the folder for libraries: REHEARSAL_CACHE, else this user's for all that is cached."""
+    if given := os.environ.get("REHEARSAL_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-rehearsal"
+
+
+def built() -> Path:
+    """Return the library, compiled if it is not there yet: 15 s of a processor."""
+    path = built_path()
+    if path.exists():
+        return path
+    found = importlib.util.find_spec("torch")
+    assert found is not None, "torch is installed"
+    torch = Path(found.origin or "").parent
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # two may compile at once
+        made = Path(folder) / path.name
+        includes = (f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include")
+        libraries = (f"-L{torch}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch}/lib")
+        source = ("-DAS_CUDA", str(HERE / "device.cpp"), "-o", str(made))
+        subprocess.run(["g++", *_FLAGS, *source, *includes, *libraries], check=True)
+        made.replace(path)
+    return path
+
+
+def loaded(devices: int, bytes_of_each: int) -> ctypes.CDLL:
+    """Return the library in this process, with so many devices."""
+    library = ctypes.CDLL(str(built()), mode=ctypes.RTLD_GLOBAL)
+    for name in (*_INTS, "pageable", "races"):
+        getattr(library, f"rehearsal_{name}").restype = ctypes.c_int64
+    library.rehearsal_race.restype = ctypes.c_char_p
+    whole, place = ctypes.c_int64, ctypes.c_void_p
+    library.rehearsal_begin.argtypes = [ctypes.c_int, whole]
+    for name in ("set_stream", "sync_event", "sync_stream"):
+        getattr(library, f"rehearsal_{name}").argtypes = [whole]
+    library.rehearsal_record.argtypes = library.rehearsal_wait.argtypes = [whole, whole]
+    library.rehearsal_record_stream.argtypes = [place, whole]
+    library.rehearsal_use.argtypes = [place, ctypes.c_int, whole, ctypes.c_char_p]
+    library.rehearsal_resize.argtypes = [place, whole]
+    library.rehearsal_seed.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    library.rehearsal_state.argtypes = [ctypes.c_int, place, whole]
+    library.rehearsal_set_state.argtypes = [ctypes.c_int, place, whole]
+    library.rehearsal_begin(devices, bytes_of_each)
+    return library

@@ -1,0 +1,196 @@
+"""NCCL: a process group over gloo with the rules of NCCL's.
+
+A communicator is a stream and a thread that works first in, first out; the host never waits for it.
+A send ends when its receive does, so that two ranks who send to each other first wait for ever; one
+pair of ranks has one communicator for both directions.  Tensors lie on the device, without gaps.
+"""
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from tests.rehearsal.cuda import Event, Stream, current_stream, library
+
+# isort: split
+import torch  # after the device
+import torch.distributed as dist
+
+_LIMIT_S = 60.0  # for which a thread of torch may be waited for
+_NEVER = timedelta(minutes=10)
+Tensors = Sequence[torch.Tensor]
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the CPU in the memory of one of the device.
+
+    Raises:   RuntimeError: NCCL would not take it.
+    """
+    if not tensor.is_cuda:
+        raise RuntimeError(f"NCCL: tensors must be CUDA and dense, not on {tensor.device}")
+    if not tensor.is_contiguous():
+        raise RuntimeError("NCCL: tensors must be contiguous")
+    if not tensor.numel():
+        return torch.empty(0, dtype=tensor.dtype)
+    place = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(place, dtype=tensor.dtype).view(tensor.shape)
+
+
+class Work(dist._Work):
+    """What was queued; waiting for it orders the current stream, as of NCCL, not the host."""
+
+    def __init__(self, kept: Tensors) -> None:
+        super().__init__()
+        self.ended, self.problem, self.over = threading.Event(), "", Event()
+        self.kept: Tensors = kept
+
+    def wait(self, timeout: object = None) -> bool:
+        if not self.ended.wait(_LIMIT_S):
+            raise RuntimeError(f"rehearsal NCCL: no end for {_LIMIT_S:.0f} s: a deadlock")
+        if self.problem:
+            raise RuntimeError(self.problem)
+        current_stream().wait_event(self.over)
+        self.kept = ()
+        return True
+
+    def is_completed(self) -> bool:
+        return self.ended.is_set()
+
+
+class Communicator:
+    """One stream, and what is queued on it."""
+
+    def __init__(self) -> None:
+        self.stream = Stream()
+        self.queue = queue.SimpleQueue[tuple[Work, Callable[[], None]]]()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            work, call = self.queue.get()
+            try:
+                call()
+            except Exception as problem:  # noqa: BLE001 - who waits for it raises it
+                work.problem = str(problem) or type(problem).__name__
+            work.ended.set()
+
+    def issue(self, what: str, reads: Tensors, writes: Tensors, call: Callable[[], None]) -> Work:
+        self.stream.wait_stream(current_stream())
+        for writing, tensors in enumerate((reads, writes)):
+            for tensor in tensors:
+                library.rehearsal_use(tensor.data_ptr(), writing, self.stream.id, what.encode())
+        work = Work([*reads, *writes])
+        work.over.record(self.stream)
+        self.queue.put((work, call))
+        return work
+
+
+class Group(dist.ProcessGroup):
+    """The group of some ranks."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self.own, self.all_ranks = rank, range(size)
+        gloo, prefix = dist.ProcessGroupGloo, dist.PrefixStore
+        self.sums = gloo(prefix("sums", store), rank, size, timeout)
+        self.pairs = gloo(prefix("pairs", store), rank, size, timeout)
+        self.communicators: dict[object, Communicator] = {}
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return "rehearsal"
+
+    def abort(self) -> None:
+        """Nothing waits in a kernel here."""
+
+    def _of(self, key: object) -> Communicator:
+        if key not in self.communicators:
+            self.communicators[key] = Communicator()
+        return self.communicators[key]
+
+    def allreduce(self, tensors: Tensors, op: Any = dist.ReduceOp.SUM) -> Work:
+        how, host = getattr(op, "reduceOp", op), _on_host(tensors[0])
+        call = lambda: self.sums.allreduce([host], how).wait()  # noqa: E731
+        return self._of("all").issue("ncclAllReduce", tensors, tensors, call)
+
+    def allgather(self, outs: Sequence[Tensors], ins: Tensors, opts: Any = None) -> Work:
+        rooms, own = [_on_host(each) for each in outs[0]], _on_host(ins[0])
+
+        def call() -> None:
+            for rank, room in enumerate(rooms):
+                if rank == self.own:
+                    room.copy_(own)
+                if room.numel():
+                    self.sums.broadcast(room, rank).wait()
+
+        return self._of("all").issue("ncclAllGather", ins, outs[0], call)
+
+    def reduce_scatter(self, outs: Tensors, ins: Sequence[Tensors], opts: Any = None) -> Work:
+        own, parts = _on_host(outs[0]), [_on_host(each) for each in ins[0]]
+
+        def call() -> None:
+            for rank, part in enumerate(parts):
+                whole = part.clone()
+                if whole.numel():
+                    self.sums.allreduce([whole], dist.ReduceOp.SUM).wait()
+                if rank == self.own:
+                    own.copy_(whole)
+
+        return self._of("all").issue("ncclReduceScatter", ins[0], outs, call)
+
+    def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> Work:
+        rooms, parts = [_on_host(each) for each in outs], [_on_host(each) for each in ins]
+
+        def call() -> None:
+            under_way: list[Any] = []
+            for rank in self.all_ranks:
+                if rank == self.own:
+                    rooms[rank].copy_(parts[rank])
+                    continue
+                if rooms[rank].numel():
+                    under_way.append(self.pairs.recv([rooms[rank]], rank, 3))
+                if parts[rank].numel():
+                    under_way.append(self.pairs.send([parts[rank]], rank, 3))
+            for work in under_way:
+                work.wait()
+
+        return self._of("all").issue("ncclAllToAll", ins, outs, call)
+
+    def send(self, tensors: Tensors, to: int, tag: int = 0) -> Work:
+        host = _on_host(tensors[0])
+
+        def call() -> None:
+            self.pairs.send([host], to, 1).wait()
+            self.pairs.recv([torch.zeros(1)], to, 2).wait()  # it ends when the receive has
+
+        return self._of(frozenset((self.own, to))).issue("ncclSend", tensors, (), call)
+
+    def recv(self, tensors: Tensors, by: int, tag: int = 0) -> Work:
+        host = _on_host(tensors[0])
+
+        def call() -> None:
+            self.pairs.recv([host], by, 1).wait()
+            self.pairs.send([torch.zeros(1)], by, 2).wait()
+
+        return self._of(frozenset((self.own, by))).issue("ncclRecv", (), tensors, call)
+
+
+def _begin(backend: str | None = None, *given: Any, **named: Any) -> None:
+    _begin_of_torch("rehearsal" if backend in ("nccl", None) else backend, *given, **named)
+
+
+class _NcclGroup:
+    """In place of torch's class of a group, which the CPU's build has not."""
+
+    class Options:
+        """What is asked of a group; nothing of it matters here."""
+
+    def __call__(self, store: Any, rank: int, size: int, options: object = None) -> Group:
+        return Group(store, rank, size, _NEVER)
+
+
+dist.Backend.register_backend("rehearsal", Group, devices=["cuda"])
+_begin_of_torch = dist.init_process_group
+dist.init_process_group = _begin
+dist.ProcessGroupNCCL = _NcclGroup()  # type: ignore[attr-defined]
