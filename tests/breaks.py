@@ -1076,6 +1076,22 @@ BREAKS = (
         "a full disk is told as another rank's, and nobody says what it was",
     ),
     Break(
+        "a rank that ends waits for the loaders that its data has started",
+        "runtime/beside.py",
+        "            self.say(END)\n",
+        "",
+        ("tests/runtime/test_saver.py",),
+        "a member of an elastic run whose DataLoader has workers waits ten minutes for its writer",
+    ),
+    Break(
+        "a last word that comes in two parts is not heard",
+        "runtime/writer.py",
+        "not more or self._rest.endswith(END)",
+        "not more or more.endswith(END)",
+        ("tests/runtime/test_saver.py",),
+        "a writer goes on for ever whose last word stands behind a long order",
+    ),
+    Break(
         "a writer waits for the part of a rank that is lost",
         "runtime/writer.py",
         "return self._has_ended or self._is_lost",

@@ -362,6 +362,31 @@ def test_a_writer_that_comes_late_hears_that_it_is_given_up(late, tmp_path):
     assert not list(own.hidden.glob("rank-0.[!f]*"))
 
 
+@pytest.mark.parametrize("first", range(len(writer.END)))
+def test_a_writer_ends_at_the_last_word_though_the_pipe_stays_open(first):
+    """Processes that the data forks hold it open; the word may come in two parts."""
+    read, write = os.pipe()
+    come = OrderLines(read)
+    os.write(write, writer.LOST + writer.END[:first])
+    assert come.is_alone()
+    os.write(write, writer.END[first:])
+    assert come.next() is None
+    assert come.is_alone()
+    os.close(read)
+    os.close(write)
+
+
+def test_a_rank_that_ends_waits_for_no_process_that_its_data_has_forked(tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "_PATIENCE_S", 20.0)
+    own = beside.Beside(Order(str(tmp_path), 0, 0, "-a", (0,), 1, Keep()))
+    assert own.answer(None) is not None
+    forked = [os.dup(own.process.stdin.fileno()), os.dup(own.process.stdout.fileno())]
+    own.close()
+    assert own.process.returncode == 0
+    for number in forked:
+        os.close(number)
+
+
 def test_a_place_where_nobody_may_write_is_told(tmp_path):
     def work(transport, report):
         with saving(tmp_path, transport, Control(None)) as own:

@@ -17,7 +17,7 @@ import penstock
 from penstock.errors import CheckpointError
 from penstock.runtime import folders
 from penstock.runtime.snapshot import Snapshot
-from penstock.runtime.writer import Order, Reply
+from penstock.runtime.writer import END, Order, Reply
 from penstock.typed import typed
 
 _PATIENCE_S = 600.0  # for a process to end that nobody orders anything any more
@@ -46,7 +46,7 @@ class Beside:
         )
         self._poll = select.poll()
         self._poll.register(self._out, select.POLLIN)
-        self._has_room = False
+        self._has_room = self._is_over = False
         self._send(replace(order, size_bytes=self.snapshot.size_bytes).line())
 
     @property
@@ -105,7 +105,13 @@ class Beside:
         return WriterGoneError(f"the process that writes checkpoints {how}", hint=hint)
 
     def let_go(self) -> None:
-        """Order no more, and hear no more of what was ordered, as if this process had died."""
+        """Order no more, and hear no more of what was ordered, as if this process had died.
+
+        It says so, too: where the job's data has forked processes, these hold the pipe open.
+        """
+        if not self._is_over:
+            self._is_over = True
+            self.say(END)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None, "it is a pipe"
             with suppress(BrokenPipeError):

@@ -6,7 +6,8 @@ computes only when nobody else does.  What it was ordered before its rank died i
 
 While an order is under way a word about it may come.  `LOST`: the ranks work together no more, and
 one of them may have been lost before it ordered its part.  `DROP`: another checkpoint is due, so
-this one is waited for no longer.
+this one is waited for no longer.  `END` is the last word of a rank: the pipe itself may stay open,
+in processes that the job's data has forked meanwhile.
 """
 
 import json
@@ -28,7 +29,7 @@ from penstock.runtime.part_file import Piece
 
 _NICE = 10
 _LOOK_S = 0.02  # between looks whether others have written
-LOST, DROP = b"lost\n", b"drop\n"
+LOST, DROP, END = b"lost\n", b"drop\n", b"end\n"
 # Without a sign of others, after which a writer gives up whose rank is lost, or has lost others:
 _ALONE_S = 5.0  # where all have begun
 _ABSENT_S = 1.0  # where some have not
@@ -145,7 +146,8 @@ class OrderLines:
         if not self._has_ended and self._poll.poll(wait_s):
             more = os.read(self._file, 65536)
             self._rest += more
-            self._has_ended = not more
+            self._has_ended = not more or self._rest.endswith(END)
+            self._rest = self._rest.removesuffix(END)
         return not self._has_ended
 
 
