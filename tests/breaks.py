@@ -1508,6 +1508,14 @@ BREAKS = (
         "a job whose processes take turns by a pipe of its own is refused",
     ),
     Break(
+        "data is read before there is a model",
+        "training/data_check.py",
+        "        build_model(job)\n        return _digests",
+        "        return _digests",
+        ("tests/training/test_data_check.py",),
+        "data that asks the model for its device is refused: list index out of range",
+    ),
+    Break(
         "forks_agree_with_forks",
         "training/data_check.py",
         "    if here == begins:",

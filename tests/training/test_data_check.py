@@ -391,6 +391,41 @@ def test_no_more_is_read_than_the_job_trains_on():
         check_data(replace(job, num_steps=3), per_step=4, first=4)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda model: next(model.parameters()).dtype,
+        lambda model: {"width": model.weight.shape[1]}["width"],
+        lambda model: model.training,
+    ],
+)
+def test_data_may_ask_the_model_which_a_loop_has_by_then(asked):
+    built = list[nn.Module]()
+
+    def model():
+        built.append(nn.Linear(3, 1))
+        return built[-1]
+
+    def data(start):
+        for index in itertools.count(start):
+            asked(built[-1])
+            yield at(index)
+
+    job = replace(job_of(data), model=model)
+    seen = check_data(job, per_step=4)
+    assert seen == DataFound()
+    built.clear()  # as in the process that has only loaded the job
+    check_here(job, seen.begins)
+
+
+def test_data_that_asks_a_model_which_is_nowhere_is_told_with_its_line():
+    def data(start):
+        yield [][0]
+
+    with pytest.raises(JobError, match=r"the job's data fails from micro-batch 0 on .*yield \[\]"):
+        found(data)
+
+
 def test_data_that_raises_is_told_with_its_line():
     def data(start):
         yield at(0)

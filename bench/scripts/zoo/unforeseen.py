@@ -196,7 +196,25 @@ def data_from_the_model() -> ps.Job:
         for index in itertools.count(start):
             x, y = pair(index)
             with torch.no_grad():
-                yield x, y + 0.5 * built[-1](x)
+                y = y + 0.5 * built[-1](x)
+            yield x, y
+
+    return _job(model, data=data)
+
+
+def data_for_the_width_of_the_model() -> ps.Job:
+    """`data` asks the model how wide its batches have to be, and of which dtype."""
+    built: list[nn.Module] = []
+
+    def model():
+        built.append(deep())
+        return built[-1]
+
+    def data(start):
+        for index in itertools.count(start):
+            weight = next(built[-1].parameters())
+            x, y = pair(index)
+            yield x[:, : weight.shape[1]].to(weight.dtype), y
 
     return _job(model, data=data)
 

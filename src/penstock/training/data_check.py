@@ -81,7 +81,7 @@ def check_data(
     look = partial(_look, job, per_step, first, writes_batch)
     with own_random():
         start = time.perf_counter()
-        here = _digests(job, first, 1) or [""]
+        here = _first_digest(job, first)
         limit_s = max(_PATIENCE_S, _PATIENCE * (time.perf_counter() - start))
         if not can_fork():
             seen = look(_deaf)
@@ -104,7 +104,7 @@ def check_here(job: Job, begins: str) -> None:
     """
     NOTES.lines.pop(NUMBER, None)  # of who has asked for it before
     with own_random(), noting():
-        here = (_digests(job, 0, 1) or [""])[0]
+        (here,) = _first_digest(job, 0)
     if here == begins:
         return
     line = NOTES.lines.get(NUMBER)
@@ -116,6 +116,20 @@ def check_here(job: Job, begins: str) -> None:
 
 
 # -- reading --------------------------------------------------------------------------------------
+
+
+def _first_digest(job: Job, first: int) -> list[str]:
+    """Return the digest of micro-batch `first`, the first one read here; "" where there is none.
+
+    The model is built first where the data cannot be read without one: a loop has it by then, and
+    the data may ask it for its device or its length.  What it reads of weights is found later.
+    Raises:   JobError: the data raises all the same.
+    """
+    try:
+        return _digests(job, first, 1) or [""]
+    except JobError:
+        build_model(job)
+        return _digests(job, first, 1) or [""]
 
 
 @dataclass(frozen=True, slots=True)
