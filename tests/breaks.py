@@ -3425,6 +3425,38 @@ BREAKS = (
         ("tests/training/test_eager_memory.py",),
         "Adam takes three times what was allowed",
     ),
+    Break(
+        "forks of an accelerator's machine compute",
+        "device.py",
+        "        return self.is_cpu\n\n    @property\n    def backend",
+        "        return True\n\n    @property\n    def backend",
+        ("tests/test_device.py",),
+        "a job that asks for CUDA when it is imported is examined in a fork, which cannot use it",
+    ),
+    Break(
+        "a kind without a row is tried",
+        "device.py",
+        "    if found is None or found.type not in KINDS:\n",
+        "    if found is None:\n",
+        ("tests/test_device.py",),
+        "an accelerator that nothing has been rehearsed on is computed on",
+    ),
+    Break(
+        "a rank's device is entered with its transport",
+        "training/train.py",
+        "    here().enter()  # before any code of the job's",
+        "    # before any code of the job's",
+        ("tests/rehearsal/test_train.py",),
+        "the author's .cuda() means device 0 on every rank",
+    ),
+    Break(
+        "gradients stay where they were read",
+        "training/plain.py",
+        "given.to(parameter.device).clone()",
+        "given.clone()",
+        ("tests/rehearsal/test_train.py",),
+        "on a GPU the proof ends in an error",
+    ),
 )
 
 

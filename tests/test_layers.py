@@ -14,6 +14,7 @@ SRC = Path(penstock.__file__).parent
 ROOMS = (
     "units",
     "errors",
+    "device",
     "files",
     "typed",
     "heap",
@@ -45,7 +46,17 @@ ROOMS = (
 )
 
 # Where torch may be imported; everything else plans and simulates without it.
-TORCH_ROOMS = {"_compat", "far", "batches", "runtime", "elastic", "training", "report", "cli"}
+TORCH_ROOMS = {
+    "device",
+    "_compat",
+    "far",
+    "batches",
+    "runtime",
+    "elastic",
+    "training",
+    "report",
+    "cli",
+}
 TORCH_FILES = {
     "graph/trace.py",
     "graph/aliases.py",

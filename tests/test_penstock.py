@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.device import Device
 from penstock.errors import GraphError, PlanError, ProgramError
 from penstock.runtime.launch import run_threads
 from penstock.search import Fixed
@@ -185,7 +186,7 @@ def test_run_refuses_early_receives_where_messages_go_by_order(
     graph: ps.Graph, job: ps.Job, plan: ps.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = ps.lower(replace(plan, early=2), graph)
-    monkeypatch.setattr("penstock.graph.trace.device_here", lambda: torch.device("cuda"))
+    monkeypatch.setattr("penstock.device.here", lambda: Device("cuda"))
     with pytest.raises(PlanError, match="posted 2 computes early, and NCCL matches by order"):
         ps.run(program, job, launcher=run_threads)
 

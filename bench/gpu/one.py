@@ -39,10 +39,11 @@ from bench.models import GPT, TINY, Size, loss, micro_batches
 from penstock import _compat
 from penstock.cli import face
 from penstock.cluster import Cluster
+from penstock.device import here
 from penstock.far import FarMemory
 from penstock.graph.code import function_of
 from penstock.graph.fuse import fused_function_of
-from penstock.graph.trace import Capture, build_model, capture, device_here
+from penstock.graph.trace import Capture, build_model, capture
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.plan import Offloaded, Plan, plan_by_hand
@@ -108,14 +109,14 @@ def ours(job: Job, captured: Capture, plan: Plan) -> Step:
 
 def peer(job: Job, size: Size, kind: str) -> Step:
     """Return a step of plain PyTorch, whose loss is the mean over the micro-batches."""
-    model: Any = build_model(job).to(device_here())
-    batches = [tuple(each.to(device_here()) for each in pair) for pair in micro_batches(size)]
+    model: Any = build_model(job).to(here().place)
+    batches = [tuple(each.to(here().place) for each in pair) for pair in micro_batches(size)]
     optimizer, numbers = adamw(model.parameters()), itertools.count()
     if kind == "checkpoint":
         for block in list(model.pieces.values())[1:-1]:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     run = torch.compile(model) if kind == "compile" else model
-    saves = partial(save_on_cpu, pin_memory=device_here().type == "cuda")
+    saves = partial(save_on_cpu, pin_memory=not here().is_cpu)
 
     def step() -> None:
         for _ in range(MICRO_BATCHES):
@@ -233,10 +234,10 @@ def overlap() -> Row:
     """Return the seconds of products, of a copy to pinned memory, and of both on two streams."""
     if not torch.cuda.is_available():
         return {}
-    device = device_here()
+    device = here().place
     a = torch.randn(8192, 8192, device=device)
-    here = torch.randn(2**28, device=device)
-    far = FarMemory(device).room([here.nbytes]).blocks[0].view(torch.float32)
+    near = torch.randn(2**28, device=device)
+    far = FarMemory(device).room([near.nbytes]).blocks[0].view(torch.float32)
     side = torch.cuda.Stream()
 
     def products() -> None:
@@ -246,25 +247,25 @@ def overlap() -> Row:
     def copy() -> None:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            far.copy_(here, non_blocking=True)
+            far.copy_(near, non_blocking=True)
         torch.cuda.current_stream().wait_stream(side)
 
     def both() -> None:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            far.copy_(here, non_blocking=True)
+            far.copy_(near, non_blocking=True)
         products()
         torch.cuda.current_stream().wait_stream(side)
 
     rows = {"products_s": products, "copy_s": copy, "both_s": both}
     found: Row = {name: min(seconds_of(each) for _ in range(5)) for name, each in rows.items()}
-    return {**found, "copied_bytes": here.nbytes}
+    return {**found, "copied_bytes": near.nbytes}
 
 
 def figures(size: Size, ways: Sequence[str], rounds: int, cap: int | None) -> dict[str, Any]:
     """Return all that is measured here."""
     if cap is not None:
-        total = torch.cuda.get_device_properties(device_here()).total_memory
+        total = torch.cuda.get_device_properties(here().place).total_memory
         torch.cuda.set_per_process_memory_fraction(cap / total)
     job = job_of(size)
     captured = capture(job)
@@ -300,7 +301,7 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = folder
         found = figures(SIZES[given.size], given.ways, given.rounds, given.cap)
     if given.json:
-        print(json.dumps({"machine": machine(), "device": str(device_here()), **found}))
+        print(json.dumps({"machine": machine(), "device": str(here().place), **found}))
         return
     for row in found["rows"]:
         mib = (f"{row[key] / 2**20:.1f}" for key in ("ours_bytes", "peer_bytes", "predicted_bytes"))

@@ -43,6 +43,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from penstock.device import of
+
 T = TypeVar("T")
 
 __all__ = [
@@ -264,7 +266,7 @@ def keep_compiled_code(folder: Path) -> None:
 
 def why_no_compiler(device: torch.device) -> str:
     """Return why Inductor cannot compile for a device; empty if it can."""
-    if device.type != "cpu":
+    if not of(device).is_cpu:
         return "" if find_spec("triton") else "no triton"
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

@@ -31,6 +31,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from penstock.device import of
+
 _ALIGN_BYTES = 64  # a cache line; every block starts on one
 _MOST_BUFFERS = 1024  # of one call (IOV_MAX of Linux)
 _GAP = memoryview(bytearray(_ALIGN_BYTES))  # what lies between two blocks: nobody looks at it
@@ -44,7 +46,8 @@ class FarMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.size_bytes, self.handle = device, 0, -1
-        if device.type == "cpu":
+        self.is_cpu = of(device).is_cpu
+        if self.is_cpu:
             self.handle, path = tempfile.mkstemp(prefix="penstock-", suffix=".far")
             weakref.finalize(self, os.close, self.handle)
             os.unlink(path)
@@ -65,7 +68,7 @@ class FarMemory:
         """
         starts = list(accumulate((_aligned(size, _ALIGN_BYTES) for size in sizes), initial=0))
         at = self.size_bytes
-        if self.device.type == "cpu" and starts[-1]:
+        if self.is_cpu and starts[-1]:
             self.size_bytes = _aligned(at + starts[-1], mmap.ALLOCATIONGRANULARITY)
             os.ftruncate(self.handle, self.size_bytes)  # a full disk is told by what is put there
         return FarRoom(self, at, starts, sizes)
@@ -84,7 +87,7 @@ class FarRoom:
     def blocks(self) -> list[Tensor]:
         """Return the blocks as tensors, uint8 [size], that lie there; write what was put only."""
         total = self.starts[-1]
-        if self.memory.device.type != "cpu":
+        if not self.memory.is_cpu:
             whole = torch.empty(total, dtype=torch.uint8, pin_memory=True)
         elif total:
             whole = torch.frombuffer(
@@ -101,7 +104,7 @@ class FarRoom:
         On a GPU this is queued.
         Raises:   OSError: the system cannot write, as to a disk that is full.
         """
-        if self.memory.device.type != "cpu":
+        if not self.memory.is_cpu:
             for number, near in nears.items():
                 self.blocks[number].copy_(near, non_blocking=True)
             return
@@ -109,7 +112,7 @@ class FarRoom:
 
     def take(self, nears: Mapping[int, Tensor]) -> None:
         """Copy blocks into tensors, likewise."""
-        if self.memory.device.type != "cpu":
+        if not self.memory.is_cpu:
             for number, near in nears.items():
                 near.copy_(self.blocks[number], non_blocking=True)
             return

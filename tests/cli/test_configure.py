@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.estimate import load
-from penstock.estimate.device import Device
+from penstock.estimate.device import Datasheet
 from penstock.estimate.known import find_model
 from penstock.search.transformer.configurations import configurations
 from penstock.search.transformer.found import Pool
@@ -46,7 +46,7 @@ def test_best_are_those_of_the_search_with_their_intervals(call: Call, alike: Pa
     done = call("configure", "mpt-1b", alike, "--batch", 64, "--json", "--show", 3)
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
-    device = Device("a100-80", 312e12, 2.039e12, 300e9, 300e9, 8)
+    device = Datasheet("a100-80", 312e12, 2.039e12, 300e9, 300e9, 8)
     pool = Pool(device, 8, 80 * 2**30, 2.0)
     names = {(item.quantity, item.cluster): item for item in load()}
     time, memory = names["time", "mosaic a100-80"], names["memory", "clariden"]

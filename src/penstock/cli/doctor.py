@@ -116,12 +116,22 @@ def _torch() -> Iterator[Finding]:
     old = version < _OLDEST_TORCH
     hint = "install torch 2.11 or later" if old else ""
     yield Finding("torch", "missing" if old else "ok", torch.__version__, hint)
-    if not torch.cuda.is_available():
-        why = "built for CPU" if torch.version.cuda is None else "no driver or no device"
-        yield Finding("GPU", "note", f"none ({why}): ranks compute on CPU cores")
-    for at in range(torch.cuda.device_count()):
-        name, free = torch.cuda.get_device_name(at), torch.cuda.mem_get_info(at)
-        yield Finding(f"GPU {at}", "ok", f"{name}, {format_bytes(free[1])}")
+    yield from _accelerators()
+
+
+def _accelerators() -> Iterator[Finding]:
+    from penstock.device import all_here, idle_kind, why_none
+
+    if not (found := all_here()):
+        yield Finding("GPU", "note", f"none ({why_none()}): ranks compute on CPU cores")
+    for device in found:
+        size = format_bytes(device.total_bytes)
+        yield Finding(f"GPU {device.index}", "ok", f"{device.name}, {size}")
+    if found:
+        yield Finding("rehearsed", "note", "Penstock has run on pretend GPUs only: docs/devices.md")
+    if kind := idle_kind():
+        words = f"there is an accelerator of kind {kind}, on which Penstock does not compute"
+        yield Finding(kind, "note", f"{words}: ranks compute on CPU cores")
 
 
 def _machine() -> Iterator[Finding]:

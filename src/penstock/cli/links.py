@@ -31,10 +31,11 @@ def links(out: Path | None, region: str, *, as_json: bool) -> None:
     """
     import torch
 
+    from penstock.device import here
     from penstock.runtime.hosts import measured_kinds
     from penstock.runtime.launch import under_torchrun
 
-    if torch.cuda.is_available():
+    if not here().is_cpu:
         hint = "write the links by hand: docs/cluster.md shows how"
         raise RunError("links between GPUs are not measured, only those between CPUs", hint=hint)
     torch.set_num_threads(1)

@@ -79,8 +79,8 @@ def _words(path: Path) -> list[str]:
 
 
 def _accelerators() -> tuple[tuple[str, int], ...]:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if "torch" not in sys.modules:
         return ()
-    found = (torch.cuda.get_device_properties(at) for at in range(torch.cuda.device_count()))
-    return tuple((each.name, each.total_memory) for each in found)
+    from penstock.device import all_here
+
+    return tuple((each.name, each.total_bytes) for each in all_here())

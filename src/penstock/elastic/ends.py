@@ -10,9 +10,9 @@ from typing import final
 
 import torch
 
+from penstock.device import here, of
 from penstock.elastic.mesh import Mesh
 from penstock.elastic.words import View
-from penstock.graph.trace import device_here
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.groups import Prefixed, world_of
 from penstock.runtime.transport.hosts import HostsTransport
@@ -31,17 +31,17 @@ def joined(mesh: Mesh, view: View, position: int, news: News) -> Transport:
 
     Raises:   TransportError: another one does not come, or as `news` does.
     """
-    store, device = GenerationStore(mesh, view.generation), device_here()
+    store, device = GenerationStore(mesh, view.generation), here().place
     keys = [mesh.where[member].key for member in view.members]
-    here = tuple(rank for rank, key in enumerate(keys) if key == keys[position])
+    at_home = tuple(rank for rank, key in enumerate(keys) if key == keys[position])
     count = len(keys)
-    if device.type != "cuda" and len(here) == count:
-        return _inside(store, position, here, count, news)
+    if of(device).is_cpu and len(at_home) == count:
+        return _inside(store, position, at_home, count, news)
     between = _between(mesh, store, (position, count), device, news)
-    if device.type == "cuda" or len(here) == 1:
+    if not of(device).is_cpu or len(at_home) == 1:
         return between
-    home = Prefixed(store, f"host of {here[0]}")
-    return HostsTransport(_inside(home, position, here, count, news), between, here)
+    home = Prefixed(store, f"host of {at_home[0]}")
+    return HostsTransport(_inside(home, position, at_home, count, news), between, at_home)
 
 
 def _inside(

@@ -3,7 +3,7 @@
 from penstock.estimate.constants import Constants as Constants
 from penstock.estimate.constants import load as load
 from penstock.estimate.device import DEVICES as DEVICES
-from penstock.estimate.device import Device as Device
+from penstock.estimate.device import Datasheet as Datasheet
 from penstock.estimate.fit import fit as fit
 from penstock.estimate.known import MODELS as MODELS
 from penstock.estimate.layouts import Sample as Sample

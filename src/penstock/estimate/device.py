@@ -1,4 +1,4 @@
-"""Device: what the datasheet of an accelerator says, for devices that are not here.
+"""Datasheet: what that of an accelerator says, for devices that are not here.
 
 Source:   NVIDIA's datasheets; links are those of the machines that these devices are sold in.
 """
@@ -10,7 +10,7 @@ from penstock.units import GB, TFLOP
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Datasheet:
     """One accelerator: peak rates, all of them decimal and in one direction.
 
     peak_flop_per_s      dense products of 16-bit numbers, summed in 32 bits
@@ -36,14 +36,14 @@ class Device:
                 raise EstimateError(message, hint="every rate and size must be above 0")
 
 
-def _device(name: str, tflops: float, memory: float, inside: float, across: float) -> Device:
+def _device(name: str, tflops: float, memory: float, inside: float, across: float) -> Datasheet:
     """Return a device from TFLOP/s and GB/s, in hosts of eight."""
-    return Device(name, tflops * TFLOP, memory * GB, inside * GB, across * GB, 8)
+    return Datasheet(name, tflops * TFLOP, memory * GB, inside * GB, across * GB, 8)
 
 
-def _on_bus(name: str, tflops: float, memory: float, across: float) -> Device:
+def _on_bus(name: str, tflops: float, memory: float, across: float) -> Datasheet:
     """Return a device of a host without NVLink: PCIe 3 x16, shared."""
-    return Device(name, tflops * TFLOP, memory * GB, 12 * GB, across * GB, 8, shared=True)
+    return Datasheet(name, tflops * TFLOP, memory * GB, 12 * GB, across * GB, 8, shared=True)
 
 
 # positional, to be read as a table: name, TFLOP/s, GB/s of memory, (inside,) across
@@ -53,7 +53,7 @@ DEVICES = (
     _device("h100", 989, 3352, 450, 50),
     _device("h200", 989, 4800, 450, 50),
     _device("b200", 2250, 8000, 900, 50),
-    Device("gh200", 989 * TFLOP, 4000 * GB, 150 * GB, 25 * GB, 4),
+    Datasheet("gh200", 989 * TFLOP, 4000 * GB, 150 * GB, 25 * GB, 4),
     _device("v100", 125, 900, 150, 12.5),
     _on_bus("t4", 65, 320, 3),
     _on_bus("a10g", 70, 600, 6),
@@ -65,7 +65,7 @@ DEVICES = (
 )
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> Datasheet:
     """Return the device of this name.
 
     Raises:   EstimateError: there is none.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.errors import EstimateError
-from penstock.estimate.device import Device, find_device
+from penstock.estimate.device import Datasheet, find_device
 from penstock.estimate.known import find_model
 from penstock.estimate.row import Line
 from penstock.estimate.run import Recompute, Sharding, TrainingRun, even
@@ -192,7 +192,7 @@ def _sailor(row: Line) -> Sample | None:
 _GPUS = {"gh-96": "gh200", "v100-16": "v100", "h100-80": "h100"}
 
 
-def _gpu(name: str) -> Device:
+def _gpu(name: str) -> Datasheet:
     name = name.lower().removesuffix("gb").replace("_", "-")
     return find_device(_GPUS.get(name, name))
 

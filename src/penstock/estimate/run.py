@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.errors import EstimateError
-from penstock.estimate.device import Device
+from penstock.estimate.device import Datasheet
 from penstock.estimate.transformer import Transformer
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
@@ -44,7 +44,7 @@ class TrainingRun:
     model: Transformer
     cluster: str
     stage_blocks: tuple[int, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[Datasheet, ...]
     tensor: int
     data: int
     micro_batch: int

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.estimate.device import Device
+from penstock.estimate.device import Datasheet
 from penstock.estimate.memory import MEMORY_TERMS, stage_memory
 from penstock.estimate.run import Recompute, Sharding, TrainingRun
 from penstock.estimate.terms import Floats, Terms
@@ -29,7 +29,7 @@ class Runs:
 
     model: Transformer
     stage_blocks: tuple[int, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[Datasheet, ...]
     tensor: NDArray[np.int64]
     data: NDArray[np.int64]
     micro_batch: NDArray[np.int64]
@@ -72,7 +72,7 @@ class Runs:
         }
         return replace(self, **arrays)
 
-    def restaged(self, stage_blocks: tuple[int, ...], devices: tuple[Device, ...]) -> "Runs":
+    def restaged(self, stage_blocks: tuple[int, ...], devices: tuple[Datasheet, ...]) -> "Runs":
         """Return the runs on other stages, with one micro-batch a step and one chunk a rank."""
         ones = np.ones(len(self), np.int64)
         return replace(

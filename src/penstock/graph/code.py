@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from penstock import _compat
+from penstock.device import here
 from penstock.graph.by_rows import LOSS_BACKWARD, loss_backward
 from penstock.graph.direct import DIRECT
 from penstock.graph.functional import HIDDEN_MUTATIONS
@@ -245,8 +246,7 @@ def reseed(seed: int, ordinal: int) -> None:
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     value = (mixed ^ (mixed >> 31)) >> 1
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(value)
+    here().seed(value)
 
 
 class SeededRandom(_compat.DispatchMode):

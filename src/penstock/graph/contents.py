@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.device import of
 from penstock.graph.views import copied_together, overlaps_of
 
 _TUPLE: Any = tuple
@@ -140,7 +141,7 @@ def attributes_of(leaf: Tensor) -> dict[str, Any]:
 
 def _aligned(leaf: Tensor) -> Tensor:
     exact = not (leaf.is_floating_point() or leaf.is_complex())
-    if leaf.device.type != "cpu" or (exact and leaf.is_contiguous()):
+    if not of(leaf.device).is_cpu or (exact and leaf.is_contiguous()):
         return leaf.clone()
     shift, rest = divmod(leaf.data_ptr() % _ALIGNMENT, leaf.element_size())
     is_dense = leaf.is_contiguous()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from penstock import _compat
+from penstock.device import here
 from penstock.errors import JobError, PenstockError, RunError
 from penstock.graph.functional import where
 from penstock.graph.lasting import lasting_buffers
@@ -205,8 +206,7 @@ def _foreign(whole: WholeOptimizer) -> int:
 
 def _built(job: Job, model: nn.Module) -> nn.Module:
     """Return what the job's model function builds now, with the values of `model`."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with _compat.GENERATOR, torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
+    with _compat.GENERATOR, here().random_kept():
         torch.manual_seed(job.seed)  # pyright: ignore[reportUnknownMemberType]
         new = built_by(job)
     if new is not model:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from penstock import _compat
+from penstock.device import CPU
 from penstock.job import Job
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -78,5 +79,5 @@ def _autocast(job: Job, model: nn.Module) -> AbstractContextManager[Any]:
     name = job.precision or job.autocast
     if name is None:
         return nullcontext()
-    device = next((p.device.type for p in model.parameters()), "cpu")
+    device = next((p.device.type for p in model.parameters()), CPU)
     return torch.autocast(device, dtype=getattr(torch, name))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from penstock.device import of
 from penstock.graph.functional import is_static
 
 
@@ -60,8 +61,7 @@ def _measured(node: fx.Node) -> list[int]:
     if not all(isinstance(each, Tensor) and is_static(each) and each.numel() for each in inputs):
         return []
     target: Any = node.target
-    forked: list[torch.device] = [inputs[0].device] if inputs[0].device.type == "cuda" else []
-    with torch.enable_grad(), torch.random.fork_rng(forked):  # pyright: ignore[reportUnknownMemberType]
+    with torch.enable_grad(), of(inputs[0].device).random_kept():
         args, kwargs = fx.map_arg((node.args, node.kwargs), _zeros)
         try:  # in grad mode, for some keep nothing otherwise
             values: Sequence[Any] = target(*args, **kwargs)

@@ -8,7 +8,6 @@ A model that needs more (a mixture of experts whose op refuses fake tensors, a l
 """
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from penstock import _compat
 from penstock.batches import started
+from penstock.device import here
 from penstock.errors import GraphError, JobError, PenstockError
 from penstock.graph.aliases import (
     refuse_generators,
@@ -208,7 +208,7 @@ _built_with: "weakref.WeakKeyDictionary[nn.Module, _LastBuilt]" = weakref.WeakKe
 
 def built_by(job: Job) -> nn.Module:
     """Return what the job's `model` builds now, on the device of this process."""
-    model = job.model().to(device_here())
+    model = job.model().to(here().place)
     note_built(model)
     try:
         known = _built_of.setdefault(job.model, _LastBuilt())
@@ -225,16 +225,9 @@ def newest_beside(model: nn.Module) -> nn.Module:
     return (known.newest() if known is not None else None) or model
 
 
-def device_here() -> torch.device:
-    """Return the device of this process: the accelerator of its local rank, or the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
 def on_device(batch: Any) -> Any:
     """Return the batch as the loss sees it: tensors of its own, on the device of this process."""
-    return own(batch, device_here())
+    return own(batch, here().place)
 
 
 class _TracedStep:
@@ -255,7 +248,7 @@ class _TracedStep:
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         weights = map(_contiguous, parameters.values())
         self.tensors = [*weights, *buffers.values(), *self._distinct_leaves()]
-        self.tensors.append(torch.tensor(1.0, device=device_here()))
+        self.tensors.append(torch.tensor(1.0, device=here().place))
         self.placeholders = [
             *(Placeholder(name, "parameter") for name in parameters),
             *(Placeholder(name, "buffer") for name in buffers),

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.device import here
 from penstock.graph.code import Function, function_of
 from penstock.graph.memory import MemoryOwner
 from penstock.graph.stages import Segment, SegmentKind, Stages
-from penstock.graph.trace import Capture, device_here
+from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.profile.measure import clock_here, inputs_of
 from penstock.profile.profile import FusedCost
@@ -110,16 +111,11 @@ def _peak(
         results = function.run(arguments, 1)
         del results, kept
 
-    if device_here().type != "cpu":
-        before: list[int] = []
-        torch.cuda.synchronize()
-        run(
-            lambda: (
-                torch.cuda.reset_peak_memory_stats(),
-                before.append(torch.cuda.memory_allocated()),
-            )
-        )
-        return torch.cuda.max_memory_allocated() - before[0]
+    if here().is_queued:
+        before, device = list[int](), here()
+        device.synchronize()
+        run(lambda: before.append(device.reset_peak()))
+        return device.peak_bytes - before[0]
     with _compat.memory_profile() as memory:  # it knows only what was allocated under it
         run(lambda: _compat.memory_mark(0))
     now = peak = start = 0

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from penstock import _compat
 from penstock.batches import started
 from penstock.cluster.machine import free_bytes
+from penstock.device import CPU, here
 from penstock.far import FarMemory, as_bytes
 from penstock.graph.code import callable_of, function_of, reseed
 from penstock.graph.codec import TensorForm, packer, unpacker
@@ -31,7 +32,7 @@ from penstock.graph.cut import cut
 from penstock.graph.optimizer import Loan, WholeOptimizer, stand_ins, whole_optimizer
 from penstock.graph.parts import key_in
 from penstock.graph.stages import Stages
-from penstock.graph.trace import Capture, device_here, on_device
+from penstock.graph.trace import Capture, on_device
 from penstock.graph.wire import wire_choices
 from penstock.heap import give_back, keep_freed_memory
 from penstock.job import Job
@@ -110,7 +111,7 @@ def inputs_of(capture: Capture, job: Job) -> dict[int, Any]:
                 values[i] = leaves[capture.inputs[i]]
             case "scale":
                 dtype = getattr(torch, nodes[capture.graph.loss].dtype)  # as in a run
-                values[i] = torch.tensor(1.0, dtype=dtype, device=device_here())
+                values[i] = torch.tensor(1.0, dtype=dtype, device=here().place)
             case "constant" | "op":
                 pass
     return values
@@ -328,7 +329,7 @@ def _packing_cost(bits: int) -> PackCost:
     for rows in _PACKED_ROWS:
         kind = TensorForm((rows, 256), torch.float32)
         pack, unpack = packer(kind, bits), unpacker(kind, bits)
-        tensor = torch.linspace(-1.0, 1.0, rows * 256, device=device_here()).view(rows, 256)
+        tensor = torch.linspace(-1.0, 1.0, rows * 256, device=here().place).view(rows, 256)
         packed = pack(tensor)
         seconds = _timed(partial(pack, tensor)), _timed(partial(unpack, packed))
         found.append((*seconds, 4 * rows * 256))
@@ -367,7 +368,7 @@ def _moved_s(count: int, size: int, *, evicts: bool = False) -> float:
 
     As of activations, memory is taken anew for those that come back.
     """
-    device = device_here()
+    device = here().place
     memory = FarMemory(device)
     room = memory.room([size] * count)
     nears = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(count)]
@@ -379,7 +380,7 @@ def _moved_s(count: int, size: int, *, evicts: bool = False) -> float:
         nears[:] = [torch.empty(size, dtype=torch.uint8, device=device) for _ in nears]
         room.take(dict(enumerate(nears)))
 
-    return _timed(there_and_back, clock=clock_here() if device.type != "cpu" else awake_s) / 2
+    return _timed(there_and_back, clock=awake_s if device.type == CPU else clock_here()) / 2
 
 
 def _updated(
@@ -395,7 +396,7 @@ def _updated(
     something of the one before meanwhile.
     """
     step, loan = whole.optimizer.step, Loan(whole, weights)
-    swept = torch.zeros(_SWEPT_BYTES // 4, device=device_here())
+    swept = torch.zeros(_SWEPT_BYTES // 4, device=here().place)
 
     def seconds_of(some: dict[str, Tensor]) -> float:
         def after_sweep(timed: Callable[[], object]) -> None:
@@ -500,11 +501,12 @@ def awake_s() -> float:
 
 
 def clock_here() -> Callable[[], float]:
-    if not torch.cuda.is_available():
+    device = here()
+    if not device.is_queued:
         return time.thread_time
 
     def synchronized() -> float:
-        torch.cuda.synchronize()
+        device.synchronize()
         return time.perf_counter()
 
     return synchronized

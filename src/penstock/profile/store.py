@@ -224,7 +224,9 @@ def optimizer_text(capture: "Capture", job: "Job") -> str:
 def _here() -> tuple[str, str]:
     """Return the device on which `measure` runs here, and the versions of what runs it."""
     torch = sys.modules["torch"]  # whoever has a capture has imported it
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
+    from penstock.device import here
+
+    device = cpu_name() if here().is_cpu else here().name
     try:
         own = version("penstock")
     except PackageNotFoundError:  # run from its source

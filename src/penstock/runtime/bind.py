@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.device import of
 from penstock.errors import RunError
 from penstock.graph.code import Function
 from penstock.graph.stages import Segment, SegmentKind
@@ -88,7 +89,7 @@ def _check_scaling(rank: "Rank", program: Program) -> None:
 
 
 def _check_far(rank: "Rank", program: Program) -> None:
-    if program.far and program.clip and rank.device.type != "cpu":
+    if program.far and program.clip and of(rank.device).is_queued:
         message = "norms of gradients in far memory are not computed on a GPU"
         raise RunError(message, hint="do not clip, or offload the state only")
 
@@ -531,7 +532,7 @@ class _Binder:
     def _note_loss(self, micro_batch: int, at: int) -> Consumer:
         rank, step = self.rank, micro_batch // self.per_step
         losses = rank.progress.losses
-        if not rank.is_guarded or rank.device.type != "cpu":  # elsewhere a look would wait for it
+        if not rank.is_guarded or of(rank.device).is_queued:  # elsewhere a look would wait for it
             return lambda results: losses[step].append(results[at])
 
         def note(results: Results) -> None:

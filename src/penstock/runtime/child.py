@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from penstock import errors
+from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.job import exit_words
 from penstock.runtime.inherited import be_as_plain, own_positions
@@ -71,8 +72,8 @@ def join(thread: threading.Thread) -> None:
 
 
 def can_fork() -> bool:
-    """Return whether a forked process can compute: not once this one has used a GPU."""
-    return not torch.cuda.is_initialized()
+    """Return whether a forked process can compute: not on a machine with an accelerator."""
+    return here().can_fork
 
 
 class SilentError(RunError):
@@ -159,7 +160,7 @@ class Aside:
 def apart(call: Callable[[], Any]) -> Any:
     """Return what `call()` returns, anything of JSON, in a process whose state nobody sees later.
 
-    On a machine whose GPU this process has used already, in this one.
+    On a machine with an accelerator, in this one.
     Raises:   as `in_a_fork`.
     """
     return in_a_fork(lambda beat: call(), _A_DAY_S) if can_fork() else call()

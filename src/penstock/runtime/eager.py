@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.batches import InOrder, ReadNumbers
+from penstock.device import here
 from penstock.errors import CheckpointError, JobError, PenstockError, RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import own, seen
 from penstock.graph.functional import where
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.precision import cast_weights
-from penstock.graph.trace import build_model, device_here, loss_and_figures, newest_beside
+from penstock.graph.trace import build_model, loss_and_figures, newest_beside
 from penstock.heap import keep_freed_memory
 from penstock.job import Job
 from penstock.runtime import checkpoint
@@ -121,7 +122,7 @@ def work_eagerly(task: EagerTask, transport: Transport, report: Report) -> RankR
         saving(task.checkpoints, transport, rank.control, task.policy) as rank.saver,
     ):
         spans, seconds = _run_steps(task, rank, meter, report)
-    tells = device_here().type == "cpu" and meter.num_steps > 0
+    tells = not here().is_queued and meter.num_steps > 0
     spent = meter.spent(time.perf_counter(), (), (), 1) if tells else None
     answers = transport.all_gather_bytes(json.dumps(seconds).encode(), rank.everyone)
     slowest = [max(row) for row in zip(*map(json.loads, answers), strict=True)]
@@ -260,7 +261,7 @@ class EagerRank:
         self.loss_scale = LossScale() if task.job.scales_loss else None
         self.share = task.job.micro_batches // transport.num_ranks
         is_plain = len(self.everyone) == 1  # then it is the plain loop, to the batch's memory
-        self.reader = Reader(task.job, device_here(), take=seen if is_plain else own)
+        self.reader = Reader(task.job, here().place, take=seen if is_plain else own)
         per_step, first = task.job.micro_batches, self.rank * self.share
         self.order = ReadOrder(list(range(first, first + self.share)), per_step, per_step)
         self.now = self.next_index = 0  # the step that is under way, and the next micro-batch

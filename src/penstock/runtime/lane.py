@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from penstock.device import of
 from penstock.program.instructions import How
 from penstock.program.program import Program, Reduce, Update
 from penstock.runtime.calls import Bound, Call
@@ -124,7 +125,7 @@ class Awaited:
         """Yield the calls of an Unshard: room is made by the thread, the rest beside it."""
         shard = self.rank.shard_of(stage)
         yield Bound(shard.make_room, "versions", "unshard", stage, -1)
-        if self.rank.device.type != "cpu":
+        if of(self.rank.device).is_queued:
             yield Bound(shard.gather, "collective", "unshard", stage, -1, shard.sharers.ranks)
             return
         begun, lane = Begun(shard.gather), self.rank.lane
@@ -169,4 +170,4 @@ class Awaited:
         if alone or reduce.how not in _BESIDE:
             return False
         following = (each for each in self.code[place + 1 :] if not isinstance(each, Reduce))
-        return self.rank.device.type == "cpu" and not isinstance(next(following), Update)
+        return not of(self.rank.device).is_queued and not isinstance(next(following), Update)

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from penstock.device import here
 from penstock.errors import PenstockError, RunError
-from penstock.graph.trace import device_here
 from penstock.job import exit_words
 from penstock.profile.noise import NoiseTold
 from penstock.runtime.calls import StepResult
@@ -90,7 +90,8 @@ def run_threads(
             report(step)
 
     def live(transport: Transport) -> None:
-        torch.set_num_threads(1)  # a setting of each thread
+        torch.set_num_threads(1)  # a setting of each thread, as the device that is current
+        here().enter()
         try:
             results[transport.rank] = work(transport, tell)
         except BaseException as problem:  # noqa: BLE001 - carried to the caller's thread below
@@ -151,7 +152,7 @@ def local_launcher(num_ranks: int) -> Callable[..., list[RankResult]]:
 
     Raises:   RunError: several GPUs, whose processes torchrun has to start.
     """
-    if not torch.cuda.is_available():
+    if here().can_fork:
         return run_processes
     if num_ranks > 1:
         hint = f"torchrun --nproc-per-node {num_ranks} -m penstock train ..."
@@ -438,21 +439,21 @@ def join_torchrun(
 
 
 def _torchrun_transport(rank: int, store: Any, groups: Groups, way: HostWay) -> Transport:
-    num_ranks, device = int(os.environ["WORLD_SIZE"]), device_here()
-    if on_one_host() and device.type == "cpu" and available()[0]:
+    num_ranks, device = int(os.environ["WORLD_SIZE"]), here()
+    if on_one_host() and device.is_cpu and available()[0]:
         own = _PrefixStore("shared", store)
         return SharedMemoryTransport(rank, num_ranks, own, limit_s=_CONNECT_S, news=way.news)
     found, watch = _PrefixStore("groups", store), _PrefixStore("watch", store.clone())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", store=found, rank=rank, world_size=num_ranks)
-        return TorchDistributedTransport(device, watch, groups=groups)
+    if not device.is_cpu:
+        device.enter()
+        dist.init_process_group(device.backend, store=found, rank=rank, world_size=num_ranks)
+        return TorchDistributedTransport(device.place, watch, groups=groups)
     world = world_of(
         (rank, num_ranks),
         found,
         address=way.address,
-        device=device,
+        device=device.place,
         limit_s=_CONNECT_S,
         news=way.news,
     )
-    return TorchDistributedTransport(device, watch, groups=groups, world=world)
+    return TorchDistributedTransport(device.place, watch, groups=groups, world=world)

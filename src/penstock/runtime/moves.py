@@ -10,10 +10,9 @@ queued on one behind what was queued before, and what comes behind its end waits
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from penstock.device import Device, of
 from penstock.program.program import BeginOffload, BeginReload, Offload, Reload
 from penstock.runtime.calls import Bound, Call
 from penstock.runtime.copies import Move
@@ -48,21 +47,21 @@ class _BegunMove:
 
 
 class _QueuedMove:
-    """A move on a stream of a GPU; what its thread frees or makes is ordered by its own stream."""
+    """A move on a stream; what its thread frees or makes is ordered by its own stream."""
 
-    def __init__(self, make: Callable[[], Move], stream: torch.cuda.Stream) -> None:
-        self.make, self.stream, self.over = make, stream, torch.cuda.Event()
+    def __init__(self, make: Callable[[], Move], device: Device, stream: Any) -> None:
+        self.make, self.device, self.stream, self.over = make, device, stream, device.event()
         self.move: Move | None = None
 
     def begin(self) -> None:
         self.move = self.make()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        self.stream.wait_stream(self.device.current_stream())
+        with self.device.queueing_on(self.stream):
             self.move.copy()
             self.over.record()
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self.over)
+        self.device.current_stream().wait_event(self.over)
         assert self.move is not None, "it was begun"
         self.move.end()
         self.move = None
@@ -74,8 +73,8 @@ class Moves:
     def __init__(self, rank: "Rank") -> None:
         self.rank = rank
         self.begun: dict[tuple[bool, Action], _BegunMove | _QueuedMove] = {}
-        on_gpu = rank.device.type == "cuda"
-        self.streams = [torch.cuda.Stream(rank.device) for _ in range(2)] if on_gpu else []
+        self.device = of(rank.device)
+        self.streams = [self.device.stream() for _ in range(2 * self.device.has_copy_engine)]
 
     def bind(self, instruction: Offload | Reload | BeginOffload | BeginReload) -> Bound:
         """Return the call of an instruction."""
@@ -94,7 +93,7 @@ class Moves:
 
     def _begun(self, make: Callable[[], Move], *, is_reload: bool) -> _BegunMove | _QueuedMove:
         if self.streams:
-            return _QueuedMove(make, self.streams[is_reload])
+            return _QueuedMove(make, self.device, self.streams[is_reload])
         return _BegunMove(make, self.rank.copy_lanes[is_reload])
 
     def _move(self, of: Action, *, is_reload: bool) -> Callable[[], Move]:

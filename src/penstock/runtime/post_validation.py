@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.device import of
 from penstock.graph.cut_points import written_buffers
 from penstock.program.program import Program, Reduce
 from penstock.program.provisional import provisional_ends, sent_until
@@ -175,7 +176,7 @@ class Provisional:
             return
         if self.rank.settle():
             self._do_again()
-        elif self.rank.is_guarded and self.rank.device.type == "cpu":
+        elif self.rank.is_guarded and not of(self.rank.device).is_queued:
             for micro_batch, loss in zip(self.losses, self.rank.progress.losses[0], strict=True):
                 if not isfinite(loss.item()):
                     self.rank.check_loss(float(loss), micro_batch)
@@ -205,7 +206,7 @@ def known_before(rank: "Rank", program: Program) -> NDArray[np.int64]:
     exchange parts of its buffers, and over NCCL, which gives messages in the order sent, whatever
     their edge.
     """
-    if rank.carries or rank.device.type != "cpu":
+    if rank.carries or of(rank.device).is_queued:
         return program.code.offsets[:-1].astype(np.int64)
     return provisional_ends(program)
 

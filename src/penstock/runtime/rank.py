@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from penstock.batches import ReadNumbers
+from penstock.device import here
 from penstock.errors import RunError
 from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.joint import Joint, joint_of
 from penstock.graph.memory import moved
 from penstock.graph.stages import SegmentKind, Stages
-from penstock.graph.trace import Capture, device_here
+from penstock.graph.trace import Capture
 from penstock.job import AS_IT_IS, Job
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program, Reduce
@@ -94,7 +95,7 @@ class Rank:
     ) -> None:
         self.capture, self.stages, self.job, self.transport = capture, stages, job, transport
         self.make, self.report, self.carries = make, report, carries or {}
-        self.rank, self.device = transport.rank, device_here()
+        self.rank, self.device = transport.rank, here().place
         self.grid = Grid(transport.num_ranks, (1,))  # until a program is bound
         self.weights: dict[int, StageWeights] = {}
         self.carried: dict[int, Carried] = {}

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.device import here
 from penstock.graph.code import Function, function_of
 from penstock.graph.stages import Segment, Stages
-from penstock.graph.trace import Capture, device_here
+from penstock.graph.trace import Capture
 from penstock.graph.wire import is_packed, row_length
 from penstock.job import AS_IT_IS
 from penstock.program.codes import SEND
@@ -65,7 +66,7 @@ class Rounded:
 
     def rescale(self, scale: float) -> None:
         """Let gradients be those of the loss times `scale` from now on."""
-        graph, device = self.capture.graph, device_here()
+        graph, device = self.capture.graph, here().place
         dtype = getattr(torch, graph.nodes[graph.loss].dtype)
         self.scale = torch.tensor(scale, dtype=dtype, device=device) / self.count
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.device import of
 from penstock.errors import CheckpointError
 from penstock.runtime.part_file import Piece, arranged
 
@@ -90,7 +91,7 @@ class Snapshot:
         for piece in pieces:
             target = self._memory[place : place + piece.size_bytes]
             value = _plain(tensors[piece.key])
-            if value.device.type == "cpu" and value.is_contiguous():
+            if of(value.device).is_cpu and value.is_contiguous():
                 own: Any = value.reshape(-1).view(torch.uint8).numpy()
                 np.copyto(target, own)
             elif piece.size_bytes:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock import _compat
+from penstock.device import of
 from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
@@ -267,7 +268,7 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     tell = tell_call(rank, step, has_loss=has_loss) if tells else None
 
     def call() -> None:
-        if has_loss and tells and rank.is_guarded and rank.device.type != "cpu":
+        if has_loss and tells and rank.is_guarded and of(rank.device).is_queued:
             rank.check_mean_loss(progress.losses[step], step)
         if stash is not None:
             weights.keep(stash)

@@ -19,6 +19,7 @@ from torch import nn
 
 from penstock._compat import pytree
 from penstock.batches import Endless
+from penstock.device import here
 from penstock.errors import JobError
 from penstock.graph.batch import count
 from penstock.graph.trace import loss_and_figures, on_device
@@ -118,7 +119,8 @@ def _unchanged(model: nn.Module) -> Generator[None]:
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    device = here()
+    drawn = device.random_state()
     model.eval()
     try:
         yield
@@ -131,8 +133,7 @@ def _unchanged(model: nn.Module) -> Generator[None]:
         random.setstate(state[0])
         np.random.set_state(state[1])
         torch.set_rng_state(state[2])
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+        device.set_random_state(drawn)
 
 
 def validate(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock import _compat
+from penstock.device import here
 from penstock.errors import CheckpointError, JobError, RunError
 from penstock.graph.lasting import lasting_buffers
 from penstock.graph.parts import PartName, key_in, part_in, part_key
@@ -336,8 +337,7 @@ class StageWeights:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return tensors and plain values by key: "weights/NAME", "optimizer/NAME/KEY", ..."""
-        if torch.cuda.is_initialized():  # copies to far memory are queued
-            torch.cuda.synchronize()
+        here().synchronize()  # copies to far memory may be queued
         tensors: dict[str, Tensor] = {}
         plain: dict[str, object] = {}
         for node, value in self.kept().items():

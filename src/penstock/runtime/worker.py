@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock._compat import MemoryEvent
+from penstock.device import of
 from penstock.errors import RunError
 from penstock.graph.code import Function, function_of
 from penstock.graph.fuse import fused_function_of
@@ -594,7 +595,7 @@ class WindowRunner:
             self.meter.once(time.perf_counter() - start)
             return
         self.meter.window(calls, marks, window.num_steps)
-        if self.rank.device.type == "cpu" and not window.is_profiled:
+        if not of(self.rank.device).is_queued and not window.is_profiled:
             look = partial(self._look, window.first_step + window.num_steps)
             self.sampler.window(calls, marks, window.num_steps, look)
         if window.is_profiled:
@@ -649,7 +650,7 @@ class WindowRunner:
             typical_s=typical,
             versions={stage: 1 + len(w.stash) for stage, w in rank.weights.items()},
             spent=self._spent(end_s, calls, marks, num_steps),
-            samples=self.sampler.told(is_last=True) if rank.device.type == "cpu" else None,
+            samples=None if of(rank.device).is_queued else self.sampler.told(is_last=True),
             noise=rank.noise.told(),
             saves=self.saver.told if self.saver else Saves(),
         )
@@ -661,7 +662,7 @@ class WindowRunner:
 
         Or where the run was stopped before a window that tells something.
         """
-        if self.rank.device.type != "cpu" or not self.meter.num_steps:
+        if of(self.rank.device).is_queued or not self.meter.num_steps:
             return None
         return self.meter.spent(end_s, calls, marks, num_steps)
 

@@ -244,13 +244,13 @@ def on_hosts_of(plan: Plan, cluster: Cluster | None) -> Plan:
 
     Receives are posted as early as gloo asks for between them, and NCCL does not.
     """
-    from penstock.graph.trace import device_here
+    from penstock.device import here
 
     names = set[str]() if cluster is None else {host.name for host in cluster.hosts}
     plan = plan if names.issuperset(plan.hosts) else replace(plan, hosts=())
     if cluster is None or cluster.num_ranks < plan.total_ranks:
         return plan
-    is_cpu = device_here().type == "cpu"
+    is_cpu = here().is_cpu
     early = early_on(placed(cluster, plan.hosts), plan.total_ranks) if is_cpu else 0
     return replace(plan, early=early)
 

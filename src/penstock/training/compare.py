@@ -152,10 +152,12 @@ def compared_updates(found: Tensors, expected: Tensors, before: Tensors) -> Diff
 def apart_of(left: Tensor, right: Tensor) -> float | None:
     """Return the largest difference of two tensors; None if all bits that count are equal.
 
-    Infinity where shapes differ, or where only one of two elements is a number.
+    Infinity where shapes differ, or where only one of two elements is a number.  What was found may
+    have been read from a file to the CPU, and the other be on an accelerator.
     """
     if left.shape != right.shape:
         return math.inf
+    right = right.to(left.device)
     if bool(((left == right) | (left.isnan() & right.isnan())).all()):
         return None
     apart = float((_wide(left) - _wide(right)).abs().max())

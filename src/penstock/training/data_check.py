@@ -24,11 +24,12 @@ from torch import Tensor
 
 from penstock.batches import started
 from penstock.batches.how import own_random
+from penstock.device import here
 from penstock.errors import JobError, PenstockError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import flatten, own, seen
 from penstock.graph.functional import where
-from penstock.graph.trace import build_model, device_here, loss_of
+from penstock.graph.trace import build_model, loss_of
 from penstock.graph.views import overlaps_of
 from penstock.job import Job
 from penstock.runtime.child import Beat, SilentError, can_fork, in_a_fork
@@ -181,7 +182,7 @@ def _is_written(job: Job, first: int, digests: Sequence[str], *, reuses: bool) -
     row = list(itertools.islice(started(job.data, first), min(_HELD, len(digests))))
     if not _share_memory([next(started(job.data, first), None), *row]):  # all kept at a time
         return False
-    device, model, found = device_here(), build_model(job), list[str]()
+    device, model, found = here().place, build_model(job), list[str]()
     for number, batch in enumerate(itertools.islice(started(job.data, first), len(row)), first):
         found.append(digest_of(flatten(batch)[0]))
         taken = seen(batch, device) if can_fork() else own(batch, device)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from penstock import _compat
+from penstock.device import of
 from penstock.graph.functional import HIDDEN_MUTATIONS
 
 Line = tuple[str, int]  # file and number
@@ -410,7 +411,7 @@ def _digest(tensor: Tensor) -> str:
     if _key(tensor) is None or tensor.device.type == "meta":
         return str(tuple(tensor.shape))
     storage = tensor.untyped_storage()
-    storage = storage if storage.device.type == "cpu" else storage.cpu()
+    storage = storage if of(storage.device).is_cpu else storage.cpu()
     size = storage.nbytes()
     if size == 0:
         return ""

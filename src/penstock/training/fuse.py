@@ -77,6 +77,6 @@ def usable(plan: Plan) -> Plan:
 def no_compiler() -> str:
     """Return why nothing can be compiled for the device here; empty if it can."""
     from penstock._compat import why_no_compiler
-    from penstock.graph.trace import device_here
+    from penstock.device import here
 
-    return why_no_compiler(device_here())
+    return why_no_compiler(here().place)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock.batches import started
+from penstock.device import here, of
 from penstock.errors import JobError, PenstockError
 from penstock.graph.batch import PLAIN, leaf_key
 from penstock.graph.code import SeededRandom, micro_batch_seed
@@ -36,7 +37,6 @@ from penstock.graph.functional import where
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import (
     build_model,
-    device_here,
     first_batch,
     loss_and_figures,
     loss_of,
@@ -107,7 +107,7 @@ def _found(job: Job, written: Written | None) -> Found:
     Or, where the loss writes into one that overlaps another, which leaves it writes into; then
     this is called again with those.
     """
-    if torch.cuda.is_available():
+    if not here().can_fork:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
             return _examined(job, written, lambda: None)
@@ -300,7 +300,7 @@ class _Loop:
 
     def _micro_batch(self, batch: Any) -> None:
         self.raw.append(flatten(batch)[0])
-        batch = (own_apart if self.written is None else own)(batch, device_here())
+        batch = (own_apart if self.written is None else own)(batch, here().place)
         leaves, _ = flatten(batch)
         before, named = global_chance(), digests(self.job)
         attributes = _attributes_of(leaves)
@@ -564,7 +564,7 @@ class _Loop:
 
     def _is_exact(self) -> bool:
         """Return whether equal ops on equal values give equal bits."""
-        is_cpu = all(p.device.type == "cpu" for p in self.model.parameters())
+        is_cpu = all(of(p.device).is_cpu for p in self.model.parameters())
         return is_cpu and not any(one.writes_weights for one in self.recorded)
 
 

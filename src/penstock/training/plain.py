@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from penstock import _compat
 from penstock.batches import started
+from penstock.device import here
 from penstock.errors import RunError
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.contents import seen
@@ -24,7 +25,7 @@ from penstock.graph.lasting import lasting_buffers
 from penstock.graph.merge import parts_of
 from penstock.graph.optimizer import whole_optimizer
 from penstock.graph.precision import cast_weights
-from penstock.graph.trace import build_model, device_here, loss_of
+from penstock.graph.trace import build_model, loss_of
 from penstock.job import Job
 from penstock.runtime.clearing import LEFT, has_own_zero_grad
 from penstock.runtime.eager import load_model
@@ -184,7 +185,8 @@ class Plain:
     def apply(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Update the parameters that have a gradient, at the rate that is set."""
         for name, parameter in self.parameters.items():
-            parameter.grad = gradients[name].clone() if name in gradients else None
+            given = gradients.get(name)  # as a rank has written it: on the CPU
+            parameter.grad = None if given is None else given.to(parameter.device).clone()
         if self.is_plain:
             self.optimizer.step()
         else:
@@ -235,7 +237,8 @@ class Plain:
     def take_left(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the gradients that the step before has left."""
         keys = {name: LEFT.format(name) for name in self.parameters}
-        self.left = {name: tensors[key].clone() for name, key in keys.items() if key in tensors}
+        held = {name: tensors[key] for name, key in keys.items() if key in tensors}
+        self.left = {n: left.to(self.parameters[n].device).clone() for n, left in held.items()}
 
     def take_scale(self, plain: Mapping[str, Any]) -> None:
         """Take over the scale of the loss; a checkpoint of another precision has none."""
@@ -254,7 +257,7 @@ class Plain:
         batches = itertools.islice(self._data, self.job.micro_batches)
         number = first - 1
         for number, batch in enumerate(batches, first):
-            yield number, seen(batch, device_here())
+            yield number, seen(batch, here().place)
         if number + 1 < self._next:
             hint = "make `data` endless, or train fewer steps"
             raise RunError(f"the job's data ended at micro-batch {number + 1}", hint=hint)

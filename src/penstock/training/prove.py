@@ -20,10 +20,11 @@ from torch import Tensor
 
 from penstock import _compat
 from penstock.cluster.machine import free_bytes
+from penstock.device import here
 from penstock.files import write_text
 from penstock.graph.cut import cut
 from penstock.graph.merge import merged
-from penstock.graph.trace import Capture, build_model, device_here
+from penstock.graph.trace import Capture, build_model
 from penstock.job import Job
 from penstock.plan import Plan, is_asynchronous
 from penstock.program.lower_plan import lower_plan, stages_of
@@ -149,8 +150,8 @@ def _short_of(captured: Capture, copies: int) -> str:
     weights = sum(p.numel() * p.element_size() for p in captured.model.parameters())
     (stage,) = cut(captured.graph, (), (False,)).stages
     needed = copies * weights + stage.forward.peak_bytes + stage.backward.peak_bytes
-    device = device_here()
-    free = free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    device = here()
+    free = free_bytes() if device.is_cpu else device.free_bytes
     if needed <= free:
         return ""
     return f"the plain loop needs {format_bytes(needed)} of which {format_bytes(free)} are free"

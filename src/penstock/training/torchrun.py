@@ -245,12 +245,11 @@ def _surveyed(rendezvous: "Rendezvous", listener: Listener) -> Cluster:
 
     Raises:   RunError: the ranks compute on GPUs.
     """
-    import torch
-
+    from penstock.device import here
     from penstock.runtime.hosts import seat_here, survey
     from penstock.runtime.launch import join_torchrun, under
 
-    if torch.cuda.is_available():
+    if not here().is_cpu:
         hint = "write hosts and links by hand (docs/cluster.md) and give them as --cluster FILE"
         raise RunError("links between GPUs of several hosts are not measured", hint=hint)
     seat = seat_here(platform.node() or "host", HERE)

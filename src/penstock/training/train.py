@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.cluster import Cluster
+from penstock.device import here
 from penstock.elastic.notice import place_of_notice
 from penstock.errors import JobError, PlanError, RunError
 from penstock.fleet.batch import Least
@@ -210,6 +211,7 @@ def train(  # long: one for each flag of the command  # noqa: PLR0913
             trained.module()
         return trained
 
+    here().enter()  # before any code of the job's: it may mean the device that is current
     job = _with_arguments(job, arguments)
     if resume and isinstance(job, str):
         job = _as_before(job, _folder_of(job, out), listener)

@@ -100,9 +100,9 @@ def check_early(plan: Plan) -> None:
 
     Raises:   PlanError: on GPUs, where NCCL does that.
     """
-    from penstock.graph.trace import device_here
+    from penstock.device import here
 
-    if plan.early and device_here().type != "cpu":
+    if plan.early and not here().is_cpu:
         message = (
             f"receives are to be posted {plan.early} computes early, and NCCL matches by order"
         )

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from penstock import _compat
+from penstock.device import of
 from penstock.runtime.transport.torch_distributed import World
 from penstock.runtime.transport.transport import Store, TransportError
 
@@ -75,8 +76,8 @@ def world_of(
     def group(ranks: list[int]) -> Any:
         own = _TorchTexts(Prefixed(store, " ".join(map(str, ranks))), news, limit_s)
         about = own, ranks.index(rank), len(ranks)
-        is_cuda = device.type == "cuda"
-        call = _nccl_of(*about) if is_cuda else _gloo_of(*about, address, limit_s)
+        is_cpu = of(device).is_cpu
+        call = _gloo_of(*about, address, limit_s) if is_cpu else _nccl_of(*about)
         found = _soon(call, news, limit_s, rank)
         made.append(found)
         _alive.add(found)

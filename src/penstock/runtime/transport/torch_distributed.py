@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock import _compat
+from penstock.device import of
 from penstock.runtime.transport.transport import (
     Post,
     Send,
@@ -120,7 +121,7 @@ class TorchDistributedTransport:
             self._connect(ranks)
         self._all = self._group(self._everyone)
         self._peers: set[int] = set()
-        self._is_open = device.type == "cpu"
+        self._is_cpu = self._is_open = of(device).is_cpu
         self._sent: list[tuple[int, list[dist.Work | None]]] = []
         # by thread: ranks, and the store's keys that say they left
         self._waits_for: dict[int, list[tuple[int, str]]] = {}
@@ -218,7 +219,7 @@ class TorchDistributedTransport:
         how = dist.ReduceOp.SUM
         if flat.dtype == torch.bool:
             flat, how = flat.view(torch.uint8), dist.ReduceOp.MAX
-        elif self._device.type == "cpu" and flat.dtype in _NOT_SUMMED_BY_GLOO:
+        elif self._is_cpu and flat.dtype in _NOT_SUMMED_BY_GLOO:
             flat = flat.to(torch.int64)  # modulo 2**n, this sums as the narrow integer does
         self._collect(ranks, lambda group: group.allreduce([flat], how))
         if flat.data_ptr() != own.data_ptr():
@@ -227,7 +228,7 @@ class TorchDistributedTransport:
     def all_gather(self, whole: Tensor, cuts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Send the own part to each other member; no byte goes a longer way."""
         parts, own = self._parts(whole, cuts, ranks)
-        if self._device.type == "cuda":
+        if not self._is_cpu:
             given = [parts[ranks.index(rank)] for rank in sorted(ranks)]
             self._collect(ranks, lambda group: group.allgather([given], [parts[own].clone()]))
         else:
@@ -237,7 +238,7 @@ class TorchDistributedTransport:
         """Send each other member its part, and add up those of the own one."""
         parts, own = self._parts(whole, cuts, ranks)
         mine = parts[own]
-        if self._device.type == "cuda":
+        if not self._is_cpu:
             given, total = [parts[ranks.index(rank)] for rank in sorted(ranks)], mine.clone()
             self._collect(ranks, lambda group: group.reduce_scatter([total], [given]))
             mine.copy_(total)
@@ -302,7 +303,7 @@ class TorchDistributedTransport:
         self, gives: Sequence[Tensor], takes: Sequence[Tensor], ranks: tuple[int, ...]
     ) -> None:
         check_members(self._rank, self._num_ranks, ranks)
-        if self._device.type != "cuda":
+        if self._is_cpu:
             self._exchange(ranks, gives, takes)
             return
         order = [ranks.index(rank) for rank in sorted(ranks)]  # that of torch's groups
@@ -440,7 +441,7 @@ class TorchDistributedTransport:
         An operation with a rank that is gone already fails at once, and ends none.
         """
         for members, group in list(self._groups.items()):
-            if self._device.type == "cuda":
+            if not self._is_cpu:
                 group.abort()
                 continue
             for place, rank in enumerate(sorted(members)):

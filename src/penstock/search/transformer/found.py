@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.estimate.device import Device
+from penstock.estimate.device import Datasheet
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.terms import Floats
 from penstock.units import format_bytes
@@ -18,7 +18,7 @@ from penstock.units import format_bytes
 class Pool:
     """A number of like devices in one place, their memory, and what one of them costs."""
 
-    device: Device
+    device: Datasheet
     count: int
     memory_bytes: float
     usd_per_hour: float = 0.0

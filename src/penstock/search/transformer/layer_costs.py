@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from penstock.estimate.constants import Constants
-from penstock.estimate.device import Device
+from penstock.estimate.device import Datasheet
 from penstock.estimate.memory import activation_bytes, repeated_bytes, stage_memory, state_bytes
 from penstock.estimate.run import TrainingRun
 from penstock.estimate.runs import Runs, time_terms_of
@@ -31,7 +31,9 @@ class LayerCosts(NamedTuple):
     fixed_bytes: Floats
 
 
-def layer_costs(runs: Runs, device: Device, constants: tuple[Constants, Constants]) -> LayerCosts:
+def layer_costs(
+    runs: Runs, device: Datasheet, constants: tuple[Constants, Constants]
+) -> LayerCosts:
     """Return the costs of every block of the model on `device`; stages of `runs` do not matter.
 
     constants   of time and of memory

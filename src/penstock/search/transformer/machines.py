@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.cluster import Cluster, DeviceKind, Host, Link
 from penstock.errors import ClusterError, EstimateError
 from penstock.estimate.constants import Constants, Quantity
-from penstock.estimate.device import DEVICES, Device
+from penstock.estimate.device import DEVICES, Datasheet
 from penstock.estimate.transformer import Transformer
 from penstock.search.transformer.found import Pool
 
@@ -57,7 +57,7 @@ def _pool(kind: DeviceKind, hosts: Sequence[Host], cluster: Cluster) -> Pool:
     inside = _link(cluster.inside, each > 1, kind, "inside")
     between = _link(cluster.between, len(hosts) > 1, kind, "between")
     fastest = inside or between
-    device = Device(
+    device = Datasheet(
         kind.name,
         _peak(kind),
         kind.memory_bytes_per_s,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.estimate.device import Device
+from penstock.estimate.device import Datasheet
 from penstock.estimate.run import Recompute, Sharding, even
 from penstock.estimate.runs import Runs
 from penstock.estimate.transformer import Transformer
@@ -36,7 +36,7 @@ Choice = tuple[int, int, int, int, int, Recompute, Sharding, bool]
 
 
 def candidates(
-    model: Transformer, device: Device, devices: int, batch: int, *, space: Space
+    model: Transformer, device: Datasheet, devices: int, batch: int, *, space: Space
 ) -> Iterator[Runs]:
     """Yield the runs of every number of stages: batches of `batch` samples on `devices`."""
     for pipe in divisors(devices):
@@ -50,7 +50,7 @@ def candidates(
 def runs_of(
     model: Transformer,
     stage_blocks: tuple[int, ...],
-    devices: tuple[Device, ...],
+    devices: tuple[Datasheet, ...],
     choices: Sequence[Choice],
 ) -> Runs:
     """Return choices as arrays: tensor, data, micro-batch, their number, interleave, ..."""

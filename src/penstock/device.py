@@ -1,0 +1,180 @@
+"""Device: what a process computes on.  The one file that knows what kind of accelerator there is.
+
+An accelerator queues what it is told to do, so that a call's return says nothing of its end; it
+copies beside its computing; it is looked at by a process that no fork of it can use it after; ranks
+on it have a process each, which enters its own before all else.  What else of it is needed stands
+here, filled by torch's module of its kind; another kind needs a row in KINDS.
+"""
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+KINDS = ("cuda",)  # on which Penstock computes; what else there is stays idle (`idle_kind`)
+CPU = "cpu"
+
+
+_fork_rng: Any = torch.random.fork_rng  # pyright: ignore
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of this host; `index` is the CPU's 0 or the number of an accelerator."""
+
+    kind: str
+    index: int = 0
+
+    @property
+    def place(self) -> torch.device:
+        """Return it as torch names it."""
+        return torch.device(CPU) if self.is_cpu else torch.device(self.kind, self.index)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Return whether it is the host itself: memory, files and other processes are at hand."""
+        return self.kind == CPU
+
+    @property
+    def is_queued(self) -> bool:
+        """Return whether ops are queued: seconds between two calls say nothing of them."""
+        return not self.is_cpu
+
+    @property
+    def has_copy_engine(self) -> bool:
+        """Return whether copies to the host go on beside its computing, on a stream."""
+        return not self.is_cpu
+
+    @property
+    def can_fork(self) -> bool:
+        """Return whether a forked process can compute on it.
+
+        Not on an accelerator: who asks whether there is one has used it already, for forks.
+        """
+        return self.is_cpu
+
+    @property
+    def backend(self) -> str:
+        """Return torch's name of what carries messages between ranks on it."""
+        return dist.get_default_backend_for_device(self.kind)
+
+    @property
+    def name(self) -> str:
+        """Return the accelerator's own name; that of a CPU is in `cluster/machine.py`."""
+        return CPU if self.is_cpu else self._of_kind.get_device_name(self.index)
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the memory of an accelerator."""
+        return self._of_kind.get_device_properties(self.index).total_memory
+
+    @property
+    def free_bytes(self) -> int:
+        """Return how much of an accelerator's memory nobody holds."""
+        return self._of_kind.mem_get_info(self.index)[0]
+
+    @property
+    def _of_kind(self) -> Any:
+        return torch.get_device_module(self.kind)
+
+    def enter(self) -> None:
+        """Make it the one that is meant where none is named; first of all in a rank's thread."""
+        if not self.is_cpu:
+            self._of_kind.set_device(self.index)
+
+    def synchronize(self) -> None:
+        """Return once all is done that was queued."""
+        if self.is_queued:
+            self._of_kind.synchronize(self.index)
+
+    # -- streams of an accelerator --------------------------------------------------------------
+
+    def stream(self) -> Any:
+        """Return a new stream."""
+        return self._of_kind.Stream(self.index)
+
+    def event(self) -> Any:
+        """Return a new event."""
+        return self._of_kind.Event()
+
+    def current_stream(self) -> Any:
+        """Return the stream on which calls are queued."""
+        return self._of_kind.current_stream(self.index)
+
+    def queueing_on(self, stream: Any) -> AbstractContextManager[Any]:
+        """While active, calls are queued on `stream`."""
+        return self._of_kind.stream(stream)
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def reset_peak(self) -> int:
+        """Begin to watch an accelerator's memory; return the bytes that are held."""
+        self._of_kind.reset_peak_memory_stats(self.index)
+        return self._of_kind.memory_allocated(self.index)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most bytes held since `reset_peak`."""
+        return self._of_kind.max_memory_allocated(self.index)
+
+    # -- chance -----------------------------------------------------------------------------------
+
+    def seed(self, value: int) -> None:
+        """Seed the accelerator's own generator; a CPU's is torch's default one."""
+        if not self.is_cpu:
+            self._of_kind.manual_seed(value)
+
+    def random_state(self) -> torch.Tensor | None:
+        """Return the state of the accelerator's own generator; None on a CPU."""
+        return None if self.is_cpu else self._of_kind.get_rng_state(self.index)
+
+    def set_random_state(self, state: torch.Tensor | None) -> None:
+        """Put back what `random_state` gave."""
+        if state is not None:
+            self._of_kind.set_rng_state(state, self.index)
+
+    def random_kept(self) -> AbstractContextManager[None]:
+        """While active, whatever is drawn moves no generator of this process for good."""
+        return _fork_rng([]) if self.is_cpu else _fork_rng([self.index], device_type=self.kind)
+
+
+@cache
+def _kind() -> str:
+    """Return the kind of device on which this process and its children compute."""
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type not in KINDS:
+        return CPU
+    return found.type if torch.get_device_module(found.type).is_available() else CPU
+
+
+def here() -> Device:
+    """Return the device of this process: the accelerator of its local rank, or the CPU."""
+    kind = _kind()
+    return Device(kind, 0 if kind == CPU else int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def of(place: torch.device) -> Device:
+    """Return the device on which a tensor is."""
+    return Device(place.type, place.index or 0)
+
+
+def all_here() -> tuple[Device, ...]:
+    """Return the accelerators of this host that this process may use."""
+    kind = _kind()
+    count = 0 if kind == CPU else torch.get_device_module(kind).device_count()
+    return tuple(Device(kind, index) for index in range(count))
+
+
+def idle_kind() -> str:
+    """Return the kind of an accelerator that is here and that Penstock does not use; else ""."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "" if found is None or found.type in KINDS else found.type
+
+
+def why_none() -> str:
+    """Return why there is no accelerator."""
+    return "built for CPU" if torch.version.cuda is None else "no driver or no device"

@@ -1,0 +1,31 @@
+"""`penstock train` on rehearsal GPUs, with its proof; a few commands of some seconds each."""
+
+from pathlib import Path
+
+from tests.rehearsal.command import rehearse
+
+JOBS = Path(__file__).parent / "jobs.py"
+
+
+def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
+    """The file asks for CUDA when it is imported, and its loss says `.cuda()`."""
+    seen = rehearse(["train", f"{JOBS}:job", "--steps", "3", "--out", "run"], tmp_path)
+    assert seen.code == 0, seen.text
+    assert "equal to the plain loop" in seen.text
+    assert seen.races == []
+    (last,) = seen.last_windows
+    assert last["syncs"] <= 12  # two for each micro-batch's batch, its clip, its loss, its report
+    assert last["pageable"] <= 9  # two for each micro-batch's batch, the report
+
+
+def test_job_trains_under_torchrun_on_the_gpu_of_each_rank(tmp_path: Path) -> None:
+    """The loss says `.cuda()`, and means the device of its rank."""
+    arguments = ["train", f"{JOBS}:job", "--steps", "3", "--out", "run"]
+    seen = rehearse(arguments, tmp_path, gpus=2, torchrun=2)
+    assert seen.code == 0, seen.text
+    assert "equal to the plain loop" in seen.text
+    assert seen.races == []
+    assert seen.devices == {0, 1}
+    for last in seen.last_windows:
+        assert last["syncs"] <= 8  # two for each of two micro-batches, clip, loss, report
+        assert last["pageable"] <= 5
