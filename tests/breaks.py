@@ -2230,7 +2230,7 @@ BREAKS = (
     Break(
         "far_memory_as_fast_as_a_processor",
         "profile/measure.py",
-        'clock=clock_here() if device.type != "cpu" else awake_s',
+        "clock=awake_s if device.type == CPU else clock_here()",
         "clock=clock_here()",
         ("tests/profile/test_measure.py",),
         "a disk's time taken for none, as the thread that waits for it uses no processor",
