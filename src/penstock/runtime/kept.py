@@ -36,6 +36,7 @@ from penstock.runtime.values import (
 Parameters = Mapping[str, nn.Parameter]
 _ALONE = "="  # the key of a value that is no dict by itself
 _BY_NAME = ":name"  # ends the place of a dict by the names of parameters
+_LARGE_BYTES = 2**16  # of what is remembered of an attribute as it was at first
 _HINT = "keep it in optimizer.state, as tensors, numbers and text in lists, tuples and dicts"
 
 
@@ -189,6 +190,8 @@ class ExtraState:
     def __init__(self, optimizer: Optimizer, parameters: Parameters, *, is_whole: bool) -> None:
         self.optimizer, self.parameters, self.is_whole = optimizer, parameters, is_whole
         self.first = {place: _digest(value) for place, _, value in self._attributes()}
+        self.at_first = {place: _copied(value) for place, _, value in self._attributes()}
+        self.had = {(place, name) for place, name, *_ in _entries(optimizer, parameters)}
         self.counts = {place: len(one.param_groups) for place, one in nested(optimizer)}
         self.options = {place: options_of(one) for place, one in nested(optimizer)[1:]}
 
@@ -220,10 +223,13 @@ class ExtraState:
             plain[place] = {"lost": str(odd)}
 
     def take(self, tensors: Mapping[str, Tensor], plain: Mapping[str, object]) -> None:
-        """Give the optimizer back what `put` added.
+        """Give the optimizer back what `put` added; what it did not add is as it was at first.
 
+        So one that has made steps already goes on from any state as a new one does, but for
+        attributes with large tensors, and options of its groups: these may be a scheduler's.
         Raises:   CheckpointError: something of it could not be saved.
         """
+        self._begin_anew({**tensors, **plain})
         owners = {_own(place): one for place, one in nested(self.optimizer)}
         grouped = {_groups(place): one for place, one in nested(self.optimizer)}
         for place in {**tensors, **plain}:
@@ -233,6 +239,22 @@ class ExtraState:
                 grouped[kind].param_groups[int(number)][key] = _found(place, tensors, plain)
             elif kind in owners and "/" not in name:
                 _give(owners[kind], name, _found(place, tensors, plain))
+
+    def _begin_anew(self, kept: Mapping[str, object]) -> None:
+        """Give what is not in a checkpoint, and is no more as it was at first, its first value."""
+        for place, owner, value in list(self._attributes()):
+            name = place.partition("/")[2]
+            if place in kept or self.first.get(place) == _digest(value):
+                continue
+            if place not in self.first:
+                vars(owner).pop(name, None)
+            elif (first := self.at_first[place]) is not None:
+                _give(owner, name, take_value("", *first))
+        known = _keys_of(kept)
+        for place, store in list(_stores(self.optimizer, self.parameters)):
+            for name, parameter in self.parameters.items():
+                if (place, name) not in known and (place, name) not in self.had:
+                    store.pop(name if place.endswith(_BY_NAME) else parameter, None)
 
     def _attributes(self) -> Iterator[tuple[str, Optimizer, Any]]:
         """Yield place, owner and value of every attribute that torch does not give them all."""
@@ -264,9 +286,23 @@ def _holds_optimizer(value: Any) -> bool:
     return any(isinstance(one, Optimizer) for one in _inside(value))
 
 
+def _copied(value: Any) -> tuple[Tensors, Plain] | None:
+    """Return a copy of a value, as a checkpoint has it; None: it is large, or cannot be saved."""
+    tensors, plain = Tensors(), Plain()
+    try:
+        put_value("", value, tensors, plain)
+    except OddError:
+        return None
+    if sum(leaf.nbytes for leaf in tensors.values()) > _LARGE_BYTES:
+        return None
+    return {place: leaf.detach().clone() for place, leaf in tensors.items()}, plain
+
+
 def _give(owner: Optimizer, name: str, value: Any) -> None:
     old: Any = getattr(owner, name, None)
     if name == "state":
+        for key in [key for key in owner.state if not _is_parameter(key)]:
+            del owner.state[key]
         owner.state.update(value)
     elif isinstance(value, StateDictValue):
         old.load_state_dict(value.content)

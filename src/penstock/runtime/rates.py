@@ -33,6 +33,16 @@ def options_of(optimizer: Optimizer) -> Options:
     ]
 
 
+def put_options(optimizer: Optimizer, first: Options) -> None:
+    """Give every group the options `first`, and no others."""
+    for group, options in zip(
+        optimizer.param_groups, first, strict=False
+    ):  # more may be added later
+        for added in group.keys() - options.keys() - {"params", "param_names"}:
+            del group[added]
+        group.update({key: _copied(value) for key, value in options.items()})
+
+
 def changed_options(optimizer: Optimizer, first: Options) -> Options:
     """Return the options that are not what they were at first, of every group that there was."""
     rows = zip(options_of(optimizer), first, strict=False)
@@ -65,10 +75,7 @@ class JobScheduler:
 
     def _start(self) -> None:
         assert self.job.scheduler is not None, "only then there is a schedule"
-        for group, first in zip(self.optimizer.param_groups, self.first, strict=True):
-            for added in group.keys() - first.keys() - {"params", "param_names"}:
-                del group[added]
-            group.update({key: _copied(value) for key, value in first.items()})
+        put_options(self.optimizer, self.first)
         self.scheduler = _asked(lambda: self.job.scheduler(self.optimizer), "scheduler fails")  # type: ignore[misc]
         _check(self.scheduler)
         self.now, self.kept = 0, dict[int, Options]()

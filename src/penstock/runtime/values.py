@@ -67,7 +67,8 @@ def apart_value(value: Any, leaves: list[Tensor]) -> object:
         return {"generator": len(leaves) - 1, "device": str(value.device)}
     if type(value) in (list, tuple, deque):
         values: list[Any] = list(value)  # pyright: ignore[reportArgumentType]
-        return {type(value).__name__: [apart_value(each, leaves) for each in values]}
+        parts = {type(value).__name__: [apart_value(each, leaves) for each in values]}
+        return {**parts, "most": value.maxlen} if isinstance(value, deque) else parts
     if isinstance(value, dict):
         rows: list[Any] = list(value.items())
         return {"dict": [[apart_value(one, leaves) for one in row] for row in rows]}
@@ -106,7 +107,9 @@ def _together(found: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
             return array.reshape(shape)[()] if alone else array.reshape(shape).copy()
         case "list" | "tuple" | "deque":
             values = [_together(each, place, tensors) for each in content]
-            return values if kind != "tuple" else tuple(values)
+            if kind == "deque":
+                return deque(values, parts.get("most"))
+            return values if kind == "list" else tuple(values)
         case "dict":
             return dict([_together(one, place, tensors) for one in row] for row in content)
         case "state_dict":

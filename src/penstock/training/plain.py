@@ -31,6 +31,7 @@ from penstock.runtime.clearing import LEFT, has_own_zero_grad
 from penstock.runtime.eager import load_model
 from penstock.runtime.kept import ExtraState, put_state, take_state
 from penstock.runtime.named import take_named
+from penstock.runtime.rates import options_of, put_options
 from penstock.runtime.rounded import Rounded, StepInputs
 from penstock.runtime.rounded_sums import RoundedSums
 from penstock.runtime.updates import SEED
@@ -58,6 +59,7 @@ class Plain:
         self.optimizer, self.is_plain = whole.optimizer, whole.is_plain
         self.rates: list[Any] = [group.get("lr") for group in self.optimizer.param_groups]
         self.own = ExtraState(self.optimizer, self.parameters, is_whole=True)
+        self.options = options_of(self.optimizer)
         self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
         self.scheduled = 0  # steps that the scheduler has been told of
         self.loss_scale, self.good = 2.0**16 if job.precision == "float16" else None, 0
@@ -229,6 +231,8 @@ class Plain:
         """
         load_model(self.model, tensors)
         take_state(self.optimizer, self.parameters, tensors, plain)
+        if self.scheduler is None:
+            put_options(self.optimizer, self.options)
         self.own.take(tensors, plain)
         self.take_left(tensors)
         self.take_scale(plain)
