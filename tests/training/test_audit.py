@@ -2,9 +2,12 @@
 
 import json
 import math
+import multiprocessing
 import os
 import re
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -45,15 +48,15 @@ from penstock.training.audit import (
     why_not,
 )
 from penstock.training.audit_desk import AuditDesk
-from penstock.training.audit_pace import AuditBasis, Pace
-from penstock.training.audits import Audit, Audited, AuditTerms, parse_audit
+from penstock.training.audit_pace import AuditBasis, Pace, used_with_s
+from penstock.training.audits import SHORT, Audit, Audited, AuditTerms, parse_audit
 from penstock.training.judge import Case
 from penstock.training.prove import Planned, case_of, owners_of_replicas
 from tests.parity import models
 from tests.parity.models import captured, job_of, plan_of
 
 EXACT = torch.float64
-BASIS = AuditBasis(2, 0.01, 100, 10**6)
+BASIS = AuditBasis(2, 0.01, 10_000, 10**6)
 
 
 def planned(name: str, plan: Plan, **options: object) -> Planned:
@@ -76,7 +79,7 @@ def kept(case: Planned, folder: Path, steps: int = 4, share: Callable[[], bool] 
 
 def audited_by(case: Case, folder: Path) -> list[Audit]:
     with closing(AuditDesk()) as desk:
-        bench = Bench(case, folder, desk, Pace(1.0, BASIS, 0.0))
+        bench = Bench(case, folder, desk, Pace(1.0, BASIS))
         while (place := bench.next()) is not None:
             bench.audit(place)
     assert bench.failed == ""
@@ -191,16 +194,18 @@ def fading(weights):
     return made
 
 
-@pytest.mark.parametrize("updates", [True, False])
-def test_updates_that_follow_from_no_state_are_left_out(updates, tmp_path):
+@pytest.mark.parametrize("why", ["", "a count is in no state"])
+def test_updates_that_follow_from_no_state_are_left_out_once_one_differs(why, tmp_path):
     plan = plan_of(captured("gpt", EXACT).graph, "one_f_one_b", 1, 4, replicas=2)
-    case = planned("gpt", plan)
+    case, asked = planned("gpt", plan), list[str]()
     case = replace(case, job=replace(case.job, optimizer=fading))
     kept(case, tmp_path)
-    rows = audited_by(replace(case_of(case, (0,)), updates=updates), tmp_path)
-    assert [bool(row.problem) for row in rows] == [False, updates]
-    assert all(("update" in row.found) == updates for row in rows)
-    assert "gradients" in rows[0].found
+    forgets = lambda: asked.append(why) or why  # noqa: E731
+    rows = audited_by(replace(case_of(case, (0,)), forgets=forgets), tmp_path)
+    assert [bool(row.problem) for row in rows] == [False, not why]
+    assert ["update" in row.found for row in rows] == [True, not why]
+    assert "gradients" in rows[1].found
+    assert asked == [why]  # not of the step that was equal
 
 
 def test_a_plain_loop_that_fails_is_said_once(tmp_path):
@@ -212,7 +217,7 @@ def test_a_plain_loop_that_fails_is_said_once(tmp_path):
 
     wrong = replace(case, job=replace(case.job, data=ended))
     with closing(AuditDesk()) as desk:
-        bench = Bench(case_of(wrong, (0,)), tmp_path, desk, Pace(1.0, BASIS, 0.0))
+        bench = Bench(case_of(wrong, (0,)), tmp_path, desk, Pace(1.0, BASIS))
         place = bench.next()
         assert place is not None
         bench.audit(place)
@@ -234,6 +239,7 @@ def test_a_step_that_not_all_have_kept_is_not_audited(tmp_path):
 # -- how often ------------------------------------------------------------------------------------
 
 
+@example(0.01, 100.0, [0.3] * 10)
 @given(st.floats(0.001, 0.2), st.floats(1.0, 1e4), st.lists(st.floats(1e-3, 1.0), max_size=30))
 def test_no_more_than_its_share_is_spent(share, before_s, costs):
     """Whatever audits take: where one is afforded, those before and one like them are paid for."""
@@ -241,7 +247,7 @@ def test_no_more_than_its_share_is_spent(share, before_s, costs):
     clock = pytest.MonkeyPatch()
     clock.setattr(audit_pace.time, "monotonic", lambda: now[0])
     try:
-        pace, own_s, gaps = Pace(share, BASIS, before_s), 0.0, list[float]()
+        pace, own_s, gaps = Pace(share, BASIS._replace(before_s=before_s)), 0.0, list[float]()
         for cost_s in costs:
             for _ in range(200):
                 if pace.is_due():
@@ -259,12 +265,62 @@ def test_no_more_than_its_share_is_spent(share, before_s, costs):
         clock.undo()
 
 
+def test_what_an_audit_needs_beside_its_steps_is_paid_for():
+    """Forking, waiting, and what audits of the phases before took, count: there may be none."""
+    pace = Pace(0.01, BASIS._replace(before_s=20.0))
+    assert pace.affords()
+    pace.used(0.1)
+    assert (pace.spent_s, pace.affords()) == (0.1, False)
+    assert not Pace(0.01, BASIS._replace(before_s=20.0, spent_s=0.1)).affords()
+    assert pace.soon_s() > 1.0  # nobody looks in vain again and again
+    assert not BASIS._replace(before_s=0.1, steps=1).affords(0.01)
+    assert not BASIS._replace(steps=300).affords(0.01)
+    assert not BASIS._replace(steps=300).is_short(0.01)  # it may take longer than was thought
+    assert BASIS.affords(0.01)
+
+
+def test_a_run_has_used_what_its_host_sees_or_what_ranks_tell():
+    seen = [0.0]
+    pace = Pace(0.01, BASIS._replace(before_s=2.0), lambda: seen[0])
+    pace.told({"0": (30.0, 0.0), "1": (30.0, 0.0)}, 0.1, 0.1)
+    assert pace.of_s >= 62.0
+    seen[0] = 70.0
+    pace = Pace(0.01, BASIS._replace(before_s=2.0), lambda: seen[0])
+    pace.told({"0": (30.0, 0.0), "1": (30.0, 0.0)}, 0.1, 0.1)
+    assert pace.of_s == 70.0
+    seen[0] = 3.0  # of the leading process: ranks are on other hosts
+    pace = Pace(0.01, BASIS._replace(before_s=2.0), lambda: seen[0])
+    pace.told({"0": (30.0, 0.0), "1": (30.0, 0.0)}, 0.1, 0.1)
+    assert pace.of_s >= 62.0
+
+
+def test_a_process_is_seen_with_what_it_has_forked():
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def burn() -> None:
+        while time.process_time() < 0.1:
+            pass
+        sender.send("burnt")
+        signal.pause()
+
+    child = context.Process(target=burn, daemon=True)
+    before_s, own_s = used_with_s(os.getpid()), time.process_time()
+    child.start()
+    receiver.recv()
+    more_s = used_with_s(os.getpid()) - before_s - (time.process_time() - own_s)
+    child.kill()
+    child.join()
+    assert more_s >= 0.05
+    assert used_with_s(2**22 + 1) == 0.0
+
+
 def test_audits_become_rarer():
     now = [0.0]
     clock = pytest.MonkeyPatch()
     clock.setattr(audit_pace.time, "monotonic", lambda: now[0])
     try:
-        pace, times = Pace(0.5, BASIS, 10.0), list[float]()
+        pace, times = Pace(0.5, BASIS._replace(before_s=10.0)), list[float]()
         for number in range(400):
             while not pace.is_due():
                 now[0] += 0.01
@@ -304,6 +360,8 @@ def test_why_a_run_is_not_audited_is_said(tmp_path, monkeypatch):
     assert why_not(case, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(0.0), tmp_path, BASIS) == "--audit 0"
     assert "asynchronous" in why_not(late, AuditTerms(), tmp_path, BASIS)
+    assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9)) == SHORT
+    assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9, step_s=0.0)) == ""
     monkeypatch.setattr(
         "penstock.training.audit.shutil.disk_usage", lambda _: SimpleNamespace(free=10)
     )

@@ -133,12 +133,14 @@ class Aside:
         """Return the number of the process."""
         return self._child.pid or 0
 
-    def poll(self) -> tuple[Any, ...] | None:
+    def poll(self, limit_s: float = 0.0) -> tuple[Any, ...] | None:
         """Return what the call returned, anything of JSON, as the only one of a row; None: not yet.
+
+        limit_s:  for which it is waited for.
 
         Raises:   RunError: it failed, or the process died.
         """
-        if not self._receiver.poll():
+        if not self._receiver.poll(limit_s):
             return None
         try:
             what, content = json.loads(self._receiver.recv_bytes())

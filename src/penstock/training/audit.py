@@ -16,6 +16,7 @@ Ignores:  asynchronous schedules, whose steps have no state between them; they a
           run alone.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -33,8 +34,8 @@ from penstock.runtime.audited import Audits, is_kept, step_of, taken
 from penstock.runtime.child import Aside, can_fork
 from penstock.runtime.control import Board
 from penstock.training.audit_desk import AuditDesk
-from penstock.training.audit_pace import AuditBasis, Pace, used_s
-from penstock.training.audits import AUDITS, KEPT, Audit, Audited, AuditTerms
+from penstock.training.audit_pace import AuditBasis, Pace, used_s, used_with_s
+from penstock.training.audits import AUDITS, KEPT, SHORT, Audit, Audited, AuditTerms
 from penstock.training.judge import Case, PlainLoop, judged, plain_loop
 from penstock.training.proof import Proof
 from penstock.typed import typed
@@ -43,7 +44,9 @@ from penstock.units import format_bytes
 HIDDEN = ".audit"  # where ranks keep steps until they are audited
 DIFFERS = -2  # in place of the signal for which ranks stop
 _NICE = 10
-_LOOK_S = 0.02
+_LOOK_S, _SELDOM_S = 0.02, 5.0  # between two looks whether a step was kept, at least and at most
+_BEGIN = 10  # times what a fork takes is what the process takes until its first step is compared
+_EVERY = 0.1  # of the time that a step is waited for
 _LOST_S = 5.0  # for which a step is waited for that was asked for, at least
 
 # -- in the process that leads a run --------------------------------------------------------------
@@ -63,8 +66,8 @@ class Auditor:
         Raises:   RunError: the process died.
         """
         self.desk.end()
-        while (told := self._aside.poll()) is None:
-            time.sleep(_LOOK_S)
+        while (told := self._aside.poll(_SELDOM_S)) is None:
+            pass
         return typed(Audited, told[0])
 
     def close(self) -> None:
@@ -84,6 +87,8 @@ def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> s
         return "the schedule trains nothing"
     if not can_fork():
         return "the process that leads the run uses a GPU"
+    if basis.is_short(terms.share):
+        return SHORT
     folder.mkdir(parents=True, exist_ok=True)
     room = shutil.disk_usage(folder).free
     if 2 * basis.bytes > room:
@@ -101,13 +106,14 @@ def auditing(
     """
     shutil.rmtree(folder / HIDDEN, ignore_errors=True)
     desk = AuditDesk()
-    before_s = used_s()
-    expected_s = before_s + basis.steps * basis.step_s * basis.ranks
-    desk.may(basis.cost_s <= terms.share * expected_s or not basis.step_s)
-    pace = Pace(terms.share, basis, before_s)
+    leader, begun_s = os.getpid(), used_s() - basis.before_s
+    pace = Pace(terms.share, basis, lambda: used_with_s(leader) - begun_s)
     start_s = time.process_time()
     aside = Aside(lambda: _audited(case, folder, desk, board, terms, pace))
-    desk.began(aside.pid, time.process_time() - start_s)
+    fork_s = time.process_time() - start_s
+    basis = basis._replace(begin_s=max(basis.begin_s, _BEGIN * fork_s))
+    desk.may(basis.affords(terms.share))
+    desk.began(aside.pid, fork_s)
     auditor = Auditor(folder, desk, aside)
     try:
         yield auditor
@@ -127,6 +133,11 @@ class Asks:
     def is_open(self) -> bool:
         """Return whether a step that was asked for is waited for."""
         return self._since_s is not None
+
+    @property
+    def waited_s(self) -> float:
+        """Return for how long a step was waited for by now."""
+        return 0.0 if self._since_s is None else time.monotonic() - self._since_s
 
     def heard(self) -> None:
         """Note that a step was kept."""
@@ -152,6 +163,7 @@ def _audited(
 ) -> dict[str, Any]:
     """Audit until the run is over, or a step differs; return what was found as JSON values."""
     os.nice(_NICE)
+    gc.freeze()  # what is there is the parent's: looking for what is free in it would copy it all
     with (
         Path(os.devnull).open("w") as nowhere,
         redirect_stdout(nowhere),
@@ -165,14 +177,18 @@ class Bench:
     """Makes steps again, one after the other."""
 
     def __init__(self, case: Case, folder: Path, desk: AuditDesk, pace: Pace) -> None:
-        self.case, self.folder, self.desk, self.pace = case, folder, desk, pace
+        self.case: Case = case
+        self.folder, self.desk, self.pace = folder, desk, pace
         self.loop: PlainLoop | None = None
         self.rows: list[Audit] = []
         self.asks = Asks()
-        self.failed = ""
+        self.failed = self.but = ""
 
     def run(self, board: Board, terms: AuditTerms) -> Audited:
         """Audit what ranks keep, and ask for more; return what was found once the run is over."""
+        while not self.desk.has_begun:
+            time.sleep(_LOOK_S)
+        first_is_kept = self.desk.is_open
         while True:
             is_over = self.desk.is_over()  # asked first: what was kept before is seen then
             place = self.next()
@@ -188,12 +204,30 @@ class Bench:
             elif is_over:
                 break
             else:
-                if self.rows:  # before the first it was said by who leads the run
+                self.pace.used(self.own_s)
+                waits = first_is_kept and not self.rows  # as was said by who leads the run
+                if not waits:
                     self.asks.ask(board, self.pace)
                     self.desk.may(self.pace.affords(1 + self.asks.is_open))
-                time.sleep(_LOOK_S)
+                self.desk.wait(self._soon_s(first=waits))
         self.desk.may(False)
-        return Audited(tuple(self.rows), self.pace.spent_s, self.pace.of_s, self.failed)
+        self.pace.used(self.own_s)
+        own = self.pace.spent_s, self.pace.of_s
+        return Audited(tuple(self.rows), *own, self.failed, but=self.but)
+
+    @property
+    def own_s(self) -> float:
+        """Return the processor time of this process: forking it, and its end, which takes as
+        long."""
+        return time.process_time() + 2 * self.desk.fork_s
+
+    def _soon_s(self, *, first: bool) -> float:
+        """Return when to look for a step that was kept: seldom, where none is waited for."""
+        now_s = time.monotonic()
+        if first or self.asks.is_open:
+            waited_s = now_s - self.pace.begun_s if first else self.asks.waited_s
+            return min(_SELDOM_S, max(_LOOK_S, _EVERY * waited_s))
+        return min(_SELDOM_S, max(_LOOK_S, self.pace.soon_s()))
 
     def next(self) -> Path | None:
         """Return where all ranks have kept a step that was not audited; None: there is none."""
@@ -209,7 +243,8 @@ class Bench:
             if self.loop is None:
                 self.loop = plain_loop(self.case, digests=False)
             start_s = time.process_time()
-            proof, cpu = self._proof(self.loop, place, step)
+            cpu = _gathered(place, step)
+            proof = self._proof(self.loop, place, step)
         except PenstockError as problem:
             self.failed = f"step {step + 1} could not be audited: {problem.message}"
             shutil.rmtree(place, ignore_errors=True)
@@ -219,8 +254,7 @@ class Bench:
             self.failed = f"step {step + 1} could not be audited: {words}"
             shutil.rmtree(place, ignore_errors=True)
             return
-        own_s = time.process_time()
-        cost_s = self.pace.told(cpu, own_s + self.desk.fork_s, own_s - start_s)
+        cost_s = self.pace.told(cpu, self.own_s, time.process_time() - start_s)
         words = ", ".join(map(str, proof.differences))
         row = Audit(step, proof.problem, words, cost_s)
         self.rows.append(row)
@@ -233,21 +267,31 @@ class Bench:
             shutil.rmtree(place)
             keep_audited(self.folder / "checkpoints", step + 1)
 
-    def _proof(
-        self, loop: PlainLoop, place: Path, step: int
-    ) -> tuple[Proof, dict[str, tuple[float, float]]]:
-        before = taken(place / "before", step)
-        after = taken(place / "after", step + 1)
-        plain = checkpoint.unread(after).plain
-        own = {k.partition("/")[2]: v for k, v in plain.items() if k.startswith("cpu/")}
-        losses = [row for k, v in plain.items() if k.startswith("losses/") for row in _rows(v)]
-        count = sum(count for _, count in losses)
-        loss = sum(loss * count for loss, count in losses) / count if count else float("nan")
-        (place / "losses.json").write_text(json.dumps({str(step): loss}))
-        (place / "after").rename(place / str(step))
+    def _proof(self, loop: PlainLoop, place: Path, step: int) -> Proof:
+        """Return how the step differs; an update that follows from no state is left out."""
+        before = checkpoint.folder_of(place / "before", step)
         found = judged(replace(self.case, steps=(step,), resume=before), place, loop)
         loop.plain.rest()
-        return found, {rank: _pair(value) for rank, value in own.items()}
+        if found.problem and self.case.updates and (why := self.case.forgets()):
+            self.but, self.case = why, replace(self.case, updates=False)
+            return self._proof(loop, place, step)
+        return found
+
+
+def _gathered(place: Path, step: int) -> dict[str, tuple[float, float]]:
+    """Make checkpoints of what ranks have kept of a step; return the processor time of each, and
+    what keeping took of it.
+    """
+    taken(place / "before", step)
+    after = taken(place / "after", step + 1)
+    plain = checkpoint.unread(after).plain
+    own = {k.partition("/")[2]: v for k, v in plain.items() if k.startswith("cpu/")}
+    losses = [row for k, v in plain.items() if k.startswith("losses/") for row in _rows(v)]
+    count = sum(count for _, count in losses)
+    loss = sum(loss * count for loss, count in losses) / count if count else float("nan")
+    (place / "losses.json").write_text(json.dumps({str(step): loss}))
+    (place / "after").rename(place / str(step))
+    return {rank: _pair(value) for rank, value in own.items()}
 
 
 def _rows(value: Any) -> list[tuple[float, int]]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -26,7 +27,7 @@ from penstock.training.audit import (
     keep_audited,
     why_not,
 )
-from penstock.training.audit_pace import AuditBasis
+from penstock.training.audit_pace import AuditBasis, used_s
 from penstock.training.audits import ALONE, KEPT, Audit, Audited, audit_rows
 from penstock.training.unjoined import unjoined_choice
 
@@ -84,6 +85,7 @@ def audited(
     session: "Session", case: "Case", board: "Board", basis: AuditBasis, first_step: int
 ) -> Generator[None]:
     """Audit what runs meanwhile, where it can be; what was found is then `session.audited`."""
+    basis = basis._replace(before_s=used_s() - session.begun_s, spent_s=session.audited.cpu_s)
     why = "--no-check" if not session.care.check else ""
     if _changes_much(session):
         why = "what its steps are follows the ranks that are there"
@@ -91,16 +93,14 @@ def audited(
         session.audited = Audited(left_out=why, back=session.audited.back)
         yield
         return
-    session.audited = Audited(back=session.audited.back)
-    but = forgets(case.job, session.key)
-    case = replace(case, updates=not but)
+    case = replace(case, forgets=partial(forgets, case.job, session.key))
     keep_audited(session.folder / "checkpoints", first_step)
     with auditing(case, session.folder, board, session.audit, basis) as session.auditor:
         try:
             yield
             with session.listener.busy("auditing the last step"):
                 found = session.auditor.finish()
-                session.audited = replace(found, back=session.audited.back, but=but)
+                session.audited = replace(found, back=session.audited.back)
         finally:
             session.auditor = None
 
@@ -248,7 +248,8 @@ def go_on(
     Raises:   DiffersError: that is not wanted, or nobody knows how to go on.
     """
     step, place = problem.back
-    session.audited = Audited(back=(*session.audited.back, problem.audit))
+    own = session.audited
+    session.audited = Audited(cpu_s=own.cpu_s, back=(*own.back, problem.audit))
     if session.audit.otherwise == "stop" or session.care.strict:
         raise problem
     if choice is not None and choice.plan.compiled:

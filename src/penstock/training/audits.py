@@ -8,6 +8,7 @@ from penstock.errors import PlanError
 
 AUDITS, KEPT = "audits.jsonl", "differs"  # a row for each audit; the step that differs
 ALONE = "the plain loop itself trains it"
+SHORT = "the run was too short for its share"
 
 Otherwise: TypeAlias = Literal["return", "stop", "warn"]
 
@@ -108,7 +109,7 @@ class Audited:
         if self.left_out:
             return f"not audited: {self.left_out}"
         if not self.audits:
-            return f"not audited: {self.failed or 'the run was too short for its share'}"
+            return f"not audited: {self.failed or SHORT}"
         count = len(self.audits)
         share = f"{100 * self.cpu_s / self.of_s:.1f} % of the processor time" if self.of_s else ""
         words = f"audited at {count} step{'s' * (count > 1)}"

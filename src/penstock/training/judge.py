@@ -71,6 +71,8 @@ class Case:
     by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
     updates:   whether an update follows from a state; else a step is compared up to it.
+    forgets:   asked where an audited step differs: why no update follows from a state; empty: it
+               does.
     """
 
     job: Job
@@ -84,6 +86,7 @@ class Case:
     by_parts: bool = False
     model: nn.Module | None = None
     updates: bool = True
+    forgets: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,6 +24,7 @@ from penstock.script import script_of
 from penstock.search import Fixed
 from penstock.training import audited_run, saved, trial
 from penstock.training.ask import to_fill
+from penstock.training.audit_pace import used_s
 from penstock.training.audited_run import DiffersError
 from penstock.training.audits import AUDITS, KEPT, Audited, AuditTerms
 from penstock.training.by_ranks import BATCHES
@@ -128,6 +129,7 @@ class Session:
               and `audited`, what that has found.
     noticed:  lines of the loss that print, or log, where it was traced.
     untraced: why there is no trace.
+    begun_s:  processor time that its process had taken when it began.
     """
 
     job: Job
@@ -157,6 +159,7 @@ class Session:
     audited: Audited = Audited()  # noqa: RUF009 - a frozen record
     noticed: list[str] = field(default_factory=list[str])
     untraced: str = ""
+    begun_s: float = field(default_factory=used_s)
 
     @property
     def listener(self) -> Listener:
