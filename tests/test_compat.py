@@ -563,3 +563,12 @@ def test_ops_are_named_as_a_recording_names_them() -> None:
     _compat.name_by_ops(graph)
     names = [node.name for node in graph.nodes if node.op == "call_function"]
     assert names == ["add", "relu", "relu_1", "add_1"]
+
+
+def test_unsaved_buffers_are_those_of_no_state_dict() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model[1].register_buffer("mask", torch.ones(2), persistent=False)
+    model[1].register_buffer("table", None, persistent=False)
+    model.register_buffer("steps", torch.zeros(1), persistent=False)
+    assert list(_compat.unsaved_buffers(model)) == ["steps", "1.mask"]
+    assert _compat.unsaved_buffers(model)["1.mask"] is model[1].mask

@@ -60,8 +60,10 @@ TORCH_ROOMS = {
 TORCH_FILES = {
     "graph/trace.py",
     "graph/aliases.py",
+    "graph/answers.py",
     "graph/batch.py",
     "graph/by_rows.py",
+    "graph/caches.py",
     "graph/constants.py",
     "graph/contents.py",
     "graph/functional.py",

@@ -95,6 +95,7 @@ __all__ = [
     "tracing_backward",
     "tracing_session",
     "unrecorded",
+    "unsaved_buffers",
     "unscale",
     "why_no_compiler",
     "without_order_warning",
@@ -579,6 +580,16 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
     """Return the path and module of every module, typed."""
     return model.named_modules()
+
+
+def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that no state_dict of a model holds, by name."""
+    found: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        for name in module._non_persistent_buffers_set:
+            if (value := module._buffers.get(name)) is not None:
+                found[f"{path}.{name}".lstrip(".")] = value
+    return found
 
 
 def below_autograd() -> AbstractContextManager[None]:

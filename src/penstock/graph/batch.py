@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import GraphError
+from penstock.graph.answers import Answers
 from penstock.graph.contents import as_tensor, attributes_of, flatten
 from penstock.graph.views import SharedMemory, describe_overlaps, overlaps_with
 
@@ -39,12 +40,14 @@ class BatchKey:
 
     written:   places of the leaves that the loss writes into.
     overlaps:  which leaves have elements in common with these; otherwise that does not matter.
+    answers:   what the step has asked of their values.
     """
 
     spec: Any
     leaves: tuple[LeafKey, ...]
     written: tuple[int, ...] = ()
     overlaps: tuple[SharedMemory, ...] = ()
+    answers: Answers | None = None
     _take: "Take | None" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,20 +56,26 @@ class BatchKey:
     def leaves_of(self, batch: object) -> list[Any]:
         """Return the leaves of a batch that fits, laid out as they were traced.
 
-        Raises:   GraphError: another structure, shape, dtype or plain value; other leaves overlap.
+        Raises:   GraphError: another structure, shape, dtype or plain value; other leaves overlap;
+                  it answers otherwise than the traced one.
         """
         taken: list[Any] = []
         if self._take is not None and self._take(batch, taken.append):
-            return self._overlapping(taken)
+            return self._checked(taken)
         leaves, spec = flatten(batch)
         found = _keys(leaves)
         if spec != self.spec or any(map(_differ, found, self.leaves)):
             raise self._misfit(found, spec)
-        pairs = zip(self._overlapping(leaves), self.leaves, found, strict=True)
+        pairs = zip(self._checked(leaves), self.leaves, found, strict=True)
         return [
             leaf if k == own or isinstance(k, str) else with_strides(leaf, k.strides)
             for leaf, k, own in pairs
         ]
+
+    def _checked(self, leaves: list[Any]) -> list[Any]:
+        if self.answers is not None:
+            self.answers.check(leaves)
+        return self._overlapping(leaves)
 
     def _overlapping(self, leaves: list[Any]) -> list[Any]:
         """Return the leaves, if they overlap where the loss writes as those of the trace do."""

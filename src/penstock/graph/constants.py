@@ -27,6 +27,7 @@ from torch import Tensor, fx, nn
 
 from penstock import _compat
 from penstock.errors import GraphError
+from penstock.graph.answers import Questions
 from penstock.graph.functional import arguments_of, mutates
 from penstock.graph.graph import NodeKind
 
@@ -35,7 +36,8 @@ aten = torch.ops.aten
 _MOST = 1 << 24  # elements of a value that is computed for this
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 _MASKS = (torch.bool, torch.uint8)
-_CONSTANT, _FIXED, _MOVING = range(3)  # what a value follows: nothing; a buffer or frozen weight
+# what a value follows: nothing; a buffer or frozen weight; the batch alone; all else
+_CONSTANT, _FIXED, _BATCH, _MOVING = range(4)
 
 
 class NotConstantError(Exception):
@@ -47,14 +49,21 @@ class KnownValues(_compat.DispatchMode):
 
     tensors:  the real inputs of the step, and of which kind each is.
     model:    whose generators last.
+    asked:    notes numbers that follow the batch, which then are what they are now; None: such
+              have no value.
     """
 
     supports_higher_order_operators = True
 
     def __init__(
-        self, model: nn.Module, tensors: Sequence[Tensor], kinds: Sequence[NodeKind]
+        self,
+        model: nn.Module,
+        tensors: Sequence[Tensor],
+        kinds: Sequence[NodeKind],
+        asked: Questions | None = None,
     ) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.asked = asked
         self.held = {_compat.storage_key(t) for t in tensors if t.layout is torch.strided}
         values = (value for module in model.modules() for value in vars(module).values())
         self.lasting = [value for value in values if isinstance(value, torch.Generator)]
@@ -109,8 +118,26 @@ class KnownValues(_compat.DispatchMode):
             if _asks(func):
                 return self._lifted(self._computed(func, args, kwargs))
         except NotConstantError:
-            pass
+            if self.asked is not None and _tells(func):
+                return self._told(self.asked, func, args)
         return func(*args, **kwargs)
+
+    def _told(self, asked: Questions, func: Any, args: tuple[Any, ...]) -> Any:
+        """Return a number that follows the batch alone, if it does, and note that it was asked."""
+        given = [_compat.node_of(one) for one in args if isinstance(one, Tensor)]
+        try:
+            led = [self.recipes.led_to(node, _BATCH) for node in given]
+            real = _compat.pytree.tree_map_only(Tensor, self._of_batch, args)
+        except NotConstantError:
+            return func(*args)
+        with _compat.no_modes():
+            answer = func(*real)
+        nodes = sorted(set[fx.Node]().union(*led), key=self.recipes.at.__getitem__)
+        asked.note(func, args, {n: self.recipes.numbers.get(n, -1) for n in nodes}, answer)
+        return answer
+
+    def _of_batch(self, tensor: Tensor) -> Tensor:
+        return self.recipes.value(_compat.node_of(tensor), _BATCH)
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._real(args), self._real(kwargs)
@@ -200,6 +227,7 @@ class _Recipes:
         self.writers: dict[fx.Node, list[fx.Node]] = {}
         self.at: dict[fx.Node, int] = {}
         self.values: dict[fx.Node, Tensor] = {}  # of inputs
+        self.numbers: dict[fx.Node, int] = {}  # of inputs
         self.last: fx.Node | None = None
 
     def value(self, node: fx.Node | None, most: int) -> Any:
@@ -207,6 +235,24 @@ class _Recipes:
 
         most:     what it may follow.
         Raises:   NotConstantError: it follows more, or is too large.
+        """
+        needed = self.led_to(node, most)
+        reads = [one for one in needed if one.op == "get_attr"]
+        found: dict[fx.Node, Any] = {one: _compat.traced_constant(one) for one in reads}
+        found |= {one: self.values[one] for one in needed if one.op == "placeholder"}
+        with _compat.no_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # pyright: ignore
+            found = {one: value.clone() for one, value in found.items()}  # it may be written
+            for one in sorted(needed - found.keys(), key=self.at.__getitem__):
+                target: Any = one.target
+                args, kwargs = fx.map_arg((one.args, one.kwargs), found.__getitem__)
+                found[one] = target(*args, **kwargs)
+            assert node is not None, "else nothing leads to it"
+            return found[node].clone() if isinstance(found[node], Tensor) else found[node]
+
+    def led_to(self, node: fx.Node | None, most: int) -> set[fx.Node]:
+        """Return a node and all that led to it.
+
+        Raises:   NotConstantError: as `value`.
         """
         if node is None:
             raise NotConstantError
@@ -219,22 +265,15 @@ class _Recipes:
             self._check(one, most)
             needed.add(one)
             todo += [*one.all_input_nodes, *self.writers.get(self.root[one], ())]
-        reads = [one for one in needed if one.op == "get_attr"]
-        found: dict[fx.Node, Any] = {one: _compat.traced_constant(one) for one in reads}
-        found |= {one: self.values[one] for one in needed if one.op == "placeholder"}
-        with _compat.no_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # pyright: ignore
-            found = {one: value.clone() for one, value in found.items()}  # it may be written
-            for one in sorted(needed - found.keys(), key=self.at.__getitem__):
-                target: Any = one.target
-                args, kwargs = fx.map_arg((one.args, one.kwargs), found.__getitem__)
-                found[one] = target(*args, **kwargs)
-            return found[node].clone() if isinstance(found[node], Tensor) else found[node]
+        return needed
 
     def _check(self, node: fx.Node, most: int) -> None:
         value, root = node.meta.get("val"), self.root[node]
         is_large = isinstance(value, Tensor) and value.numel() > _MOST
         is_written = most < _MOVING and root.op == "placeholder" and root in self.writers
-        if self.follows[node] > most or self.follows[root] > most or is_large or is_written:
+        levels = {self.follows[node], self.follows[root]}
+        beside = most == _BATCH and _FIXED in levels
+        if max(levels) > most or beside or is_large or is_written:
             raise NotConstantError
 
     def _look(self, graph: fx.Graph) -> None:
@@ -248,19 +287,19 @@ class _Recipes:
             else:
                 inputs = (self.follows[self.root[one]] for one in node.all_input_nodes)
                 own = _MOVING if _moves(node) else _CONSTANT
-                self.follows[node] = max(own, *inputs, _CONSTANT)
+                self.follows[node] = _together(own, *inputs)
                 written = self._aliases(node)
             for root in written:
                 self.writers.setdefault(root, []).append(node)
-                self.follows[root] = max(self.follows[root], self.follows[node])
+                self.follows[root] = _together(self.follows[root], self.follows[node])
             self.last = node
 
     def _input(self, node: fx.Node) -> None:
         at = len(self.values)
         tensor, kind = self.tensors[at], self.kinds[at]
-        self.values[node] = tensor
+        self.values[node], self.numbers[node] = tensor, at
         is_fixed = kind == "buffer" or (kind == "parameter" and not tensor.requires_grad)
-        self.follows[node] = _FIXED if is_fixed else _MOVING
+        self.follows[node] = _FIXED if is_fixed else _BATCH if kind == "input" else _MOVING
 
     def _aliases(self, node: fx.Node) -> list[fx.Node]:
         """Note what a node looks at; return the roots that it writes into."""
@@ -276,6 +315,11 @@ class _Recipes:
                     written += [self.root[one]] if argument.alias_info.is_write else []
         statistics = node.args[3:5] if mutates(node) else ()
         return written + [self.root[one] for one in statistics if isinstance(one, fx.Node)]
+
+
+def _together(*levels: int) -> int:
+    """Return what a value follows that is computed from others."""
+    return _MOVING if {_FIXED, _BATCH}.issubset(levels) else max(levels, default=_CONSTANT)
 
 
 def _after(node: fx.Node) -> Iterator[fx.Node]:
@@ -299,6 +343,11 @@ def _asks(func: Any) -> bool:
     """Return whether a result, or its shape, is that of values."""
     tags: Sequence[Any] = getattr(func, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+def _tells(func: Any) -> bool:
+    """Return whether a result is a number of Python's."""
+    return torch.Tag.data_dependent_output in getattr(func, "tags", ())
 
 
 def _is_own(generator: Any) -> bool:

@@ -8,6 +8,7 @@ copy at the end.  Numbers and module paths are carried through it in `meta["cust
 import gc
 import linecache
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch import Tensor, fx
 from penstock import _compat
 from penstock.errors import GraphError, JobError
 from penstock.graph.by_rows import join_losses
+from penstock.graph.caches import RemadeError
 from penstock.graph.graph import NodeKind
 from penstock.graph.in_place import made_anew
 
@@ -46,6 +48,7 @@ def functional_trace(
     kinds:    of each tensor.
     Raises:   UntraceableError: the model cannot run on fake tensors.
               GraphError: it writes into a tensor that is neither a buffer nor its own.
+              RemadeError: as `step` does.
     """
     mode = _compat.fake_mode()
     fakes = [_compat.as_fake(mode, tensor) for tensor in tensors]
@@ -56,7 +59,7 @@ def functional_trace(
             _note_sequences(traced.graph)
             if _writes_statistics(traced.graph) or not made_anew(traced.graph):
                 traced = _without_writes(traced, fakes)
-    except (GraphError, JobError):
+    except (GraphError, JobError, RemadeError):
         raise
     except Exception as problem:  # whatever the user's model raises under tracing
         raise UntraceableError(where(problem)) from problem
@@ -186,10 +189,8 @@ def arguments_of(node: fx.Node) -> list[tuple[Any, Any]]:
 
 def where(problem: Exception, head: str = "the model cannot be traced") -> str:
     """Return a message that names the line of the user's code at which `problem` arose."""
-    torch_root = str(Path(torch.__file__).parent)
-    own_root = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(problem.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith((torch_root, own_root, "<"))]
+    outside = [frame for frame in frames if _is_of_the_job(frame.filename)]
     reason = (str(problem).strip().splitlines() or [""])[0][:200]
     what = f"{type(problem).__name__}: {reason}"
     if not outside:
@@ -197,6 +198,24 @@ def where(problem: Exception, head: str = "the model cannot be traced") -> str:
     place = outside[-1]
     code = linecache.getline(place.filename, place.lineno or 0).strip()
     return f"{head} at {place.filename}:{place.lineno}: {code}\n  {what}"
+
+
+def line_here() -> str:
+    """Return the line of the user's code that runs now: "file.py:12: code"."""
+    frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and not _is_of_the_job(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "the loss"
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"
+
+
+_NOT_OF_THE_JOB = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<"
+
+
+def _is_of_the_job(file: str) -> bool:
+    return not file.startswith(_NOT_OF_THE_JOB)
 
 
 # -- after the second pass ----------------------------------------------------------------------

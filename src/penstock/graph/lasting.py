@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 _built: "weakref.WeakKeyDictionary[nn.Module, frozenset[str]]" = weakref.WeakKeyDictionary()
 
 
-def note_built(model: "nn.Module") -> None:
-    """Remember which buffers a model has that was just built; what is built twice, as at first."""
-    _built.setdefault(model, frozenset(name for name, _ in model.named_buffers()))
+def note_built(model: "nn.Module", *, again: bool = False) -> None:
+    """Remember which buffers a model has that was just built; what is built twice, as at first.
+
+    again:  those of a model whose caches have been filled last as well.
+    """
+    names = frozenset(name for name, _ in model.named_buffers())
+    if again:
+        _built[model] = names
+    _built.setdefault(model, names)
 
 
 def lasting_buffers(model: "nn.Module") -> "dict[str, Tensor]":

@@ -7,6 +7,7 @@ A model that needs more (a mixture of experts whose op refuses fake tensors, a l
 `.item()`) is captured by Dynamo first and traced from there.
 """
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,9 @@ from penstock.graph.aliases import (
     refuse_shared,
     refuse_written,
 )
+from penstock.graph.answers import Answers, Questions
 from penstock.graph.batch import BatchKey, count, describe, key_of, with_strides
+from penstock.graph.caches import RemadeError, fill_caches, remade
 from penstock.graph.constants import KnownValues
 from penstock.graph.contents import own, rebuilt
 from penstock.graph.cut_points import find_cut_points, written_buffers
@@ -46,6 +49,8 @@ from penstock.graph.precision import computed_in, narrowed, traced_in
 from penstock.graph.rows import Placeholder, rows_of
 from penstock.graph.views import laid_together, overlaps_with
 from penstock.job import ROW, SCALED, Job
+
+_FEWEST_ASKED, _MOST_ASKED = 8, 64  # micro-batches whose answers are compared before a plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +125,32 @@ def capture(job: Job) -> Capture:
     refuse_shared(model)
     masters = {name: p.numel() * p.element_size() for name, p in narrowed(job, model).items()}
     with traced_in(job, model), torch.autograd.set_detect_anomaly(mode=False):  # looks at values
-        return _captured(_TracedStep(job, model, batch, masters))
+        try:
+            return _captured(_TracedStep(job, model, batch, masters))
+        except RemadeError:
+            pass
+        _fill_caches(job, model, batch)
+        return _captured(_TracedStep(job, model, batch, masters, filled=True))
+
+
+def _fill_caches(job: Job, model: nn.Module, batch: Any) -> None:
+    """Let forward fill the caches of a model, which are state from then on, as other buffers.
+
+    Without any, it is as it was.
+    """
+    before = _PlainTensors(model)
+    with _compat.GENERATOR, torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
+        if fill_caches(model, lambda: _figures_of(job, model, on_device(batch))):
+            note_built(model, again=True)
+        else:
+            before.put_back()
 
 
 def _captured(step: "_TracedStep") -> Capture:
-    """Trace a step, twice where it writes into leaves that overlap: then as views of one tensor."""
+    """Trace a step, twice where it writes into leaves that overlap: then as views of one tensor.
+
+    Raises:   RemadeError: forward makes caches, and may have filled none before.
+    """
     found = _by_either_way(step)
     if not found.batch.written:
         return found
@@ -136,12 +162,31 @@ def _captured(step: "_TracedStep") -> Capture:
 def _by_either_way(step: "_TracedStep") -> Capture:
     try:
         return step.capture(step.forward)
+    except UntraceableError:
+        pass
+    try:
+        return _for_answers(step)
     except UntraceableError as first:
         step.figures = _run_eagerly(step.job)
         try:
             return step.capture(step.by_dynamo(step.model))
         except GraphError:
             raise first from None
+
+
+def _for_answers(step: "_TracedStep") -> Capture:
+    """Return the trace for what the first batch answers.
+
+    Raises:   UntraceableError: there is none, or one of the first batches answers otherwise.
+    """
+    found = step.capture(step.forward, asks=True)
+    most = min(max(_FEWEST_ASKED, 2 * step.job.micro_batches), _MOST_ASKED)
+    try:
+        for batch in itertools.islice(started(step.job.data, 0), most):
+            found.leaves(batch)
+    except GraphError as problem:
+        raise UntraceableError(f"the model cannot be traced: {problem}") from None
+    return found
 
 
 def _run_eagerly(job: Job) -> tuple[str, ...]:
@@ -151,7 +196,10 @@ def _run_eagerly(job: Job) -> tuple[str, ...]:
 
     Raises:   JobError: the model or the loss raises; the message names the line.
     """
-    model, batch = build(job)
+    return _figures_of(job, *build(job))
+
+
+def _figures_of(job: Job, model: nn.Module, batch: Any) -> tuple[str, ...]:
     try:
         with torch.no_grad():
             return tuple(loss_and_figures(job, model, batch)[1])
@@ -237,9 +285,16 @@ class _TracedStep:
     """
 
     def __init__(
-        self, job: Job, model: nn.Module, batch: object, masters: Mapping[str, int]
+        self,
+        job: Job,
+        model: nn.Module,
+        batch: object,
+        masters: Mapping[str, int],
+        *,
+        filled: bool = False,
     ) -> None:
         self.job, self.model, self.key, self.masters = job, model, key_of(batch), masters
+        self.filled = filled  # as far as it can be: forward may still put buffers in others' place
         self.leaves: list[Any] = self.key.leaves_of(batch)
         parameters, buffers = dict(model.named_parameters()), lasting_buffers(model)
         self.figures: tuple[str, ...] = ()  # known once the loss has been computed
@@ -288,8 +343,11 @@ class _TracedStep:
 
         return forward_by_dynamo(computed, model, self.leaves, num_figures=len(self.figures))
 
-    def capture(self, forward: Forward) -> Capture:
-        """Return the trace of this step; `forward` computes the loss from weights and leaves."""
+    def capture(self, forward: Forward, *, asks: bool = False) -> Capture:
+        """Return the trace of this step; `forward` computes the loss from weights and leaves.
+
+        asks:  Python may be told what the values of the batch are; others have to be alike.
+        """
 
         def step(*flat: Tensor) -> list[Tensor | None]:
             state = dict(zip(self.state_names, flat, strict=False))
@@ -301,6 +359,7 @@ class _TracedStep:
                     leaves[i] = view
             with _compat.reparametrize(self.model, state), _compat.tracing_backward():
                 loss, found = forward(state, leaves)
+                self._refuse_remade(state)
                 with _compat.annotate({"figure": True}):
                     figures = [
                         value.detach().clone()
@@ -314,13 +373,14 @@ class _TracedStep:
             return [loss.detach(), *grads, *figures]
 
         kinds: list[NodeKind] = [placeholder.kind for placeholder in self.placeholders]
-        constants = KnownValues(self.model, self.tensors, kinds)
+        asked = Questions(dict(enumerate(self.at, len(self.state_names)))) if asks else None
+        constants = KnownValues(self.model, self.tensors, kinds, asked)
         try:
             with _ModulePaths(self.model), _PlainTensors(self.model) as plain:
                 traced = functional_trace(constants.watching(step), self.tensors, kinds)
         finally:
             constants.make_kept_real()
-        capture = self._as_capture(traced)
+        capture = self._as_capture(traced, asked and asked.answers())
         refuse_generators(capture.constants.values())
         plain.refuse_replaced(capture.constants.values())
         written = {capture.graph.nodes[i].name for i in written_buffers(capture.graph)}
@@ -328,7 +388,11 @@ class _TracedStep:
         refuse_read(self.model, capture.constants.values(), written)
         return capture
 
-    def _as_capture(self, traced: fx.GraphModule) -> Capture:
+    def _refuse_remade(self, state: Mapping[str, Tensor]) -> None:
+        if not self.filled and remade(self.model, state):
+            raise RemadeError
+
+    def _as_capture(self, traced: fx.GraphModule, answers: Answers | None) -> Capture:
         fx_nodes = [node for node in traced.graph.nodes if node.op != "output"]
         index = {node: i for i, node in enumerate(fx_nodes)}
         nodes = rows_of(traced.graph, self.placeholders)
@@ -337,7 +401,7 @@ class _TracedStep:
         places = [None if gradient is None else index[gradient] for gradient in gradients]
         samples, tokens = count(self.leaves)
         graph = Graph(
-            key=self._key(),
+            key=self._key(answers),
             nodes=nodes,
             loss=index[loss],
             gradients=dict(zip(self.trainable, places, strict=True)),
@@ -356,10 +420,12 @@ class _TracedStep:
             inputs=dict(zip(inputs, self.at, strict=True)),
             constants={i: getattr(traced, str(name)) for i, name in held.items()},
             model=self.model,
-            batch=replace(self.key, written=tuple(map(self.at.__getitem__, written))),
+            batch=replace(
+                self.key, written=tuple(map(self.at.__getitem__, written)), answers=answers
+            ),
         )
 
-    def _key(self) -> tuple[str, ...]:
+    def _key(self, answers: Answers | None) -> tuple[str, ...]:
         """Return all that the trace assumed, as text."""
         others = [key for key in self.key.leaves if isinstance(key, str)]
         modules = list(self.model.modules())
@@ -368,6 +434,7 @@ class _TracedStep:
             f"batch: {describe(self.key.leaves)}",
             f"structure: {self.key.spec}",
             f"other leaves: {others}",
+            *([f"asked of its values: {answers}"] if answers is not None else []),
             *(f"written, in one memory: {overlap}" for overlap in self.key.overlaps),
             f"modules in training mode: {training} of {len(modules)}",
             f"autocast: {self.job.autocast}",
@@ -547,6 +614,9 @@ class _PlainTensors:
         return self
 
     def __exit__(self, *problem: object) -> None:
+        self.put_back()
+
+    def put_back(self) -> None:
         for path, module, before in self.before:
             now = vars(module)
             for name in now.keys() - before.keys() - _TORCHS:

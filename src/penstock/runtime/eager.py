@@ -460,10 +460,9 @@ class EagerRank:
         return tensors, plain
 
     def held(self) -> dict[str, Tensor]:
-        """Return weights and buffers by key."""
+        """Return weights and buffers by key, also the caches that forward has filled."""
         weights = {f"weights/{name}": value for name, value in self.model.named_parameters()}
-        buffers = lasting_buffers(self.model).items()
-        return weights | {f"buffers/{name}": value for name, value in buffers}
+        return weights | {f"buffers/{name}": value for name, value in self.model.named_buffers()}
 
     def _load(self, state: checkpoint.Checkpoint, step: int) -> None:
         """Go on from a checkpoint: what acts by itself comes to `step` first, then all is put back.

@@ -15,8 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from penstock import _compat
 from penstock.batches import started
 from penstock.errors import JobError, PenstockError
+from penstock.graph.caches import remade
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.functional import where
 from penstock.graph.lasting import lasting_buffers
@@ -61,18 +63,22 @@ def measured_laws(job: Job) -> dict[str, BufferLaw]:
 
 
 class _Kept:
-    """The tensors that a model keeps from step to step, and their first values."""
+    """The tensors that a model keeps from step to step, and their first values.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    caches:  buffers that forward has made for itself by now, and that stay as they are.
+    """
+
+    def __init__(self, model: nn.Module, caches: AbstractSet[str] = frozenset()) -> None:
+        self.model, self.caches = model, caches
         parameters = dict(model.named_parameters())
-        self.tensors: dict[str, Tensor] = {**parameters, **lasting_buffers(model)}
+        self.tensors: dict[str, Tensor] = self.now()
         self.trained = {name for name, value in parameters.items() if value.requires_grad}
         self.first = {name: value.detach().clone() for name, value in self.tensors.items()}
 
     def now(self) -> dict[str, Tensor]:
         """Return what the model keeps now: forward may put another tensor in a buffer's place."""
-        return {**dict(self.model.named_parameters()), **lasting_buffers(self.model)}
+        tensors = {**dict(self.model.named_parameters()), **lasting_buffers(self.model)}
+        return {name: value for name, value in tensors.items() if name not in self.caches}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Restore each tensor to its place, with its first value or that of `values`."""
@@ -107,8 +113,7 @@ class _BufferProbe:
 
     def laws(self) -> dict[str, BufferLaw]:
         """Return the law of what forward writes."""
-        flow = Dependencies(self.kept.tensors)
-        plain = self._first(flow)
+        flow, plain = self._first_beside_caches()
         now = self.kept.now()
         written = {name for name in now if self._is_written(name, flow, now)}
         found: dict[str, BufferLaw] = {}
@@ -124,6 +129,23 @@ class _BufferProbe:
         found |= self._measured(rest, plain) if rest else {}
         self.kept.put({})  # the job may hand this model out again
         return found
+
+    def _first_beside_caches(self) -> tuple[Dependencies, _StepOutput]:
+        """Run the first micro-batch, and once more if it makes caches: if it then makes none."""
+        flow = Dependencies(self.kept.tensors)
+        plain, whole = self._first(flow), self.kept
+        caches = remade(self.model, whole.tensors)
+        if not caches:
+            return flow, plain
+        made = {**whole.tensors, **_compat.unsaved_buffers(self.model)}
+        self.kept = _Kept(self.model, caches)
+        self.kept.first |= {n: v for n, v in whole.first.items() if n not in caches}
+        flow = Dependencies(self.kept.tensors)
+        plain = self._first(flow)
+        if remade(self.model, made):
+            self.kept, flow = whole, Dependencies(whole.tensors)
+            plain = self._first(flow)
+        return flow, plain
 
     def _first(self, flow: Dependencies) -> _StepOutput:
         try:

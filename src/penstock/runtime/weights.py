@@ -73,6 +73,7 @@ class StageWeights:
         buffers, self.names = dict(capture.model.named_buffers()), names
         self.buffer_names = {node: capture.graph.nodes[node].name for node in stage.buffers}
         self.buffers = {n: buffers[name].detach().clone() for n, name in self.buffer_names.items()}
+        self.caches = {f"buffers/{name}" for name in _compat.unsaved_buffers(capture.model)}
         trainable = {n: p for n, m in names.items() if (p := parameters[m]).requires_grad}
         read = {node: getattr(torch, capture.graph.nodes[node].dtype) for node in names}
         self.layouts = layouts_of(trainable, read)
@@ -431,7 +432,9 @@ class StageWeights:
         for node, value in self.frozen_reads.items():
             value.copy_(self.frozen[node])
         for node, value in self.buffers.items():
-            value.copy_(fitting(tensors, f"buffers/{self.buffer_names[node]}", value))
+            key = f"buffers/{self.buffer_names[node]}"
+            if key not in self.caches or _fits(tensors, key, value):
+                value.copy_(fitting(tensors, key, value))
         for slot, (_, views) in enumerate(self.stash, 1):
             for node, value in views.items():
                 older = f"version-{slot}/{self.names[node]}"
@@ -600,17 +603,22 @@ def _parameters(
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy "weights/NAME" and "buffers/NAME" into a module.
 
-    A buffer that forward registered for itself, and no checkpoint is to hold, stays: the module
-    may have computed a micro-batch already.
+    A buffer that no state_dict holds stays, where the checkpoint has none of its shape: forward
+    may have made it, or make it again.
     Raises:   CheckpointError: one is missing or has another shape.
     """
     with torch.no_grad():
         for name, value in model.named_parameters():
             value.copy_(fitting(tensors, f"weights/{name}", value))
-        saved = model.state_dict(keep_vars=True)
+        unsaved = _compat.unsaved_buffers(model)
         for name, value in lasting_buffers(model).items():
-            if name in saved or f"buffers/{name}" in tensors:
-                value.copy_(fitting(tensors, f"buffers/{name}", value))
+            key = f"buffers/{name}"
+            if name not in unsaved or _fits(tensors, key, value):
+                value.copy_(fitting(tensors, key, value))
+
+
+def _fits(tensors: Mapping[str, Tensor], key: str, like: Tensor) -> bool:
+    return key in tensors and tensors[key].shape == like.shape
 
 
 def fitting(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -167,6 +167,14 @@ class Recorder(_compat.DispatchMode):
             kept[key] = _LiveStorage(name, roots, True, held.alive, carried=True)
         self.held, self.opaque = kept, {}
 
+    def is_cache(self, name: str) -> bool:
+        """Return whether forward has made a buffer that nobody saves, and of what stays alone."""
+        tensor = _compat.unsaved_buffers(self.model).get(name)
+        held = None if tensor is None else self.held.get(_key(tensor) or 0)
+        if held is None or not held.made or held.alive.expired():
+            return False
+        return held.roots.isdisjoint((_MOVING, f"buffer {name}"))
+
     def _fixed_inputs(self) -> dict[str, Tensor]:
         """Return the buffers and frozen parameters by their names as roots."""
         found = {f"buffer {n}": b for n, b in self.model.named_buffers() if n in self.buffers}
@@ -193,6 +201,8 @@ class Recorder(_compat.DispatchMode):
                 self.words[hash(("gradient", name))] = _SUM
         rows += [("batch", str(k), leaf) for k, leaf in enumerate(leaves) if _is_tensor(leaf)]
         for kind, name, tensor in rows:
+            if kind == "buffer" and self.is_cache(name):
+                continue  # it goes by the ops that made it
             is_fixed = kind == "buffer" or (kind == "parameter" and not tensor.requires_grad)
             roots = frozenset((f"{kind} {name}" if is_fixed else _MOVING,))
             self._hold(tensor, hash((kind, name)), roots, made=kind == "batch")

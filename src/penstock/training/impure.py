@@ -258,7 +258,7 @@ class _Loop:
                 self._next()
                 with torch.no_grad():
                     for name, buffer in self.model.named_buffers():
-                        if name in buffers and buffers[name].shape == buffer.shape:
+                        if self._is_put_back(name, buffer, buffers.get(name)):
                             buffer.copy_(buffers[name])
             compute = partial(self._micro_batch, batch)
             with self.watch.of("the loss", self.watch.options):
@@ -270,6 +270,10 @@ class _Loop:
         now = dict(self.model.named_buffers())
         self.watch.written |= {n for n, b in buffers.items() if not _is_same(b, now.get(n))}
         return states
+
+    def _is_put_back(self, name: str, buffer: Tensor, before: Tensor | None) -> bool:
+        is_same = before is not None and before.shape == buffer.shape
+        return is_same and not self.flow.is_cache(name)
 
     def _next(self) -> Any:
         """Return the next batch, or where the data has ended the last."""

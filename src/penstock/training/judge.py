@@ -176,7 +176,7 @@ def _steps(case: Case, folder: Path, left_out: list[str], loop: PlainLoop) -> It
         yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact" and case.updates:
             # an update may write them, too
-            yield from in_widths(_BUFFERS, _part(found.tensors, "buffers/"), buffers)
+            yield from in_widths(_BUFFERS, _buffers_of(found, plain), buffers)
         if not case.backward:
             continue
         yield from _gradient_differences(case, plain, step, state, (given, made.gradients))
@@ -238,7 +238,7 @@ def _steps_by_parts(
         yield from _data_differences(found, reads.taken())
         yield _loss_difference(plain, "loss", losses.get(str(step)), made.loss)
         if (buffers := plain.buffers()) and case.job.buffers == "exact":
-            yield from in_widths(_BUFFERS, _part(found.tensors, "buffers/"), buffers)
+            yield from in_widths(_BUFFERS, _buffers_of(found, plain), buffers)
         compare = partial(compared_gradients, least=least_scale(made.gradients))
         yield from in_widths(compare, _Part(found.tensors, "gradients/"), made.gradients)
         plain.model.zero_grad()
@@ -271,7 +271,8 @@ def _made(case: Case, plain: Plain, step: int) -> tuple[PlainStep, list[Differen
     exact = Rounded(parts.capture, parts.stages, parts.program, exactly=True)
     for by in (None, exact, rounding):
         for name, buffer in lasting_buffers(plain.model).items():
-            buffer.copy_(buffers[name])
+            if name in buffers and buffers[name].shape == buffer.shape:  # else forward has made it
+                buffer.copy_(buffers[name])
         plain.rounded = by
         made.append(plain.gradients(step, backward=backward))
     plainly, traced, rounded = made
@@ -408,6 +409,13 @@ def _copy_differences(found: checkpoint.Checkpoint) -> Iterator[Difference]:
                 return
     if several:
         yield Difference("copies", "", 0.0, bitwise=True)
+
+
+def _buffers_of(found: checkpoint.Checkpoint, plain: Plain) -> dict[str, Tensor]:
+    """Return the buffers of a run without those that forward has made for itself in the loop."""
+    own = set(dict(plain.model.named_buffers())) - lasting_buffers(plain.model).keys()
+    named = _part(found.tensors, "buffers/").items()
+    return {name: value for name, value in named if name not in own}
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

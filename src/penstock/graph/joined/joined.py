@@ -115,7 +115,9 @@ def _apart(made: Joiner) -> float:
 
 def _key(batch: BatchKey, count: int) -> BatchKey:
     """Return what a batch of several micro-batches has to be."""
-    return BatchKey(batch.spec, tuple(_wider(leaf, count) for leaf in batch.leaves))
+    answers = batch.answers and replace(batch.answers, times=count)
+    leaves = tuple(_wider(leaf, count) for leaf in batch.leaves)
+    return BatchKey(batch.spec, leaves, answers=answers)
 
 
 def _wider(leaf: LeafKey, count: int) -> LeafKey:
