@@ -3571,6 +3571,22 @@ BREAKS = (
         ("tests/rehearsal/test_train.py",),
         "on a GPU the proof ends in an error",
     ),
+    Break(
+        "several GPUs wait for torchrun",
+        "training/started.py",
+        "    return count if count <= most else 1",
+        "    return 1 if count <= most else 1",
+        ("tests/training/test_started.py", "tests/rehearsal/test_train.py"),
+        "a host's other GPUs stay idle",
+    ),
+    Break(
+        "eager replicas are forked whatever the device",
+        "training/session.py",
+        "first_step, local_launcher(ranks))",
+        "first_step, local_launcher.__globals__['run_processes'])",
+        ("tests/rehearsal/test_train.py",),
+        "a model without a trace never trains on a GPU",
+    ),
 )
 
 

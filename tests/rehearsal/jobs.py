@@ -1,5 +1,7 @@
 """Jobs for rehearsal GPUs: small, so that a command takes seconds."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -51,6 +53,16 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 def entered_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """As authors write who have one GPU: to the current device, whichever it is."""
     return loss(model, tuple(each.cuda() for each in batch))
+
+
+def branching_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Look at a number: no trace holds both ways on."""
+    found = loss(model, batch)
+    return found * 2 if found.item() > 1 else found
+
+
+def untraceable() -> ps.Job:
+    return replace(job(), loss=branching_loss)
 
 
 def job() -> ps.Job:

@@ -18,10 +18,9 @@ def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
     assert last["pageable"] <= 9  # two for each micro-batch's batch, the report
 
 
-def test_job_trains_under_torchrun_on_the_gpu_of_each_rank(tmp_path: Path) -> None:
+def test_command_starts_a_rank_on_each_gpu(tmp_path: Path) -> None:
     """The loss says `.cuda()`, and means the device of its rank."""
-    arguments = ["train", f"{JOBS}:job", "--steps", "3", "--out", "run"]
-    seen = rehearse(arguments, tmp_path, gpus=2, torchrun=2)
+    seen = rehearse(["train", f"{JOBS}:job", "--steps", "3", "--out", "run"], tmp_path, gpus=2)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
     assert seen.races == []
@@ -29,3 +28,20 @@ def test_job_trains_under_torchrun_on_the_gpu_of_each_rank(tmp_path: Path) -> No
     for last in seen.last_windows:
         assert last["syncs"] <= 8  # two for each of two micro-batches, clip, loss, report
         assert last["pageable"] <= 5
+
+
+def test_stages_send_over_nccl_as_the_plain_loop_computes(tmp_path: Path) -> None:
+    asked = ["--stages", "2", "--schedule", "zb_h1", "--steps", "1", "--out", "run"]
+    seen = rehearse(["train", f"{JOBS}:job", *asked], tmp_path, gpus=2)
+    assert seen.code == 0, seen.text
+    assert "equal to the plain loop" in seen.text
+    assert seen.races == []
+    assert seen.devices == {0, 1}
+
+
+def test_model_without_a_trace_trains_on_one_gpu(tmp_path: Path) -> None:
+    arguments = ["train", f"{JOBS}:untraceable", "--steps", "2", "--out", "run"]
+    seen = rehearse(arguments, tmp_path)
+    assert seen.code == 0, seen.text
+    assert "training it eagerly" in seen.text
+    assert seen.races == []

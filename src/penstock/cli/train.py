@@ -1,6 +1,8 @@
 """penstock train: the main job, from an unmodified model to a trained one and a report."""
 
+import contextlib
 import json
+from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -87,9 +89,17 @@ def train(  # long: the flags of the command  # noqa: PLR0913
 
     Example: penstock train examples/gpt.py --out runs/gpt
     """
+    from penstock.training.started import UNPLANNED, ranks_to_start, start_ranks
     from penstock.training.train import train as train_job
 
-    with face.only_results():
+    alone = eager or until_loss is not None
+    if (count := ranks_to_start(ranks, plan, cluster, alone=alone)) > 1:
+        code, why = start_ranks(count)
+        if code != UNPLANNED:
+            raise typer.Exit(code)
+        face.say(f"{why}\nno plan can be made: training it on one device instead")
+        ranks = 1
+    with face.only_results(), _as_rank():
         trained = train_job(
             job,
             cluster=cluster,
@@ -134,3 +144,17 @@ def train(  # long: the flags of the command  # noqa: PLR0913
         )
         message = f"the {until['by']} loss is {last} in the end, not {until['loss']:g}"
         raise RunError(message, hint="--steps N --resume goes on; or give another --until-loss")
+
+
+@contextlib.contextmanager
+def _as_rank() -> Generator[None]:
+    """Let a rank that finds no plan tell that to who has started it, and nobody else.
+
+    Raises:   typer.Exit: it does.
+    """
+    from penstock.training.started import UNPLANNED, UnplannedError
+
+    try:
+        yield
+    except UnplannedError as problem:
+        raise typer.Exit(UNPLANNED) from problem

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cluster import Cluster
+from penstock.device import all_here, here
 from penstock.errors import GraphError, JobError, PenstockError, PlanError, RunError
 from penstock.files import write_text
 from penstock.graph.graph import Graph
@@ -176,6 +177,7 @@ class Session:
         """Run all phases in this process, ranks as processes of this host."""
         from penstock.runtime.launch import local_launcher
 
+        self._be_alone()
         first_step, checkpoint = self.start()
         found = self.examine(checkpoint)
         self.set_aside()
@@ -208,6 +210,21 @@ class Session:
 
             return elastically.train(self, choice, first_step, checkpoint)
         return self.train_on(choice, first_step, checkpoint, found)
+
+    def _be_alone(self) -> None:
+        """Use one accelerator of those here, unless ranks are given: this process forks no others.
+
+        Raises:   RunError: several ranks are asked for.
+        """
+        if here().can_fork:
+            return
+        from penstock.runtime.launch import local_launcher
+
+        local_launcher(self.fixed.ranks or 1)
+        if self.fixed.ranks is None and self.given_plan is None:
+            self.fixed = replace(self.fixed, ranks=1)
+        if len(all_here()) > 1:
+            self.listener.say(f"training on one of {len(all_here())} accelerators")
 
     def train_on(
         self, choice: Choice, first_step: int, checkpoint: Path | None, found: "Examined"
@@ -245,7 +262,7 @@ class Session:
             with self.listener.busy("comparing the modules that are replaced"):
                 verify(self.author, self.job, self.fixed.rules)
         check_validation(self.job, self.key, self.listener)
-        care = self.care._replace(strict=self._is_strict())
+        care = self.care._replace(strict=self.is_strict())
         found = examined(self.job, self.key, care, self.listener)
         self._check_resumed(found, checkpoint)
         return found
@@ -272,7 +289,7 @@ class Session:
         begins = [f"--from {Path(self.weights).absolute()}"] if self.weights else []
         return "; ".join([self.text, *replaces, *begins]) if self.text else ""
 
-    def _is_strict(self) -> bool:
+    def is_strict(self) -> bool:
         """Return whether a plan is required."""
         asked = (
             self.given_plan,
@@ -320,7 +337,7 @@ class Session:
         from penstock.training.prove import Planned, prove
 
         planned = Planned(self.author, choice.captured, choice.plan, found.laws)
-        care = self.care._replace(strict=self._is_strict() and not choice.plan.compiled)
+        care = self.care._replace(strict=self.is_strict() and not choice.plan.compiled)
         run = partial(prove, planned, resume=checkpoint, launcher=launch)
         steps = range(first_step, self.num_steps)
         checked = proved(planned, self.key, steps, care, run, self.listener)
@@ -391,7 +408,7 @@ class Session:
             with noticing() as self.noticed:
                 captured = traced(self.job, self.listener, rules=self.fixed.rules)
         except GraphError as problem:
-            if self._is_strict():
+            if self.is_strict():
                 raise
             self.untraced = problem.message
             self.listener.say(problem.message)
@@ -813,7 +830,7 @@ class Session:
         self, first_step: int, checkpoint: Path | None, found: "Examined"
     ) -> Trained:
         from penstock.runtime.eager import EagerTask, work_eagerly
-        from penstock.runtime.launch import run_processes
+        from penstock.runtime.launch import local_launcher
         from penstock.runtime.saver import SavePolicy
 
         most = self.fixed.ranks or Cluster.here().num_ranks
@@ -843,7 +860,7 @@ class Session:
                 (self.folder / name).unlink(missing_ok=True)
             run = partial(work_eagerly, task)
             with audited_run.eagerly_audited(self, ranks, board, first_step):
-                outcome = self._run(run, ranks, None, first_step, run_processes)
+                outcome = self._run(run, ranks, None, first_step, local_launcher(ranks))
             audited_run.check(self, first_step, checkpoint)
             if outcome is None:
                 raise Stopped(board.asked(), self.resumption())

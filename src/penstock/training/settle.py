@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 NO_CHECK = "left out (--no-check)"
 
 
+class UnlikeError(RunError):
+    """A plan would train something else than the plain loop does."""
+
+
 class CheckOptions(NamedTuple):
     """How to treat a job that cannot be trained by a plan as its author wrote it.
 
@@ -153,7 +157,7 @@ def proved(
         return _told(str(proof), listener)
     message = f"this plan would train something else: {proof}"
     if care.strict:
-        raise RunError(message, hint="`penstock train` without --plan, --schedule and --strict")
+        raise UnlikeError(message, hint="`penstock train` without --plan, --schedule and --strict")
     listener.say(message)
     return Checked(message, proof.problem)
 
@@ -172,7 +176,7 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
     On one it is the plain loop itself.
     """
     from penstock.runtime.eager import replicas_of
-    from penstock.runtime.launch import run_processes
+    from penstock.runtime.launch import local_launcher
     from penstock.training.prove import prove_eager, steps_to_prove
 
     if found.one_process:
@@ -183,7 +187,7 @@ def proved_eager(  # noqa: PLR0913 - what there is to run, and how much is wante
     with listener.busy("comparing two steps with the plain loop"):
         numbers = steps_to_prove(steps.start, steps.stop)
         proof = prove_eager(
-            job, ranks, numbers, resume=resume, laws=found.laws, launcher=run_processes
+            job, ranks, numbers, resume=resume, laws=found.laws, launcher=local_launcher(ranks)
         )
     if not proof.problem:
         return ranks, str(_told(str(proof), listener))

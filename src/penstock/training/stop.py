@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +39,23 @@ def stopping(board: "Board | None", *, tells: bool = True) -> "Generator[Board]"
             opened.enter_context(_hearing(board, tells=tells))
             opened.enter_context(sparing())  # it may be a rank itself
         yield board
+
+
+@contextlib.contextmanager
+def handed_on(pids: Sequence[int]) -> Generator[None]:
+    """While active, hand the signals that end a program on to processes, which then end."""
+
+    def hand_on(number: int, _: object) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

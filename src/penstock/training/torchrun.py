@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
-from penstock.errors import GraphError, PlanError, RunError
+from penstock.errors import GraphError, JobError, PlanError, RunError
 from penstock.job import Job
 from penstock.plan import Plan
 from penstock.profile import Profile
@@ -32,6 +32,8 @@ from penstock.training.lock import locked
 from penstock.training.outset import noticing
 from penstock.training.prepare import joined_step, measured_as, traced
 from penstock.training.replan import SearchBasis
+from penstock.training.settle import UnlikeError
+from penstock.training.started import unplanned
 from penstock.typed import typed
 
 if TYPE_CHECKING:
@@ -65,13 +67,22 @@ def train_under_torchrun(make: "Callable[[], Session]") -> "Trained | None":
     from penstock.training.rendezvous import Rendezvous
 
     rendezvous = Rendezvous(torchrun_store())
+    is_open = False  # whether what no plan trains may be trained otherwise
     try:
         session = make()
+        is_open = not session.is_strict()
         rendezvous.begin(session.listener)
         if rendezvous.rank:
             return _train(session, rendezvous)
         with locked(session.folder), session.mirrored():
             return _train(session, rendezvous)
+    except (GraphError, JobError, UnlikeError) as problem:
+        if is_open and (ends := unplanned(problem)) is not None:
+            if rendezvous.rank == 0:  # another one finds that, too, and by itself
+                rendezvous.fail(ends)
+            raise ends from problem
+        rendezvous.fail(problem)
+        raise
     except BaseException as problem:
         rendezvous.fail(problem)
         raise

@@ -1,0 +1,106 @@
+"""Started: ranks that a command starts itself, here commands that load nothing."""
+
+import os
+import signal
+import sys
+import textwrap
+
+import pytest
+
+from penstock.device import Device
+from penstock.errors import GraphError
+from penstock.training import started
+from penstock.training.started import UNPLANNED, UnplannedError, ranks_to_start, start_ranks
+
+GPUS = tuple(Device("cuda", index) for index in range(4))
+
+
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(started, "here", lambda: GPUS[0])
+    monkeypatch.setattr(started, "all_here", lambda: GPUS)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the command of this process be a script: `rank` is its number."""
+    begins = "import os, sys, time\nrank = int(os.environ['RANK'])\n"
+    script = begins + textwrap.dedent(text)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-S", "-c", script])
+
+
+def test_machine_without_accelerators_starts_no_ranks() -> None:
+    assert ranks_to_start(2, None, None, alone=False) == 1
+
+
+@pytest.mark.usefixtures("on_gpus")
+def test_each_accelerator_gets_a_rank_unless_fewer_are_asked_for(monkeypatch) -> None:
+    assert ranks_to_start(None, None, None, alone=False) == 4
+    assert ranks_to_start(2, None, None, alone=False) == 2
+    assert ranks_to_start(None, None, None, alone=True) == 1
+    assert ranks_to_start(8, None, None, alone=False) == 1  # who trains says that there are four
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "0")
+    assert ranks_to_start(None, None, None, alone=False) == 1
+
+
+def test_each_rank_is_told_its_number_and_how_many_there_are(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    command(
+        monkeypatch,
+        """
+        names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"
+        with open(os.path.join(os.environ["PLACE"], str(rank)), "w") as file:
+            file.write(" ".join(os.environ[name] for name in names))
+        """,
+    )
+    assert start_ranks(2) == (0, "")
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [
+        "0 0 2 2 127.0.0.1",
+        "1 1 2 2 127.0.0.1",
+    ]
+
+
+def test_error_that_the_first_rank_does_not_tell_is_told(monkeypatch, capfd) -> None:
+    command(monkeypatch, "if rank: sys.exit('error: of rank 1')")
+    assert start_ranks(2) == (1, "")
+    assert "error: of rank 1" in capfd.readouterr().err
+
+
+def test_only_the_first_rank_tells_what_it_has_failed_with(monkeypatch, capfd) -> None:
+    command(monkeypatch, "sys.exit(f'error: of rank {rank}')")
+    assert start_ranks(2) == (1, "")
+    assert capfd.readouterr().err.count("error: of rank") == 1
+
+
+def test_rank_that_is_left_after_a_failure_is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(started, "_GRACE_S", 0.1)
+    command(monkeypatch, "if rank: time.sleep(600)\nsys.exit(3)")
+    assert start_ranks(2) == (3, "")
+
+
+def test_signal_to_the_command_goes_to_each_rank(monkeypatch) -> None:
+    monkeypatch.setenv("PARENT", str(os.getpid()))
+    command(
+        monkeypatch,
+        f"""
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit({128 + signal.SIGTERM}))
+        if rank: os.kill(int(os.environ["PARENT"]), signal.SIGTERM)
+        time.sleep(100)
+        """,
+    )
+    assert start_ranks(2)[0] in (128 + signal.SIGTERM, 256 + signal.SIGTERM - 128)
+
+
+def test_rank_tells_who_started_it_why_no_plan_can_be_made(monkeypatch) -> None:
+    reason = f"open(os.environ['PENSTOCK_UNPLANNED'], 'w').write('why'); sys.exit({UNPLANNED})"
+    command(monkeypatch, f"if not rank: {reason}")
+    assert start_ranks(2) == (UNPLANNED, "why")
+
+
+def test_rank_that_torchrun_started_is_refused_in_its_own_words(monkeypatch, tmp_path) -> None:
+    problem = GraphError("the model cannot be traced")
+    assert started.unplanned(problem) is None
+    monkeypatch.setenv("PENSTOCK_UNPLANNED", str(tmp_path / "reason"))
+    assert isinstance(started.unplanned(problem), UnplannedError)
+    assert (tmp_path / "reason").read_text() == "the model cannot be traced"
