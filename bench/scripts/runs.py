@@ -31,8 +31,16 @@ from bench.scripts.oracle import DataEndedError, Found, load, plain_loop
 from penstock.cli import main
 
 LIMIT_S = 300.0
+WHY = 300  # characters of words that are kept
 _BROKEN = 99  # the exit code of work that raised
 _EAGER_WORDS = ("eager",)
+_CHANGED = (
+    "would train something else",
+    "no plan can be made",
+    "training it eagerly",
+    "is not what the plain loop makes of it",
+    "beginning anew",
+)
 _UNCLEAN = re.compile(r"(error|failed): ([A-Z]\w*(Error|Exception)\b)")
 
 
@@ -121,7 +129,7 @@ class Bench:
             gap,
             refused,
             what_ran(out) if ran.code == 0 else "",
-            why[:150],
+            why[:WHY],
             seconds,
         )
 
@@ -224,9 +232,23 @@ def is_unclean(why: str) -> bool:
 
 
 def last_error(ran: Ran) -> str:
-    """Return the last line that names an error, else the last line."""
-    lines = [line for line in ran.errors.splitlines() if "error:" in line]
-    return (lines or ran.errors.splitlines() or ["no word"])[-1]
+    """Return the last line that names an error, with what follows it; else the last line."""
+    lines = ran.errors.splitlines() or ["no word"]
+    named = [number for number, line in enumerate(lines) if "error:" in line]
+    return with_details(lines, named[-1]) if named else lines[-1]
+
+
+def what_changed(ran: Ran) -> str:
+    """Return why a command that ended well has not done what it had planned; "": it has."""
+    lines = ran.errors.splitlines()
+    said = (n for n, line in enumerate(lines) if any(words in line for words in _CHANGED))
+    return next((with_details(lines, number) for number in said), "")
+
+
+def with_details(lines: Sequence[str], number: int) -> str:
+    """Return a line and those below it that are set in, as one."""
+    below = itertools.takewhile(lambda line: line.startswith(" "), lines[number + 1 :])
+    return "; ".join([lines[number], *map(str.strip, below)])
 
 
 def is_refusal(ran: Ran) -> bool:

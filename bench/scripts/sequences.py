@@ -30,6 +30,7 @@ from bench.scripts.compare import (
 )
 from bench.scripts.oracle import Found
 from bench.scripts.runs import (
+    WHY,
     Begun,
     Bench,
     Ran,
@@ -37,6 +38,7 @@ from bench.scripts.runs import (
     is_refusal,
     is_unclean,
     last_error,
+    what_changed,
     what_ran,
 )
 from penstock.cli import main
@@ -150,16 +152,18 @@ def sequences_of(asked: str, turn: int) -> tuple[str, ...]:
 def _row(bench: Bench, script: Script, name: str) -> Row:
     out = bench.folder / f"{script.about}-{script.name}-{name}".replace(" ", "_")
     shutil.rmtree(out, ignore_errors=True)
-    start, plans = time.perf_counter(), list[str]()
+    start, plans, said = time.perf_counter(), list[str](), ""
     row = Row(f"{script.about}:{script.name}", name, "", False, None, False, "", None, False, 0.0)
     for command in SEQUENCES[name]:
         failed, why = _done(bench, script, command, out)
         if failed is not None:
-            row = replace(row, refused=failed == "refused", why=why[:150])
+            row = replace(row, refused=failed == "refused", why=why[:WHY])
             break
         plans.append(what_ran(out))
+        said = said or why
     else:
         row = _compared(bench, script, out, row)
+        row = replace(row, why=(row.why or said)[:WHY])
     return replace(row, plan=" > ".join(plans), seconds=time.perf_counter() - start)
 
 
@@ -167,7 +171,7 @@ Failed = Literal["refused", "broken"]
 
 
 def _done(bench: Bench, script: Script, command: Command, out: Path) -> tuple[Failed | None, str]:
-    """Return how a command failed, if it did, and in which words."""
+    """Return how a command failed, if it did, and in which words; else what it said of itself."""
     steps = max(1, round(command.share * script.steps))
     if command.killed is None and (out / "checkpoints").exists():
         done = steps_of(newest_checkpoint(out))
@@ -180,11 +184,13 @@ def _done(bench: Bench, script: Script, command: Command, out: Path) -> tuple[Fa
         ran = begun.wait()
         if was_disturbed:
             went_on = _went_on(ran.code, command)
-            return (None, "") if went_on else (_how_it_failed(ran), last_error(ran))
+            if went_on:
+                return None, what_changed(ran)
+            return _how_it_failed(ran), last_error(ran)
     else:
         ran = bench.run(lambda: main([*words, "--steps", str(steps)]))
     if ran.code == 0:
-        return None, ""
+        return None, what_changed(ran)
     if ran.code is None:
         return "broken", "still running at its limit"
     return _how_it_failed(ran), last_error(ran)
@@ -266,12 +272,12 @@ def _compared(bench: Bench, script: Script, out: Path, row: Row) -> Row:
         return _beside_unbroken(bench, script, steps, out, row)
     loop = bench.loop(script, steps)
     if isinstance(loop, str):
-        return replace(row, why=f"the plain loop fails: {loop}"[:150])
+        return replace(row, why=f"the plain loop fails: {loop}"[:WHY])
     found = read(out)
     if row.sequence == "export":
         exported, words = _exported(bench, out, loop)
         if exported is None:
-            return replace(row, refused=not words.startswith(MISSING), why=words[:150])
+            return replace(row, refused=not words.startswith(MISSING), why=words[:WHY])
         found = exported._replace(losses=found.losses)
         loop = loop._replace(tensors={k: v for k, v in loop.tensors.items() if k in found.tensors})
         loop = loop._replace(plain={})
@@ -304,7 +310,7 @@ def _beside_unbroken(bench: Bench, script: Script, steps: int, out: Path, row: R
     command = Command(ONE)
     failed, why = _done(bench, replace_steps(script, steps), command, whole)
     if failed is not None:
-        return replace(row, refused=failed == "refused", why=f"unbroken: {why}"[:150])
+        return replace(row, refused=failed == "refused", why=f"unbroken: {why}"[:WHY])
     found, expected = read(out), read(whole)
     lines = list(differing(found, expected))
     most = difference(found, expected) if lines else Difference(0.0, "")

@@ -175,6 +175,21 @@ def test_a_command_that_is_refused_ends_its_sequence(tmp_path, monkeypatch) -> N
     assert (row.refused, row.silent, row.why, row.plan) == (True, False, "error: no plan", "eager")
 
 
+def test_an_equal_row_says_why_something_else_was_run(tmp_path, monkeypatch) -> None:
+    said = "a plan would train something else: a counter\n  a.py:3: n\n  b.py:4: m\ntraining it"
+
+    class Says(Told):
+        def run(self, work) -> runs.Ran:
+            return super().run(work)._replace(errors=said)
+
+    (row,) = rows(Says(tmp_path, monkeypatch, 0, 0), "resume")
+    assert (row.equal, row.refused) == (True, False)
+    assert row.why == "a plan would train something else: a counter; a.py:3: n; b.py:4: m"
+    assert runs.last_error(runs.Ran(2, "error: x\n  line\nhint: y\n")) == "error: x; line"
+    assert runs.last_error(runs.Ran(1, "")) == "no word"
+    assert runs.what_changed(runs.Ran(0, "equal to the plain loop")) == ""
+
+
 def test_who_has_done_all_steps_already_does_a_few_more(tmp_path, monkeypatch) -> None:
     bench, script = Told(tmp_path, monkeypatch, 0), ALL["ordinary:mlp"]
     folder_of(tmp_path / "out", STEPS + 5, torch.ones(2), {})
