@@ -66,9 +66,10 @@ def load(path: Path, name: str) -> Any:
     return getattr(module, name)()
 
 
-def plain_loop(job: Any, steps: int, *, delay: int = 0) -> Found:
+def plain_loop(job: Any, steps: int, *, delay: int = 0, moved: float = 0.0) -> Found:
     """Train for some steps; with a delay, gradients are those of the weights `delay` steps ago.
 
+    moved:    by how much of itself each weight is moved before the first step.
     Raises:   DataEndedError: the data ended.
     """
     torch.manual_seed(job.seed)
@@ -76,6 +77,9 @@ def plain_loop(job: Any, steps: int, *, delay: int = 0) -> Found:
     named = dict(model.named_parameters())
     weights = Weights(named.values())
     weights.names = list(named)
+    with torch.no_grad():
+        for weight in weights if moved else ():
+            weight.mul_(1 + moved)
     optimizer = job.optimizer(weights)
     make = getattr(job, "scheduler", None)
     scheduler = make(optimizer) if make is not None else None

@@ -144,14 +144,16 @@ class Bench:
             shutil.copy(out / "cluster.toml", machines)
         return ran
 
-    def loop(self, script: Script, steps: int, delay: int = 0) -> Found | str:
+    def loop(
+        self, script: Script, steps: int, delay: int = 0, *, moved: float = 0.0
+    ) -> Found | str:
         """Return what the plain loop gives, or why it fails."""
         path = self.folder / "loop.pt"
         path.unlink(missing_ok=True)
 
         def work() -> int:
             try:
-                found = plain_loop(load(script.path, script.name), steps, delay=delay)
+                found = plain_loop(load(script.path, script.name), steps, delay=delay, moved=moved)
             except DataEndedError:
                 print("error: the data ended", flush=True)
                 return 1

@@ -106,6 +106,20 @@ def test_audited_is_what_was_right_up_to_an_earlier_step(step, losses, right) ->
     assert sequences._is_right_up_to(step, Found({}, {}, losses), loop, 1e-5) == right
 
 
+@pytest.mark.parametrize(
+    ("found", "as_rounding"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], True),
+        ([1.0, 2.0, 3.001, 4.3], True),  # it has grown as that of the moved loop
+        ([1.0, 2.2, 3.0, 4.0], False),  # it was there at once
+        ([1.0, 2.0, 3.2, 4.3], False),
+    ],
+)
+def test_what_grows_as_rounding_does_is_no_difference(found, as_rounding) -> None:
+    loop, moved = [1.0, 2.0, 3.0, 4.0], [1.0, 2.000001, 3.0001, 4.1]
+    assert sequences.parts_as(found, loop, moved) == as_rounding
+
+
 def test_audited_to_is_read_from_the_summary_where_it_is(tmp_path) -> None:
     assert audited(tmp_path) is None
     (tmp_path / "summary.json").write_text(json.dumps({"steps": 10}))
@@ -141,7 +155,7 @@ class Told(runs.Bench):
         self.ends, self.commands = list(ends), list[list[str]]()
         monkeypatch.setattr(sequences, "main", self.train)
 
-    def loop(self, script, steps: int, delay: int = 0) -> Found:
+    def loop(self, script, steps: int, delay: int = 0, *, moved: float = 0.0) -> Found:
         return Found({"weights/a": torch.full((2,), float(steps))}, {}, [])
 
     def train(self, words: list[str]) -> int:
@@ -167,6 +181,24 @@ def test_commands_have_their_share_of_the_steps_and_one_folder(tmp_path, monkeyp
     assert (row.equal, row.silent, row.plan) == (True, False, "eager > eager > eager")
     assert [words[-1] for words in bench.commands] == ["5", "8", str(STEPS)]
     assert len({words[words.index("--out") + 1] for words in bench.commands}) == 1
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_a_run_that_was_stopped_has_the_bits_of_one_by_the_same_plan(
+    is_planned, tmp_path, monkeypatch
+) -> None:
+    class Plans(Told):
+        def train(self, words: list[str]) -> int:
+            code = super().train(words)
+            if is_planned and "--plan" not in words:
+                plan = {"schedule": "gpipe", "replicas": 1, "cuts": []}
+                (Path(words[words.index("--out") + 1]) / "plan.json").write_text(json.dumps(plan))
+            return code
+
+    bench = Plans(tmp_path, monkeypatch, 0, 0, 0, 0)
+    (row,) = rows(bench, "unbroken")
+    assert row.equal
+    assert ["--plan" in words for words in bench.commands] == [False, False, False, is_planned]
 
 
 def test_a_command_that_is_refused_ends_its_sequence(tmp_path, monkeypatch) -> None:
