@@ -534,6 +534,12 @@ def call_first(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> C
     return handle.remove
 
 
+def pre_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return what an optimizer calls before every step."""
+    hooks: Any = optimizer._optimizer_step_pre_hooks
+    return list(hooks.values())
+
+
 def post_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
     """Return what an optimizer calls after every step."""
     hooks: Any = optimizer._optimizer_step_post_hooks

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from penstock.runtime.reach import hook_with_module
+from penstock.runtime.reach import hook_with_module, lines_of
 
 MODULE = nn.Linear(2, 2)
 
@@ -73,3 +74,28 @@ def of_weights():
 @pytest.mark.parametrize("hook", [of_its_groups, of_weights()], ids=["groups", "weights"])
 def test_a_hook_of_parameters_alone_is_none(hook):
     assert hook_with_module(hooked(hook)) == ""
+
+
+class Own(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+
+
+@pytest.mark.parametrize("after", [True, False])
+@pytest.mark.parametrize(
+    "hook", [in_a_list(), torch.no_grad()(in_a_list()), partial(given, MODULE)]
+)
+def test_what_the_author_does_at_a_step_is_named_by_its_line(hook, after):
+    (line,) = lines_of(hooked(hook, after=after))
+    path, number = line.rsplit(":", 1)
+    assert path == __file__
+    written = Path(path).read_text().splitlines()[int(number) - 1]
+    assert "lambda *_: built[-1]" in written or "def given" in written
+
+
+def test_a_step_of_a_class_of_the_author_has_a_line_and_one_of_torch_has_none():
+    own = Own(nn.Linear(2, 2).parameters(), lr=0.1)
+    own.inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    assert len(lines_of(own)) == 1
+    assert lines_of(own.inner) == []

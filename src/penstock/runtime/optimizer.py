@@ -24,7 +24,7 @@ from penstock.graph.trace import Capture
 from penstock.job import Job
 from penstock.runtime.optimizer_trial import tried
 from penstock.runtime.rates import JobScheduler
-from penstock.runtime.reach import hook_with_module
+from penstock.runtime.reach import hook_with_module, lines_of
 from penstock.runtime.updates import NONE, Updates, divided, held_by, lent_to
 
 
@@ -113,7 +113,8 @@ class Optimizers:
         """
         reason = tried("resumed", self.job, self.model, self.reached)
         if reason is not None:
-            message = f"the job's optimizer cannot be resumed: {reason}"
+            where = "".join(f"\n  {line}" for line in lines_of(self._whole().optimizer))
+            message = f"the job's optimizer cannot be resumed: {reason}{where}"
             hint = "keep what it remembers in optimizer.state, its attributes or Job.state"
             raise CheckpointError(message, hint=hint)
 

@@ -33,6 +33,19 @@ def hook_with_module(optimizer: Optimizer) -> str:
     return ""
 
 
+def lines_of(optimizer: Optimizer) -> list[str]:
+    """Return the lines at which what an optimizer does at its steps is written, if the author's:
+    its hooks, and `step` of its class.
+    """
+    found = list[str]()
+    for _, one in nested(optimizer):
+        for called in (type(one).step, *_compat.pre_hooks(one), *_compat.post_hooks(one)):
+            code = getattr(_function(called), "__code__", None)
+            if code is not None and is_users(code.co_filename):
+                found.append(_line(called))
+    return found
+
+
 def _reaches(held: object, depth: int, seen: set[int]) -> bool:
     if isinstance(held, nn.Module):
         return True
@@ -65,8 +78,20 @@ def _parts(held: object) -> Iterator[object]:
         yield from list(cast("list[Any]", held))[:_MOST]
 
 
+def _function(hook: object) -> object:
+    """Return the function that the author has written, below decorators."""
+    while True:
+        match hook:
+            case partial():
+                hook = cast("partial[Any]", hook).func
+            case MethodType():
+                hook = hook.__func__
+            case FunctionType() if hasattr(hook, "__wrapped__"):
+                hook = cast(object, hook.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
+            case _:
+                return hook
+
+
 def _line(hook: object) -> str:
-    while isinstance(hook, partial | MethodType):
-        hook = hook.func if isinstance(hook, partial) else hook.__func__
-    code = getattr(hook, "__code__", None)
+    code = getattr(_function(hook), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(hook)
