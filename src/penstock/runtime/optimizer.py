@@ -156,3 +156,14 @@ def undividable(job: Job, capture: Capture) -> str | None:
     if reason is None and (place := hook_with_module(whole_optimizer(*asked[:2]).optimizer)):
         reason = f"a hook after steps reaches the module itself ({place})"
     return reason
+
+
+def remembers(job: Job, model: nn.Module) -> str | None:
+    """Return how an optimizer that is made a second time differs; None where it does not.
+
+    It then keeps something in the job's own variables: a generator, a counter.
+    Ignores:  what differs only after more steps than are tried.
+    Raises:   as `undividable`.
+    """
+    trained = (name for name, p in model.named_parameters() if p.requires_grad)
+    return tried("made again", job, model, tuple(trained))

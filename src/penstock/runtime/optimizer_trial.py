@@ -31,7 +31,9 @@ _tried = WeakKeyDictionary()
 _FEW, _MANY = 3, 11  # steps of a trial, for large and for small models
 _SMALL = 2_000_000  # elements
 _GROUPS = 24  # among which parameters are divided where each part is made anew
-Tried = Literal["divided", "lent", "resumed"]
+Tried = Literal["divided", "lent", "resumed", "made again"]
+
+_AGAIN = "differs when it is made a second time"
 
 Found = list[dict[str, bytes]]  # after each step, by parameter and key: what differs if they do
 
@@ -60,7 +62,7 @@ def tried(what: Tried, job: Job, model: nn.Module, reached: Sequence[str]) -> st
 def _try_divided(trial: "_Trial") -> str | None:
     whole, plain = trial.whole(), trial.plainly()
     if whole != plain:
-        what = trial.words(whole, plain, "differs when it is made a second time")
+        what = trial.words(whole, plain, _AGAIN)
         hint = "create what it remembers, and what it draws from, where the optimizer is made"
         raise JobError(f"the job's optimizer remembers something outside itself: {what}", hint=hint)
     try:
@@ -68,6 +70,12 @@ def _try_divided(trial: "_Trial") -> str | None:
     except Exception as problem:  # noqa: BLE001 - whatever the job's code raises for a part
         return where(problem, "it fails on a part of the model")
     return None if parts == whole else trial.words(whole, parts, "depends on other parameters")
+
+
+def _try_made_again(trial: "_Trial") -> str | None:
+    trial.steps = _FEW
+    first, second = trial.plainly(), trial.plainly()
+    return None if first == second else trial.words(first, second, _AGAIN)
 
 
 def _try_lent(trial: "_Trial") -> str | None:
@@ -104,6 +112,7 @@ _TRIALS: Mapping[Tried, Callable[["_Trial"], str | None]] = {
     "divided": _try_divided,
     "lent": _try_lent,
     "resumed": _try_resumed,
+    "made again": _try_made_again,
 }
 
 

@@ -13,13 +13,13 @@ from typing import Any
 from penstock.errors import JobError, PenstockError
 from penstock.files import Json
 from penstock.graph.optimizer import whole_optimizer
-from penstock.graph.trace import Capture
+from penstock.graph.trace import Capture, build_model
 from penstock.job import Job
 from penstock.plan import Decision
 from penstock.runtime.buffers import BufferLaw, fixed_for, settled
 from penstock.runtime.child import apart, can_fork
 from penstock.runtime.measured import measured_laws
-from penstock.runtime.optimizer import undividable
+from penstock.runtime.optimizer import remembers, undividable
 from penstock.search import Fixed
 from penstock.training.data_check import DataFound, check_data
 from penstock.training.impure import begun_anew, describe, impurities
@@ -38,11 +38,13 @@ class Examined:
     laws:         of each buffer that forward writes, as measured until `settled`.
     failed:       what the job raised when it was run; whoever calls it next will get it too.
     begins:       digest of the first micro-batch, where the data was found to be right.
+    mend:         what to do for a plan to be made.
     forgets:      what a run that goes on from a checkpoint would begin anew, each with its line.
     """
 
     one_process: str = ""
     no_plan: str = ""
+    mend: str = ""
     forgets: tuple[str, ...] = ()
     laws: Mapping[str, BufferLaw] = field(default_factory=dict[str, BufferLaw])
     failed: str = ""
@@ -158,4 +160,12 @@ def _asked(job: Job, *, check: bool) -> Examined:
     if check and (beside := rate_of(job).beside):
         return Examined(one_process=f"the learning rate depends on more than the step\n  {beside}")
     laws = measured_laws(job)
-    return Examined(laws=laws, no_plan=describe(impure), begins=data.begins)
+    no_plan, mend = describe(impure), _ONE_SHAPE if impure else ""
+    if check and not impure and (outside := remembers(job, build_model(job))):
+        no_plan = f"the job's optimizer remembers something outside itself: {outside}"
+        mend = _ITS_OWN
+    return Examined(laws=laws, no_plan=no_plan, mend=mend, begins=data.begins)
+
+
+_ONE_SHAPE = "let `data` yield micro-batches of one shape (pad them)"
+_ITS_OWN = "create what it remembers, and what it draws from, where the optimizer is made"

@@ -815,7 +815,8 @@ class Session:
         Raises:   PlanError: ranks are to come and go, or a replica is larger than a rank may be.
         """
         if self.elastic:
-            why = self.untraced or found.one_process or "its plan differs from the plain loop"
+            why = self.untraced or found.one_process or found.no_plan
+            why = why or "its plan differs from the plain loop"
             hint = "leave out --elastic: after a loss, --resume goes on from the last checkpoint"
             raise PlanError(f"ranks that come and go need a plan: {why}", hint=hint)
         ranks = 1 if found.one_process else self.fixed.ranks or Cluster.here().num_ranks

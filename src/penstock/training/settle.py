@@ -72,7 +72,7 @@ def examined(job: Job, text: str, care: CheckOptions, listener: Listener) -> "Ex
         listener.say("training it by the plain loop instead, in one process")
     elif found.no_plan:
         if care.strict:
-            hint = "let `data` yield micro-batches of one shape (pad them), or leave --strict out"
+            hint = f"{found.mend}, or leave --strict out"
             raise JobError(f"no plan can be made: {found.no_plan}", hint=hint)
         listener.say(f"no plan can be made: {found.no_plan}")
         listener.say("training it eagerly with plain data parallelism instead")
