@@ -163,14 +163,6 @@ BREAKS = (
         "the longest of two micro-batches answers for the other",
     ),
     Break(
-        "what follows a buffer and the batch is an answer",
-        "graph/constants.py",
-        "_MOVING if {_FIXED, _BATCH}.issubset(levels) else max(levels, default=_CONSTANT)",
-        "max(levels, default=_CONSTANT)",
-        ("tests/graph/test_answers.py",),
-        "a branch on a buffer that forward writes is frozen at its first value",
-    ),
-    Break(
         "nothing is asked of an optimizer made again",
         "runtime/optimizer_trial.py",
         "    return None if first == second else trial.words(first, second, _AGAIN)",

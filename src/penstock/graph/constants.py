@@ -287,11 +287,11 @@ class _Recipes:
             else:
                 inputs = (self.follows[self.root[one]] for one in node.all_input_nodes)
                 own = _MOVING if _moves(node) else _CONSTANT
-                self.follows[node] = _together(own, *inputs)
+                self.follows[node] = max(own, *inputs, _CONSTANT)
                 written = self._aliases(node)
             for root in written:
                 self.writers.setdefault(root, []).append(node)
-                self.follows[root] = _together(self.follows[root], self.follows[node])
+                self.follows[root] = max(self.follows[root], self.follows[node])
             self.last = node
 
     def _input(self, node: fx.Node) -> None:
@@ -315,11 +315,6 @@ class _Recipes:
                     written += [self.root[one]] if argument.alias_info.is_write else []
         statistics = node.args[3:5] if mutates(node) else ()
         return written + [self.root[one] for one in statistics if isinstance(one, fx.Node)]
-
-
-def _together(*levels: int) -> int:
-    """Return what a value follows that is computed from others."""
-    return _MOVING if {_FIXED, _BATCH}.issubset(levels) else max(levels, default=_CONSTANT)
 
 
 def _after(node: fx.Node) -> Iterator[fx.Node]:
