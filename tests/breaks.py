@@ -3595,6 +3595,30 @@ BREAKS = (
         ("tests/rehearsal/test_train.py",),
         "a model without a trace never trains on a GPU",
     ),
+    Break(
+        "a norm that nobody has seen makes gradients larger",
+        "runtime/sums.py",
+        "coefficient = (self.limit / (total + 1e-6)).clamp(max=1.0)",
+        "coefficient = self.limit / (total + 1e-6)",
+        ("tests/runtime/test_look.py",),
+        "on a GPU gradients are scaled up to the limit",
+    ),
+    Break(
+        "a norm is clipped by and never looked at",
+        "runtime/sums.py",
+        "        self.rank.progress.unseen = UnseenNorm(total, norms, self.names, step)\n",
+        "        UnseenNorm(total, norms, self.names, step)\n",
+        ("tests/runtime/test_look.py",),
+        "a gradient that is not finite goes into the weights",
+    ),
+    Break(
+        "batches are copied from pageable memory",
+        "device.py",
+        "        if not (given.is_cpu and self.is_queued and is_plain):\n",
+        "        if is_plain:\n",
+        ("tests/rehearsal/test_train.py",),
+        "the host waits for the device twice for each micro-batch",
+    ),
 )
 
 

@@ -91,6 +91,27 @@ class Device:
         if self.is_queued:
             self._of_kind.synchronize(self.index)
 
+    def taken(self, given: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor that is elsewhere; whoever has given it may write into it.
+
+        From the host to an accelerator it is queued, from pinned memory of its own, and the host
+        does not wait.
+        """
+        is_plain = type(given) is torch.Tensor and given.layout == torch.strided
+        if not (given.is_cpu and self.is_queued and is_plain):
+            return given.to(self.place)
+        pinned = torch.empty_like(given, pin_memory=True).copy_(given)
+        return pinned.to(self.place, non_blocking=True)
+
+    def read(self, numbers: torch.Tensor) -> list[float]:
+        """Return the numbers of a vector of this device; the host waits for them, once."""
+        found = numbers
+        if self.is_queued:
+            found = torch.empty_like(numbers, device=CPU, pin_memory=True)
+            found.copy_(numbers, non_blocking=True)
+            self.current_stream().synchronize()
+        return [float(number) for number in found.unbind()]
+
     # -- streams of an accelerator --------------------------------------------------------------
 
     def stream(self) -> Any:

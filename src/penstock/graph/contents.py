@@ -118,7 +118,7 @@ def owned(leaf: Tensor, device: torch.device) -> Tensor:
     depend on it to the bit.  It has the attributes that somebody gave to the original.
     """
     if leaf.device != device:
-        return _named(leaf.detach().to(device).requires_grad_(leaf.requires_grad), leaf)
+        return _named(of(device).taken(leaf.detach()).requires_grad_(leaf.requires_grad), leaf)
     if leaf.layout != torch.strided or type(leaf) not in (Tensor, torch.nn.Parameter):
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     found = _named(_aligned(leaf.detach()), leaf)

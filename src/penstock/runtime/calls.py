@@ -11,6 +11,7 @@ from penstock.timeline.spans import Lane, SpanKind
 
 if TYPE_CHECKING:
     from penstock.runtime.lane import Begun
+    from penstock.runtime.look import UnseenNorm
 
 Call = Callable[[], object]
 Quiet = Literal[
@@ -64,9 +65,13 @@ class Progress:
 
     losses:  of the micro-batches of each step of the window that is not finished.
     figures: the same, each with all figures of a micro-batch.
+    unseen:  the norm that the host has not looked at, on a device that queues (look.py).
+    seen_losses: the mean loss of each step that it has looked at and not reported.
     """
 
     first_step: int = 0
     last_update_s: float = 0.0
     losses: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     figures: defaultdict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    unseen: "UnseenNorm | None" = None
+    seen_losses: dict[int, float] = field(default_factory=dict[int, float])

@@ -4,7 +4,6 @@ A Program is bound once to a flat list of calls (bind.py).  Running a window is 
 `for call in calls: call()`, with the clock read between calls.
 """
 
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from penstock.runtime.calls import StepResult as StepResult
 from penstock.runtime.carried import Carried, Carries
 from penstock.runtime.checkpoint import Checkpoint
 from penstock.runtime.copies import FarFrames
-from penstock.runtime.finite import check_loss, refuse_loss, refuse_norm
+from penstock.runtime.finite import check_loss, refuse_norm
 from penstock.runtime.lane import Lane
 from penstock.runtime.loss_scale import LossScale
 from penstock.runtime.named import take_named
@@ -402,21 +401,12 @@ class Rank:
         step, place = self.grid.in_step(self.replica, micro_batch)
         check_loss(loss, self.progress.first_step + step, place, self._index(micro_batch))
 
-    def check_mean_loss(self, losses: Sequence[Tensor], step: int) -> None:
-        """Raise unless the losses of a step of the window are finite; on a GPU, it waits for them.
-
-        Raises:   NotFiniteError.
-        """
-        mean, number = float(torch.stack([*losses]).mean()), self.progress.first_step + step
-        if not math.isfinite(mean):
-            refuse_loss(mean, number, self._numbers(number))
-
     def refuse_norm(self, norm: float, step: int, names: Sequence[str]) -> None:
         """Raise for the norm of the gradient of a step of the run, by which these have a share.
 
         Raises:   NotFiniteError.
         """
-        refuse_norm(norm, step, self._numbers(step), names)
+        refuse_norm(norm, step, self.numbers(step), names)
 
     def seed(self, micro_batch: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""
@@ -435,7 +425,7 @@ class Rank:
             return step * self.grid.shares[self.replica]
         return step * self.grid.step_micro_batches
 
-    def _numbers(self, step: int) -> range:
+    def numbers(self, step: int) -> range:
         """Return the numbers in the whole run of the micro-batches of a step of it."""
         count = self.grid.step_micro_batches
         return range(step * count, (step + 1) * count)

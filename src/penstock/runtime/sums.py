@@ -13,6 +13,7 @@ from penstock.device import of
 from penstock.graph.parts import word_of
 from penstock.program.program import Reduce
 from penstock.runtime.calls import Call, StepResult
+from penstock.runtime.look import UnseenNorm, look
 from penstock.runtime.loss_scale import LEAST, LossScale
 from penstock.runtime.narrow_sums import sum_over
 
@@ -131,12 +132,13 @@ def _shards(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
 def _norm(rank: "Rank", reduce: Reduce, own: LocalStages) -> Call:
     """Clip the gradients by their norm over all ranks, and find out whether they overflow."""
     norm = GlobalNorm(rank, own)
+    clip = norm.clip_unseen if of(rank.device).is_queued else norm.clip
 
     def call() -> None:
         norms = norm.own()
         if len(reduce.ranks) > 1:
             rank.transport.all_reduce(norms, reduce.ranks)
-        norm.clip(norm.whole(norms), rank.progress.first_step + reduce.step)
+        clip(norm.whole(norms), rank.progress.first_step + reduce.step)
 
     return call
 
@@ -173,7 +175,8 @@ class GlobalNorm:
             ]
         else:
             self.told = self.parts
-        self.own_places = [place[node] for _, owned in self.told for node in owned]
+        places = [place[node] for _, owned in self.told for node in owned]
+        self.own_places = torch.tensor(places, dtype=torch.int64, device=rank.device)
 
     @property
     def count(self) -> int:
@@ -217,6 +220,23 @@ class GlobalNorm:
             for weights, _ in self.parts:
                 weights.scale_gradients(coefficient)
         return clips
+
+    def clip_unseen(self, norms: Tensor, step: int) -> None:
+        """Clip as `clip` does, without a look at the norm: by the same numbers, or by 1.
+
+        It is looked at before the next update, where that is guarded.
+        """
+        if self.loss_scale is not None:
+            self._end(self.loss_scale, norms, step)
+            if self.loss_scale.leaves_out(step):
+                return
+        if self.limit is None:
+            return
+        total = _total(norms[: self.count], self.order, self.dtypes)
+        coefficient = (self.limit / (total + 1e-6)).clamp(max=1.0)
+        for weights, _ in self.parts:
+            weights.scale_gradients(coefficient)
+        self.rank.progress.unseen = UnseenNorm(total, norms, self.names, step)
 
     def _end(self, scale: LossScale, norms: Tensor, step: int) -> None:
         """Let the scale know how a step has ended; one that is no longer the reason is an error."""
@@ -266,10 +286,11 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
     """
     weights, progress = rank.weights_of(stage), rank.progress
     tell = tell_call(rank, step, has_loss=has_loss) if tells else None
+    looks = rank.is_guarded and of(rank.device).is_queued
 
     def call() -> None:
-        if has_loss and tells and rank.is_guarded and of(rank.device).is_queued:
-            rank.check_mean_loss(progress.losses[step], step)
+        if looks:
+            look(rank, step, progress.losses[step] if has_loss and tells else ())
         if stash is not None:
             weights.keep(stash)
         number, factor = progress.first_step + step, 1.0
@@ -287,16 +308,18 @@ def update_call(  # noqa: PLR0913 - what an update has to mind
 
 def tell_call(rank: "Rank", step: int, *, has_loss: bool) -> Call:
     """Return the call that reports a step of the window as finished."""
-    progress = rank.progress
+    progress, device = rank.progress, of(rank.device)
     names = [name for name, _ in rank.capture.graph.figures]
 
     def tell() -> None:
         now = time.perf_counter()
         parts = [part.reshape(()) for part in progress.losses.pop(step, ())]
-        loss = float(torch.stack(parts).double().mean()) if has_loss and parts else None
+        loss = progress.seen_losses.pop(step, None)
+        if loss is None and has_loss and parts:
+            loss = float(torch.stack(parts).double().mean())
         rows = progress.figures.pop(step, ())
-        means = torch.stack([*rows]).mean(0).unbind() if rows else ()
-        figures = dict(zip(names, map(float, means), strict=False))
+        means = device.read(torch.stack([*rows]).mean(0)) if rows else []
+        figures = dict(zip(names, means, strict=False))
         if rank.loss_scale is not None:
             figures |= rank.loss_scale.figures()
         seconds, progress.last_update_s = now - progress.last_update_s, now
