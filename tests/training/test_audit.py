@@ -52,6 +52,7 @@ from penstock.training.audit_pace import AuditBasis, Pace, used_with_s
 from penstock.training.audits import SHORT, Audit, Audited, AuditTerms, parse_audit
 from penstock.training.judge import Case
 from penstock.training.prove import Planned, case_of, owners_of_replicas
+from penstock.training.windows import windows_of
 from tests.parity import models
 from tests.parity.models import captured, job_of, plan_of
 
@@ -73,6 +74,20 @@ def kept(case: Planned, folder: Path, steps: int = 4, share: Callable[[], bool] 
         repeated(lower_plan(plan, graph), range(steps)),
         checkpoints=folder / "checkpoints",
         audits=Audits(folder / HIDDEN, share),
+    )
+    run_threads(partial(work, task), plan.total_ranks, lambda step: None, groups=task.groups)
+
+
+def windows_kept(case: Planned, folder: Path, steps: int = 10) -> None:
+    """Run a plan's windows as threads, of which the first and the last are kept."""
+    plan, graph = case.plan, case.captured.graph
+    task = Task(
+        case.captured,
+        stages_of(plan, graph),
+        merged(case.job, plan.joined),
+        windows_of(graph, plan, range(steps), [100]),
+        checkpoints=folder / "checkpoints",
+        audits=Audits(folder / HIDDEN, lambda: True),
     )
     run_threads(partial(work, task), plan.total_ranks, lambda step: None, groups=task.groups)
 
@@ -108,6 +123,63 @@ def test_kept_steps_equal_the_plain_ones(name, schedule, stages, options, tmp_pa
     assert all("gradients" in row.found and "update" in row.found for row in rows)
     assert not list((tmp_path / HIDDEN).iterdir())  # what was audited is gone
     assert audited_in(tmp_path / "checkpoints") == 4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "options"),
+    [
+        ("double_buffered", "dropout", {"replicas": 2, "clip": True}),
+        ("pipedream", "gpt", {}),
+        ("pipemare", "gpt", {}),
+        ("spec_train", "gpt", {}),
+        ("x_pipe", "frozen_start", {}),
+        ("spike_compensation", "gpt", {}),
+        ("timeprest", "batch_norm", {}),
+    ],
+)
+def test_windows_of_asynchronous_schedules_equal_their_definition(
+    schedule, name, options, tmp_path
+):
+    """The first window, and the first steps of a longer one, from what was kept between them."""
+    plan = plan_of(captured(name, EXACT).graph, schedule, 2, 2, **options)
+    case = planned(name, plan, **({"clip_norm": 0.01} if options.get("clip") else {}))
+    windows_kept(case, tmp_path)
+    rows = audited_by(case_of(case, (0,), begun=True), tmp_path)
+    assert [row.problem for row in rows] == ["", ""]
+    assert all("gradients" in row.found and "update" in row.found for row in rows)
+    last = (8, 2) if schedule == "pipemare" else (4, 4)  # its first four steps are synchronous
+    assert (rows[-1].step, rows[-1].steps) == last
+    assert Audited(tuple(rows)).steps_proved == sum(last)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({}, "the update of"), ({"data": None}, "the gradient of"), ({"seed": 4}, "the gradient of")],
+)
+def test_a_window_that_differs_from_its_definition_is_named(change, named, tmp_path, monkeypatch):
+    if not change:
+        half_update(monkeypatch)
+    plan = plan_of(captured("dropout", EXACT).graph, "double_buffered", 2, 2)
+    case = planned("dropout", plan)
+    windows_kept(case, tmp_path)
+    monkeypatch.undo()
+    change = {**change, **({"data": other_data} if "data" in change else {})}
+    wrong = replace(case, job=replace(case.job, **change))
+    rows = audited_by(case_of(wrong, (0,), begun=True), tmp_path)
+    assert named in rows[-1].problem
+
+
+def test_a_window_of_another_plan_is_not_audited(tmp_path):
+    graph = captured("gpt", EXACT).graph
+    case = planned("gpt", plan_of(graph, "double_buffered", 2, 2))
+    windows_kept(case, tmp_path, 4)
+    other = planned("gpt", plan_of(graph, "pipedream", 2, 2))
+    with closing(AuditDesk()) as desk:
+        bench = Bench(case_of(other, (0,), begun=True), tmp_path, desk, Pace(1.0, BASIS))
+        place = bench.next()
+        assert place is not None
+        bench.audit(place)
+    assert "the plan was made again" in bench.failed
 
 
 def test_eager_replicas_keep_their_steps_too(tmp_path):
@@ -359,7 +431,7 @@ def test_why_a_run_is_not_audited_is_said(tmp_path, monkeypatch):
     )
     assert why_not(case, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(0.0), tmp_path, BASIS) == "--audit 0"
-    assert "asynchronous" in why_not(late, AuditTerms(), tmp_path, BASIS)
+    assert why_not(late, AuditTerms(), tmp_path, BASIS) == ""
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9)) == SHORT
     assert why_not(case, AuditTerms(), tmp_path, BASIS._replace(steps=9, step_s=0.0)) == ""
     monkeypatch.setattr(
@@ -371,7 +443,7 @@ def test_why_a_run_is_not_audited_is_said(tmp_path, monkeypatch):
 def test_a_step_that_nobody_keeps_is_asked_for_again(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("penstock.training.audit.time", SimpleNamespace(monotonic=lambda: now[0]))
-    due = SimpleNamespace(is_due=lambda: True)
+    due = SimpleNamespace(is_due=lambda: True, basis=BASIS)
     with closing(LocalBoard()) as board:
         asks = Asks()
         asks.ask(board, due)

@@ -3,11 +3,15 @@
     FOLDER/NAME/before/            the state that the step begins with
     FOLDER/NAME/after/STEP/        gradients that the optimizers were given, and the state after it
 
+Of an asynchronous schedule, whose state is whole between windows alone, the first steps of a window
+are kept, of each the gradients, and the weights after them; how windows are computed is noted.
+
 Each rank writes its part when it comes to it and waits for nobody: a part file, then a note with
 all else, named rank-N.json.  Once the notes of all ranks are there, both are checkpoints but for
 their names (`taken`).  Nothing is written through to the disk, as nothing of it outlives the run.
 """
 
+import itertools
 import json
 import os
 import time
@@ -23,6 +27,8 @@ from torch.optim import Optimizer
 from penstock import _compat
 from penstock.errors import CheckpointError
 from penstock.files import read_json
+from penstock.graph.stages import Stages
+from penstock.program.program import Program
 from penstock.runtime.calls import StepResult
 from penstock.runtime.digest import digest_of
 from penstock.runtime.folders import folder_of
@@ -30,10 +36,14 @@ from penstock.runtime.part_file import header_of
 from penstock.runtime.rank import Rank
 from penstock.runtime.snapshot import bytes_of, described
 from penstock.runtime.transport import Transport
+from penstock.runtime.weights import StageWeights
+from penstock.schedule.weight_rule import SYNCHRONOUS
 
 State = tuple[Mapping[str, Tensor], Mapping[str, object]]  # tensors and plain values by key
 _NOTHING: State = {}, {}
 Given = Callable[[], Mapping[str, Tensor]]  # gradients by key, as an optimizer is given them
+MOST_STEPS = 4  # of a window
+LAW, LATER = "law", "step-{}/{}"  # keys: of how it is computed; of a gradient in a later step of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +59,11 @@ class Audits:
 
 
 class WatchedOptimizer(NamedTuple):
-    """An optimizer of a rank, and the gradients that it is given."""
+    """An optimizer of a rank, the gradients that it is given, and its weights."""
 
     optimizer: Optimizer
     given: Given
+    weights: Given = dict[str, Tensor]
 
 
 @final
@@ -80,6 +91,7 @@ class StepKeeper:
         self._given: dict[str, Tensor] = {}
         self._losses: list[tuple[float, int]] = []
         self._ends: list[Callable[[], None]] = []
+        self._law, self._steps = "", 1
         self._folder = audits.folder
         self._is_on = False
         self._cpu_s = 0.0
@@ -95,19 +107,30 @@ class StepKeeper:
         if self._is_on and result.loss is not None:
             self._losses.append((result.loss, result.micro_batches))
 
-    def before(self, step: int) -> None:
-        """Keep the state that a step begins with; every rank calls it at the same time."""
+    def before(self, step: int, law: str = "", steps: int = 1) -> None:
+        """Keep the state that a step begins with; every rank calls it at the same time.
+
+        law, steps:  how a window that begins with it is computed, and how many it has.
+        """
         start_s = time.process_time()
+        self._law, self._steps = law, steps
         self._folder = self.audits.folder / f"{step:06d}{self._attempt}"
         self._put(self._folder / "before", self._part(step) or _NOTHING)
         self._given, self._losses, self._is_on = {}, [], True
         for one in self._watched():
-            self._ends.append(_compat.call_first(one.optimizer, self._keeping(one.given)))
+            self._ends.append(_compat.call_first(one.optimizer, self._keeping(one)))
         self._cpu_s += time.process_time() - start_s
 
-    def _keeping(self, given: Given) -> Callable[..., None]:
+    def _keeping(self, watched: WatchedOptimizer) -> Callable[..., None]:
+        number = itertools.count()
+
         def keep(*_: object) -> None:
-            self._given |= {key: gradient.clone() for key, gradient in given().items()}
+            at = next(number)
+            if at < MOST_STEPS:
+                kept = watched.given().items()
+                self._given |= {_key(at, key): gradient.clone() for key, gradient in kept}
+            elif at == MOST_STEPS:
+                self._given |= {key: weight.clone() for key, weight in watched.weights().items()}
 
         return keep
 
@@ -118,8 +141,12 @@ class StepKeeper:
             end()
         self._ends, self._is_on = [], False
         state = self._part(step)
-        tensors, plain = _NOTHING if state is None else ({**state[0], **self._given}, state[1])
+        tensors, plain = _NOTHING if state is None else state
+        if self._steps > MOST_STEPS:  # what is there now is of later steps
+            tensors, plain = {}, {}
+        tensors = {**tensors, **self._given}
         about = {f"losses/{rank}": self._losses, f"held/{rank}": dict(self._held())}
+        about |= {LAW: self._law} if self._law else {}
         self._cpu_s += time.process_time() - start_s
         about |= {f"cpu/{rank}": [time.process_time(), self._cpu_s]}
         self._put(self._folder / "after", (tensors, {**plain, **about}))
@@ -140,6 +167,19 @@ class StepKeeper:
         self._cpu_s += time.process_time() - start_s
 
 
+def _key(step: int, key: str) -> str:
+    return LATER.format(step, key) if step else key
+
+
+def law_of(program: Program, stages: Stages) -> str:
+    """Return what names how the windows of a program are computed; "": step by step."""
+    rule, sizes = program.weight_rule, (program.num_stages, program.num_micro_batches)
+    if rule == SYNCHRONOUS:
+        return ""
+    ends = [sorted(stage.parameters) for stage in stages.stages]
+    return f"{rule.name} {sizes} {ends}"
+
+
 def keeper_of(
     rank: Rank, audits: Audits, part: Callable[[int], State | None], attempt: str = ""
 ) -> StepKeeper:
@@ -150,7 +190,12 @@ def keeper_of(
 
     def watched() -> list[WatchedOptimizer]:
         own = [w for w in rank.weights.values() if rank.replica == 0 or w.shard is not None]
-        return [WatchedOptimizer(w.optimizer, w.told) for w in own if w.optimizer is not None]
+        each = ((w, w.optimizer) for w in own)
+        return [
+            WatchedOptimizer(optimizer, w.told, partial(_weights, w))
+            for w, optimizer in each
+            if optimizer is not None
+        ]
 
     held = partial(held_digests, rank)
     keeper = StepKeeper(audits, rank.transport, part, watched, held, attempt)
@@ -162,6 +207,10 @@ def keeper_of(
 
     rank.report = reported
     return keeper
+
+
+def _weights(of: StageWeights) -> dict[str, Tensor]:
+    return {of.key_of("weights", node): value for node, value in of.kept().items()}
 
 
 def held_digests(rank: Rank) -> dict[str, str]:

@@ -8,7 +8,7 @@ from version t.  One process, the uncut model, eager autograd.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +27,12 @@ from penstock.graph.stages import Stages
 from penstock.graph.trace import Capture, build, loss_of, on_device
 from penstock.job import Job
 from penstock.program.program import Program
+from penstock.runtime.named import take_named
 from penstock.runtime.optimizer import Optimizers
 from penstock.runtime.rounded import Rounded, StepInputs
 from penstock.runtime.rounded_sums import RoundedSums, owners_of
 from penstock.runtime.updates import Updates
+from penstock.runtime.weights import load_model
 from penstock.schedule.weight_rule import WeightRule
 
 Weights = dict[str, Tensor]
@@ -58,50 +60,90 @@ class _StageState:
         return {name: weights[name] + ahead * self.adds[version][name] for name in self.names}
 
 
+class BegunWindow(NamedTuple):
+    """What a run goes on from, where a window begins.
+
+    step:     number of the first step.
+    given:    called with the number of each of the steps, from 0 on, and its gradients; returns
+              those by which weights are updated.
+    """
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    plain: Mapping[str, object]
+    given: Callable[[int, Weights], Weights]
+
+
 def sequential(
-    job: Job, program: Program, steps: int, stages: Stages, capture: Capture
+    job: Job,
+    program: Program,
+    steps: int,
+    stages: Stages,
+    capture: Capture,
+    begun: BegunWindow | None = None,
 ) -> dict[str, Tensor]:
     """Return weights and buffers after `steps` steps, as "weights/NAME" and "buffers/NAME".
 
+    begun:    None: with the job's first weights, and by the gradients that it makes.
     Raises:   RunError: stages that share a parameter read different versions of it.
+              CheckpointError: the state does not fit the model.
     """
     rule, per_step = program.weight_rule, program.num_micro_batches
     model, _ = build(job)
+    if begun is not None:
+        load_model(model, begun.tensors)
     rounded = Rounded(capture, stages, program) if program.bits else None
     parts = _stages(job, model, program, stages, capture.graph)
-    narrow = RoundedSums(
-        owners_of(program, stages, capture.graph) if job.sums else {}, job.sums or "float32"
-    )
-    data, count = started(job.data, 0), program.grid.step_micro_batches
+    owners = owners_of(program, stages, capture.graph) if job.sums else {}
+    narrow = RoundedSums(owners, job.sums or "float32")
+    first, count = _enter(job, model, parts, rule, begun), program.grid.step_micro_batches
+    data = started(job.data, first * count)
     for step in range(steps):
         sums: Weights = {}
         for number in range(count):
-            index = step * count + number
             local = step * per_step + number % per_step
             batch = on_device(next(data))
-            seed = micro_batch_seed(job.seed, index)
+            seed = micro_batch_seed(job.seed, (first + step) * count + number)
             if rounded is not None:
-                held = dict(model.named_parameters())
-                forward, backward = ({**held, **read} for read in _reads(parts, program, local))
-                own, leaves = lasting_buffers(model), capture.leaves(batch)
-                read = StepInputs(forward, backward, own, leaves, index, seed)
-                _, found = rounded.micro_batch(read)
+                own = _reads(parts, program, local), capture.leaves(batch)
+                found = _rounded_gradients(rounded, model, *own, (step * count + number, seed))
             else:
                 with SeededRandom(seed):
                     found = _gradients(job, model, parts, program, (local, batch))
-            for name, gradient in found.items():
-                if not narrow.add(name, number, gradient):
-                    sums[name] = sums[name] + gradient if name in sums else gradient
-        sums |= narrow.take()
-        for part in parts:
-            for name, parameter in part.parameters.items():
-                parameter.grad = sums.get(name)
+            _add(narrow, sums, number, found)
+        _give(parts, sums | narrow.take())
         if job.clip_norm is not None:
             clip_grad_norm_(model.parameters(), job.clip_norm)
+        if begun is not None:
+            _give(parts, begun.given(step, _given(parts)))
         for part in parts:
-            _update(part, rule, step)
+            _update(part, rule, step, first)
     made = {f"weights/{name}": value.detach() for name, value in model.named_parameters()}
     return {**made, **{f"buffers/{name}": value for name, value in lasting_buffers(model).items()}}
+
+
+def _add(narrow: RoundedSums, sums: Weights, number: int, made: Mapping[str, Tensor]) -> None:
+    """Add the gradients of a micro-batch where those of its rank are added up, or to `sums`."""
+    for name, gradient in made.items():
+        if not narrow.add(name, number, gradient):
+            sums[name] = sums[name] + gradient if name in sums else gradient
+
+
+def _rounded_gradients(
+    by: Rounded,
+    model: torch.nn.Module,
+    reads: tuple[Weights, Weights],
+    leaves: Any,
+    where: tuple[int, int],
+) -> Mapping[str, Tensor]:
+    """Return the gradients of a micro-batch whose numbers are rounded on the way.
+
+    where:    its place in the window, and its seed.
+    """
+    held = dict(model.named_parameters())
+    forward, backward = ({**held, **read} for read in reads)
+    read = StepInputs(forward, backward, lasting_buffers(model), leaves, *where)
+    return by.micro_batch(read)[1]
 
 
 def _stages(
@@ -132,6 +174,62 @@ def _stages(
         part.adds = dict.fromkeys(part.versions, zero)
         parts.append(part)
     return parts
+
+
+def _enter(
+    job: Job,
+    model: torch.nn.Module,
+    parts: list[_StageState],
+    rule: WeightRule,
+    begun: BegunWindow | None,
+) -> int:
+    """Go on from where a window begins, whose weights `model` has; return its first step."""
+    if begun is None:
+        return 0
+    take_named(job, model, begun.tensors, begun.plain)
+    for part in parts:
+        _take(part, rule, begun)
+    return begun.step
+
+
+def _take(part: _StageState, rule: WeightRule, begun: BegunWindow) -> None:
+    """Take over what a stage begins with: older versions, and what predictions remember."""
+    if part.updates is not None:
+        part.updates.take(begun.tensors, begun.plain)
+    now = {name: parameter.detach().clone() for name, parameter in part.parameters.items()}
+
+    def kept(key: str) -> Weights:
+        found = ((name, begun.tensors.get(f"{key}/{name}")) for name in part.names)
+        return {name: now[name] if value is None else value.clone() for name, value in found}
+
+    part.versions = {v: kept(f"version-{-v}") if v else now for v in part.versions}
+    part.adds = {v: _added(part, rule, begun.tensors) for v in part.versions}
+
+
+def _added(part: _StageState, rule: WeightRule, begun: Mapping[str, Tensor]) -> Weights:
+    """Return what one more update is predicted to add to what a window begins with."""
+    now = part.versions[0]
+    match rule.predictor:
+        case None:
+            return {name: torch.zeros_like(value) for name, value in now.items()}
+        case "optimizer":
+            return {name: -_velocity(part, name) for name in part.names}
+        case "difference":
+            return {n: value - begun.get(f"previous/{n}", value) for n, value in now.items()}
+        case "average":
+            none = {name: torch.zeros_like(value) for name, value in now.items()}
+            return {name: begun.get(f"average/{name}", none[name]).clone() for name in now}
+
+
+def _given(parts: list[_StageState]) -> Weights:
+    rows = (row for part in parts for row in part.parameters.items())
+    return {name: p.grad for name, p in rows if p.grad is not None}
+
+
+def _give(parts: list[_StageState], gradients: Weights) -> None:
+    for part in parts:
+        for name, parameter in part.parameters.items():
+            parameter.grad = gradients.get(name)
 
 
 def _reads(parts: list[_StageState], program: Program, number: int) -> tuple[Weights, Weights]:
@@ -195,15 +293,15 @@ def _swapping(
     return pack, unpack
 
 
-def _update(part: _StageState, rule: WeightRule, step: int) -> None:
-    """Make version step + 1."""
+def _update(part: _StageState, rule: WeightRule, step: int, first: int) -> None:
+    """Make version step + 1; `first` steps of the run were made before."""
     before, factor = part.versions[step], 1.0
     if part.updates is not None:
         if rule.rescale_steps:
-            power = 1.0 - min(1.0, step / rule.rescale_steps)
+            power = 1.0 - min(1.0, (first + step) / rule.rescale_steps)
             factor = 1.0 / max(part.delay, 1.0) ** power
         given = {n: p.grad for n, p in part.parameters.items() if p.grad is not None}
-        part.updates.step(step, given, factor)
+        part.updates.step(first + step, given, factor)
         if rule.compensate and part.delay > 0:
             for name in part.names:
                 _compensate(part, name, before[name])

@@ -34,7 +34,7 @@ from penstock.profile.store import code_folder
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
-from penstock.runtime.audited import Audits, StepKeeper, keeper_of
+from penstock.runtime.audited import Audits, StepKeeper, keeper_of, law_of
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
 from penstock.runtime.carried import Carries, carries_of
@@ -296,7 +296,8 @@ def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bou
         watch.audits(affordable=True)
         while program is not None:
             is_profiled, length = number == task.memory_window, program.num_steps
-            window = Window(step, length, is_profiled, number in once)
+            law = "" if task.audits is None else law_of(program, task.stages)
+            window = Window(step, length, is_profiled, number in once, law)
             watch.window(bound[id(program)], window)
             step, number = step + length, number + 1
             program = ask(step)
@@ -531,12 +532,14 @@ def _part_of(rank: Rank) -> State | None:
 
 
 class Window(NamedTuple):
-    """Which steps a window has, whether it is run under the memory profiler, and is as no other."""
+    """Which steps a window has, whether it is run under the memory profiler, and is as no other;
+    and by which law it reads weights, as `law_of` names it."""
 
     first_step: int
     num_steps: int
     is_profiled: bool
     is_once: bool
+    law: str = ""
 
 
 class _Ran(NamedTuple):
@@ -572,7 +575,8 @@ class WindowRunner:
         """Keep the next window for an audit, if it was asked for, or is to be where one is
         affordable; every rank calls it at the same time."""
         if self.keeper is not None:
-            self._is_audited = asked or (affordable and self.keeper.affords())
+            waits = self._is_audited  # the window was watched for its memory
+            self._is_audited = waits or asked or (affordable and self.keeper.affords())
 
     def window(self, calls: list[Bound], window: Window) -> None:
         """Run a window, and keep it where it is audited."""
@@ -580,7 +584,8 @@ class WindowRunner:
             self._window(calls, window)
             return
         start, last = time.perf_counter(), window.first_step + window.num_steps
-        self.keeper.before(window.first_step)
+        self._is_audited = False
+        self.keeper.before(window.first_step, window.law, window.num_steps)
         self.meter.once(time.perf_counter() - start)
         is_once = window.is_once or bool(self.kept)
         self._window(calls, window._replace(is_once=is_once))

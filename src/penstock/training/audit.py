@@ -12,8 +12,10 @@ ever rarer ones.  A step that is equal moves on how far the run is proved, and t
 up to there is kept as checkpoints/audited.  One that differs ends the run, unless that is not
 wanted, and what was kept of it stays as FOLDER/differs.
 
-Ignores:  asynchronous schedules, whose steps have no state between them; they are proved before the
-          run alone.
+Steps of an asynchronous schedule have no state between them, but its windows have: their first
+steps are made again by the sequential definition of the weight rule.
+
+Ignores:  the later steps of a window, into which nobody can enter.
 """
 
 import gc
@@ -27,10 +29,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast, final
 
-from penstock.errors import CheckpointError, PenstockError
+from penstock.errors import CheckpointError, PenstockError, RunError
 from penstock.files import read_json
 from penstock.runtime import checkpoint
-from penstock.runtime.audited import Audits, is_kept, step_of, taken
+from penstock.runtime.audited import (
+    LATER,
+    LAW,
+    Audits,
+    is_kept,
+    law_of,
+    step_of,
+    taken,
+)
 from penstock.runtime.child import Aside, can_fork
 from penstock.runtime.control import Board
 from penstock.training.audit_desk import AuditDesk
@@ -48,6 +58,7 @@ _LOOK_S, _SELDOM_S = 0.02, 5.0  # between two looks whether a step was kept, at 
 _BEGIN = 10  # times what a fork takes is what the process takes until its first step is compared
 _EVERY = 0.1  # of the time that a step is waited for
 _LOST_S = 5.0  # for which a step is waited for that was asked for, at least
+_LOST_STEPS = 300  # likewise, as long as these take: windows of asynchronous schedules are long
 
 # -- in the process that leads a run --------------------------------------------------------------
 
@@ -81,8 +92,6 @@ def why_not(case: Case, terms: AuditTerms, folder: Path, basis: AuditBasis) -> s
     """Return why a run cannot be audited; empty: it can."""
     if not terms.share:
         return "--audit 0"
-    if case.late is not None:
-        return "the schedule is asynchronous: its steps were proved before the run"
     if not case.backward:
         return "the schedule trains nothing"
     if not can_fork():
@@ -148,7 +157,8 @@ class Asks:
     def ask(self, board: Board, pace: Pace) -> None:
         """Ask for a step, if one is due and none is waited for."""
         now_s = time.monotonic()
-        if self._since_s is not None and now_s - self._since_s > max(_LOST_S, 3 * self.longest_s):
+        lost_s = max(_LOST_S, 3 * self.longest_s, _LOST_STEPS * pace.basis.step_s)
+        if self._since_s is not None and now_s - self._since_s > lost_s:
             self._since_s = None
         if self._since_s is None and pace.is_due():
             self.count, self._since_s = self.count + 1, now_s
@@ -240,11 +250,13 @@ class Bench:
         """Make the step that was kept in a folder again, and compare."""
         step = step_of(place)
         try:
-            if self.loop is None:
-                self.loop = plain_loop(self.case, digests=False)
             start_s = time.process_time()
-            cpu = _gathered(place, step)
-            proof = self._proof(self.loop, place, step)
+            cpu, law, steps = _gathered(place, step)
+            case = self._case(law, range(step, step + steps))
+            if self.loop is None and case.late is None:
+                self.loop = plain_loop(case, digests=False)
+                start_s = time.process_time()
+            proof = self._proof(case, place)
         except PenstockError as problem:
             self.failed = f"step {step + 1} could not be audited: {problem.message}"
             shutil.rmtree(place, ignore_errors=True)
@@ -256,7 +268,7 @@ class Bench:
             return
         cost_s = self.pace.told(cpu, self.own_s, time.process_time() - start_s)
         words = ", ".join(map(str, proof.differences))
-        row = Audit(step, proof.problem, words, cost_s)
+        row = Audit(step, proof.problem, words, cost_s, len(proof.steps))
         self.rows.append(row)
         with (self.folder / AUDITS).open("a") as file:
             file.write(json.dumps({**asdict(row), "time": time.time()}) + "\n")
@@ -265,33 +277,47 @@ class Bench:
             place.rename(self.folder / KEPT)
         else:
             shutil.rmtree(place)
-            keep_audited(self.folder / "checkpoints", step + 1)
+            keep_audited(self.folder / "checkpoints", step + row.steps)
 
-    def _proof(self, loop: PlainLoop, place: Path, step: int) -> Proof:
-        """Return how the step differs; an update that follows from no state is left out."""
-        before = checkpoint.folder_of(place / "before", step)
-        found = judged(replace(self.case, steps=(step,), resume=before), place, loop)
-        loop.plain.rest()
-        if found.problem and self.case.updates and (why := self.case.forgets()):
+    def _case(self, law: str, steps: range) -> Case:
+        """Return the task that a step, or a window that is computed by a law, is.
+
+        Raises:   RunError: it is a window of another plan.
+        """
+        late = self.case.late
+        if law and (late is None or law != law_of(late.program, late.stages)):
+            raise RunError("the plan was made again by an asynchronous schedule")
+        return replace(self.case, steps=tuple(steps), late=late if law else None)
+
+    def _proof(self, case: Case, place: Path) -> Proof:
+        """Return how steps differ; an update that follows from no state is left out."""
+        before = checkpoint.folder_of(place / "before", case.steps[0])
+        case = replace(case, resume=before)
+        found = judged(case, place, self.loop)
+        if self.loop is not None:
+            self.loop.plain.rest()
+        if found.problem and case.updates and (why := case.forgets()):
             self.but, self.case = why, replace(self.case, updates=False)
-            return self._proof(loop, place, step)
+            return self._proof(replace(case, updates=False), place)
         return found
 
 
-def _gathered(place: Path, step: int) -> dict[str, tuple[float, float]]:
+def _gathered(place: Path, step: int) -> tuple[dict[str, tuple[float, float]], str, int]:
     """Make checkpoints of what ranks have kept of a step; return the processor time of each, and
-    what keeping took of it.
+    what keeping took of it; and by which law so many steps were computed.
     """
     taken(place / "before", step)
     after = taken(place / "after", step + 1)
-    plain = checkpoint.unread(after).plain
+    whole = checkpoint.unread(after)
+    plain, heads = whole.plain, {key.partition("/")[0] for key in whole.tensors}
     own = {k.partition("/")[2]: v for k, v in plain.items() if k.startswith("cpu/")}
     losses = [row for k, v in plain.items() if k.startswith("losses/") for row in _rows(v)]
     count = sum(count for _, count in losses)
     loss = sum(loss * count for loss, count in losses) / count if count else float("nan")
     (place / "losses.json").write_text(json.dumps({str(step): loss}))
     (place / "after").rename(place / str(step))
-    return {rank: _pair(value) for rank, value in own.items()}
+    steps = 1 + sum(head.startswith(LATER.partition("{")[0]) for head in heads)
+    return {rank: _pair(value) for rank, value in own.items()}, str(plain.get(LAW, "")), steps
 
 
 def _rows(value: Any) -> list[tuple[float, int]]:

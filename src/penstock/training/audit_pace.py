@@ -29,6 +29,7 @@ class AuditBasis(NamedTuple):
     bytes:    that ranks keep of a step: weights and optimizer state, before and after, gradients.
     before_s: processor time that the run has taken by now, and `spent_s` what of it audits took.
     begin_s:  that beginning with audits may take.
+    window:   steps that are audited at a time.
     """
 
     ranks: int
@@ -38,11 +39,13 @@ class AuditBasis(NamedTuple):
     before_s: float = 0.0
     spent_s: float = 0.0
     begin_s: float = 0.06
+    window: int = 1
 
     @property
     def cost_s(self) -> float:
         """Return what the first audit may take, with all that it needs."""
-        return self.begin_s + _EAGER * self.ranks * self.step_s + self.bytes / _KEEP_BYTES_PER_S
+        step_s = _EAGER * self.ranks * self.step_s
+        return self.begin_s + self.window * step_s + self.bytes / _KEEP_BYTES_PER_S
 
     def affords(self, share: float, times: float = 1.0) -> bool:
         """Return whether one audit is within its share of the whole run, if that takes so many

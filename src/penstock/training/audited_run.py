@@ -18,7 +18,7 @@ from penstock.errors import RunError
 from penstock.files import finite, write_text
 from penstock.plan import Plan, is_asynchronous
 from penstock.runtime import checkpoint
-from penstock.runtime.audited import Audits
+from penstock.runtime.audited import MOST_STEPS, Audits
 from penstock.schedule.recipe import trains
 from penstock.training.audit import (
     HIDDEN,
@@ -65,7 +65,7 @@ def audits_of(session: "Session", plan: "Plan | None") -> Audits | None:
     """
     if not session.audit.share or not session.care.check or _changes_much(session):
         return None
-    if plan is not None and (is_asynchronous(plan) or not trains(plan.schedule)):
+    if plan is not None and not trains(plan.schedule):
         return None
     return Audits(session.folder / HIDDEN, lambda: _affords(session))
 
@@ -146,8 +146,13 @@ def audited_by_plan(
     plan = choice.plan
     step_s = plan.predicted.step_s if plan.predicted else 0.0
     weights = sum(p.numel() * p.element_size() for p in choice.captured.model.parameters())
-    basis = AuditBasis(plan.total_ranks, step_s, session.num_steps - first_step, _COPIES * weights)
-    case = case_of(Planned(session.author, choice.captured, plan), (0,))
+    steps, copies = session.num_steps - first_step, _COPIES
+    if is_asynchronous(plan):
+        copies += 2 * MOST_STEPS
+    basis = AuditBasis(plan.total_ranks, step_s, steps, copies * weights)
+    if is_asynchronous(plan):
+        basis = basis._replace(window=MOST_STEPS)
+    case = case_of(Planned(session.author, choice.captured, plan), (0,), begun=True)
     with audited(session, case, board, basis, first_step):
         yield
 

@@ -53,12 +53,14 @@ class Audit:
 
     found:    the differences of each group, in words.
     cpu_s:    processor time that it took, of ranks and of the plain loop.
+    steps:    that were made again, from `step` on.
     """
 
     step: int
     problem: str
     found: str
     cpu_s: float
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Audited:
         for one in sorted(self.audits, key=lambda one: one.step):
             if one.problem:
                 break
-            equal = one.step + 1
+            equal = one.step + one.steps
         return equal
 
     def __str__(self) -> str:
@@ -110,7 +112,7 @@ class Audited:
             return f"not audited: {self.left_out}"
         if not self.audits:
             return f"not audited: {self.failed or SHORT}"
-        count = len(self.audits)
+        count = sum(one.steps for one in self.audits)
         share = f"{100 * self.cpu_s / self.of_s:.1f} % of the processor time" if self.of_s else ""
         words = f"audited at {count} step{'s' * (count > 1)}"
         problem = self.problem

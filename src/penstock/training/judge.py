@@ -24,9 +24,10 @@ from penstock.graph.trace import Capture
 from penstock.job import AS_IT_IS, Job
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
+from penstock.runtime.audited import LATER
 from penstock.runtime.rounded import Rounded
 from penstock.runtime.rounded_sums import RoundedSums
-from penstock.runtime.sequential import sequential
+from penstock.runtime.sequential import BegunWindow, Weights, sequential
 from penstock.runtime.weights import load_model
 from penstock.training.compare import (
     Difference,
@@ -70,6 +71,7 @@ class Case:
                of the plan, of which each is `joined` of the job's.
     by_parts:  whether to update and compare one parameter after the other, for want of memory.
     model:     one that the job may hand out again, and that has to stay as it is.
+    begun:     of an asynchronous run: whether a window is one of the run, by gradients that it had.
     updates:   whether an update follows from a state; else a step is compared up to it.
     forgets:   asked where an audited step differs: why no update follows from a state; empty: it
                does.
@@ -84,6 +86,7 @@ class Case:
     owners: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     joined: int = 1
     by_parts: bool = False
+    begun: bool = False
     model: nn.Module | None = None
     updates: bool = True
     forgets: Callable[[], str] = str
@@ -126,7 +129,9 @@ def judged(case: Case, folder: Path, loop: PlainLoop | None = None) -> Proof:
     start = time.perf_counter()
     with _Untouched(case.model):
         left_out = list(_left_out(case))
-        if case.late is not None:
+        if case.late is not None and case.begun:
+            rows = list(_begun_window(case.late, case, folder))
+        elif case.late is not None:
             rows = list(_window(case.late, case, folder))
         elif case.by_parts and case.backward:
             rows = list(_steps_by_parts(case, folder, left_out, loop or plain_loop(case)))
@@ -340,6 +345,38 @@ def _window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Differe
     yield from _copy_differences(found)
 
 
+def _begun_window(late: SequentialParts, case: Case, folder: Path) -> Iterator[Difference]:
+    """Yield the differences of the first steps of a window, from the state that it began with.
+
+    Each step's gradients are compared, and weights are updated by those that the run had.
+    """
+    assert case.resume is not None, "the run has kept it"
+    state, found = checkpoint.load(case.resume), _found(folder, case.steps[0])
+    rows = list[Difference]()
+
+    def given(step: int, made: Weights) -> Weights:
+        own = _part(found.tensors, LATER.format(step, "gradients/") if step else "gradients/")
+        rows.extend(in_widths(partial(compared_gradients, least=least_scale(made)), own, made))
+        return own
+
+    job, begun = merged(case.job, late.joined), BegunWindow(case.steps[0], *state[1:3], given)
+    own = late.program, len(case.steps), late.stages, late.capture, begun
+    expected = sequential(job, *own)
+    yield from rows
+    if case.updates:
+        before, had = (_part(each.tensors, "weights/") for each in (state, found))
+        wanted = {  # what is frozen has no update, and need not be there
+            name: value
+            for name, value in _part(expected, "weights/").items()
+            if name in had or not torch.equal(value, before[name])
+        }
+        yield from in_widths(partial(compared_updates, before=before), had, wanted)
+    had, wanted = (_part(each, "buffers/") for each in (found.tensors, expected))
+    if case.job.buffers == "exact" and had and wanted:  # else later steps have written them
+        yield from in_widths(_BUFFERS, had, wanted)
+    yield from _copy_differences(found)
+
+
 def _found(
     folder: Path, step: int, load: Callable[[Path], checkpoint.Checkpoint] = checkpoint.load
 ) -> checkpoint.Checkpoint:
@@ -427,7 +464,7 @@ def _number(value: Any) -> Tensor:
 
 
 def _left_out(case: Case) -> Iterable[str]:
-    if case.late is not None:
+    if case.late is not None and not case.begun:
         yield "the job's own optimizer and rate: SGD with momentum takes their place"
     if case.job.buffers == "per replica":
         yield "buffers: each replica follows its own micro-batches, as Job.buffers says"

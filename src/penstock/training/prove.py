@@ -157,10 +157,12 @@ def _short_of(captured: Capture, copies: int) -> str:
     return f"the plain loop needs {format_bytes(needed)} of which {format_bytes(free)} are free"
 
 
-def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None) -> Case:
+def case_of(
+    planned: Planned, steps: tuple[int, ...], resume: Path | None = None, *, begun: bool = False
+) -> Case:
     """Return the plain loop's task: the same steps, with as many micro-batches as planned.
 
-    An asynchronous plan begins with the job's first weights.
+    An asynchronous plan begins with the job's first weights, or is of windows of a run.
     Raises:   PlanError: plan and job disagree about buffers.
     """
     plan, captured = planned.plan, planned.captured
@@ -180,11 +182,12 @@ def case_of(planned: Planned, steps: tuple[int, ...], resume: Path | None = None
         if job.sums:
             case = replace(case, owners=_owners(plan, captured), joined=plan.joined)
         return replace(case, model=captured.model)
-    job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
+    if not begun:
+        job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
     stages, graph = stages_of(plan, captured.graph), captured.graph
     program = lower_plan(plan, graph, num_steps=WINDOW)
     late = SequentialParts(program, stages, captured, plan.joined)
-    return Case(job, (0,), late=late, model=captured.model)
+    return Case(job, (0,), late=late, model=captured.model, begun=begun)
 
 
 def _owners(plan: Plan, captured: Capture) -> Mapping[str, Sequence[int]]:
