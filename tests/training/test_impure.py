@@ -135,6 +135,10 @@ def asks_for_an_identifier(net: Net, x: Tensor) -> Tensor:
     return x if uuid.uuid4().int else 2 * x
 
 
+def draws_from_the_system(net: Net, x: Tensor) -> Tensor:
+    return 2 * x if net.rng.random() < 1e-12 else x
+
+
 def draws_from_what_has_no_seed(net: Net, x: Tensor) -> Tensor:
     source = np.random.RandomState(net.seed)
     return 2 * x if source.rand() < 1e-12 else x
@@ -547,6 +551,7 @@ FOUND = [
     (draws_from_what_has_no_seed, 1, lambda: {"seed": None}, "chance"),
     (draws_from_bits_without_a_seed, 1, dict, "chance"),
     (draws_from_what_forgets_its_seed, 1, dict, "chance"),
+    (draws_from_the_system, 1, lambda: {"rng": random.SystemRandom()}, "chance"),
     (draws_by_a_counted_seed, 2, lambda: {"seed": 0}, r"model\.seed"),
     (reads_a_file, 1, dict, "the file .*test_impure.py"),
     (fills_a_memory, 2, lambda: {"memory": []}, "the length of model.memory"),

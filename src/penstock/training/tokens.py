@@ -105,7 +105,10 @@ def state_of(value: Any) -> object:
     if isinstance(value, sqlite3.Connection):
         return value.total_changes
     if isinstance(value, random.Random):
-        return hash(value.getstate())
+        try:
+            return hash(value.getstate())
+        except NotImplementedError:  # the system's randomness has none
+            return None
     if isinstance(value, torch.Generator):
         return hash(value.get_state().numpy().tobytes())
     if isinstance(value, np.random.Generator):
