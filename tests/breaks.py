@@ -3659,6 +3659,30 @@ BREAKS = (
         ("tests/rehearsal/test_train.py",),
         "the host waits for the device twice for each micro-batch",
     ),
+    Break(
+        "the whole model stays on each GPU",
+        "runtime/worker.py",
+        "    set_aside(rank)\n    if task.checkpoints is not None and rank.rank == 0:\n",
+        "    if task.checkpoints is not None and rank.rank == 0:\n",
+        ("tests/rehearsal/test_train.py",),
+        "a rank holds the model beside its stages for the whole run",
+    ),
+    Break(
+        "a module is set aside whoever looks at it",
+        "runtime/aside.py",
+        "    return all(each is None or each.is_plain for each in updates) and ",
+        "    return True or bool(updates) and ",
+        ("tests/runtime/test_aside.py",),
+        "a hook of the author's finds weights on another device; views become copies",
+    ),
+    Break(
+        "the link of CPU ranks stands for that between GPUs",
+        "training/prepare.py",
+        "    if not here().is_cpu:\n        words",
+        "    if False:\n        words",
+        ("tests/training/test_machines.py",),
+        "every plan for several GPUs rests on shared memory, unsaid",
+    ),
 )
 
 

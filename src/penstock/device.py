@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 KINDS = ("cuda",)  # on which Penstock computes; what else there is stays idle (`idle_kind`)
 CPU = "cpu"
+_RESERVE_BYTES, _RESERVE = 512 << 20, 0.03  # of an accelerator's memory; not measured yet
 
 
 _fork_rng: Any = torch.random.fork_rng  # pyright: ignore
@@ -71,6 +72,16 @@ class Device:
     def total_bytes(self) -> int:
         """Return the memory of an accelerator."""
         return self._of_kind.get_device_properties(self.index).total_memory
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return how much of an accelerator's memory a plan may count on; the rest is a guess.
+
+        Its context, the workspaces of libraries, the buffers of messages and what lies between
+        blocks take of it, and no plan knows them.
+        """
+        total = self.total_bytes
+        return max(0, total - _RESERVE_BYTES - int(_RESERVE * total))
 
     @property
     def free_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Jobs for rehearsal GPUs: small, so that a command takes seconds."""
 
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import nn
@@ -74,4 +75,5 @@ def job() -> ps.Job:
         micro_batches=4,
         num_steps=4,
         clip_norm=1.0,
+        validation=lambda: list(islice(data(1000), 2)),
     )

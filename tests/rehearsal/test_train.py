@@ -12,8 +12,10 @@ def test_job_trains_on_one_gpu_as_the_plain_loop_does(tmp_path: Path) -> None:
     seen = rehearse(["train", f"{JOBS}:job", "--steps", "3", "--out", "run"], tmp_path)
     assert seen.code == 0, seen.text
     assert "equal to the plain loop" in seen.text
+    assert "val loss" in seen.text
     assert seen.races == []
     (last,) = seen.last_windows
+    assert last["live"] <= 1.02 * last["held"]  # the module waits in the host's memory
     assert last["syncs"] <= 1  # the norm and the loss are looked at, together
     assert last["pageable"] == 0
 
@@ -26,6 +28,7 @@ def test_command_starts_a_rank_on_each_gpu(tmp_path: Path) -> None:
     assert seen.races == []
     assert seen.devices == {0, 1}
     for last in seen.last_windows:
+        assert last["live"] <= 1.02 * last["held"]
         assert last["syncs"] <= 1
         assert last["pageable"] == 0
 

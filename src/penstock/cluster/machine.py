@@ -16,7 +16,7 @@ class Machine(NamedTuple):
     name: str
     cores: int
     memory_bytes: int
-    accelerators: tuple[tuple[str, int], ...]  # name and memory in bytes of each
+    accelerators: tuple[tuple[str, int], ...]  # name of each, and the bytes that a plan may use
 
 
 def detect(cgroup: Path = CGROUP) -> Machine:
@@ -83,4 +83,4 @@ def _accelerators() -> tuple[tuple[str, int], ...]:
         return ()
     from penstock.device import all_here
 
-    return tuple((each.name, each.total_bytes) for each in all_here())
+    return tuple((each.name, each.usable_bytes) for each in all_here())

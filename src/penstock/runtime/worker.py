@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from penstock import _compat
 from penstock._compat import MemoryEvent
-from penstock.device import of
+from penstock.device import here, of
 from penstock.errors import RunError
 from penstock.graph.code import Function, function_of
 from penstock.graph.fuse import fused_function_of
@@ -34,6 +34,7 @@ from penstock.profile.store import code_folder
 from penstock.program.codes import COMPUTE
 from penstock.program.program import Program
 from penstock.runtime import checkpoint
+from penstock.runtime.aside import bring_back, set_aside
 from penstock.runtime.audited import Audits, StepKeeper, keeper_of, law_of
 from penstock.runtime.buffers import BufferLaw
 from penstock.runtime.calls import Bound, StepResult
@@ -230,6 +231,8 @@ def work(task: Task, transport: Transport, report: Report) -> RankResult:
               CheckpointError: one cannot be written, or does not fit the model.
     """
     keep_freed_memory()
+    if not here().is_cpu:  # a proof had its ranks in this process, and cycles keep their memory
+        gc.collect()
     _agree(task, transport)
     control = Control(task.board, task.every_s)
     while True:
@@ -250,6 +253,7 @@ def _worked(
 
     start_s:  when making ready for it began.
     """
+    bring_back(task.capture.model)
     rank = rank_of(task, transport, partial(_reported, report, task.joined))
     rank.is_guarded = True
     keeper = None
@@ -263,6 +267,7 @@ def _worked(
         if not task.forgets:
             rank.optimizers.may_resume()
         rank.load(state)
+    set_aside(rank)
     if task.checkpoints is not None and rank.rank == 0:
         checkpoint.discard(task.checkpoints)
         forget(task.checkpoints)
@@ -467,11 +472,13 @@ def _validate(task: Task, rank: Rank, checkpoints: Path, step: int) -> None:
 
     def model() -> nn.Module:
         kept = checkpoint.load(checkpoint.folder_of(checkpoints, step))
+        bring_back(task.capture.model)
         load_model(task.capture.model, kept.tensors)
         return task.capture.model
 
     own = task.job, rank.transport, checkpoints, step
     found = validate(*own, model, keeps_best=task.policy.keep.best)
+    set_aside(rank)
     if rank.rank == 0 or rank.tells_all:
         rank.report(StepResult(step - 1, None, 0.0, 0, validated=found))
 

@@ -93,6 +93,12 @@ def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluste
     cluster = Cluster.here(ranks)
     if cluster.num_ranks < 2:
         return cluster
+    from penstock.device import here
+
+    if not here().is_cpu:
+        words = "the link between accelerators is not measured but a round guess: a plan may be"
+        listener.say(f"{words} wrong by it; --cluster FILE says what it is (docs/cluster.md)")
+        return cluster
     from penstock.profile.store import default_folder, link_of
     from penstock.runtime.links import measure_link
 
@@ -191,11 +197,13 @@ def measured_as(
     Its seconds are those that sampled steps of earlier runs had here, where there were any.
     """
     from penstock.cluster.machine import detect
+    from penstock.device import here
     from penstock.profile.sampled import resting_on, sampled_in
     from penstock.profile.store import default_folder, measured, steps_path
 
     busiest = max(host.num_devices for host in cluster.hosts if host.device == kind)
-    beside = max(0, min(busiest, detect().cores) - 1)
+    shares_cores = here().can_fork  # on accelerators ranks are not companions of one processor
+    beside = max(0, min(busiest, detect().cores) - 1) if shares_cores else 0
 
     tell = partial(_tell, "profile", listener)
     with listener.busy("measuring every op"):

@@ -175,10 +175,12 @@ def trained_module(
 ) -> "Callable[[], nn.Module]":
     """Return what makes the trained module when it is first asked."""
     from penstock.graph.trace import build_model
+    from penstock.runtime.aside import bring_back
     from penstock.runtime.eager import load_model
 
     def make() -> "nn.Module":
         model = choice.captured.model if choice else build_model(job)
+        bring_back(model)
         load_model(model, outcome.weights)
         return model
 
@@ -383,12 +385,14 @@ def _validated(
     import torch
 
     from penstock.graph.trace import build_model
+    from penstock.runtime.aside import bring_back
     from penstock.runtime.eager import load_model
     from penstock.runtime.validate import EndlessError, validated
 
     if job.validation is None:
         return {}
     model = choice.captured.model if choice else build_model(job)
+    bring_back(model)
     load_model(model, outcome.weights)
     forked = multiprocessing.parent_process() is not None  # its threads would wait for ever
     torch.set_num_threads(1 if forked else os.cpu_count() or 1)

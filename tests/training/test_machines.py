@@ -1,0 +1,51 @@
+"""Machines that have accelerators: what is guessed of them is said, what cannot be is refused."""
+
+import pytest
+
+from penstock.cluster import Cluster
+from penstock.device import Device
+from penstock.errors import PlanError
+from penstock.training import prepare, train
+from penstock.training.listener import SILENT
+
+
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.device.here", lambda: Device("cuda"))
+
+
+@pytest.mark.usefixtures("on_gpus")
+def test_link_between_accelerators_is_said_to_be_guessed(monkeypatch) -> None:
+    said: list[str] = []
+    listener = SimpleListener(said)
+    found = prepare.machines(None, 2, listener)
+    assert found == Cluster.here(2)
+    assert "not measured but a round guess" in said[0]
+
+
+class SimpleListener:
+    """Notes what is said."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.say = said.append
+
+
+@pytest.mark.usefixtures("on_gpus")
+def test_step_on_an_accelerator_is_measured_beside_no_companions(monkeypatch) -> None:
+    asked: list[int] = []
+
+    def measured(*_: object, beside: int, **__: object) -> object:
+        asked.append(beside)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.profile.store.measured", measured)
+    cluster = Cluster.here(2)
+    with pytest.raises(KeyboardInterrupt):
+        prepare.measured_as("cpu", None, None, cluster, SILENT)
+    assert asked == [0]
+
+
+def test_ranks_that_come_and_go_are_refused_on_an_accelerator(monkeypatch) -> None:
+    monkeypatch.setattr(train, "here", lambda: Device("cuda"))
+    with pytest.raises(PlanError, match="cannot be on an accelerator"):
+        train._check_elastic(True, eager=False, mtbf=None)
