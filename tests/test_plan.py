@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_every_field_of_a_plan_is_written(tmp_path: Path) -> None:
         replace(REASONED, compiled=True, commits=True, guard=Guarding(4, 2)),
         replace(REASONED, shard=("shard_keep", "replicate"), prefetch=1, parts=(3, 1, 1, 1)),
         replace(REASONED, split=(("head.weight", 4),)),
+        replace(REASONED, joined=Fraction(1, 4)),
     )  # not with a wire that rounds
     assert [
         each.name
@@ -110,6 +112,12 @@ def test_plan_by_hand_refuses_cuts_that_are_not_there(cuts: list[int]) -> None:
         ({"num_ranks": 0}, "num_ranks is 0"),
         ({"replicas": 0}, "replicas is 0"),
         ({"joined": 0}, "joined is 0"),
+        ({"joined": Fraction(2, 3)}, "joined is 2/3"),
+        ({"joined": Fraction(3, 2)}, "joined is 3/2"),
+        ({"joined": Fraction(1, 3)}, "micro-batches of 1/3 are no whole ones"),
+        ({"joined": Fraction(1, 2), "sums": "bfloat16"}, "in 2 parts, with sums in bfloat16"),
+        ({"joined": Fraction(1, 2), "wire": (8, 8)}, "in 2 parts, with rounded messages"),
+        ({"joined": Fraction(1, 2), "schedule": "double_buffered"}, "an asynchronous schedule"),
         ({"recompute": (True,)}, "recompute says 1 of 2 stages"),
         ({"recompute": (True, (4, 2))}, r"recompute of stage 1 is \[4, 2\], no increasing"),
         ({"recompute": ((), False)}, r"recompute of stage 0 is \[\], no increasing"),
@@ -118,6 +126,14 @@ def test_plan_by_hand_refuses_cuts_that_are_not_there(cuts: list[int]) -> None:
 def test_decisions_that_contradict_each_other_are_refused(change: dict, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         replace(PLAN, **change)
+
+
+@pytest.mark.parametrize("joined", ["1/0", "half", 0.5, [1, 2]])
+def test_file_that_says_no_part_of_a_micro_batch_is_refused(joined: object, tmp_path: Path) -> None:
+    content = json.dumps({**PLAN.to_json(), "joined": joined})
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(PlanError, match=r"joined is .*a part of one"):
+        Plan.load(tmp_path / "plan.json")
 
 
 def leaves(value: object, path: tuple = ()) -> list[tuple]:

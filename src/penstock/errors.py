@@ -38,6 +38,10 @@ class PlanError(PenstockError):
     """Decisions that contradict each other, the graph or the cluster."""
 
 
+class MemoryShortError(PlanError):
+    """No plan that was tried fits into the memory."""
+
+
 class ProgramError(PenstockError):
     """Instructions that would hang, mix up messages or overwrite what is still in use."""
 

@@ -4,9 +4,11 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from penstock import taken
 from penstock.errors import PlanError, ScheduleError
 from penstock.files import Json, read_noun, write_text
 from penstock.graph.cut_points import block_ends
@@ -27,6 +29,7 @@ from penstock.schedule.recipe import (
     refined,
     words_of,
 )
+from penstock.taken import Taken
 from penstock.typed import MisfitError, damage, typed
 from penstock.units import format_bytes, format_seconds
 
@@ -106,7 +109,8 @@ class Plan:
     guard:              how another rank keeps a copy of what a rank alone has; None: none does.
     post_validation:    whether a rank updates before the norm is known, and takes the update back
                         where gradients have to be clipped; same weights, less waiting, more memory.
-    joined:             of the job's micro-batches that make one of the plan's.
+    joined:             of the job's micro-batches that make one of the plan's: several, one, or a
+                        part of one, 1 / n, where each is divided among n (docs/plan.md).
     buffers:            which values those that forward writes have: "exact", those of the plain
                         loop; "one copy", likewise, by one copy of each stage that takes its
                         micro-batches in order; "per replica", those of the first replica.
@@ -140,7 +144,7 @@ class Plan:
     commits: bool = False
     guard: Guarding | None = None
     post_validation: bool = False
-    joined: int = 1
+    joined: Taken = 1
     buffers: Buffers = "exact"
     early: int = 0
     shares: tuple[int, ...] = ()
@@ -158,7 +162,7 @@ class Plan:
             raise PlanError(f"cuts {self.cuts} are not increasing numbers of cut points")
         if len(self.cut_names) != len(self.cuts):
             raise PlanError(f"{len(self.cut_names)} names for {len(self.cuts)} cuts")
-        for what in ("num_micro_batches", "num_ranks", "replicas", "joined"):
+        for what in ("num_micro_batches", "num_ranks", "replicas"):
             if getattr(self, what) < 1:
                 raise PlanError(f"{what} is {getattr(self, what)}; it must be 1 or more")
         if self.early < 0:
@@ -181,6 +185,7 @@ class Plan:
         if self.compiled and self.rounds:
             hint = "leave the wire as it is, or do not compile"
             raise PlanError("compiled ops round in the last bit, and so would the wire", hint=hint)
+        _check_joined(self)
         _check_split(self)
         _check_recompute(self)
         _check_offload(self)
@@ -240,6 +245,11 @@ class Plan:
         return self.grid.step_micro_batches
 
     @property
+    def job_micro_batches(self) -> int:
+        """Return how many of the job's micro-batches a step takes, over all replicas."""
+        return int(self.joined * self.step_micro_batches)
+
+    @property
     def total_ranks(self) -> int:
         """Return the number of ranks of all replicas."""
         return self.num_ranks * self.replicas
@@ -278,7 +288,7 @@ class Plan:
     def to_json(self) -> dict[str, Json]:
         """Return the plan as JSON values."""
         rows = {each.name: getattr(self, each.name) for each in fields(self)}
-        rows["schedule"] = recipe.to_json(self.schedule)
+        rows["schedule"], rows["joined"] = recipe.to_json(self.schedule), taken.written(self.joined)
         rows["decisions"] = list(map(asdict, self.decisions))
         rows["predicted"] = None if self.predicted is None else asdict(self.predicted)
         return {"penstock": "plan", **json.loads(json.dumps(rows))}
@@ -315,12 +325,34 @@ def _read(content: dict[str, Json]) -> Plan:
     """
     if "schedule" not in content:
         raise MisfitError("is missing", "schedule")
+    made: dict[str, object] = {}
     try:
-        schedule = recipe.from_json(content["schedule"])
+        made["schedule"] = recipe.from_json(content["schedule"])
     except MisfitError as problem:
         raise problem.inside("schedule") from None
-    rest = {name: value for name, value in content.items() if name != "schedule"}
-    return typed(Plan, rest, made={"schedule": schedule})
+    try:
+        made["joined"] = taken.read(content.get("joined", 1))
+    except MisfitError as problem:
+        raise problem.inside("joined") from None
+    return typed(Plan, {name: v for name, v in content.items() if name not in made}, made=made)
+
+
+def _check_joined(plan: Plan) -> None:
+    """Raise where micro-batches cannot be joined so, or divided."""
+    joined = plan.joined
+    if joined <= 0 or (joined != int(joined) and Fraction(joined).numerator != 1):
+        raise PlanError(f"joined is {joined}; it must be 1 or more, or a part: 1/2, 1/3, ...")
+    if joined >= 1:
+        return
+    problem = "an asynchronous schedule" if has_window(plan.schedule) else ""
+    problem = "rounded messages" if plan.rounds else problem
+    problem = f"sums in {plan.sums}" if plan.sums else problem
+    if problem:
+        hint = "make the plan with the job's own micro-batches"
+        raise PlanError(f"micro-batches in {1 / joined} parts, with {problem}", hint=hint)
+    if joined * plan.step_micro_batches != int(joined * plan.step_micro_batches):
+        message = f"{plan.step_micro_batches} micro-batches of {joined} are no whole ones"
+        raise PlanError(message, hint="make the plan again with `penstock plan`")
 
 
 def _check_split(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import penstock as ps
 from penstock.errors import JobError, PlanError
+from penstock.graph.batch import Division, key_of
 from penstock.graph.merge import merged
 from penstock.graph.trace import capture
 from penstock.runtime.autopsy import by_the_data
@@ -109,6 +111,17 @@ def test_micro_batch_that_is_joined_has_the_numbers_of_the_authors_data(
     words = by_the_data(str(found), merged(mlp.job(), count), found)
     assert words == f"the loss of step 8 (numbers {numbers} of the data, as one), is nan"
     assert by_the_data(str(found), mlp.job(), found) == str(found)
+
+
+def test_part_of_a_micro_batch_is_named_by_the_authors_number() -> None:
+    job = mlp.job()
+    key = key_of(next(iter(job.data(0))))
+    divided = merged(job, Fraction(1, 4), Division(4, (0,), (), key))
+    with pytest.raises(NotFiniteError) as caught:
+        check_loss(math.nan, 2, 6, 38)
+    words = by_the_data(str(caught.value.found), divided, caught.value.found)
+    own = "micro-batch 1 (number 9 of the data, part 3 of 4)"
+    assert words == f"the loss of step 3, {own}, is nan"
 
 
 @pytest.mark.parametrize(("count", "at", "own", "place"), [(2, 5, 11, 3), (4, 2, 9, 1)])

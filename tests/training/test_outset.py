@@ -266,7 +266,7 @@ def told_of(own: ps.Job) -> list[str]:
     BOARD.newest = None
     with noticing() as lines:
         captured = capture(own)
-    words = words_before(own, captured, lines, 3, 1)
+    words = words_before(own, captured, lines, 3)
     return [line for line in words if "while the step is traced" in line]
 
 

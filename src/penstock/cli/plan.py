@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock import taken
 from penstock.cli import face, view
 from penstock.errors import PlanError
 from penstock.files import Json
@@ -148,7 +149,7 @@ def spread(front: Sequence[Candidate]) -> tuple[list[Candidate], float]:
 def _name(plan: Plan) -> str:
     sizes = f"{plan.replicas} x {plan.num_stages} stages on {plan.total_ranks} ranks"
     words = [f"{name_of(plan.schedule)}: {sizes}"]
-    words += [f"{plan.joined} micro-batches joined"] if plan.joined > 1 else []
+    words += [f"micro-batches {taken.words(plan.joined)}"] if plan.joined != 1 else []
     rows = enumerate(plan.recompute)
     again = [str(k) if does is True else f"{k} (in part)" for k, does in rows if does]
     words += [f"recompute {'all' if repeats_all(plan) else ' '.join(again)}"] if again else []

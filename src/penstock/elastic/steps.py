@@ -19,6 +19,7 @@ from penstock.runtime.control import Control, Do
 from penstock.runtime.launch import as_json, from_json
 from penstock.runtime.rank import Rank
 from penstock.runtime.worker import RankResult, Task
+from penstock.taken import counted
 
 
 class Over(NamedTuple):
@@ -117,7 +118,7 @@ class GenerationSteps:
         self.watch.window(calls, window)
         told = self.vote.told
         assert told is not None, "the step counts"
-        count = told.micro_batches * self.task.joined
+        count = round(counted(self.task.joined, int(told.micro_batches)))
         own = step, told.loss, time.monotonic() - start, count, dict(told.figures)
         member.counts(Told(*own), self.rank)
 

@@ -5,7 +5,7 @@ tensors, and silently give a wrong result.  So every batch is compared with the 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -41,6 +41,7 @@ class BatchKey:
     written:   places of the leaves that the loss writes into.
     overlaps:  which leaves have elements in common with these; otherwise that does not matter.
     answers:   what the step has asked of their values.
+    division:  of the micro-batch of which this is a part; None: it is a whole one.
     """
 
     spec: Any
@@ -48,6 +49,7 @@ class BatchKey:
     written: tuple[int, ...] = ()
     overlaps: tuple[SharedMemory, ...] = ()
     answers: Answers | None = None
+    division: "Division | None" = None
     _take: "Take | None" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,39 @@ class BatchKey:
             hint = "all but tensors are fixed when the step is traced: make it a tensor"
         parts = [f"{got} as leaf {i}, the step was traced for {key}" for i, got, key in wrong]
         return GraphError(f"this batch holds {'; '.join(parts)}", hint=hint)
+
+
+class Division(NamedTuple):
+    """How a micro-batch is divided: into parts, each with some of its samples.
+
+    parts:  how many; a part has as many rows as any other.
+    rows:   the leaves of which a part has its rows, by number.
+    whole:  those that it has whole, too.
+    key:    what a micro-batch has to be.
+    """
+
+    parts: int
+    rows: tuple[int, ...]
+    whole: tuple[int, ...]
+    key: BatchKey
+
+    def part_of(self, leaves: Sequence[Any], number: int) -> tuple[Tensor, ...]:
+        """Return a part of a micro-batch, by its number: rows, whole leaves, the number."""
+        found: list[Tensor] = []
+        for at in self.rows:
+            size = len(leaves[at]) // self.parts
+            found.append(leaves[at][number * size : (number + 1) * size])
+        return (*found, *(leaves[at] for at in self.whole), torch.tensor([number]))
+
+    def part_key(self) -> BatchKey:
+        """Return what a part has to be."""
+        leaves = [
+            torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device="meta")
+            if isinstance(leaf, TensorKey)
+            else leaf
+            for leaf in self.key.leaves
+        ]
+        return replace(key_of(self.part_of(leaves, 0)), division=self)
 
 
 def _taker(spec: Any, keys: Iterator[LeafKey]) -> Take | None:

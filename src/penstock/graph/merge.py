@@ -1,12 +1,16 @@
-"""Merge: consecutive micro-batches joined into one; and a job that begins with a later one.
+"""Merge: consecutive micro-batches joined into one, or each divided into parts; and a job that
+begins with a later one.
 
 Larger micro-batches make larger products and fewer calls; smaller ones make a smaller bubble
-and less memory.  What is joined here is the data; what the step makes of it is in joined/.
+and less memory, and there are enough of them for all replicas.  What is joined or divided here is
+the data; what the step makes of it is in joined/.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, cast, final
 
 import torch
@@ -14,27 +18,33 @@ from torch import Tensor
 
 from penstock.batches import ReadNumbers, read
 from penstock.errors import GraphError
-from penstock.graph.batch import TensorKey
+from penstock.graph.batch import Division, TensorKey
 from penstock.graph.code import seed_ahead
 from penstock.graph.contents import flatten, rebuilt
 from penstock.graph.trace import on_device
 from penstock.job import Job
+from penstock.taken import Taken
 
 
-def merged(job: Job, count: int) -> Job:
-    """Return `job` with `count` consecutive micro-batches joined into one.
+def merged(job: Job, count: Taken, division: Division | None = None) -> Job:
+    """Return `job` with `count` consecutive micro-batches joined into one, or divided into parts.
 
     Its loss is the author's, which is of one of them: see `parts_of`.
-    Raises:   GraphError: a step's micro-batches cannot be divided so; the call of its data:
-              leaves that cannot be joined.
+    count:     1 / n: each becomes n, as `division` says.
+    Raises:    GraphError: a step's micro-batches cannot be divided so; the call of its data:
+               leaves that cannot be joined.
     """
     if count == 1:
         return job
+    if count < 1:
+        assert division is not None, "who divides knows how"
+        data = _Divided(job.data, division)
+        return replace(job, data=data, micro_batches=job.micro_batches * division.parts)
     if job.micro_batches % count:
         raise GraphError(f"{job.micro_batches} micro-batches cannot be joined by {count}")
 
-    data = _Merged(job.data, count)
-    return replace(job, data=data, micro_batches=job.micro_batches // count)
+    whole = int(count)
+    return replace(job, data=_Merged(job.data, whole), micro_batches=job.micro_batches // whole)
 
 
 def ahead(job: Job, count: int) -> Job:
@@ -45,6 +55,12 @@ def ahead(job: Job, count: int) -> Job:
     """
     if count == 0:
         return job
+    if isinstance(job.data, _Divided):
+        division = job.data.division
+        whole, rest = divmod(count, division.parts)
+        assert not rest, "a step begins with a micro-batch of the author's"
+        data = _Divided(_Ahead(job.data.data, whole), division)
+        return replace(job, data=data, seed=seed_ahead(job.seed, whole))
     return replace(job, data=_Ahead(job.data, count), seed=seed_ahead(job.seed, count))
 
 
@@ -90,9 +106,62 @@ class _Merged:
             yield _join(parts)
 
 
-def unjoined(job: Job) -> tuple[Job, int]:
+@final
+@dataclass(frozen=True, slots=True)
+class _Divided:
+    """Data whose micro-batch k is part k % n of number k // n of another, of n parts."""
+
+    data: Callable[[int], Iterator[Any]]
+    division: Division
+
+    def __call__(self, start: int) -> Iterator[Any]:
+        return self.picked(ReadNumbers.all_from(start))
+
+    def picked(self, reads: ReadNumbers) -> Iterator[Any]:
+        """Return the micro-batches of these numbers; a whole one is read once for its parts."""
+        parts, key = self.division.parts, self.division.key
+        source, held, leaves = read(self.data, _of_wholes(reads, parts)), -1, list[Any]()
+        for number in reads.numbers():
+            whole, part = divmod(number, parts)
+            if whole != held:
+                batch = next(source, None)
+                if batch is None:
+                    return
+                held, leaves = whole, key.leaves_of(batch)
+            yield self.division.part_of(leaves, part)
+
+
+def _of_wholes(reads: ReadNumbers, parts: int) -> ReadNumbers:
+    """Return the numbers of the micro-batches of which parts are read, in the same order."""
+    rounds = parts // math.gcd(reads.every, parts)  # until one ends with a whole one
+    first, rest = divmod(reads.first, parts)
+    places: list[int] = []
+    at = 0
+    for number, (turn, place) in enumerate(itertools.product(range(rounds), reads.places)):
+        whole = (rest + turn * reads.every + place) // parts
+        if not places or places[-1] != whole:
+            places.append(whole)
+        if number == reads.at:
+            at = len(places) - 1
+    return ReadNumbers(first, tuple(places), reads.every * rounds // parts, at)
+
+
+def number_of(job: Job, index: int) -> int:
+    """Return the number of the author's micro-batch that is number `index` of `job`, or has it.
+
+    That of the first, where several are joined.
+    """
+    _, count = unjoined(job)
+    return math.floor(index * count)
+
+
+def unjoined(job: Job) -> tuple[Job, Taken]:
     """Return the job with the author's own micro-batches, and how many of them `job` joins."""
     data: Any = job.data
+    if isinstance(data, _Divided):
+        parts = data.division.parts
+        author = replace(job, data=data.data, micro_batches=job.micro_batches // parts)
+        return author, Fraction(1, parts)
     if isinstance(data, _Ahead) and isinstance(data.data, _Merged):
         whole, count = _Ahead(data.data.data, data.count * data.data.count), data.data.count
     elif isinstance(data, _Merged):
@@ -107,8 +176,10 @@ def parts_of(job: Job, batch: Any) -> list[Any]:
     _, count = unjoined(job)
     if count == 1:
         return [batch]
+    assert count > 1, "a part is not the author's"
     leaves, spec = flatten(batch)
-    return [rebuilt([_part(leaf, k, count) for leaf in leaves], spec) for k in range(count)]
+    whole = int(count)
+    return [rebuilt([_part(leaf, k, whole) for leaf in leaves], spec) for k in range(whole)]
 
 
 def _part(leaf: Any, number: int, count: int) -> Any:

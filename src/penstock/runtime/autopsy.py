@@ -8,6 +8,7 @@ Ignores:  what gives infinity on purpose (a mask); an infinity that becomes no N
 
 import inspect
 import linecache
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from penstock import _compat
 from penstock.graph.code import SeededRandom, micro_batch_seed
 from penstock.graph.lasting import lasting_buffers
-from penstock.graph.merge import unjoined
+from penstock.graph.merge import number_of, unjoined
 from penstock.graph.precision import cast_weights
 from penstock.graph.trace import build_model, loss_of, on_device
 from penstock.job import Job
@@ -58,6 +59,8 @@ def by_the_data(words: str, job: Job, found: NotFinite, loss_of: int | None = No
     loss_of:  number of the author's whose loss is not finite, where it is known which.
     """
     _, joined = unjoined(job)
+    if joined < 1:
+        return _by_parts(words, found, int(1 / joined))
     for at in found.indices if joined > 1 else ():
         numbers = f"(numbers {at * joined} to {(at + 1) * joined - 1} of the data, as one)"
         if loss_of is not None and loss_of // joined == at:
@@ -66,6 +69,19 @@ def by_the_data(words: str, job: Job, found: NotFinite, loss_of: int | None = No
             of_step = 0 if place is None else (int(place[1]) - at) * joined + loss_of
             words = re.sub(whole, f"micro-batch {of_step} (number {loss_of} of the data)", words)
         words = words.replace(f"(number {at} of the data)", numbers)
+    return words
+
+
+def _by_parts(words: str, found: NotFinite, parts: int) -> str:
+    """Return words that name the author's micro-batch, and which part of it."""
+    for at in found.indices:
+        number, part = divmod(at, parts)
+        named = f"(number {number} of the data, part {part + 1} of {parts})"
+        whole = rf"micro-batch (\d+) \(number {at} of the data\)"
+        place = re.search(whole, words)
+        if place is not None:
+            words = re.sub(whole, f"micro-batch {int(place[1]) // parts} {named}", words)
+        words = words.replace(f"(number {at} of the data)", named)
     return words
 
 
@@ -96,7 +112,9 @@ def _cause(job: Job, found: NotFinite, tensors: Mapping[str, Tensor]) -> _Cause:
         return _Cause(text, _LOWER)
     load_model(model, tensors)
     author, joined = unjoined(job)
-    indices = [k for at in found.indices for k in range(at * joined, (at + 1) * joined)]
+    last = math.ceil(joined)  # of several joined, or 1 of a part
+    firsts = dict.fromkeys(number_of(job, at) for at in found.indices)
+    indices = [k for first in firsts for k in range(first, first + last)]
     for index in indices:
         cause = _cause_in(author, model, index)
         if cause is not None:

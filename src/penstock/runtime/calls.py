@@ -46,7 +46,7 @@ class StepResult:
     """What a rank knows of a step that it has finished.
 
     loss:           mean over some micro-batches of the step; None where no loss is made.
-    micro_batches:  over how many.
+    micro_batches:  over how many; a part of one where it is divided among ranks.
     figures:        that the loss gives beside it, averaged as the loss is.
     validated:      "val_loss" and "val_" figures of the weights after the step, where one was due.
     """
@@ -54,7 +54,7 @@ class StepResult:
     step: int
     loss: float | None
     seconds: float
-    micro_batches: int = 1
+    micro_batches: float = 1
     figures: Mapping[str, float] = field(default_factory=dict[str, float])
     validated: Mapping[str, float] | None = None
 

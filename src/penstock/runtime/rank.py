@@ -19,6 +19,7 @@ from penstock.errors import RunError
 from penstock.graph.code import Function, function_of, micro_batch_seed
 from penstock.graph.joint import Joint, joint_of
 from penstock.graph.memory import moved
+from penstock.graph.merge import number_of
 from penstock.graph.stages import SegmentKind, Stages
 from penstock.graph.trace import Capture
 from penstock.job import AS_IT_IS, Job
@@ -410,7 +411,7 @@ class Rank:
 
     def seed(self, micro_batch: int) -> int:
         """Return the seed of the random ops of a micro-batch of the window."""
-        return micro_batch_seed(self.job.seed, self._index(micro_batch))
+        return micro_batch_seed(self.job.seed, number_of(self.job, self._index(micro_batch)))
 
     def number(self, micro_batch: int) -> int:
         """Return the place of a micro-batch of the window among those that the buffers follow."""

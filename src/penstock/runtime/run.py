@@ -4,6 +4,7 @@ run(program, ..., num_steps=100)                one thread per rank, in this pro
 run(program, ..., launcher=run_processes)       forked processes of this host
 """
 
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -140,7 +141,7 @@ class Steps:
         """Return whether the losses of a step that is not done are all there."""
         told = [r for r in self.waiting[step] if r.loss is not None]
         count = sum(r.micro_batches for r in told)
-        return count == self.micro_batches or (count > 0 and not self.micro_batches)
+        return math.isclose(count, self.micro_batches) or (count > 0 and not self.micro_batches)
 
     def flush(self) -> None:
         """Treat as done what waits for a validation that will not come: the run was stopped."""
@@ -155,7 +156,7 @@ class Steps:
             step,
             statistics.fmean([r.loss for r in parts if r.loss is not None], counts),
             max(r.seconds for r in parts),
-            self.micro_batches or sum(counts),
+            self.micro_batches or round(sum(counts)),
             {
                 name: statistics.fmean([r.figures[name] for r in parts], counts)
                 for name in parts[0].figures

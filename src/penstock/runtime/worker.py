@@ -55,6 +55,7 @@ from penstock.runtime.validate import validate
 from penstock.runtime.weights import load_model
 from penstock.runtime.windows import Windows
 from penstock.schedule.orders import KINDS, Kind
+from penstock.taken import Taken, counted
 from penstock.timeline import Held, Span, Spent
 
 Report = Callable[[StepResult], None]
@@ -79,7 +80,7 @@ class Task:
     memory_window:     number of the window that is run under the memory profiler, or None.
     laws:              of the buffers that forward writes; tried out where they are needed and None.
     guide:             makes the plan again where that pays; None: the plan stays.
-    joined:            micro-batches of the job that are one of the plan's, as reports count them.
+    joined:            of the job's micro-batches that make one of the plan's, as reports count.
     first_edge:        number of the first edge; plans before had those below.
     functions:         those of segments that were made already; ranks add theirs.  Another task
                        (`replace`) begins with none: its segments may be others.
@@ -108,7 +109,7 @@ class Task:
     compiled: bool = False
     laws: Mapping[str, BufferLaw] | None = None
     guide: Guide | None = None
-    joined: int = 1
+    joined: Taken = 1
     first_edge: int = 0
     functions: dict[FunctionKey, Function] = field(
         default_factory=dict[FunctionKey, Function], init=False
@@ -287,9 +288,9 @@ def _worked(
     return watch.result(time.perf_counter()) if last is None else last
 
 
-def _reported(report: Report, joined: int, result: StepResult) -> None:
+def _reported(report: Report, joined: Taken, result: StepResult) -> None:
     """Report a step by the micro-batches of the job."""
-    report(replace(result, micro_batches=joined * result.micro_batches))
+    report(replace(result, micro_batches=counted(joined, int(result.micro_batches))))
 
 
 def _run_windows(task: Task, watch: "WindowRunner", bound: Mapping[int, list[Bound]]) -> int | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.cluster.regions import regions_of
-from penstock.errors import PlanError
+from penstock.errors import MemoryShortError, PlanError
 from penstock.graph.graph import Graph
 from penstock.plan import Offloaded, Plan, Prediction, Sharding, decide, plan_by_hand
 from penstock.profile import Profiles
@@ -315,4 +315,4 @@ def _none_fits(found: Sequence[Candidate]) -> PlanError:
     least = min(full, key=lambda candidate: max(candidate.peak_bytes))
     message = f"no plan is possible: {least.refused}, the least of {len(full)} that were tried"
     allowed = format_bytes(1.01 * max(least.peak_bytes) + 8 * KiB)  # some is left free
-    return PlanError(message, hint=f"allow {allowed} or more, {hint}")
+    return MemoryShortError(message, hint=f"allow {allowed} or more, {hint}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cluster import Cluster
 from penstock.cluster.order import placed
-from penstock.errors import GraphError, PlanError
+from penstock.errors import GraphError, MemoryShortError, PlanError
 from penstock.graph.graph import Graph
 from penstock.job import Job
 from penstock.plan import Decision, Plan, Prediction, Units, check_fits, decide
@@ -33,10 +33,12 @@ from penstock.search import (
 from penstock.search.judge import Judge
 from penstock.search.simplest import ERROR
 from penstock.search.units import in_best_units
+from penstock.taken import Taken
 from penstock.training.fuse import known, usable
 from penstock.training.listener import SILENT, Listener
 from penstock.training.prepare import joined_step, machines, profiled_here
 from penstock.training.sliced import in_slices, reason
+from penstock.training.ways import MOST_JOINED, in_words, ways_to_divide, ways_to_fit, ways_to_join
 from penstock.units import format_seconds
 
 _WORTH = 0.02  # of a step: what units have to gain where nobody asked for them
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from penstock.profile import Profile
 
     Profiling = Callable[[Capture, Job, Cluster, Listener], tuple[Profile, ...]]
-
-MOST_JOINED = 4  # micro-batches; more of them make the bubble of a short step too large
 
 
 class Choice(NamedTuple):
@@ -78,10 +78,11 @@ FASTEST = SearchAim()
 class Joining(NamedTuple):
     """One way of joining micro-batches: how many, the job, its step, and the step's profiles.
 
+    joined:  as in a plan: below 1 they are divided.
     Of one way there may be several steps, in which other parameters are in slices.
     """
 
-    joined: int
+    joined: Taken
     job: Job
     captured: "Capture"
     profiles: "tuple[Profile, ...]"
@@ -264,7 +265,7 @@ def for_plan(
     """
     from penstock.runtime.buffers import check_chosen
 
-    planned = plan.joined * plan.step_micro_batches
+    planned = plan.job_micro_batches
     if planned != job.micro_batches:
         hint = "make a new plan for this job"
         message = f"the plan is for {planned} micro-batches a step; the job has {job.micro_batches}"
@@ -272,7 +273,7 @@ def for_plan(
     try:
         joined, captured = joined_step(job, captured, plan.joined, plan.split, listener)
     except GraphError as problem:
-        joins = f"which joins {plan.joined} micro-batches; those of this job it cannot join"
+        joins = f"whose micro-batches are {plan.joined} of the job's; those of this job cannot be"
         message = f"the plan is for graph {plan.graph}, {joins}: {problem.message}"
         raise PlanError(message, hint="make a new plan for this job") from problem
     check_fits(plan, captured.graph)
@@ -294,7 +295,9 @@ def best(
 
     Raises:   PlanError: nothing fits what is fixed, or the memory.
     """
-    start, tried = time.perf_counter(), list(_options(job, fixed, captured, there, aim))
+    start, rows = time.perf_counter(), list(_options(job, fixed, captured, there, aim))
+    tried = [(way, row) for way, row in rows if not isinstance(row, GraphError)]
+    whole = [row for _, row in rows if isinstance(row, GraphError)]
     problems = [option for _, option in tried if isinstance(option, PlanError)]
     options = [option for _, option in tried if not isinstance(option, PlanError)]
     cut = partial(_cut_option, fixed=fixed, there=there, aim=aim)
@@ -303,7 +306,7 @@ def best(
         raise problems[0]
     first = min(options, key=lambda option: option.best.score(aim.objective))
     others = [(o.way.joined, o.best) for o in options if o.way.joined != first.way.joined]
-    plan = _with_reason(first.choice.plan, others, problems)
+    plan = _with_reason(first.choice.plan, others, [*problems, *whole])
     if first.way.captured.graph.slices != captured.graph.slices:
         plan = decided(plan, (*plan.decisions, reason(first, tried, aim.objective)))
     tally = functools.reduce(operator.add, (option.found.tally for option in options))
@@ -337,30 +340,40 @@ def _options(
     captured: "Capture",
     there: Machines,
     aim: SearchAim,
-) -> "Iterator[tuple[Joining, Option | PlanError]]":
-    """Yield for each way of joining micro-batches what the search finds.
+) -> "Iterator[tuple[Joining, Option | PlanError | GraphError]]":
+    """Yield for each way of joining micro-batches what the search finds, or why they stay whole.
 
-    Each has the same part of the time that is left, and none is begun without any.
+    Each has the same part of the time that is left, and none is begun without any.  Where nothing
+    fits the memory they are divided until something does.
     """
     cluster, left_s = there.cluster, aim.limit_s
     assert cluster is not None, "a search is of some machines"
-    sizes = [k for k in range(1, MOST_JOINED + 1) if job.micro_batches % k == 0]
-    for at, count in enumerate(sizes):
+    ranks = cluster.num_ranks if fixed.ranks is None else fixed.ranks
+    samples, short, fits = captured.graph.samples, False, False
+    sizes = [*ways_to_join(job), *ways_to_divide(job, fixed, samples, ranks)]
+    smaller = [k for k in ways_to_fit(job, fixed, samples) if k not in sizes]
+    for at, count in enumerate((*sizes, *smaller)):
+        if at >= len(sizes) and (fits or not short):
+            return
         if at and left_s is not None and left_s <= 0:
             way = Joining(count, job, captured, ())
             yield way, PlanError("the time limit was reached")
             return
         pair = (job, captured) if count == 1 else _joined_job(job, captured, count, there)
-        if pair is None:
+        if isinstance(pair, GraphError):
+            if count < 1:
+                yield Joining(count, job, captured, ()), pair
             continue
         profiles = there.profile(pair[1], pair[0], cluster, there.listener)
         start = time.perf_counter()
-        part_s = None if left_s is None else left_s / (len(sizes) - at)
+        part_s = None if left_s is None else left_s / max(1, len(sizes) - at)
         way = Joining(count, *pair, profiles)
         try:
             yield way, _option(way, fixed, there, aim, _over(start, part_s))
+            fits = True
         except PlanError as problem:
             yield way, problem
+            short = short or isinstance(problem, MemoryShortError)
         left_s = None if left_s is None else left_s - (time.perf_counter() - start)
 
 
@@ -430,30 +443,32 @@ def _over(start: float, part_s: float | None) -> Callable[[], bool]:
 
 
 def _joined_job(
-    job: Job, captured: "Capture", count: int, there: Machines
-) -> "tuple[Job, Capture] | None":
-    """Return the job with so many micro-batches joined to one, and its trace; None: they cannot."""
+    job: Job, captured: "Capture", count: Taken, there: Machines
+) -> "tuple[Job, Capture] | GraphError":
+    """Return the job with so many micro-batches joined to one, and its trace; or why it cannot."""
     try:
         return joined_step(job, captured, count, captured.graph.slices, there.listener)
-    except GraphError:
-        return None
+    except GraphError as problem:
+        return problem
 
 
 def _with_reason(
-    plan: Plan, others: Sequence[tuple[int, Candidate]], problems: Sequence[PlanError]
+    plan: Plan,
+    others: Sequence[tuple[Taken, Candidate]],
+    problems: Sequence[PlanError | GraphError],
 ) -> Plan:
     """Return the plan with the reason for its size of micro-batch.
 
     others, problems:  what was found with the other sizes that were possible.
     """
     own = plan.share_words
-    if plan.joined > 1:
-        own += f", each {plan.joined} of the job's joined"
+    if plan.joined != 1:
+        own += f", {in_words(plan.joined)}"
     why = "the job's micro-batches cannot be joined, or little would be gained"
     if problems:
         why = f"every other size was refused: {problems[0].message}"
     if others:
-        ways = ((f"{k} of the job's joined" if k > 1 else "none joined", c) for k, c in others)
+        ways = ((in_words(k), c) for k, c in others)
         times = (f"{format_seconds(c.step_s)} with {way}" for way, c in ways)
         why = "best alternative: " + ", ".join(times)
     decisions = tuple(

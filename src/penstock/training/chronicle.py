@@ -63,7 +63,8 @@ def sizes_by_ranks(job: Job, step: StepResult, samples: int, tokens: int) -> tup
     if not job.batch_by_ranks:
         return samples, tokens
     of = job.micro_batches
-    return samples * step.micro_batches // of, tokens * step.micro_batches // of
+    count = int(step.micro_batches)
+    return samples * count // of, tokens * count // of
 
 
 def row_of(step: StepResult, samples: int, tokens: int) -> dict[str, float | int | None]:

@@ -95,7 +95,7 @@ class ElasticRun:
         """Return where in the data steps begin that a plan does from a step on, written down."""
         if not self.by_ranks:
             return ()
-        found = grown(before, step, plan.joined * plan.step_micro_batches)
+        found = grown(before, step, plan.job_micro_batches)
         if self.folder is not None:
             save_cursors(self.folder, found)
         return found
@@ -394,7 +394,7 @@ class RunPilot:
             "moved_bytes": event.moved_bytes,
             "predicted_moved_bytes": option.moved_bytes if option else 0,
             "predicted_step_s": plan.predicted.step_s if plan.predicted else None,
-            "micro_batches": plan.joined * plan.step_micro_batches,
+            "micro_batches": plan.job_micro_batches,
             "back_to": view.resume,
         }
         with (folder / EVENTS).open("a") as file:

@@ -222,7 +222,7 @@ def _made(known: Addresses, folder: Path, listener: Listener) -> _Made:
     plan = Plan.load(folder / "plan.json")
     own = author
     if author.batch_by_ranks:  # it may be that of fewer ranks
-        own = replace(author, micro_batches=plan.joined * plan.step_micro_batches)
+        own = replace(author, micro_batches=plan.job_micro_batches)
     job, captured = for_plan(own, plan, whole, listener)
     choice, terms = Choice(job, captured, plan), known.terms
     ways, task = ways_of(folder, choice, Fixed()), partial(_task, folder, known)

@@ -29,6 +29,7 @@ from penstock.runtime.rounded import Rounded
 from penstock.runtime.rounded_sums import RoundedSums
 from penstock.runtime.sequential import BegunWindow, Weights, sequential
 from penstock.runtime.weights import load_model
+from penstock.taken import Taken
 from penstock.training.compare import (
     Difference,
     compared,
@@ -55,7 +56,7 @@ class SequentialParts(NamedTuple):
     program: Program
     stages: Stages
     capture: Capture
-    joined: int  # of the author's micro-batches that make one of the program's
+    joined: Taken  # of the author's micro-batches that make one of the program's
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,7 +49,8 @@ class PlanBasis:
         Raises:   PlanError: it joins micro-batches, or has slices, as none of these does.
         """
         if not any(way.is_of(plan) for way in self.ways):
-            message = f"the plan joins {plan.joined} micro-batches, {dict(plan.split)} in slices"
+            message = f"the plan has {plan.joined} of the job's micro-batches as one"
+            message += f", {dict(plan.split)} in slices"
             raise PlanError(message, hint="give all members the same job file")
         way = self.way(plan)
         return Choice(way.job, way.captured, plan)

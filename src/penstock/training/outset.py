@@ -81,16 +81,14 @@ def _endless(job: Job, beat: Beat) -> list[str]:
     return []
 
 
-def words_before(
-    job: Job, captured: Capture, lines: list[str], num_steps: int | None, ranks: int | None
-) -> list[str]:
+def words_before(job: Job, captured: Capture, lines: list[str], num_steps: int | None) -> list[str]:
     """Return what a person should know of a traced job before its first step, in lines.
 
     lines:      what `noticing` has found.
     num_steps:  None: nobody knows.
     """
     return [
-        *words_of_step(job, captured.graph.samples, num_steps, ranks),
+        *words_of_step(job, captured.graph.samples, num_steps, None),
         *words_of_sum(job, captured),
         *words_of_lines(
             [*lines, *(f"{name}: what it is filled with" for name in left_behind(job))]
@@ -104,7 +102,7 @@ def words_of_step(
     """Yield what a step of a job is, and how many epochs its steps are where an end is known.
 
     samples:  of a micro-batch; 0: nobody knows.
-    ranks:    how many are asked for, at most; None: it is left to the search.
+    ranks:    how many replicas without a plan are asked for, at most; None: a plan shares it.
     """
     of_data, per_epoch = epoch_of(job.data)
     size, count = of_data or samples, job.micro_batches
@@ -116,7 +114,7 @@ def words_of_step(
     if of_data and count == 1 and ranks and ranks > 1:
         part, more = divmod(size, ranks)
         how = "smaller batches" if more else f"batches of {part} and micro_batches={ranks}"
-        yield f"  it is one micro-batch, which replicas cannot share: {how} are the same step"
+        yield f"  without a plan replicas cannot share a micro-batch: {how} are the same step"
         yield "  if the loss is a mean over independent samples"
 
 

@@ -14,6 +14,7 @@ from penstock.graph.graph import Graph
 from penstock.job import Job, load_job
 from penstock.rules import Rule
 from penstock.rules.ruled import slices_asked
+from penstock.taken import Taken
 from penstock.training.listener import Listener
 
 if TYPE_CHECKING:
@@ -60,14 +61,16 @@ def traced(
 
 
 def joined_step(
-    job: Job, captured: "Capture", count: int, slices: Slices, listener: Listener
+    job: Job, captured: "Capture", count: Taken, slices: Slices, listener: Listener
 ) -> "tuple[Job, Capture]":
     """Return the job with so many micro-batches joined into one, and its step made of `captured`.
 
     captured: the step of one micro-batch; it is traced again if it has other slices.
+    count:    below 1, each micro-batch is divided among so many.
     slices:   of the parameters of the joined step.
-    Raises:   GraphError: they cannot be joined, or the step not be cut so.
+    Raises:   GraphError: they cannot be joined or divided, or the step not be cut so.
     """
+    from penstock.graph.joined.divided import divided
     from penstock.graph.joined.joined import joined
     from penstock.graph.merge import merged
     from penstock.graph.split import split
@@ -75,8 +78,12 @@ def joined_step(
     if count == 1 and tuple(slices) == captured.graph.slices:
         return job, captured
     whole = traced(job, listener) if captured.graph.slices else captured
+    if count < 1:
+        with listener.busy(f"dividing micro-batches by {1 / count}"):
+            made = split(divided(whole, int(1 / count)), dict(slices))
+            return merged(job, count, made.batch.division), made
     with listener.busy(f"joining {count} micro-batches"):
-        return merged(job, count), split(joined(whole, count), dict(slices))
+        return merged(job, count), split(joined(whole, int(count)), dict(slices))
 
 
 def machines(path: Path | None, ranks: int | None, listener: Listener) -> Cluster:

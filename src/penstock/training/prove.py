@@ -167,7 +167,7 @@ def case_of(
     """
     plan, captured = planned.plan, planned.captured
     check_chosen(plan, planned.job, captured.graph)
-    count = plan.joined * plan.step_micro_batches
+    count = plan.job_micro_batches
     clip_norm = planned.job.clip_norm if plan.clip else None
     job = replace(planned.job, micro_batches=count, clip_norm=clip_norm)
     if not is_asynchronous(plan):
@@ -180,7 +180,7 @@ def case_of(
             )
         case = Case(job, steps, resume, backward, rounded=rounded, by_parts=by_parts)
         if job.sums:
-            case = replace(case, owners=_owners(plan, captured), joined=plan.joined)
+            case = replace(case, owners=_owners(plan, captured), joined=int(plan.joined))
         return replace(case, model=captured.model)
     if not begun:
         job = replace(job, optimizer=_sgd, learning_rate=None, scheduler=None)
@@ -203,7 +203,8 @@ def run_planned(planned: Planned, case: Case, folder: Path, launcher: Launcher) 
     plan, captured, reads = planned.plan, planned.captured, ReadDigests()
     parts = case.late or case.rounded
     program = parts.program if parts else lower_plan(plan, captured.graph)
-    job = merged(replace(case.job, data=recorded(case.job.data, reads)), plan.joined)
+    watched = replace(case.job, data=recorded(case.job.data, reads))
+    job = merged(watched, plan.joined, captured.batch.division)
     task = Task(
         captured,
         stages_of(plan, captured.graph),

@@ -37,6 +37,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+from penstock import taken
 from penstock.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.errors import PlanError
@@ -592,5 +593,5 @@ def _predicted_s(choice: Choice) -> float:
 def _words(plan: Plan) -> str:
     """Return the shape of a plan."""
     what = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
-    what += f", {plan.share_words}" + (f", {plan.joined} joined" if plan.joined > 1 else "")
+    what = ", ".join(filter(None, (what, plan.share_words, taken.words(plan.joined))))
     return what + (f", cut {', '.join(plan.cut_names)}" if plan.cuts else "")

@@ -423,7 +423,7 @@ class Session:
         if captured is None:
             words = list(words_of_step(self.job, 0, steps, ranks))
         else:
-            words = words_before(self.job, captured, self.noticed, steps, ranks)
+            words = words_before(self.job, captured, self.noticed, steps)
         for line in words:
             self.listener.say(line)
 

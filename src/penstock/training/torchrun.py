@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock import taken
 from penstock.cluster import Cluster
 from penstock.cluster.machine import HERE
 from penstock.cluster.order import placed
@@ -52,6 +54,7 @@ _ASK, _TOLD = "penstock/measure/{}", "penstock/profile/{}/{}"  # number; number,
 _PROVE, _PROVED = "penstock/prove", "penstock/proved"  # the steps to prove, if any; what differs
 _RUN = "run"  # the name of the steps that count
 _LISTEN_S = 0.02  # how often rank 0 looks whether a step is reported
+_ROUNDING = 1e-6  # of a micro-batch, where ranks tell parts of one
 _ENOUGH = "enough"  # in place of which step to measure: micro-batches joined, and slices
 
 
@@ -311,7 +314,8 @@ def _profiled(  # noqa: PLR0913 - a way of profiling, bound to one torchrun job
     whole:    the job without any of its micro-batches joined.
     """
     number, leaders = next(numbers), _leaders(cluster)
-    asked = whole.micro_batches // job.micro_batches, captured.graph.slices
+    joined = Fraction(whole.micro_batches, job.micro_batches)
+    asked = taken.written(joined), captured.graph.slices
     rendezvous.put(_ASK.format(number), json.dumps(asked))
     own, *others = leaders
     profile = measured_as(own, captured, job, cluster, listener)
@@ -329,8 +333,8 @@ def _serve(rendezvous: "Rendezvous", job: Job, captured: "Capture", there: Machi
         if text == _ENOUGH:
             return
         if own is not None and cluster is not None:
-            count, slices = typed(tuple[int, tuple[tuple[str, int], ...]], json.loads(text))
-            joined, step = joined_step(job, captured, count, slices, listener)
+            count, slices = typed(tuple[int | str, tuple[tuple[str, int], ...]], json.loads(text))
+            joined, step = joined_step(job, captured, taken.read(count), slices, listener)
             profile = measured_as(own, step, joined, cluster, listener)
             rendezvous.put(_TOLD.format(number, own), json.dumps(profile.to_json()))
 
@@ -429,7 +433,7 @@ def _listen(store: Any, whole: _ReportedSteps, report: "Report", ended: threadin
     for step in whole.steps:
         place = told = 0
         awaits = whole.awaits(step)
-        while told < whole.micro_batches or awaits:
+        while told < whole.micro_batches - _ROUNDING or awaits:
             place += 1
             key = f"step/{step}/{place}"
             if not _comes(store, key, ended):

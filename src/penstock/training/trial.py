@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from penstock import taken
 from penstock.errors import PlanError, RunError
 from penstock.plan import Decision, Plan
 from penstock.schedule.recipe import Recipe, name_of, units_of
@@ -59,7 +60,7 @@ class Finalist:
     def __str__(self) -> str:
         plan = self.choice.plan
         what = f"{plan.replicas} x {_whole_stages(plan)} stages by {name_of(plan.schedule)}"
-        joined = f", {plan.joined} joined" if plan.joined > 1 else ""
+        joined = f", {taken.words(plan.joined)}" if plan.joined != 1 else ""
         joined += f" in {plan.num_stages} units" if units_of(plan.schedule) else ""
         joined += ", compiled" if plan.compiled else ""
         return f"{what}{joined}: {self.took}, {format_seconds(self.predicted_s)} predicted"

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from penstock import taken
 from penstock.errors import EstimateError, PlanError
 from penstock.fleet.batch import BatchOption, Phase, phases
 from penstock.fleet.curve import steps_to
@@ -68,6 +69,7 @@ from penstock.units import format_seconds
 if TYPE_CHECKING:
     from penstock.cluster import Cluster
     from penstock.graph.trace import Capture
+    from penstock.job import Job
     from penstock.profile import Profile
     from penstock.runtime.run import Outcome
     from penstock.training.examine import Examined
@@ -331,7 +333,7 @@ class UntilRun:
         own = self.choice.plan
         ways = ways_for(self.ways, pair[1])
         is_told = len(self.grid) == 1 or any(way.is_of(own) for way in ways)
-        if is_told and pair == (own.total_ranks, own.joined * own.step_micro_batches):
+        if is_told and pair == (own.total_ranks, own.job_micro_batches):
             return self.choice
         ranks = pair[0]
         choice = best_of(ways, replace(self.fixed, ranks=ranks), self.there, _SEARCH_S)
@@ -358,7 +360,7 @@ class UntilRun:
         job = self.told.job_of(session.job, len(self.told.phases) - 1)
         job = replace(job, validate_every=every if self.watch.by == "validation" else None)
         ways = ways_for(self.ways, phase.micro_batches)
-        ways = tuple(way._replace(job=merged(job, way.joined)) for way in ways)
+        ways = tuple(way._replace(job=_as_in(way, job)) for way in ways)
         may_change = phase.is_last and session.given_plan is None and bool(ways)
         part = replace(
             session,
@@ -369,7 +371,8 @@ class UntilRun:
             basis=SearchBasis(ways, self.fixed, session.units, _SEARCH_S) if may_change else None,
             noise_every=EVERY if phase.is_last else 1,
         )
-        choice = choice._replace(job=merged(job, choice.plan.joined))
+        division = choice.captured.batch.division
+        choice = choice._replace(job=merged(job, choice.plan.joined, division))
         try:
             if session.elastic and phase.is_last:
                 trained = elastically.train(part, choice, step, self.checkpoint)
@@ -453,11 +456,16 @@ def ways_for(ways: Sequence[Joining], micro_batches: int) -> tuple[Joining, ...]
     )
 
 
+def _as_in(way: Joining, job: "Job") -> "Job":
+    """Return the job with its micro-batches joined, or divided, in a way."""
+    return merged(job, way.joined, way.captured.batch.division)
+
+
 def shape_of_choice(choice: Choice) -> str:
     """Return the shape of a plan in a few words."""
     plan = choice.plan
     words = f"{plan.replicas} x {plan.num_stages} stages by {name_of(plan.schedule)}"
-    return words + (f", {plan.joined} joined" if plan.joined > 1 else "")
+    return ", ".join(filter(None, (words, taken.words(plan.joined))))
 
 
 def _step_s(choice: Choice) -> float:

@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from penstock import Job, _compat
-from penstock.graph.code import IN_GRAD_MODE
+from penstock.graph.code import IN_GRAD_MODE, SeededRandom, micro_batch_seed, reseed
+from penstock.graph.joined.divided import divided
 from penstock.graph.joined.joined import joined
 from penstock.graph.joined.joiner import Apart, Joiner
 from penstock.graph.joined.rules import ruled
@@ -33,11 +34,12 @@ def in_64_bits(job: Job) -> Job:
     return replace(job, model=lambda: job.model().double(), data=data)
 
 
-def run(captured: Capture, batch: object, scale: float = 1.0) -> Row:
+def run(captured: Capture, batch: object, scale: float = 1.0, seed: int = 0) -> Row:
     """Return what the ops of a step make of a batch, with the model's first weights.
 
-    scale:    of the gradients.
+    scale:    of the gradients; seed: of the random ops.
     """
+    drawn = 0
     graph, leaves, values = captured.graph, captured.leaves(batch), dict[fx.Node, object]()
     state = {**captured.parameters, **dict(captured.model.named_buffers())}
     for at, (node, row) in enumerate(zip(captured.fx_nodes, graph.nodes, strict=True)):
@@ -51,6 +53,9 @@ def run(captured: Capture, batch: object, scale: float = 1.0) -> Row:
             case "constant":
                 values[node] = captured.constants[at]
             case "op":
+                if row.effect == "random":
+                    reseed(seed, drawn)
+                    drawn += 1
                 args, kwargs = map_aggregate((node.args, dict(node.kwargs)), _value(values))
                 with torch.set_grad_enabled(node.target in IN_GRAD_MODE):
                     values[node] = node.target(*args, **kwargs)
@@ -70,9 +75,11 @@ def plainly(job: Job, count: int, first: int = 0) -> Row:
     """Return the mean loss, gradients and figures of some micro-batches, by the author's loss."""
     model, _ = build(job)
     data, total, figures = job.data(first), torch.zeros((), dtype=torch.float64), {}
-    for _ in range(count):
-        loss, told = loss_and_figures(job, model, on_device(copy.deepcopy(next(data))))
-        (loss / count).backward()
+    for number in range(first, first + count):
+        batch = on_device(copy.deepcopy(next(data)))
+        with SeededRandom(micro_batch_seed(job.seed, number)):
+            loss, told = loss_and_figures(job, model, batch)
+            (loss / count).backward()
         total += loss.detach().double() / count
         for name, each in told.items():
             figures[name] = figures.get(name, 0.0) + each.detach().double() / count
@@ -97,6 +104,34 @@ def difference(job: Job, count: int, first: int = 0) -> float:
     for one, other in zip((gradients, found[2]), wanted[1:], strict=True):
         assert one.keys() == other.keys()
         rows += [(one[name], other[name]) for name in other]
+    least = 1e-3 * max(_greatest(other) for _, other in rows)
+    return max(_apart(one, other, least) for one, other in rows)
+
+
+def difference_of_parts(job: Job, parts: int, first: int = 0) -> float:
+    """Return the largest relative difference of a micro-batch from what its parts add up to.
+
+    Raises:   GraphError: it is not divided so.
+    """
+    whole = capture(job)
+    step, batch = divided(whole, parts), on_device(next(iter(job.data(first))))
+    leaves = whole.leaves(batch)
+    assert step.batch.division is not None
+    pieces = [step.batch.division.part_of(leaves, number) for number in range(parts)]
+    seed = micro_batch_seed(job.seed, first)
+    found = [run(step, piece, 1.0 / parts, seed) for piece in pieces]
+    wanted = plainly(job, 1, first)
+    rows = [(torch.stack([loss.double() for loss, *_ in found]).mean(), wanted[0])]
+    for at, count in ((1, 1.0), (2, parts)):
+        assert all(each[at].keys() == wanted[at].keys() for each in found)
+        for name, other in wanted[at].items():
+            given = [each[at][name] for each in found]
+            rows.append(
+                (
+                    None if any(g is None for g in given) else torch.stack(given).sum(0) / count,
+                    other,
+                )
+            )
     least = 1e-3 * max(_greatest(other) for _, other in rows)
     return max(_apart(one, other, least) for one, other in rows)
 

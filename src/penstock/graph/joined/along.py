@@ -89,6 +89,25 @@ def selected(made: Joiner, node: fx.Node) -> State | None:
     return made.beside_op(node, place, (state.node, made.wide(sizes, dim), at, *more))  # pyright: ignore
 
 
+def put_in(made: Joiner, node: fx.Node) -> State | None:
+    """Return a value in which one place along a dim is another value; that dim not the samples'."""
+    whole, one, *more = node.args
+    at, rank = more[0], len(shape_of(node))
+    dims = made.dim_of(whole), made.dim_of(one)
+    dim = dims[0] if dims[0] is not None else dims[1]
+    if dim is None or not isinstance(at, int) or not isinstance(whole, fx.Node):
+        return None
+    dim += dims[0] is None and at % rank <= dim
+    if dim == at % rank or not isinstance(one, fx.Node):
+        return None
+    outer = made.outer_of((whole, one))
+    first = made.beside(whole, dim, node, outer)
+    second = made.beside(one, dim - (at % rank < dim), node, outer)
+    if first is None or second is None:
+        return None
+    return made.beside_op(node, (dim, outer), (first, second, *more))
+
+
 def squeezed(made: Joiner, node: fx.Node) -> State | None:
     """Return a value without dims of one; not that of the samples."""
     (source,) = node.all_input_nodes
@@ -150,7 +169,7 @@ def padded(made: Joiner, node: fx.Node) -> State | None:
 def new(made: Joiner, node: fx.Node) -> State | None:
     """Return a tensor that is made for one of which only dtype and device count."""
     (source,) = node.all_input_nodes
-    return Same(made.copied(node, lambda _: made.apart(source, node)[0]))
+    return Same(made.copied(node, lambda _: made.any_of(source, node)))
 
 
 def embedded(made: Joiner, node: fx.Node) -> State | None:
@@ -199,6 +218,7 @@ RULES: dict[Any, Rule] = {
         kept,
         (
             aten._softmax.default,
+            aten._safe_softmax.default,
             aten._softmax_backward_data.default,
             aten._log_softmax.default,
             aten._log_softmax_backward_data.default,
@@ -252,6 +272,7 @@ RULES: dict[Any, Rule] = {
         ),
     ),
     **_table(selected, (aten.select_backward.default,)),
+    **_table(put_in, (aten.select_scatter.default,)),
     **_table(squeezed, (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)),
     **_table(stacked, (aten.stack.default,)),
     **_table(picked, (aten.index_select.default,)),

@@ -52,7 +52,7 @@ class _Batched(NamedTuple):
 
     def _widen(self, made: Joiner, args: list[Any]) -> None:
         if self.counts is not None:
-            args[self.counts] *= made.count
+            args[self.counts] = made.sized(args[self.counts])
         if self.sizes is not None:
             args[self.sizes] = made.wide(args[self.sizes], 0)
 
@@ -119,7 +119,7 @@ def attention(of: int, results: tuple[Place, ...]) -> Rule:
         kwargs = dict(node.kwargs)
         mask: Any = kwargs.get("attn_mask")
         if isinstance(mask, fx.Node):
-            shape, size = shape_of(mask), shape_of(args[0])[0] // made.count
+            shape, size = shape_of(mask), shape_of(node.args[0])[0]  # pyright: ignore
             is_by_sample = len(shape) == 4 and shape[0] == size
             kwargs["attn_mask"] = one = _taken(made, node, mask, 0 if is_by_sample else None)
             if one is None:

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from penstock.errors import GraphError
 from penstock.graph.batch import BatchKey, LeafKey, TensorKey, describe
 from penstock.graph.cut_points import find_cut_points
-from penstock.graph.graph import Node, with_cut_points
+from penstock.graph.graph import with_cut_points
 from penstock.graph.joined.joiner import Apart, Joiner
 from penstock.graph.joined.rules import ruled
 from penstock.graph.rows import Placeholder, rows_of
@@ -47,49 +47,68 @@ def joined(capture: Capture, count: int) -> Capture:
         raise GraphError(
             f"the step works on one micro-batch after the other, joined by {count} too"
         )
-    loss, figures = made.means[capture.fx_nodes[graph.loss]], graph.figures
-    told = [made.means[capture.fx_nodes[node]] for _, node in figures]
+    key = _key(capture.batch, count)
+    first = [Placeholder(n.name, n.kind) for n in graph.nodes if n.kind not in ("op", "constant")]
+    new = replace(
+        graph,
+        key=(f"batch: {describe(key.leaves)}", *graph.key[1:], f"joined: {count}"),
+        samples=graph.samples * count,
+        tokens=graph.tokens * count,
+    )
+    found = rebuilt(replace(capture, graph=new, batch=key), made, first)
+    inputs = [at for at, node in enumerate(found.graph.nodes) if node.kind == "input"]
+    return replace(found, inputs=dict(zip(inputs, capture.inputs.values(), strict=True)))
+
+
+def rebuilt(capture: Capture, made: Joiner, placeholders: Sequence[Placeholder]) -> Capture:
+    """Return the capture with the ops of a joiner in place of its own; its inputs are none yet.
+
+    capture:       with what else is new.
+    placeholders:  what the inputs of the new step stand for.
+    """
+    graph, old = capture.graph, made.capture
+    figures, loss = graph.figures, made.means[old.fx_nodes[graph.loss]]
+    told = [made.means[old.fx_nodes[node]] for _, node in figures]
     made.graph.output([loss, *made.gradients, *told])
     made.graph.eliminate_dead_code()
     fx_nodes = tuple(node for node in made.graph.nodes if node.op != "output")
     index = {node: at for at, node in enumerate(fx_nodes)}
-    key = _key(capture.batch, count)
-    first = [Placeholder(n.name, n.kind) for n in graph.nodes if n.kind not in ("op", "constant")]
-    nodes = rows_of(made.graph, first)
     gradients = zip(graph.gradients, made.gradients, strict=True)
     new = replace(
         graph,
-        key=(f"batch: {describe(key.leaves)}", *graph.key[1:], f"joined: {count}"),
-        nodes=nodes,
+        nodes=rows_of(made.graph, placeholders),
         loss=index[loss],
         gradients={name: None if g is None else index[g] for name, g in gradients},
         cut_points=(),
-        samples=graph.samples * count,
-        tokens=graph.tokens * count,
         figures=tuple((name, index[n]) for (name, _), n in zip(figures, told, strict=True)),
     )
     return replace(
         capture,
         graph=with_cut_points(new, find_cut_points(new)),
         fx_nodes=fx_nodes,
-        inputs=_inputs(capture, nodes),
-        constants=_constants(capture, fx_nodes),
-        batch=key,
+        inputs={},
+        constants=_constants(old, fx_nodes),
     )
 
 
 def _check(capture: Capture) -> None:
     """Raise where a step cannot be joined."""
+    check_pure(capture)
+    for node in capture.graph.nodes:
+        if node.kind == "input" and (not node.shape or 0 in node.shape):
+            raise GraphError("a batch holds values without a first dimension: it cannot be joined")
+
+
+def check_pure(capture: Capture, *, may_draw: bool = False) -> None:
+    """Raise where a step cannot be made of other samples than those that it was traced for."""
     graph = capture.graph
-    if effects := graph.effects():
+    if effects := [e for e in graph.effects() if not (may_draw and e[1] == "random")]:
         raise GraphError(f"a step that is not the same function of each micro-batch: {effects}")
     if any(is_output(name) for name, _ in graph.figures):
         raise GraphError("a step that returns what the model makes")
     if capture.batch.written:  # joined, it is not seen which leaves of each share their memory
         raise GraphError("a step that writes into its batch")
     for node, fx_node in zip(graph.nodes, capture.fx_nodes, strict=True):
-        if node.kind == "input" and (not node.shape or 0 in node.shape):
-            raise GraphError("a batch holds values without a first dimension: it cannot be joined")
         if not _is_known(fx_node.meta.get("val")):
             raise GraphError(f"the size of what {node.target or node.name} makes depends on data")
         if node.target.startswith("aten.as_strided"):
@@ -126,11 +145,6 @@ def _wider(leaf: LeafKey, count: int) -> LeafKey:
     parts = [torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device="meta")]
     whole = torch.cat(parts * count)
     return TensorKey(tuple(whole.shape), leaf.dtype, whole.stride())
-
-
-def _inputs(capture: Capture, nodes: Sequence[Node]) -> dict[int, int]:
-    inputs = [at for at, node in enumerate(nodes) if node.kind == "input"]
-    return dict(zip(inputs, capture.inputs.values(), strict=True))
 
 
 def _constants(capture: Capture, fx_nodes: Sequence[fx.Node]) -> dict[int, Tensor]:

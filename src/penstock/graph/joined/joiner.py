@@ -27,6 +27,7 @@ from penstock import _compat
 from penstock.errors import GraphError
 from penstock.graph.dims import aten, shape_of
 from penstock.graph.functional import custom, results_of
+from penstock.graph.graph import Node
 from penstock.graph.joined.linear import lead_to_gradients
 from penstock.graph.trace import Capture
 
@@ -84,7 +85,7 @@ State = Same | Abreast | Apart | Sum | Sealed | Several
 Rule = Callable[["Joiner", fx.Node], State | None]
 SUMMED = "summed"
 Place = int | str | None
-_UNKNOWN = (
+UNKNOWN = (
     RuntimeError,
     ValueError,
     TypeError,
@@ -97,6 +98,7 @@ class Joiner:
 
     graph:      the new one, without its output.
     states:     by node of the traced step, what stands for its value.
+    placed_for: by input and constant of the new one, that of the traced one.
     means:      by node of the loss, and of each figure, the mean of those of the micro-batches.
     gradients:  in the order of the traced step.
     to_sum:     nodes of which nothing but gradients come, by linear ops.
@@ -107,10 +109,10 @@ class Joiner:
         self.capture, self.count, self.rule = capture, count, rule
         self.graph = fx.Graph()
         self.states: dict[fx.Node, State] = {}
+        self.placed_for: dict[fx.Node, fx.Node] = {}
         self.totals: dict[fx.Node, fx.Node] = {}  # by loss: what each micro-batch divides it by
         rows = list(zip(capture.fx_nodes, capture.graph.nodes, strict=True))
         self.scale = next(node for node, row in rows if row.kind == "scale")
-        inputs = {node for node, row in rows if row.kind == "input"}
         loss, *others = results_of(capture.fx_nodes[0].graph)
         gradients, figures = (
             others[: len(capture.graph.gradients)],
@@ -118,7 +120,7 @@ class Joiner:
         )
         asked, self._is_late = {loss, *figures}, False
         self.means: dict[fx.Node, fx.Node] = {}
-        self.to_sum = lead_to_gradients(capture, inputs)
+        self.to_sum = self.summed(capture)
         self._apart: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._beside: dict[tuple[fx.Node, int, int], fx.Node] = {}
         with _compat.mode_of(node.meta.get("val") for node in capture.fx_nodes), torch.no_grad():
@@ -127,18 +129,30 @@ class Joiner:
                 if node.op == "call_function":
                     self.states[node] = self._state(node)
                 else:
-                    self.states[node] = self._given(node, is_input=row.kind == "input")
+                    self.states[node] = self.given(node, row)
                 if node in asked:
                     self.means[node] = self.mean(node)
             self.gradients = [self._gradient(node) for node in gradients]
 
-    def _given(self, node: fx.Node, *, is_input: bool) -> State:
+    def summed(self, capture: Capture) -> set[fx.Node]:
+        """Return the nodes of which the sum over all micro-batches may be made at once."""
+        rows = zip(capture.fx_nodes, capture.graph.nodes, strict=True)
+        return lead_to_gradients(capture, {node for node, row in rows if row.kind == "input"})
+
+    def given(self, node: fx.Node, row: Node) -> State:
+        """Return an input of the step, or a constant."""
         value = node.meta.get("val")
-        target = node.target if node.op == "get_attr" else f"input{len(self.states)}"
+        if row.kind != "input":
+            return Same(self.placed(node, value))
+        return Abreast(self.placed(node, torch.cat([value] * self.count)), 0)  # pyright: ignore
+
+    def placed(self, node: fx.Node, value: Any) -> fx.Node:
+        """Return a new input or constant of the step, in place of one."""
+        target = node.target if node.op == "get_attr" else f"input{len(self.graph.nodes)}"
         made = self.graph.create_node(node.op, target)
-        made.meta["custom"] = {**custom(node)}
-        made.meta["val"] = torch.cat([value] * self.count) if is_input else value  # pyright: ignore
-        return Abreast(made, 0) if is_input else Same(made)
+        made.meta["custom"], made.meta["val"] = {**custom(node)}, value
+        self.placed_for[made] = node
+        return made
 
     def _state(self, node: fx.Node) -> State:
         if self.scale in node.all_input_nodes:
@@ -149,19 +163,27 @@ class Joiner:
         if all(isinstance(state, Same) for state in sources):
             return Same(self.copied(node, self.same))
         if any(isinstance(state, Sum) for state in sources):
-            return Sum(self.copied(node, lambda source: self._summand(source, node)))
+            return self.linear(node)
         try:
             made = self.rule(self, node)
-        except _UNKNOWN:
+        except UNKNOWN:
             made = None
-        return self._one_by_one(node) if made is None else made
+        return self.coupling(node) if made is None else made
+
+    def linear(self, node: fx.Node) -> State:
+        """Return what an op makes of a sum: the sum of what it makes of each."""
+        return Sum(self.copied(node, lambda source: self._summand(source, node)))
+
+    def coupling(self, node: fx.Node) -> State:
+        """Return what an op makes of which no rule knows what it does with the samples."""
+        return self._one_by_one(node)
 
     def _scale_down(self, reader: fx.Node) -> None:
         """Let each micro-batch have its part of the scale of the gradients of the joined one."""
         state = self.states[self.scale]
         assert isinstance(state, Same), "the scale is no sample's"
         if state.node.op == "placeholder":
-            part = self.op(reader, aten.mul.Tensor, state.node, 1.0 / self.count)
+            part = self.op(reader, aten.mul.Tensor, state.node, 1.0 / self.times)
             self.states[self.scale] = Same(part)
 
     def _summand(self, source: fx.Node, reader: fx.Node) -> fx.Node:
@@ -180,7 +202,7 @@ class Joiner:
         for part in range(self.count):
             try:
                 one = self.copied(node, lambda source, k=part: self.apart(source, node)[k], part)
-            except _UNKNOWN as problem:
+            except UNKNOWN as problem:
                 message = f"{node.target} cannot be run of one joined micro-batch: {problem}"
                 raise GraphError(message) from problem
             made.append(one)
@@ -255,7 +277,7 @@ class Joiner:
             return None
         key = source, dim, outer
         if key not in self._beside:
-            wider = self._expanded(source, dim, reader)
+            wider = self.expanded(source, dim, reader)
             if wider is None:
                 wider = self._put_beside(source, dim, reader, outer)
             self._beside[key] = wider
@@ -271,7 +293,7 @@ class Joiner:
         made = self.op(reader, aten.cat.default, parts, dim + 1)
         return self.op(reader, aten.reshape.default, made, self.wide(shape, dim))
 
-    def _expanded(self, source: fx.Node, dim: int, reader: fx.Node) -> fx.Node | None:
+    def expanded(self, source: fx.Node, dim: int, reader: fx.Node) -> fx.Node | None:
         """Return a value that repeats one number along a dim, which it repeats more often then."""
         state, value = self.states[source], source.meta["val"]
         is_repeated = source.target is aten.expand.default and value.stride()[dim] == 0
@@ -306,7 +328,7 @@ class Joiner:
         if isinstance(state, Sum):
             return state.node
         if isinstance(state, Same):
-            return self.op(reader, aten.mul.Tensor, state.node, self.count)
+            return self.op(reader, aten.mul.Tensor, state.node, self.times)
         first, *others = self.apart(source, reader)
         for other in others:
             first = self.op(reader, aten.add.Tensor, first, other)
@@ -317,11 +339,24 @@ class Joiner:
         state = self.states[source]
         if isinstance(state, Same):
             return state.node
-        return self.op(source, aten.mul.Tensor, self.total(source, source), 1.0 / self.count)
+        return self.op(source, aten.mul.Tensor, self.total(source, source), 1.0 / self.times)
+
+    @property
+    def times(self) -> float:
+        """Return how many micro-batches there are."""
+        return self.count
+
+    def sized(self, size: int) -> int:
+        """Return how many there are of all micro-batches, of what one has `size` of."""
+        return size * self.count
+
+    def any_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
+        """Return a value of which only dtype and device count."""
+        return self.apart(source, reader)[0]
 
     def wide(self, shape: Sequence[int], dim: int) -> list[int]:
         """Return the shape of values of all micro-batches, beside one another along `dim`."""
-        return [size * (self.count if d == dim else 1) for d, size in enumerate(shape)]
+        return [self.sized(size) if d == dim else size for d, size in enumerate(shape)]
 
     # -- ops of the new step ----------------------------------------------------------------------
 

@@ -30,8 +30,13 @@ _OF_ONE = (  # of one value, and of nothing else
     aten.select_backward.default,
     aten.clone.default,
     aten.neg.default,
+    aten.mul.Scalar,
+    aten.div.Scalar,
     aten._to_copy.default,
     aten.sum.dim_IntList,
+    aten.sum.default,
+    aten.mean.default,
+    aten.mean.dim,
 )
 _SUMS = aten.add.Tensor, aten.sub.Tensor
 _PRODUCTS = aten.mul.Tensor, aten.mm.default, aten.bmm.default  # of one, and of what is no sample's
@@ -60,13 +65,13 @@ def lead_to_gradients(capture: Capture, inputs: AbstractSet[fx.Node]) -> set[fx.
     for node in reversed(capture.fx_nodes):
         users = [user for user in node.users if user is not output]
         is_asked = node in gradients or bool(users)
-        carried = all(user in found and _carries(user, node, of_batch) for user in users)
+        carried = all(user in found and carries(user, node, of_batch) for user in users)
         if is_asked and node not in seen and carried:
             found.add(node)
     return found
 
 
-def _carries(user: fx.Node, node: fx.Node, of_batch: AbstractSet[fx.Node]) -> bool:
+def carries(user: fx.Node, node: fx.Node, of_batch: AbstractSet[fx.Node]) -> bool:
     """Return whether an op is linear in a value, and all else that it reads is no sample's."""
     if user.target in _OF_ONE:
         return user.all_input_nodes == [node] and not _counts(user)

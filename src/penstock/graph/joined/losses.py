@@ -23,7 +23,8 @@ from penstock.graph.dims import aten, shape_of
 from penstock.graph.joined.joiner import Abreast, Apart, Joiner, Rule, Sealed, Several, State
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # kinds of reduction
-_BACKWARD = (
+FORWARD_OF_CLASSES = aten.nll_loss_forward.default, aten.nll_loss2d_forward.default
+BACKWARD_OF_CLASSES = (
     aten.nll_loss_backward.default,
     aten.nll_loss2d_backward.default,
     LOSS_BACKWARD,
@@ -152,9 +153,8 @@ def of_pairs_backward(made: Joiner, node: fx.Node) -> State | None:
 
 
 RULES: dict[Any, Rule] = {
-    aten.nll_loss_forward.default: of_classes,
-    aten.nll_loss2d_forward.default: of_classes,
-    **dict.fromkeys(_BACKWARD, of_classes_backward),
+    **dict.fromkeys(FORWARD_OF_CLASSES, of_classes),
+    **dict.fromkeys(BACKWARD_OF_CLASSES, of_classes_backward),
     aten.mse_loss_backward.default: of_pairs_backward,
     aten.smooth_l1_loss_backward.default: of_pairs_backward,
     aten.huber_loss_backward.default: of_pairs_backward,

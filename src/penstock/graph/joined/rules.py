@@ -44,11 +44,12 @@ _PLAIN = (  # elementwise, and not tagged so
     aten._conj.default,
     aten.polar.default,
 )
-_OF_PAIRS = (
+OF_PAIRS = (
     aten.mse_loss.default,
     aten.smooth_l1_loss.default,
     aten.huber_loss.default,
     aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_with_logits.default,
 )
 
 
@@ -73,7 +74,7 @@ def ruled(made: Joiner, node: fx.Node) -> State | None:
 
 def _is_pair_by_pair(node: fx.Node) -> bool:
     """Return whether an op is a loss of each pair of numbers by itself."""
-    return node.target in _OF_PAIRS and along.argument(node, "reduction") == 0
+    return node.target in OF_PAIRS and along.argument(node, "reduction") == 0
 
 
 def elementwise(made: Joiner, node: fx.Node) -> State | None:
