@@ -36,6 +36,10 @@ def divided(capture: Capture, parts: int) -> Capture:
     """
     if parts == 1:
         return capture
+    for name, effect, module in capture.graph.effects():
+        if effect != "random":
+            where = f"module {module}" if module else "the model"
+            raise GraphError(f"{name} in {where} changes a buffer by a whole micro-batch")
     check_pure(capture, may_draw=True)
     nodes = dict(zip(capture.fx_nodes, capture.graph.nodes, strict=True))
     cut = _cut(capture, parts)
