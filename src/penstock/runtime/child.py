@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from penstock.device import here
 from penstock.errors import PenstockError, RunError
 from penstock.job import exit_words
 from penstock.runtime.inherited import be_as_plain, own_positions
+from penstock.runtime.stuck import StuckWatch
 
 _PR_SET_PDEATHSIG = 1
 _A_DAY_S, _SOON_S = 86_400.0, 1e-4
+_STUCK_LOOK_S = 2.0
 _libc = ctypes.CDLL(None)
 Beat = Callable[[], None]
 
@@ -77,7 +80,7 @@ def can_fork() -> bool:
 
 
 class SilentError(RunError):
-    """A forked process that has been silent for too long."""
+    """A forked process that has been silent for too long, or waits for ever."""
 
 
 def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
@@ -89,12 +92,13 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    about = call, sender, os.getpid(), random.getstate()
+    watch = StuckWatch()
+    about = call, sender, os.getpid(), random.getstate(), watch
     child = context.Process(target=_live, args=about, daemon=True)
     child.start()
     sender.close()
     try:
-        while receiver.poll(limit_s):
+        while _is_told(receiver, child.pid or 0, watch, limit_s):
             what, content = json.loads(receiver.recv_bytes())
             if what == "done":
                 return content
@@ -112,6 +116,21 @@ def in_a_fork(call: Callable[[Beat], Any], limit_s: float) -> Any:
         child.join()
         child.close()
         receiver.close()
+        watch.close()
+
+
+def _is_told(receiver: Connection, pid: int, watch: StuckWatch, limit_s: float) -> bool:
+    """Return whether a process tells something in time.
+
+    Raises:   SilentError: it never will.
+    """
+    until = time.monotonic() + limit_s
+    while not receiver.poll(min(_STUCK_LOOK_S, max(0.0, until - time.monotonic()))):
+        if time.monotonic() >= until:
+            return False
+        if watch.is_stuck(pid):
+            raise SilentError(f"a forked process {watch.words(pid)}")
+    return True
 
 
 class Aside:
@@ -123,7 +142,8 @@ class Aside:
 
         context = multiprocessing.get_context("fork")
         self._receiver, sender = context.Pipe(duplex=False)
-        about = live, sender, os.getpid(), random.getstate()
+        self._watch = StuckWatch()
+        about = live, sender, os.getpid(), random.getstate(), self._watch
         self._child = context.Process(target=_live, args=about, daemon=True)
         self._child.start()
         sender.close()
@@ -138,9 +158,12 @@ class Aside:
 
         limit_s:  for which it is waited for.
 
-        Raises:   RunError: it failed, or the process died.
+        Raises:   RunError: it failed, or the process died.  SilentError: it waits for ever, of
+                  which a later call may come to know.
         """
         if not self._receiver.poll(limit_s):
+            if limit_s and self._watch.is_stuck(self.pid):
+                raise SilentError(f"a forked process {self._watch.words(self.pid)}")
             return None
         try:
             what, content = json.loads(self._receiver.recv_bytes())
@@ -157,6 +180,7 @@ class Aside:
         self._child.kill()
         self._child.join()
         self._receiver.close()
+        self._watch.close()
 
 
 def apart(call: Callable[[], Any]) -> Any:
@@ -168,8 +192,15 @@ def apart(call: Callable[[], Any]) -> Any:
     return in_a_fork(lambda beat: call(), _A_DAY_S) if can_fork() else call()
 
 
-def _live(call: Callable[[Beat], Any], pipe: Any, parent: int, seed: tuple[Any, ...]) -> None:
+def _live(
+    call: Callable[[Beat], Any],
+    pipe: Any,
+    parent: int,
+    seed: tuple[Any, ...],
+    watch: StuckWatch,
+) -> None:
     die_with(parent)
+    watch.begin()
     be_as_plain()
     random.setstate(seed)  # as in a rank: Python seeds it anew in a fork
     let_children_die_with_this()

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -37,6 +37,7 @@ from penstock.runtime.inherited import be_as_plain
 from penstock.runtime.sampler import Samples
 from penstock.runtime.saver import Saves
 from penstock.runtime.spared import spare
+from penstock.runtime.stuck import StuckWatch
 from penstock.runtime.transport import Transport, TransportError
 from penstock.runtime.transport.groups import world_of
 from penstock.runtime.transport.shared_memory import SharedMemoryTransport, available
@@ -179,16 +180,17 @@ def run_processes(
     stores = os.memfd_create("penstock store"), os.memfd_create("penstock watch")
     join = partial(_host_transport, num_ranks=num_ranks, stores=stores, groups=groups)
     here = os.getpid(), random.getstate()
+    watches = [StuckWatch() for _ in range(num_ranks)]
     processes = [
-        context.Process(target=_child, args=(work, rank, join, pipes, here), daemon=True)
-        for rank in range(num_ranks)
+        context.Process(target=_child, args=(work, rank, join, pipes, (*here, watch)), daemon=True)
+        for rank, watch in enumerate(watches)
     ]
     try:
         for process in processes:
             process.start()
         for _, sender in pipes:
             sender.close()
-        return _supervise(processes, [receiver for receiver, _ in pipes], report)
+        return _supervise(processes, [receiver for receiver, _ in pipes], report, watches)
     finally:
         for process in processes:
             if process.is_alive():
@@ -201,6 +203,8 @@ def run_processes(
             end.close()
         for store in stores:
             os.close(store)
+        for watch in watches:
+            watch.close()
 
 
 def _child(
@@ -208,9 +212,10 @@ def _child(
     rank: int,
     join: Callable[[int], Transport],
     pipes: Pipes,
-    parent: tuple[int, tuple[Any, ...]],
+    parent: tuple[int, tuple[Any, ...], StuckWatch],
 ) -> None:
     die_with(parent[0])
+    parent[2].begin()
     be_as_plain()
     random.setstate(parent[1])  # Python seeds it anew in a fork, as numpy and torch do not
     let_children_die_with_this()
@@ -304,20 +309,27 @@ def _problem_as_json(problem: BaseException) -> dict[str, Any]:
     }
 
 
+_STUCK_LOOK_S = 2.0
 _LINGER_S = 20.0  # for which a number that is not finite lets the other ranks go on
 
 
 def _supervise(
-    processes: Sequence[Any], pipes: Sequence[Connection], report: Report
+    processes: Sequence[Any],
+    pipes: Sequence[Connection],
+    report: Report,
+    watches: Sequence[StuckWatch],
 ) -> list[RankResult]:
-    """Read what the ranks report until all are done; raise as soon as one fails or dies."""
+    """Read what ranks report until all are done; raise as soon as one fails, dies or is stuck."""
     results: dict[int, RankResult] = {}
     causes: list[tuple[int, dict[str, Any]]] = []
     followers: list[tuple[int, dict[str, Any]]] = []
     open_pipes = dict(enumerate(pipes))
     while open_pipes:
-        wait_s = _LINGER_S if causes else 1.0 if followers else None
+        wait_s = _LINGER_S if causes else 1.0 if followers else _STUCK_LOOK_S
         ready = multiprocessing.connection.wait(list(open_pipes.values()), timeout=wait_s)
+        if not ready and not causes and not followers:
+            _check_stuck({rank: processes[rank].pid for rank in open_pipes}, watches)
+            continue
         if not ready:
             raise _rank_error(*[*causes, *followers][0])
         for rank, pipe in [(r, p) for r, p in open_pipes.items() if p in ready]:
@@ -341,6 +353,12 @@ def _supervise(
     if causes or followers:
         raise _rank_error(*[*causes, *followers][0])
     return [results[rank] for rank in range(len(processes))]
+
+
+def _check_stuck(pids: Mapping[int, int], watches: Sequence[StuckWatch]) -> None:
+    for rank, pid in pids.items():
+        if watches[rank].is_stuck(pid):
+            raise RunError(f"rank {rank} {watches[rank].words(pid)}")
 
 
 def _read(pipe: Connection) -> tuple[str, Any] | None:

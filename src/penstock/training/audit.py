@@ -41,7 +41,7 @@ from penstock.runtime.audited import (
     step_of,
     taken,
 )
-from penstock.runtime.child import Aside, can_fork
+from penstock.runtime.child import Aside, SilentError, can_fork
 from penstock.runtime.control import Board
 from penstock.training.audit_desk import AuditDesk
 from penstock.training.audit_pace import AuditBasis, Pace, used_s, used_with_s
@@ -56,6 +56,7 @@ DIFFERS = -2  # in place of the signal for which ranks stop
 _NICE = 10
 _LOOK_S, _SELDOM_S = 0.02, 5.0  # between two looks whether a step was kept, at least and at most
 _BEGIN = 10  # times what a fork takes is what the process takes until its first step is compared
+_SEEN_S = 2.0  # between two looks whether the last audit still goes on
 _EVERY = 0.1  # of the time that a step is waited for
 _LOST_S = 5.0  # for which a step is waited for that was asked for, at least
 _LOST_STEPS = 300  # likewise, as long as these take: windows of asynchronous schedules are long
@@ -77,8 +78,11 @@ class Auditor:
         Raises:   RunError: the process died.
         """
         self.desk.end()
-        while (told := self._aside.poll(_SELDOM_S)) is None:
-            pass
+        try:
+            while (told := self._aside.poll(_SEEN_S)) is None:
+                pass
+        except SilentError as problem:
+            return Audited(failed=f"the process that audits is gone: {problem.message}")
         return typed(Audited, told[0])
 
     def close(self) -> None:
